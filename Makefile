@@ -1,0 +1,42 @@
+# The one command runner: `make run`, `make test`; CI calls these too.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PYTHONWARNINGS ?= ignore
+
+.PHONY: help setup run local test lint paper figures report accuracy packs ui clean unlock
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 12
+
+setup: $(VENV)/.ready ## virtual environment with everything that was tested together
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make run PYTHON=python3.11")'
+	@echo "steptime: setting up $(VENV) (a few minutes, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,language]'
+	@touch $@
+
+run: setup unlock ## predict DLRM on a V100, then measure and predict a small DLRM on this machine
+	@$(BIN)/snakemake --quiet rules host --rerun-incomplete --config gpu=V100 model=dlrm_default
+	@$(BIN)/snakemake --quiet rules host --rerun-incomplete --config gpu=local model=dlrm_small
+
+test: setup ## the whole test suite
+	@$(BIN)/python -m pytest -q
+
+lint: setup ## style and types
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow
+
+packs: setup unlock ## refit what ships, from the public data
+	@$(BIN)/snakemake --quiet rules host --rerun-incomplete packs
+
+ui: setup ## MLflow on the project's database
+	@$(BIN)/steptime ui
+
+unlock: setup
+	@test ! -d .snakemake/locks || $(BIN)/snakemake --quiet --unlock >/dev/null 2>&1 || true
+
+clean: ## remove generated results (the virtual environment stays)
+	rm -rf results .snakemake

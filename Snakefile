@@ -1,0 +1,28 @@
+# Steptime: trace collection -> kernel samples -> model fitting (MLflow) -> overhead statistics -> critical-path
+# prediction, for every point of the grid that the configuration composes:
+#
+#   snakemake --config gpu=V100 model=dlrm_default
+#   snakemake --config gpu=V100,P100 model=dlrm_default,dlrm_ddp batch_size=512,2048
+#   snakemake --config experiment=paper_dlrm figures
+
+from pipeline.evidence import Source
+from pipeline.flow import Flow
+
+FLOW = Flow.from_config(config)
+
+
+include: "workflow/rules/graph.smk"
+include: "workflow/rules/kernels.smk"
+include: "workflow/rules/overheads.smk"
+include: "workflow/rules/predict.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        rules.summary.output.table,
+
+
+onsuccess:
+    shell("python -m pipeline summary {rules.summary.output.table}")

@@ -1,0 +1,27 @@
+"""Steptime: how long one training step takes, on a GPU you may not have.
+
+    from pipeline import load_trace, predict, track
+
+Importing this package loads neither torch nor mlflow; the three functions are imported at first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.api import predict
+    from pipeline.trace.load import load_trace
+    from pipeline.transfer.tracker import track
+
+__all__ = ["load_trace", "predict", "track"]
+
+_HOMES = {"predict": "pipeline.api", "load_trace": "pipeline.trace.load", "track": "pipeline.transfer.tracker"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,163 @@
+"""Predict from Python: `predict(gpu="V100", model="dlrm_default", batch_size=2048)`.
+
+Nothing needs to have run before: kernel models and overheads come from what a pipeline run left under `results/`, else
+from the shipped packs, else from other GPUs and the spec file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config import LOCAL_GPU, Point, expand
+from pipeline.errors import ConfigError, InputError
+from pipeline.evidence import OVERHEAD_DONOR, Source, overhead_source, shipped_overheads
+from pipeline.packs import check_pack, list_packs
+from pipeline.paths import Artifacts, packs_dir
+from pipeline.prediction import Prediction
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pipeline.graph.table import Graph
+    from pipeline.hardware.spec import GpuSpec
+    from pipeline.kernels.predictor import KernelPredictor
+    from pipeline.overheads.model import OverheadModel
+
+def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Prediction:
+    """Predict one training step.
+
+    Args:
+        gpu: name or alias of a GPU.
+        model: name of a workload.
+        overrides: any other override; `.` is written `__`, as in `model__embedding="sparse"`, `batch_size=512`.
+
+    Raises:
+        InputError: a name or value does not exist, or the overrides describe several points.
+    """
+    texts = [f"gpu={gpu}", f"model={model}", *(f"{key.replace('__', '.')}={value}" for key, value in overrides.items())]
+    points = expand(texts)
+    if len(points) != 1:
+        raise ConfigError(f"predict takes one point, these overrides make {len(points)}")
+    return predict_point(points[0])
+
+
+def predict_point(point: Point, results: str | Path = "results") -> Prediction:
+    """Predict one grid point from what is fitted under `results`, shipped, or transferred.
+
+    Raises:
+        InputError: `gpu=local`, and the machine was not measured yet.
+    """
+    from pipeline.evaluate import Subject, evaluate
+    from pipeline.graph.calls import map_calls
+
+    if point.local:
+        return _measured_here(point, Path(results))
+    gpu = gpu_of(point.config["gpu"])
+    graph = _captured(_frozen(point.config["model"]), point.batch_size)
+    calls = map_calls(graph, gpu, graph.device)
+    subject = Subject(
+        point.model, point.variant, point.batch_size, graph.memory_bytes, point.overrides, settings=point.config["predict"]
+    )
+    kernels = kernel_predictor(gpu, str(point.config["kernels"]["name"]), results)
+    overheads = overhead_model(point.gpu, point.config["overheads"], results)
+    return evaluate(subject, gpu, graph.table, calls, kernels, overheads)[0]
+
+
+def kernel_predictor(gpu: GpuSpec, variant: str, results: str | Path | None) -> KernelPredictor:
+    """Kernel models of a GPU: fitted ones under `results`, else the pack's, else transfer and physics.
+
+    Raises:
+        PackError: the GPU's pack is damaged.
+    """
+    from pipeline.kernels.predictor import load_predictor
+
+    folders = [Path(Artifacts(str(results)).kernels(gpu.name))] if results is not None else []
+    if gpu.name in list_packs():
+        check_pack(gpu.name)
+        folders.append(packs_dir() / gpu.name / "kernels")
+    return load_predictor(gpu, folders, variant)
+
+
+def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | None) -> OverheadModel:
+    """Host overheads for a GPU: statistics under `results`, else made of the shipped observations."""
+    from pipeline.schemas import read_table
+
+    if results is not None:
+        table = Path(Artifacts(str(results)).overheads(gpu, str(settings["name"])))
+        if table.is_file():
+            return overheads_from(read_table(table, "overheads"), settings)
+    own = packs_dir() / gpu / "overhead_samples.parquet"
+    check_pack(gpu if own.is_file() else OVERHEAD_DONOR)
+    observations = read_table(shipped_overheads(gpu), "overhead_samples")
+    return overheads_from(overhead_statistics(observations, gpu, settings), settings)
+
+
+def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """Statistics of a host's observations with the configured estimator, less the profiler's cost."""
+    from pipeline.overheads.statistics import ProfilerCost, summarise
+
+    own = gpu == LOCAL_GPU or overhead_source(gpu) is Source.MEASUREMENTS
+    donated = overhead_source(gpu) is Source.TRANSFER
+    evidence = "measured" if own else "transferred" if donated else "shared"
+    cost = ProfilerCost(float(settings["profiler_event_us"]), float(settings["profiler_launch_us"]))
+    return summarise(observations, str(settings["estimator"]), cost, evidence, signatures=own)
+
+
+def overheads_from(table: pd.DataFrame, settings: Mapping[str, Any]) -> OverheadModel:
+    """The lookup over a statistics table, scaled to the host."""
+    from pipeline.overheads.model import OverheadModel
+
+    return OverheadModel(table, float(settings["host_scale"]))
+
+
+def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
+    """The GPU of a composed configuration, its figures overridden or not; `local` asks this machine."""
+    from pipeline.hardware.spec import GpuSpec, load_gpu
+
+    return load_gpu(LOCAL_GPU) if values["name"] == LOCAL_GPU else GpuSpec.from_mapping(values, "gpu")
+
+
+def largest_batch(point: Point) -> int | None:
+    """The largest batch whose memory need fits the GPU, to two digits; None where not even one sample fits.
+
+    A step's memory is a fixed part (parameters, gradients, optimizer) and a part per sample; two captures tell them
+    apart.
+    """
+    gpu = gpu_of(point.config["gpu"])
+    if point.local:
+        return None
+    model, batch = _frozen(point.config["model"]), max(point.batch_size, 2)
+    small, large = (_captured(model, size).memory_bytes for size in (batch // 2, batch))
+    per_sample = (large - small) / (batch - batch // 2)
+    room = gpu.memory_bytes - (large - per_sample * batch)
+    most = int(room / per_sample) if per_sample > 0 else 0
+    return int(f"{most:.1e}".partition("e")[0].replace(".", "")) * 10 ** max(len(str(most)) - 2, 0) if most > 0 else None
+
+
+def _measured_here(point: Point, results: Path) -> Prediction:
+    from pipeline.schemas import read_table
+
+    path = Path(Artifacts(str(results)).point(point.gpu, point.model, point.variant, point.batch_size)) / "summary.parquet"
+    if not path.is_file():
+        raise InputError(
+            f"gpu=local is measured first: run `snakemake --config gpu=local model={point.model} batch_size={point.batch_size}`"
+        )
+    return Prediction.from_summary(read_table(path, "summary").to_dict("records")[0])
+
+
+def _frozen(config: Mapping[str, Any]) -> str:
+    import json
+
+    return json.dumps(config, sort_keys=True)
+
+
+@lru_cache(maxsize=64)
+def _captured(config: str, batch_size: int) -> Graph:
+    import json
+
+    from pipeline.graph.capture import capture
+
+    return capture(json.loads(config), batch_size)

@@ -1,0 +1,292 @@
+"""The `steptime` command: arguments in, one library call, a table or one JSON object out.
+
+Errors are one line on stderr; the exit code is 2 for bad input and 1 for any other failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.errors import InputError, SteptimeError
+
+app = typer.Typer(
+    name="steptime",
+    help="How long does one training step take, on a GPU you may not have?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+kernels_app = typer.Typer(help="Fit kernel models to samples, and predict kernel latencies.", no_args_is_help=True)
+app.add_typer(kernels_app, name="kernels")
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="gpu=V100 model=dlrm_default batch_size=2048 and any other override", metavar="KEY=VALUE..."),
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+
+
+@app.command()
+def predict(overrides: Overrides = None, as_json: Json = False) -> None:
+    """Predict one training step: time with interval, active and idle time, memory, evidence."""
+    from pipeline.api import predict_point
+    from pipeline.config import expand
+
+    points = expand(_overrides(overrides))
+    if len(points) > 1:
+        raise InputError(f"predict takes one point, these overrides make {len(points)}: use `steptime compare`")
+    prediction = predict_point(points[0])
+    if as_json:
+        _print_json(prediction.as_dict())
+        return
+    from pipeline.report.tables import show
+
+    show([prediction])
+
+
+@app.command()
+def compare(overrides: Overrides = None, as_json: Json = False) -> None:
+    """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
+    from pipeline.api import largest_batch, predict_point
+    from pipeline.config import expand
+
+    points = expand(_overrides(overrides))
+    predictions = [predict_point(point) for point in _progress(points, "predicting")]
+    largest: dict[str, int | None] = {}
+    for point in points:
+        key = f"{point.gpu}/{point.model}/{point.variant}"
+        if key not in largest:
+            largest[key] = largest_batch(point)
+    if as_json:
+        _print_json({"predictions": [p.as_dict() for p in predictions], "largest_batch": largest})
+        return
+    from rich.console import Console
+
+    from pipeline.report.tables import many
+
+    Console().print(many(predictions, largest))
+
+
+@app.command()
+def gpus(as_json: Json = False) -> None:
+    """List the GPUs that can be predicted, with the evidence at hand for each."""
+    from pipeline.report.catalogue import gpu_rows
+
+    _catalogue(gpu_rows(), as_json)
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the workloads that can be predicted."""
+    from pipeline.report.catalogue import model_rows
+
+    _catalogue(model_rows(), as_json)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine can do: device, profiler, MLflow, data, packs."""
+    from pipeline.report.doctor import examine
+
+    rows = examine()
+    _catalogue(rows, as_json)
+    if any(row["status"] == "broken" for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
+    overheads: Annotated[list[Path] | None, typer.Option(help="take host overheads from this trace; may be repeated")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="write the predicted timeline here, for Perfetto")] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict the iterations of a trace from overheads of others, and compare with what was measured."""
+    from pipeline.predict.replay import replay as run
+
+    result = run(trace, overheads=list(overheads or []), timeline=timeline)
+    if as_json:
+        _print_json(result.as_dict())
+        return
+    from rich.console import Console
+
+    Console().print(result.table())
+
+
+@app.command()
+def trace(
+    trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
+    out: Annotated[Path, typer.Option(help="parquet file to write")],
+    as_json: Json = False,
+) -> None:
+    """Convert a profiler trace into a table of linked events."""
+    from pipeline.schemas import write_table
+    from pipeline.trace.load import load_trace
+
+    loaded = load_trace(trace)
+    write_table(loaded.events, out, "events", {"source": trace.name})
+    facts = {"events": len(loaded.events), "iterations": len(loaded.iterations), "device": loaded.device, "out": str(out)}
+    if as_json:
+        _print_json(facts)
+    else:
+        print(f"{facts['events']:,} events, {facts['iterations']} iterations on {facts['device']} -> {out}")
+
+
+@kernels_app.command("fit")
+def kernels_fit(
+    samples: Annotated[Path, typer.Option(help="parquet of measured latencies")],
+    gpu: Annotated[str, typer.Option(help="the GPU whose rows are fitted")],
+    out: Annotated[Path, typer.Option(help="folder for the models")],
+    family: Annotated[list[str] | None, typer.Option(help="fit this family alone; may be repeated")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit a kernel model per family and say how good it is on shapes that it has not seen."""
+    from pipeline.kernels.commands import fit_command
+
+    rows = fit_command(samples, gpu, family, out)
+    _catalogue(rows, as_json)
+
+
+@kernels_app.command("predict")
+def kernels_predict(
+    gpu: Annotated[str, typer.Option(help="the GPU to predict")],
+    source: Annotated[Path, typer.Option("--in", help="parquet of calls: `op` and its dimensions")],
+    out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
+    models: Annotated[Path | None, typer.Option(help="folder of `kernels fit`; else what is fitted or shipped")] = None,
+    probes: Annotated[Path | None, typer.Option(help="a few measured calls on that GPU, to calibrate a transfer")] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict the latency of every row of a table of calls."""
+    from pipeline.kernels.commands import predict_command
+
+    facts = predict_command(gpu, models, source, out, probes)
+    _facts(facts, as_json)
+
+
+@app.command()
+def transfer(
+    from_gpu: Annotated[str, typer.Option("--from", help="GPU of the measured rows")],
+    to_gpu: Annotated[str, typer.Option("--to", help="GPU to predict")],
+    source: Annotated[Path, typer.Option("--in", help="parquet of rows measured on the origin")],
+    out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
+    method: Annotated[str, typer.Option(help="wave, mlp or auto")] = "auto",
+    probes: Annotated[Path | None, typer.Option(help="a few rows measured on the destination, to calibrate")] = None,
+    as_json: Json = False,
+) -> None:
+    """Scale latencies measured on one GPU to another."""
+    from pipeline.transfer.commands import transfer_command
+
+    _facts(transfer_command(from_gpu, to_gpu, method, source, out, probes), as_json)
+
+
+@app.command()
+def summary(
+    file: Annotated[Path, typer.Argument(help="a summary.parquet")] = Path("results/summary.parquet"),
+    as_json: Json = False,
+) -> None:
+    """Show the predictions that a pipeline run left behind."""
+    from pipeline.prediction import Prediction
+    from pipeline.report.places import places
+    from pipeline.report.tables import show
+    from pipeline.schemas import read_table
+
+    predictions = [Prediction.from_summary(row) for row in read_table(file, "summary").to_dict("records")]
+    if as_json:
+        _print_json({"predictions": [p.as_dict() for p in predictions]})
+    else:
+        show(predictions, places(predictions, file.parent))
+
+
+@app.command()
+def ui(port: Annotated[int, typer.Option(help="port on this machine")] = 5000) -> None:
+    """Open the MLflow UI on the project's database, to compare kernel-model variants."""
+    from pipeline.report.tracking import serve
+
+    serve(port)
+
+
+def main() -> None:
+    """Entry point: run the command and turn errors into one line and an exit code."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    import click
+
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except SteptimeError as error:
+        _fail(str(error), error.exit_code)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.exceptions.Abort:
+        _fail("interrupted", 130)
+    except click.ClickException as error:
+        _fail(error.format_message(), 2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except MemoryError:
+        _fail("not enough memory for this input", 1)
+    except OSError as error:
+        _fail(f"{error.filename or 'file'}: {error.strerror or error}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stdout.flush()
+    print("steptime: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(code)
+
+
+def _overrides(given: list[str] | None) -> list[str]:
+    texts = list(given or [])
+    for text in texts:
+        if "=" not in text:
+            raise InputError(f"{text!r} is no override: write key=value, for example gpu=V100")
+    return texts
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, default=_plain, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Numpy scalars and paths as JSON values."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def _facts(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(facts)
+    else:
+        print(", ".join(f"{key} {value}" for key, value in facts.items()))
+
+
+def _catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        _print_json({"rows": rows})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*(rows[0] if rows else ["nothing"]), header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console().print(table)
+
+
+def _progress(items: list[Any], text: str) -> Any:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, text, console=Console(stderr=True), transient=True, disable=len(items) < 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What a microbenchmark is made of: its specification, its tensors, and the call to time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pipeline.collect.device import torch_dtype
+from pipeline.errors import MeasurementError
+from pipeline.schemas import DIMS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class UnsupportedCallError(MeasurementError):
+    """A kernel call that no builder knows how to run by itself."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One kernel call of known size, as in a row of the calls table."""
+
+    family: str
+    op: str
+    phase: str
+    dtype: str
+    dims: Mapping[str, int]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, dim: str) -> int:
+        """A dimension that the family must have.
+
+        Raises:
+            UnsupportedCallError: the call does not state it.
+        """
+        value = self.dims.get(dim)
+        if value is None:
+            raise UnsupportedCallError(f"{self.family} {self.op}: dimension {dim} is missing")
+        return value
+
+    def get(self, dim: str, default: int) -> int:
+        """A dimension, or what stands for it where the call does not state it."""
+        return self.dims.get(dim, default)
+
+    @property
+    def name(self) -> str:
+        """The op without namespace, in-place mark and overload: `aten::add_` and `add.Tensor` are `add`."""
+        return self.op.split("::")[-1].split(".")[0].strip().rstrip("_").lower()
+
+    @property
+    def backward(self) -> bool:
+        """Whether the call computes a gradient of what `name` computes forward."""
+        return self.name.endswith("_backward") or (self.phase == "backward" and not self.attributes.get("forward_op"))
+
+    def scaled(self, **dims: int) -> Spec:
+        """The same call in another size."""
+        return replace(self, dims={**self.dims, **dims})
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two calls the same measurement."""
+        return (self.family, self.op, self.phase, self.dtype, tuple(self.dims.items()), json.dumps(self.attributes, sort_keys=True))
+
+
+@dataclass
+class Case:
+    """One runnable call.
+
+    Attributes:
+        run: the call to time; what it returns is kept until the next repetition.
+        produced: inputs that the op before would have just written; they are touched before each repetition, while
+            parameters and saved activations stay as far away as the other cases have pushed them.
+        prepare: runs before each repetition, unmeasured.
+        note: facts to record in the sample's attributes.
+    """
+
+    spec: Spec
+    run: Callable[[], Any]
+    produced: tuple[Tensor, ...] = ()
+    prepare: Callable[[], Any] | None = None
+    note: dict[str, Any] = field(default_factory=dict)
+
+
+class Maker:
+    """Random tensors on the device, reproducible by seed; counts the bytes that it handed out."""
+
+    def __init__(self, device: torch.device, seed: int = 0) -> None:
+        import torch
+
+        self.device = device
+        self.bytes = 0
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+
+    def tensor(self, *shape: int, dtype: str = "fp32") -> Tensor:
+        """Uniform values in [-1, 1); whole numbers from 0 to 99 for integer dtypes."""
+        import torch
+
+        kind = torch_dtype(dtype)
+        if kind.is_floating_point:
+            made = torch.empty(shape, device=self.device, dtype=kind).uniform_(-1, 1, generator=self._generator)
+        else:
+            high = 2 if kind is torch.bool else 100
+            made = torch.randint(high, shape, device=self.device, generator=self._generator).to(kind)
+        return self.counted(made)
+
+    def indices(self, rows: int, count: int, distribution: str = "uniform") -> Tensor:
+        """Row numbers, `uniform` or `zipf:ALPHA`, the popular rows scattered over the table.
+
+        Raises:
+            UnsupportedCallError: the distribution is unknown.
+        """
+        import torch
+
+        kind, _, parameter = distribution.partition(":")
+        if kind == "uniform":
+            made = torch.randint(rows, (count,), device=self.device, generator=self._generator)
+        elif kind == "zipf":
+            made = self._zipf(rows, count, float(parameter or 1.05))
+        else:
+            raise UnsupportedCallError(f"index distribution {distribution!r}: known are uniform and zipf:ALPHA")
+        return self.counted(made)
+
+    def counted(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that was made elsewhere."""
+        self.bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def _zipf(self, rows: int, count: int, alpha: float) -> Tensor:
+        """Inverse of the continuous distribution function of x^-alpha on 1 to rows + 1."""
+        import torch
+
+        alpha = alpha if abs(alpha - 1) > 1e-3 else 1.001  # the closed form has a pole at 1
+        u = torch.rand(count, device=self.device, dtype=torch.float64, generator=self._generator)
+        rank = (u * ((rows + 1.0) ** (1 - alpha) - 1) + 1).pow_(1 / (1 - alpha)).long().sub_(1).clamp_(0, rows - 1)
+        return rank.mul_(2654435761).remainder_(rows)  # Knuth's multiplicative hash scatters the ranks
+
+
+def spec_from_row(row: Mapping[str, Any]) -> Spec:
+    """The specification in a row (as a dict) of a calls or samples table; missing dims are left out."""
+    dims = {name: int(row[name]) for name in DIMS if name in row and _present(row[name])}
+    text = row.get("attributes")
+    attributes = json.loads(text) if isinstance(text, str) and text else {}
+    return Spec(str(row["family"]), str(row["op"]), str(row["phase"]), str(row["dtype"]), dims, attributes)
+
+
+def _present(value: Any) -> bool:
+    return value is not None and bool(value == value) if type(value).__name__ != "NAType" else False

@@ -1,0 +1,126 @@
+"""Sizes to measure around the calls of a workload: log-uniform between a quarter and four times each dimension."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from pipeline.collect.cases import Spec
+from pipeline.collect.device import FLOAT_BYTES
+
+LOWEST, HIGHEST = 0.25, 4.0
+"""Range of the factor on a dimension."""
+
+SIZES: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("M", "N", "K"), "bmm": ("B", "M", "N", "K"), "attention": ("B", "M", "N"),
+    "conv2d_forward": ("B", "in_channels", "out_channels", "input_size"),
+    "conv2d_backward_data": ("B", "in_channels", "out_channels", "input_size"),
+    "conv2d_backward_weight": ("B", "in_channels", "out_channels", "input_size"),
+    "embedding_forward": ("B", "E", "L"), "embedding_backward": ("B", "E", "L"),
+    "tril_index_forward": ("B", "F"), "tril_index_backward": ("B", "F"), "index": ("B", "E"),
+    "elementwise": ("B", "H"), "softmax": ("B", "H"), "layer_norm": ("B", "H"), "dropout": ("B", "H"),
+    "reduction": ("B", "H"), "loss": ("B", "H"), "batch_norm": ("B", "C"), "pooling": ("B", "C"),
+    "rnn": ("B", "T"), "concat": ("B",), "copy": (), "memset": (), "memcpy_h2d": (), "memcpy_d2h": (), "memcpy_d2d": (),
+    "optimizer": ("tensors",), "sort": (),
+}  # fmt: skip
+"""Dimensions that are scaled on their own; dims in bytes follow, or are scaled where a family has nothing else."""
+
+MOST_WORK = 6.0
+"""A sampled call may be this much larger than the one it was sampled around (product of the factors)."""
+
+DIMS_WITHOUT_CHOICE = 4
+"""Sizes below this stay: a batch of 1, 3 input channels, 2 heads are no range."""
+
+
+def distinct(specs: Sequence[Spec]) -> list[Spec]:
+    """Each measurement once, in order of first use."""
+    return list({spec.key: spec for spec in specs}.values())
+
+
+def around(specs: Sequence[Spec], seed: int) -> Iterator[Spec]:
+    """Sampled sizes around calls, without end: calls take turns, families evenly, so that any prefix is balanced."""
+    rng = random.Random(seed)
+    families: dict[str, list[Spec]] = {}
+    for spec in specs:
+        families.setdefault(spec.family, []).append(spec)
+    if not families:
+        return
+    turn = 0
+    while True:
+        for members in families.values():
+            yield vary(members[turn % len(members)], rng)
+        turn += 1
+
+
+def vary(spec: Spec, rng: random.Random) -> Spec:
+    """One call like `spec` in another size."""
+    names = [name for name in SIZES.get(spec.family, ()) if spec.dims.get(name, 0) >= DIMS_WITHOUT_CHOICE]
+    if not names and "bytes" in spec.dims:
+        return _follow(spec, {}, _factor(rng, HIGHEST))
+    budget = MOST_WORK
+    chosen: dict[str, int] = {}
+    for name in rng.sample(names, len(names)):
+        old = spec.dims[name]
+        new = _rounded(old * _factor(rng, min(HIGHEST, budget)), rng)
+        budget = max(budget * old / new, LOWEST)
+        chosen[name] = new
+    return _follow(spec, chosen, 1.0)
+
+
+def _follow(spec: Spec, chosen: Mapping[str, int], factor: float) -> Spec:
+    """The call with new sizes; byte counts and listed shapes follow."""
+    for name, new in chosen.items():
+        factor *= new / spec.dims[name]
+    dims = {**spec.dims, **chosen}
+    element = FLOAT_BYTES.get(spec.dtype, 8)
+    attributes = dict(spec.attributes)
+    shape, widths = attributes.get("shape"), attributes.get("widths")
+    if shape and "bytes" in dims:
+        longest = max(range(len(shape)), key=lambda axis: shape[axis])
+        grown = [max(round(n * factor), 1) if axis == longest else n for axis, n in enumerate(shape)]
+        attributes["shape"] = grown
+        factor = math.prod(grown) / max(math.prod(shape), 1)
+    if widths and "B" in dims and "bytes" in dims:
+        dims["bytes"] = element * dims["B"] * sum(int(width) for width in widths)
+    else:
+        attributes.pop("widths", None)
+        for name in ("bytes",):
+            if name in dims:
+                dims[name] = max(element * round(dims[name] * factor / element), element)
+    # operand bytes of a B x H call need not grow alike: a bias has H elements however large B is
+    for name in ("inputs", "outputs"):
+        if name in dims:
+            dims[name] = _operand_bytes(spec, dims, name, factor, element)
+    attributes.pop("rows", None)  # sampled tables are of equal size
+    return replace(spec, dims=dims, attributes=attributes)
+
+
+def _operand_bytes(spec: Spec, dims: Mapping[str, int], name: str, factor: float, element: int) -> int:
+    """Bytes of the operands after scaling, kept a sum of B x H, B and H terms where they were one."""
+    old, old_b, old_h = spec.dims[name], spec.dims.get("B"), spec.dims.get("H")
+    if old_b is None or old_h is None:
+        return max(round(old * factor), 1)
+    b, h = dims["B"], dims["H"]
+    full, rest = divmod(old, element * old_b * old_h)
+    total = full * element * b * h
+    if rest == element * old_h:
+        return total + element * h
+    if rest == element * old_b:
+        return total + element * b
+    return total + (rest if rest <= element else round(rest * factor))
+
+
+def _factor(rng: random.Random, highest: float) -> float:
+    return math.exp(rng.uniform(math.log(LOWEST), math.log(max(highest, 2 * LOWEST))))
+
+
+def _rounded(size: float, rng: random.Random) -> int:
+    """A whole number; half of those above 16 are multiples of 8, a quarter powers of two, as in real models."""
+    value, style = max(round(size), 1), rng.random()
+    if value > 16 and style < 0.25:
+        return int(2 ** round(math.log2(value)))
+    if value > 16 and style < 0.5:
+        return 8 * round(value / 8)
+    return value

@@ -1,0 +1,114 @@
+"""Finding the device work of a labelled stretch of code in a profiler trace.
+
+Words used here:
+  label    the `record_function` annotation around one repetition of a call, or a `ProfilerStep#k`
+  window   the stretch of host time that a label covers, with the device events that were launched in it
+"""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import TraceError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.profiler import ProfilerActivity
+
+DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
+LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver"}
+STEP_LABEL = r"ProfilerStep#\d+"
+
+
+@dataclass
+class Window:
+    """One labelled stretch of host time (µs) and the device events launched in it, in order of their start."""
+
+    start: float
+    end: float
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def host_us(self) -> float:
+        """Length on the host."""
+        return self.end - self.start
+
+    @property
+    def device_us(self) -> float:
+        """Summed duration of the device events."""
+        return sum(float(kernel["dur"]) for kernel in self.kernels)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Windows by label, with counts of the device events that found one and of those that did not."""
+
+    windows: dict[str, Window]
+    device_events: int
+    without_launch: int
+    outside: int
+
+
+def activities(device: torch.device) -> list[ProfilerActivity]:
+    """What the profiler records on this device."""
+    from torch.profiler import ProfilerActivity
+
+    return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+
+
+def load_events(path: Path) -> list[dict[str, Any]]:
+    """Complete (`X`) events of a Kineto trace; names need not be valid UTF-8.
+
+    Raises:
+        TraceError: the file is not a profiler trace.
+    """
+    data = path.read_bytes()
+    try:
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "replace")
+        return [event for event in json.loads(text, strict=False)["traceEvents"] if event.get("ph") == "X"]
+    except (ValueError, KeyError, EOFError, OSError) as error:
+        raise TraceError(f"{path}: not a profiler trace ({error}); profile again") from None
+
+
+def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
+    """Join device events to labels.
+
+    A device event is joined by `correlation` to its launch, and the launch falls into a label's window by time on
+    whatever thread it ran (backward passes launch from autograd's own thread). Labels do not overlap and the device is
+    idle between them, so that an event without a known launch is placed by its own start, up to the next label.
+    """
+    pattern = re.compile(label)
+    windows = {
+        str(event["name"]): Window(float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in events
+        if event.get("cat") == "user_annotation" and pattern.fullmatch(str(event["name"]))
+    }
+    order = sorted(windows.values(), key=lambda window: window.start)
+    starts = [window.start for window in order]
+    launches = {
+        event["args"]["correlation"]: float(event["ts"])
+        for event in events
+        if event.get("cat") in LAUNCH_CATEGORIES and "correlation" in event.get("args", {})
+    }
+    total = without_launch = outside = 0
+    for event in events:
+        if event.get("cat") not in DEVICE_CATEGORIES:
+            continue
+        total += 1
+        launch = launches.get(event.get("args", {}).get("correlation"))
+        without_launch += launch is None
+        index = bisect.bisect_right(starts, float(event["ts"]) if launch is None else launch) - 1
+        if index < 0 or (launch is not None and launch > order[index].end):
+            outside += 1
+            continue
+        order[index].kernels.append(event)
+    for window in order:
+        window.kernels.sort(key=lambda event: float(event["ts"]))
+    return Attribution(windows, total, without_launch, outside)

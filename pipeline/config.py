@@ -1,0 +1,248 @@
+"""From command-line overrides to a grid of typed, fully resolved configurations.
+
+Vocabulary:
+  override   a Hydra override, `model.embedding=sparse`; several values (`batch_size=512,1024`) make a sweep
+  experiment a named set of sweeps under `config/experiment/`
+  point      one GPU, one model, one batch size, everything else resolved
+  variant    short name of all overrides that change the result beside GPU, model and batch size
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.paths import config_dir
+
+LOCAL_GPU = "local"
+"""Name of the device of this machine: its CUDA GPU, or its CPU where there is none."""
+
+_GROUPS = ("gpu", "model", "kernels", "overheads")
+_CHOICES = {
+    "model.mode": ("train", "inference"),
+    "model.optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
+    "model.attention": ("eager", "fused"),
+    "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
+    "model.embedding": ("fused", "sparse", "dense"),
+    "predict.critical_path": ("full", "published"),
+    "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
+}
+_POSITIVE = ("model.seq_len", "predict.draws", "collect.step_seconds", "collect.kernel_seconds",
+             "collect.iterations", "overheads.host_scale")  # fmt: skip
+_NOT_IN_VARIANT = ("gpu", "model", "batch_size")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One grid point: what to predict, fully resolved."""
+
+    gpu: str
+    model: str
+    variant: str
+    batch_size: int
+    config: dict[str, Any]
+    overrides: tuple[str, ...]
+
+    @property
+    def local(self) -> bool:
+        """Whether this point is measured on the machine itself."""
+        return self.gpu == LOCAL_GPU
+
+    def section(self, name: str) -> dict[str, Any]:
+        """One part of the configuration, as plain values."""
+        return dict(self.config[name])
+
+
+def choices(group: str) -> list[str]:
+    """Names that exist in a config group, in alphabetical order."""
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def expand(overrides: Sequence[str]) -> list[Point]:
+    """All points of a grid, in the order of the sweep.
+
+    Args:
+        overrides: Hydra overrides; several values separated by commas make a sweep, `experiment=NAME` a named one.
+
+    Raises:
+        UnknownNameError: a GPU, model, experiment or option does not exist.
+        ConfigError: an override cannot be read, or a value makes no sense.
+    """
+    full = _with_experiment(list(overrides))
+    points = [point(batch) for batch in _split(full)]
+    seen: dict[tuple[str, str, str, int], Point] = {}
+    for each in points:
+        seen.setdefault((each.gpu, each.model, each.variant, each.batch_size), each)
+    return list(seen.values())
+
+
+def point(overrides: Sequence[str]) -> Point:
+    """The single point that overrides without sweeps describe.
+
+    Raises:
+        UnknownNameError: a GPU, model or option does not exist.
+        ConfigError: an override cannot be read, or a value makes no sense.
+    """
+    given = tuple(_canonical(text) for text in overrides)
+    config = _compose(given)
+    batch = config.get("batch_size")
+    if batch is None:
+        batch = config["model"].get("batch_size")
+    config["batch_size"] = _batch_size(batch)
+    config["model"].pop("batch_size", None)
+    _validate(config)
+    gpu, model = str(config["gpu"]["name"]), str(config["model"]["name"])
+    rest = tuple(text for text in given if text.split("=", 1)[0] not in _NOT_IN_VARIANT)
+    base = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")))
+    return Point(gpu, model, _variant(config, base), config["batch_size"], config, rest)
+
+
+def from_snakemake(config: Mapping[str, Any]) -> list[str]:
+    """Hydra overrides from Snakemake's `--config` values; `overrides="a=1 b.c=2"` carries keys that it rejects."""
+    texts = []
+    for key, value in config.items():
+        if key == "overrides":
+            texts += str(value).split()
+        elif isinstance(value, Mapping):
+            raise ConfigError(f"--config {key}=...: give dotted keys as overrides=\"{key}.name=value\"")
+        else:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            texts.append(f"{key}={','.join(str(v) for v in values)}")
+    return texts
+
+
+def _with_experiment(overrides: list[str]) -> list[str]:
+    """Replace `experiment=NAME` by its sweeps, which the other overrides outrank."""
+    names = [text.split("=", 1)[1] for text in overrides if text.startswith("experiment=")]
+    rest = [text for text in overrides if not text.startswith("experiment=")]
+    if not names:
+        return rest
+    from omegaconf import OmegaConf
+
+    if names[-1] not in choices("experiment"):
+        raise UnknownNameError("experiment", names[-1], choices("experiment"))
+    loaded = OmegaConf.to_container(OmegaConf.load(config_dir() / "experiment" / f"{names[-1]}.yaml"))
+    assert isinstance(loaded, dict)
+    sweeps = loaded["hydra"]["sweeper"]["params"]
+    given = {text.split("=", 1)[0].lstrip("+") for text in rest}
+    return [f"{key}={value}" for key, value in sweeps.items() if key not in given] + rest
+
+
+def _split(overrides: Sequence[str]) -> list[list[str]]:
+    """One list of overrides per point of the sweep."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides=list(overrides))
+    except HydraException as error:
+        raise ConfigError(f"cannot read the override: {_first_line(error)}") from None
+    batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    return [list(batch) for group in batches for batch in group]
+
+
+def _canonical(text: str) -> str:
+    """The override with GPU aliases replaced, and unknown names of a group refused with the choices."""
+    key, _, value = text.partition("=")
+    if key == "gpu" and value != LOCAL_GPU:
+        from pipeline.hardware.spec import load_gpu
+
+        return f"gpu={load_gpu(value).name}"
+    if key in _GROUPS and value not in choices(key):
+        raise UnknownNameError(key, value, choices(key))
+    return text
+
+
+@lru_cache(maxsize=256)
+def _compose_text(overrides: tuple[str, ...], directory: str) -> str:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(directory, version_base="1.3"):
+            composed = compose("config", overrides=list(overrides))
+            missing = OmegaConf.missing_keys(composed) - {"batch_size"}
+            if missing:
+                raise ConfigError(f"give a value for {', '.join(sorted(missing))}")
+            if OmegaConf.is_missing(composed, "batch_size"):
+                composed.batch_size = None
+            return OmegaConf.to_yaml(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def _compose(overrides: tuple[str, ...]) -> dict[str, Any]:
+    import yaml
+
+    local = f"gpu={LOCAL_GPU}" in overrides  # has no file: the machine is asked, not the configuration
+    asked = tuple("~gpu" if text == f"gpu={LOCAL_GPU}" else text for text in overrides)
+    loaded: dict[str, Any] = yaml.safe_load(_compose_text(asked, str(Path(config_dir()).resolve())))
+    return loaded | ({"gpu": {"name": LOCAL_GPU}} if local else {})
+
+
+def _explain(error: Exception) -> str:
+    """Hydra's several lines as one, with the remedy."""
+    text = str(error)
+    key = re.search(r"Could not override '([^']+)'", text)
+    if key:
+        return f"unknown option {key.group(1)!r}: see config/README.md; add a new key with +{key.group(1)}=..."
+    return f"configuration: {_first_line(error)}"
+
+
+def _batch_size(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"batch_size={value}: give a whole number of samples, 1 or more")
+    if value > 10_000_000:
+        raise ConfigError(f"batch_size={value}: more than 10,000,000 samples a step is beyond what the models cover")
+    return value
+
+
+def _validate(config: Mapping[str, Any]) -> None:
+    flat = _flatten(config)
+    for key, allowed in _CHOICES.items():
+        if key in flat and flat[key] is not None and flat[key] not in allowed:
+            raise UnknownNameError(key, flat[key], list(allowed))
+    for key in _POSITIVE:
+        value = flat.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+            raise ConfigError(f"{key}={value}: give a number above 0")
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _variant(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """`default`, or what differs from the model's defaults: readable where short, else a hash."""
+    mine, theirs = _flatten(config), _flatten(base)
+    ignored = {"batch_size", "model.batch_size"}
+    differs = {k: mine.get(k) for k in sorted(mine.keys() | theirs.keys()) if mine.get(k) != theirs.get(k)}
+    differs = {k: v for k, v in differs.items() if k not in ignored}
+    if not differs:
+        return "default"
+    text = "_".join(f"{key.removeprefix('model.')}-{value}" for key, value in differs.items())
+    if len(text) <= 48 and re.fullmatch(r"[A-Za-z0-9_.\-]+", text):
+        return text
+    return "v" + hashlib.sha256(repr(differs).encode()).hexdigest()[:10]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""Readers of public measurements, and their download with checksums."""

@@ -1,0 +1,114 @@
+"""Reader of the public NeuSight kernel latencies (github.com/sitar-lab/NeuSight, MIT; Lee et al., ASPLOS 2025).
+
+Event latencies of forward ops in fp32 on five GPUs. In `linear` and `bmm` the column N is the reduction dimension.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import TableError
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.families import NEUSIGHT_OPS
+
+COMMIT = "6945927d"
+"""Commit of the data that figures in this project refer to."""
+
+SOURCE = f"github.com/sitar-lab/NeuSight@{COMMIT}"
+
+CAMPAIGN = f"neusight-{COMMIT}"
+
+KERNELS_FILE = Path("neusight") / "kernels.parquet"
+"""Place of the table under the datasets folder."""
+
+SIBLINGS = {"A100-PCIE-40GB": "A100-PCIE-80GB"}
+"""GPU whose samples stand in for families that a GPU lacks: A100 convolutions were measured on the 80 GB card only."""
+
+_DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+
+
+def kernels_path(path: str | Path) -> Path:
+    """The table's file, given the file itself, its folder, or the datasets folder."""
+    path = Path(path)
+    candidates = (path, path / "kernels.parquet", path / KERNELS_FILE)
+    return next((candidate for candidate in candidates if candidate.is_file()), path)
+
+
+def read_samples(path: str | Path, gpu: str | None = None, siblings: bool = True) -> pd.DataFrame:
+    """The latencies as a samples table.
+
+    Args:
+        path: the parquet file, its folder, or the datasets folder.
+        gpu: keep rows of this GPU only (name or alias); None keeps all.
+        siblings: with `gpu`, also families of its sibling card that it lacks (A100 convolutions); their `gpu` column
+            keeps the card that was measured.
+
+    Raises:
+        TableError: the file is missing, unreadable, or lacks columns.
+        UnknownNameError: no such GPU.
+    """
+    file = kernels_path(path)
+    try:
+        table = pq.read_table(file).to_pandas()
+    except (FileNotFoundError, IsADirectoryError):
+        raise TableError(f"{file}: no such file; name NeuSight's kernels.parquet or download it") from None
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+    missing = [name for name in ("op", "latency_us") if name not in table.columns]
+    if missing:
+        raise TableError(f"{file}: misses column {', '.join(missing)}; expected NeuSight's table")
+    if gpu is not None and "gpu" in table.columns:
+        table = select_gpu(table, load_gpu(gpu).name, siblings)
+    return to_samples(table, default_gpu=gpu or "unknown")
+
+
+def select_gpu(table: pd.DataFrame, gpu: str, siblings: bool = True) -> pd.DataFrame:
+    """Rows of one GPU, and of its sibling for the ops that the GPU itself lacks."""
+    names = table["gpu"].astype(str)
+    own = table[names == gpu]
+    if siblings and gpu in SIBLINGS:
+        other = table[(names == SIBLINGS[gpu]) & ~table["op"].isin(own["op"].unique())]
+        own = pd.concat([own, other])
+    return own.reset_index(drop=True)
+
+
+def to_samples(table: pd.DataFrame, default_gpu: str) -> pd.DataFrame:
+    """NeuSight's columns to the samples schema; rows, order and index kept.
+
+    Raises:
+        TableError: an op is unknown.
+    """
+    op = table["op"].astype(str)
+    family = op.map(NEUSIGHT_OPS)
+    if family.isna().any():
+        unknown = sorted(set(op[family.isna()]))[:3]
+        raise TableError(f"unknown op {', '.join(map(repr, unknown))}: choose one of {', '.join(NEUSIGHT_OPS)}")
+    samples = pd.DataFrame(
+        {
+            "gpu": table["gpu"].astype(str) if "gpu" in table.columns else default_gpu,
+            "family": family,
+            "op": op,
+            "phase": "forward",
+            "dtype": "fp32",
+            "latency_us": table["latency_us"].astype("float64"),
+            "source": SOURCE,
+            "campaign_id": CAMPAIGN,
+        },
+        index=table.index,
+    )
+    for name in _DIMS:
+        if name in table.columns:
+            samples[name] = table[name]
+    samples["cold"] = False
+    if "main_kernel" in table.columns:
+        samples["kernel_name"] = table["main_kernel"].astype(object)
+    for side in ("grid", "block"):
+        axes = [f"{side}_{axis}" for axis in "xyz"]
+        if set(axes) <= set(table.columns):
+            x, y, z = (table[axis].astype("string").fillna("0") for axis in axes)
+            samples[side] = "[" + x + "," + y + "," + z + "]"
+    return samples

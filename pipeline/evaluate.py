@@ -1,0 +1,145 @@
+"""One predicted step from its parts: graph, device calls, kernel models and overheads.
+
+Intervals: kernel times are drawn around their predictions with the width that the kernel models claim, host times
+with a width by the kind of their evidence, and every draw is walked along the critical path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.predictor import KernelPredictor
+from pipeline.overheads.model import OverheadModel
+from pipeline.prediction import Prediction
+from pipeline.predict.critical_path import simulate
+from pipeline.predict.program import build_program
+from pipeline.predict.timeline import Timeline
+
+Floats = npt.NDArray[np.float64]
+
+HOST_SIGMA = {"measured": 0.05, "shared": 0.15, "transferred": 0.30}
+"""Standard deviation of log host time by evidence. Overheads shared between workloads of calibrated hosts came out
+within 10 to 16 %, those of another host within 41 % (DESIGN section 3, lesson 9)."""
+
+FAMILY_SHARE = 0.5
+"""Share of a kernel's log-variance that all calls of its family have in common: the errors of one model lean one way."""
+
+NORMAL_P90 = 1.2815515594457412
+"""90th percentile of the standard normal distribution."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is predicted: names for the result, and the step's memory need in bytes."""
+
+    model: str
+    variant: str
+    batch_size: int
+    memory_bytes: int
+    overrides: tuple[str, ...] = ()
+    workload: str | None = None
+    """Name under which the overheads know this very workload, if they do."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """`predict` section of the configuration: critical_path, draws, seed."""
+
+
+def evaluate(
+    subject: Subject,
+    gpu: GpuSpec,
+    graph: pd.DataFrame,
+    calls: pd.DataFrame,
+    kernels: KernelPredictor,
+    overheads: OverheadModel,
+    measured_us: float | None = None,
+) -> tuple[Prediction, Timeline]:
+    """Predict one step.
+
+    Args:
+        subject: names, memory and settings.
+        gpu: the device, for its memory.
+        graph: operators, `graph` schema.
+        calls: device calls, `calls` schema.
+        kernels: kernel models of the device.
+        overheads: host overheads.
+        measured_us: an unprofiled measurement to show beside the prediction; it plays no part in it.
+
+    Returns:
+        The prediction, and the timeline of its central draw.
+    """
+    form, draws = str(subject.settings.get("critical_path", "full")), int(subject.settings.get("draws", 200))
+    predicted = kernels.predict(calls)
+    program = build_program(graph, calls, overheads, workload=subject.workload)
+    central = predicted["kernel_us"].to_numpy(float)
+    timeline = simulate(program, central, form=form)
+    random = np.random.default_rng(int(subject.settings.get("seed", 0)))
+    times = draw_kernel_times(calls, predicted, draws, random)
+    host = draw_host_scale(program.host_evidence, draws, random)
+    steps = simulate(program, times, form=form, host_scale=host).step_us
+    step = float(timeline.step_us[0])
+    low, high = np.percentile(steps, [10, 90])
+    ran = ~np.isnan(timeline.device_start[:, 0])
+    busy = pd.DataFrame({"us": np.where(ran, central, 0.0), "family": calls["family"].astype(object).to_numpy()})
+    busy["evidence"] = predicted["evidence"].astype(object).to_numpy()
+    busy["name"] = calls["node_id"].map(graph.set_index("node_id")["name"]).astype(object).to_numpy()
+    lost = busy[~predicted["modelled"].to_numpy(bool)]
+    total = float(busy["us"].sum()) or 1.0
+    prediction = Prediction(
+        gpu=gpu.name,
+        model=subject.model,
+        variant=subject.variant,
+        batch_size=subject.batch_size,
+        predicted_us=step,
+        active_us=float(timeline.active_us[0]),
+        host_us=float(timeline.host_us[0]),
+        p10_us=float(min(low, step)),
+        p90_us=float(max(high, step)),
+        memory_bytes=subject.memory_bytes,
+        fits=subject.memory_bytes <= gpu.memory_bytes,
+        evidence=_sums(busy, "evidence", 1 / total),
+        host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
+        unmodelled_share=float(lost["us"].sum()) / total,
+        families=_sums(busy, "family"),
+        unmodelled=_sums(lost, "name"),
+        bound=timeline.bound,
+        measured_us=measured_us,
+        overrides=subject.overrides,
+        calls=timeline.to_frame(calls, predicted),
+    )
+    return prediction, timeline
+
+
+def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, random: np.random.Generator) -> Floats:
+    """Log-normal draws of kernel times in µs, shape (draws, calls).
+
+    Calls of one family share half of their log-variance (`FAMILY_SHARE`); calls that are predicted alike share the rest
+    too, because a model is wrong about a shape in the same way every time it is launched.
+    """
+    centre = predicted["kernel_us"].to_numpy(float)
+    low, high = predicted["p10_us"].to_numpy(float), predicted["p90_us"].to_numpy(float)
+    width = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
+    sigma = np.where(centre > 0, np.clip(width, 0.0, 1.5), 0.0)
+    family = pd.factorize(calls["family"].astype(object))[0]
+    alike = calls.groupby([pd.Series(family, index=calls.index), np.round(centre, 6)], sort=False).ngroup().to_numpy()
+    common = random.standard_normal((draws, int(family.max(initial=-1)) + 1))[:, family]
+    own = random.standard_normal((draws, int(alike.max(initial=-1)) + 1))[:, alike]
+    noise = np.sqrt(FAMILY_SHARE) * common + np.sqrt(1 - FAMILY_SHARE) * own
+    return np.asarray(centre * np.exp(sigma * noise))
+
+
+def draw_host_scale(evidence: Mapping[str, float], draws: int, random: np.random.Generator) -> Floats:
+    """Log-normal factors on all host times, shape (draws,), as wide as the mix of evidence asks for."""
+    sigma = sum(share * HOST_SIGMA.get(kind, max(HOST_SIGMA.values())) for kind, share in evidence.items())
+    return np.asarray(np.exp(sigma * random.standard_normal(draws)))
+
+
+def _sums(table: pd.DataFrame, key: str, factor: float = 1.0) -> dict[str, float]:
+    """Device time by key, largest first, keys without time left out."""
+    sums = table.groupby(key)["us"].sum().sort_values(ascending=False) * factor
+    return {str(name): float(value) for name, value in sums.items() if value > 0}

@@ -1,0 +1,163 @@
+"""The grid as Snakemake sees it: which points, which GPUs, from which sources, and where every artifact lies."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config import Point, expand, from_snakemake
+from pipeline.digest import code_digest
+from pipeline.errors import SteptimeError
+from pipeline.evidence import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source, shipped_overheads
+from pipeline.packs import MANIFEST
+from pipeline.paths import Artifacts, datasets_dir, measurements_dir, packs_dir
+
+PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
+"""Kernel families of the public latencies."""
+
+_NEVER = "(?!)"  # a wildcard constraint that nothing matches
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The points of one workflow run, with lookups that rules use as params and inputs."""
+
+    points: tuple[Point, ...]
+    artifacts: Artifacts
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Flow:
+        """The flow of Snakemake's `--config` values; a bad value ends the process with one line and exit code 2."""
+        try:
+            root = str(config.get("results", "results"))
+            given = {key: value for key, value in config.items() if key != "results"}
+            return cls(tuple(expand(from_snakemake(given))), Artifacts(root))
+        except SteptimeError as error:
+            print(f"steptime: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
+
+    @property
+    def gpus(self) -> list[str]:
+        """GPUs of the grid, in order of first use."""
+        return list(dict.fromkeys(point.gpu for point in self.points))
+
+    @property
+    def grid(self) -> str:
+        """Folder name of this grid: readable for one point, else a hash of its points."""
+        if len(self.points) == 1:
+            p = self.points[0]
+            return f"{p.gpu}-{p.model}-{p.variant}-b{p.batch_size}"
+        keys = repr([(p.gpu, p.model, p.variant, p.batch_size) for p in self.points])
+        return f"{len(self.points)}-points-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
+
+    def point(self, wildcards: Any) -> Point:
+        """The point that a rule's wildcards name.
+
+        Raises:
+            KeyError: the path belongs to no point of this grid; Snakemake then says that no rule makes it.
+        """
+        key = (wildcards.gpu, wildcards.model, wildcards.variant, int(wildcards.batch))
+        return {(p.gpu, p.model, p.variant, p.batch_size): p for p in self.points}[key]
+
+    def section(self, name: str) -> Any:
+        """A params function: one part of the point's configuration as plain values."""
+        return lambda wildcards: self.point(wildcards).section(name)
+
+    def folder(self, point: Point) -> str:
+        """Folder of a point's artifacts."""
+        return self.artifacts.point(point.gpu, point.model, point.variant, point.batch_size)
+
+    def of_points(self, name: str, gpu: str | None = None) -> list[str]:
+        """One artifact of every point (of one GPU)."""
+        return [f"{self.folder(point)}/{name}" for point in self.points if gpu in (None, point.gpu)]
+
+    def gpus_from(self, kind: str, *sources: Source) -> str:
+        """Wildcard constraint: GPUs whose kernels (or overheads) come from one of these sources."""
+        source = {"kernels": kernel_source, "overheads": overhead_source}[kind]
+        names = [re.escape(gpu) for gpu in dict.fromkeys([*self.gpus, *PUBLIC_KERNEL_GPUS]) if source(gpu) in sources]
+        return "|".join(names) or _NEVER
+
+    def families(self, source: Source) -> tuple[str, ...]:
+        """Kernel families that a source may hold samples of; known before any sample is taken."""
+        if source is Source.PUBLIC:
+            return PUBLIC_FAMILIES
+        from pipeline.kernels.families import FAMILIES
+
+        return tuple(name for name in FAMILIES if name != "other")
+
+    def samples(self, gpu: str, source: Source) -> list[str]:
+        """Sample tables of a GPU, one per family; empty ones for families that its workloads do not use."""
+        return [f"{self.artifacts.kernels(gpu)}/{family}/samples.parquet" for family in self.families(source)]
+
+    def models(self, gpu: str, variant: str, source: Source) -> list[Any]:
+        """Model folders of a GPU, one per family."""
+        from snakemake.io import directory
+
+        return [directory(f"{self.artifacts.kernels(gpu)}/{family}/{variant}") for family in self.families(source)]
+
+    def models_of_point(self, wildcards: Any) -> list[str]:
+        """Input function: what the kernel times of a point rest on: model folders, a pack, or nothing (transfer)."""
+        source, variant = kernel_source(wildcards.gpu), self.point(wildcards).section("kernels")["name"]
+        if source in (Source.TRANSFER, Source.PACK):
+            manifest = packs_dir() / str(wildcards.gpu) / MANIFEST
+            return [str(manifest)] if manifest.is_file() else []
+        return [str(path) for path in self.models(wildcards.gpu, variant, source)]
+
+    def overheads_of_point(self, wildcards: Any) -> list[str]:
+        """Input function: the overhead statistics of a point; a shipped table where its GPU has no traces here."""
+        if overhead_source(wildcards.gpu) in (Source.PACK, Source.TRANSFER):
+            return [str(shipped_overheads(wildcards.gpu))]
+        return [self.artifacts.overheads(wildcards.gpu, self.point(wildcards).section("overheads")["name"])]
+
+    def steps_of_point(self, wildcards: Any) -> list[str]:
+        """Input function: the measured steps of a point that runs on this machine; shown beside the prediction."""
+        point = self.point(wildcards)
+        return [f"{self.folder(point)}/trace/step_times.parquet"] if point.local else []
+
+    def settings(self, wildcards: Any) -> dict[str, Any]:
+        """Params function: everything about a point that its prediction depends on, as plain values."""
+        point = self.point(wildcards)
+        parts = {name: point.section(name) for name in ("gpu", "model", "kernels", "overheads", "predict")}
+        return {**parts, "overrides": list(point.overrides), "variant": point.variant}
+
+    def kernel_settings(self, wildcards: Any) -> dict[str, Any]:
+        """Params function: settings of a kernel-model variant."""
+        return self._named("kernels", wildcards.kernels)
+
+    def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
+        """Params function: settings of an overhead statistic."""
+        return self._named("overheads", wildcards.overheads)
+
+    def first_section(self, name: str) -> dict[str, Any]:
+        """A part of the configuration that all points share."""
+        return self.points[0].section(name)
+
+    def local_workloads(self) -> list[str]:
+        """Names of the workloads that run on this machine, in the order of their traces."""
+        return [f"{p.model}/{p.variant}/b{p.batch_size}" for p in self.points if p.local]
+
+    def public(self, name: str) -> str:
+        """Path of public data; a name that cannot exist where there is none (no rule then asks for it)."""
+        found = datasets_dir()
+        return str(found / name) if found else f"no-public-data/{name}"
+
+    @property
+    def measurements(self) -> str:
+        """Folder of our own campaigns."""
+        return str(measurements_dir())
+
+    def _named(self, section: str, name: str) -> dict[str, Any]:
+        """The section of the first point that uses this choice; else (a pack is built) the choice's own defaults."""
+        for point in self.points:
+            if point.section(section)["name"] == name:
+                return point.section(section)
+        return expand([f"{section}={name}"])[0].section(section)
+
+    @staticmethod
+    def code(*rooms: str) -> str:
+        """Digest of library modules, as a param: a change there reruns the rule."""
+        return code_digest(*rooms)

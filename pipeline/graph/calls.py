@@ -1,0 +1,122 @@
+"""From a graph to the device calls of its operators (schema `calls`), one row per call in launch order.
+
+The map itself is data (`opmap.yaml`); this module walks the tree: an operator with a row makes that row's calls and what
+lies under it is not looked at again, any other is the sum of what lies under it. Rows carry the id of the operator that
+makes the call; its top-level operator is found by following `parent_id`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from pipeline.graph.opmap import Row, find
+from pipeline.graph.sizes import SIZES, Work, load_all
+from pipeline.graph.table import Graph, Node
+from pipeline.schemas import DIMS
+
+if TYPE_CHECKING:
+    from pipeline.hardware.spec import GpuSpec
+
+TF32_CAPABILITY = 8.0
+"""Compute capability from which TF32 exists; older GPUs compute such calls in fp32."""
+
+BIG_COLUMNS = ("flops", "bytes_read", "bytes_written")
+
+
+def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") -> pd.DataFrame:
+    """The device calls of a graph's operators.
+
+    Args:
+        graph: captured, or imported from an execution trace.
+        gpu: where it will run; decides what depends on the GPU (TF32). None: no such decision is made.
+        device: "cuda", or "cpu" where the host is the device: then every operator that computes is one blocking call.
+
+    Returns:
+        Table of the `calls` schema. Operators without a row in the map have family `other`, op `unknown`.
+    """
+    load_all()
+    records: list[dict[str, Any]] = []
+    cache: dict[Any, list[dict[str, Any]]] = {}
+    tf32 = gpu is None or gpu.compute_capability >= TF32_CAPABILITY
+    for node, row in _claimed(graph.nodes()):
+        if device == "cuda" and node.on_host:
+            continue
+        key = _signature(node)
+        if key not in cache:
+            cache[key] = _records(node, row, device, tf32)
+        records += [
+            {**record, "node_id": node.node_id, "call": i, "phase": node.phase} for i, record in enumerate(cache[key])
+        ]
+    return _frame(records)
+
+
+def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:
+    """Names of operators that the map does not cover, with how often they occur in the graph."""
+    lost = calls.loc[(calls["family"] == "other") & (calls["op"] == "unknown"), "node_id"]
+    names = graph.table.set_index("node_id").loc[lost, "name"]
+    return {str(name): int(count) for name, count in names.value_counts().items()}
+
+
+def _claimed(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
+    """Nodes that make calls with their rows; nothing under a node with a row is looked at, unless the row says so."""
+    parents = {node.parent_id for node in nodes}
+    closed: set[int] = set()
+    for node in nodes:
+        if node.parent_id in closed:
+            closed.add(node.node_id)
+            continue
+        row = find(node.name)
+        if row is None or (row.leaf and node.node_id in parents):
+            continue
+        if not row.descend:
+            closed.add(node.node_id)
+        if row.calls:
+            yield node, row
+
+
+def _signature(node: Node) -> Any:
+    return (node.name, node.inputs, repr(node.values), node.outputs, repr(node.attributes.get("tf32")),
+            json.dumps({k: v for k, v in node.attributes.items() if k != "sequence"}, sort_keys=True))  # fmt: skip
+
+
+def _records(node: Node, row: Row, device: str, tf32: bool) -> list[dict[str, Any]]:
+    """The calls of one operator, without its id."""
+    found: list[dict[str, Any]] = []
+    for rule in row.calls:
+        try:
+            result = SIZES[rule.size](node, rule)
+        except (LookupError, ZeroDivisionError):  # a trace that misses shapes: still a call, of unknown size
+            result = Work({}, 0.0, 0.0, 0.0, "fp32")
+        works = [] if result is None else [result] if isinstance(result, Work) else result
+        for work in works:
+            dtype = "fp32" if work.dtype == "tf32" and not tf32 else work.dtype
+            found.append({
+                "api": work.api or rule.api, "family": work.family or rule.family, "op": work.op or rule.op,
+                "stream": 0, "dtype": dtype, "flops": float(work.flops), "bytes_read": float(work.read),
+                "bytes_written": float(work.written), "blocking": work.blocking, "evidence": rule.evidence,
+                "attributes": json.dumps(work.attributes, separators=(",", ":")) if work.attributes else None,
+                **work.dims,
+            })  # fmt: skip
+    return [_on_cpu(found)] if device == "cpu" and found else found
+
+
+def _on_cpu(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One blocking call that does the work of all: that of the largest, with the sums of FLOPs and bytes."""
+    main = max(records, key=lambda record: record["bytes_read"] + record["bytes_written"] + record["flops"])
+    sums = {name: sum(record[name] for record in records) for name in BIG_COLUMNS}
+    return {**main, **sums, "api": "cpu", "blocking": True}
+
+
+def _frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    frame = pd.DataFrame(list(records))
+    columns = ["node_id", "call", "api", "family", "op", "phase", "stream", "dtype", *BIG_COLUMNS, "blocking",
+               *DIMS, "attributes", "kernel_name", "measured_us", "evidence"]  # fmt: skip
+    frame = frame.reindex(columns=columns)
+    for name in ("attributes", "kernel_name"):
+        frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
+    frame = frame.astype({name: "Int64" for name in DIMS} | {"node_id": "int64", "call": "int64", "stream": "int64"})
+    return frame.astype({"blocking": bool, "measured_us": "float64"} | {name: "float64" for name in BIG_COLUMNS})

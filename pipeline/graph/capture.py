@@ -1,0 +1,96 @@
+"""Captures the operator graph of a workload's step without a GPU.
+
+The step runs on the meta device (shapes only, no memory) under PyTorch's execution-trace observer; `normalise` then turns
+what a meta device records into what CUDA would. Steps with sparse gradients, which meta tensors cannot have, run on fake
+CPU tensors instead.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.graph.execution_trace import build_nodes, read_execution_trace
+from pipeline.graph.normalise import normalise
+from pipeline.graph.table import Graph, Memory, Node, write_nodes
+
+if TYPE_CHECKING:
+    from pipeline.workloads.step import Step
+
+
+def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
+    """The graph of one step of a workload, as CUDA would run it.
+
+    Args:
+        config: content of `config/model/<name>.yaml` after overrides.
+        batch_size: samples per step.
+
+    Raises:
+        SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
+    """
+    nodes, memory = record(config, batch_size)
+    return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size)
+
+
+def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memory]:
+    """Normalised nodes of one step and its memory need."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from pipeline.workloads import make_step
+
+    fake = _needs_fake(config)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+    with mode:
+        step = make_step(config, batch_size, "cpu" if fake else "meta")
+        return observe(step, fake, config)
+
+
+def observe(step: Step, fake: bool, config: Mapping[str, Any]) -> tuple[list[Node], Memory]:
+    """Run a step twice (the first makes gradients and optimizer state) and record the second."""
+    from torch.profiler import ExecutionTraceObserver
+
+    from pipeline.workloads.step import saved_activations
+
+    with saved_activations(step) as saved:
+        step.run(0)
+    memory = Memory(
+        step.parameters_bytes + step.buffers_bytes, step.gradient_bytes, step.optimizer_bytes, saved.bytes, step.input_bytes
+    )
+    with tempfile.TemporaryDirectory(prefix="steptime-") as folder, _quiet():
+        path = Path(folder) / "execution_trace.json"
+        observer = ExecutionTraceObserver()
+        observer.register_callback(str(path))
+        observer.start()
+        try:
+            step.run(0)
+        finally:
+            observer.stop()
+            observer.unregister_callback()
+        raw = read_execution_trace(path)
+    return normalise(build_nodes(raw), config, fake), memory
+
+
+def _needs_fake(config: Mapping[str, Any]) -> bool:
+    return config.get("embedding") == "sparse" and config.get("mode", "train") == "train"
+
+
+class _quiet:  # noqa: N801 - reads as a function in `with _quiet()`
+    """Keeps the observer's notes off the terminal (they go straight to file descriptor 2)."""
+
+    def __enter__(self) -> None:
+        import os
+        import sys
+
+        sys.stderr.flush()
+        self._kept = os.dup(2)
+        with Path(os.devnull).open("w") as null:
+            os.dup2(null.fileno(), 2)
+
+    def __exit__(self, *_: object) -> None:
+        import os
+
+        os.dup2(self._kept, 2)
+        os.close(self._kept)

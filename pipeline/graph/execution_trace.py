@@ -1,0 +1,169 @@
+"""Reads PyTorch execution traces (schemas 1.0.1 and 1.1.x-chakra) into the graph table.
+
+Nodes are sorted by `rf_id`, the order in which the host entered them over all threads; `id` has no order. Annotations
+(Python's `record_function`, the profiler's own roots) are no operators: their children move up, and they name phases.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import TraceError
+from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Argument, Graph, Node, Tensor, write_nodes
+
+USER_SCOPE, BACKWARD_SCOPE = 7, 1
+AUTOGRAD = "autograd::engine::evaluate_function"
+
+DTYPES = {
+    "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "long int": "int64",
+    "long": "int64", "int": "int32", "short": "int16", "signed char": "int8", "unsigned char": "uint8",
+    "bool": "bool", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+}  # fmt: skip
+"""Type names of tensors in execution traces."""
+
+PHASES = (
+    (re.compile(r"Optimizer\.(step|zero_grad)#|^## (optimizer|zero_grad) ##"), "optimizer"),
+    (re.compile(r"^## (data|copy_batch_to_gpu|wait_for_batch) ##|^enumerate\(DataLoader\)"), "data"),
+    (re.compile(r"^## loss ##"), "loss"),
+    (re.compile(r"^## backward ##"), "backward"),
+    (re.compile(r"^## forward ##"), "forward"),
+)
+"""Annotations that name a phase: PyTorch's own for optimizers, TorchRec's (which our steps use too) for the rest."""
+
+
+def import_execution_trace(path: str | Path) -> Graph:
+    """The graph of a trace that `torch.profiler.ExecutionTraceObserver` wrote (.json or .json.gz).
+
+    Raises:
+        TraceError: the file is missing, cut off, or no execution trace.
+    """
+    raw = read_execution_trace(path)
+    nodes = build_nodes(raw)
+    accelerator = any(not t.host for node in nodes for t in node.tensors())
+    if not accelerator:  # a CPU's trace: host memory is device memory
+        nodes = [_on_device(node) for node in nodes]
+    return Graph(write_nodes(nodes), device="cuda" if accelerator else "cpu")
+
+
+def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
+    """The raw nodes of an execution trace, with one set of keys for all schema versions."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        found = json.loads(data.decode("utf-8", "replace"), strict=False)["nodes"]
+        return [_flatten(node) for node in found]
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise TraceError(f"{path}: not a complete execution trace ({str(error).splitlines()[0]})") from None
+    except (KeyError, TypeError, AttributeError):
+        raise TraceError(f"{path}: no `nodes` as PyTorch's ExecutionTraceObserver writes them") from None
+
+
+def build_nodes(raw: Sequence[Mapping[str, Any]]) -> list[Node]:
+    """Operators in host order; annotations leave the tree and give their children a phase."""
+    by_id = {node["id"]: node for node in raw}
+    ordered = sorted((n for n in raw if n["rf_id"]), key=lambda node: int(node["rf_id"]))
+    kept: dict[int, Node] = {}
+    threads: dict[int, int] = {}
+    for raw_node in ordered:
+        if raw_node["scope"] == USER_SCOPE:
+            continue
+        threads.setdefault(raw_node["tid"], len(threads))
+        parent, phase = _place(raw_node, by_id, kept)
+        node = _node(raw_node, parent, len(kept))
+        under = kept[parent] if parent is not None else None
+        backward = node.name.startswith(AUTOGRAD) or (under is not None and under.thread == BACKWARD_THREAD)
+        node.thread = BACKWARD_THREAD if backward or threads[raw_node["tid"]] else FORWARD_THREAD
+        node.phase = phase or (under.phase if under is not None else "backward" if node.thread else "forward")
+        kept[node.node_id] = node
+    return list(kept.values())
+
+
+def _flatten(node: dict[str, Any]) -> dict[str, Any]:
+    """One node with the keys id, parent, name, rf_id, scope, tid, seq_id, op_schema, inputs and outputs."""
+    if "attrs" not in node:  # schema 1.0.1
+        sides = {
+            side: {"values": node[side], "shapes": node[f"{side[:-1]}_shapes"], "types": node[f"{side[:-1]}_types"]}
+            for side in ("inputs", "outputs")
+        }
+        return {**node, **sides}
+    attributes = {item["name"]: item["value"] for item in node["attrs"]}
+    return {**attributes, **node, "parent": node["ctrl_deps"]}
+
+
+def _place(
+    raw: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]], kept: Mapping[int, Node]
+) -> tuple[int | None, str | None]:
+    """The nearest operator above a node, and the phase that the annotations in between name."""
+    parent, phase = by_id.get(raw["parent"]), None
+    while parent is not None and parent["id"] not in kept:
+        phase = phase or next((name for pattern, name in PHASES if pattern.search(parent["name"])), None)
+        parent = by_id.get(parent["parent"]) if parent["parent"] != parent["id"] else None
+    return (None if parent is None else int(parent["id"])), phase
+
+
+def _node(raw: Mapping[str, Any], parent: int | None, order: int) -> Node:
+    inputs, values = _arguments(raw["inputs"])
+    outputs, _ = _arguments(raw["outputs"])
+    attributes: dict[str, Any] = {"schema": raw["op_schema"].split("(")[0]} if raw.get("op_schema") else {}
+    if raw.get("seq_id", -1) >= 0:
+        attributes["sequence"] = raw["seq_id"]
+    return Node(int(raw["id"]), raw["name"], parent, order, inputs=inputs, values=values, outputs=outputs,
+                attributes=attributes, is_top_level=parent is None)  # fmt: skip
+
+
+def _arguments(side: Mapping[str, Any]) -> tuple[tuple[Argument, ...], tuple[Any, ...]]:
+    types, shapes, contents = side["types"], side["shapes"], side["values"]
+    strides = side.get("strides") or [None] * len(types)
+    arguments: list[Argument] = []
+    values: list[Any] = []
+    for i, kind in enumerate(types):
+        shape = shapes[i] if i < len(shapes) else []
+        stride = strides[i] if i < len(strides) else None
+        argument = _argument(kind, shape, contents[i] if i < len(contents) else None, stride)
+        arguments.append(argument)
+        values.append(None if argument is not None else _plain(contents[i] if i < len(contents) else None))
+    return tuple(arguments), tuple(values)
+
+
+def _argument(kind: str, shape: Any, content: Any, stride: Any) -> Argument:
+    if kind.startswith("Tensor("):
+        return _tensor(kind, shape, content, stride)
+    if kind.startswith("GenericList[") and "Tensor(" in kind:
+        inner = kind[len("GenericList[") : -1].split(",")
+        strides = stride if isinstance(stride, list) and len(stride) == len(inner) else [None] * len(inner)
+        found = [_tensor(*one) for one in zip(inner, shape, content, strides, strict=False) if one[0] != "None"]
+        return tuple(tensor for tensor in found if tensor is not None)
+    return None
+
+
+def _tensor(kind: str, shape: Any, content: Any, stride: Any) -> Tensor | None:
+    name = kind[len("Tensor(") : -1]
+    if "nullptr" in name:
+        return None
+    host = isinstance(content, list) and bool(content) and str(content[-1]).startswith("cpu")
+    known = tuple(stride) if isinstance(stride, list) and len(stride) == len(shape) else None
+    return Tensor(tuple(shape), DTYPES.get(name, name), known, host)
+
+
+def _plain(content: Any) -> Any:
+    return None if content == "<None>" or (isinstance(content, str) and len(content) > 200) else content
+
+
+def _on_device(node: Node) -> Node:
+    def move(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        return tuple(
+            Tensor(a.shape, a.dtype, a.strides) if isinstance(a, Tensor)
+            else None if a is None else tuple(Tensor(t.shape, t.dtype, t.strides) for t in a)
+            for a in arguments
+        )  # fmt: skip
+
+    node.inputs, node.outputs = move(node.inputs), move(node.outputs)
+    return node

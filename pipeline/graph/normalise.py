@@ -1,0 +1,165 @@
+"""From what the meta device records to what CUDA would: pruning, names, threads, fused lookups.
+
+A meta kernel written in Python calls other operators that CUDA's does not. So the children of an operator are kept only
+where its implementation is the same on every device (CompositeImplicitAutograd), or where it is listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from pipeline.graph.table import BACKWARD_THREAD, Argument, Node, Tensor
+
+SHARED = ("aten::_to_copy", "aten::clone")
+"""Operators with children that are the same on all devices although their dispatch does not say so."""
+
+RENAMED = {
+    "NativeBatchNormBackward0": "CudnnBatchNormBackward0",
+    "aten::native_batch_norm": "aten::cudnn_batch_norm",
+    "aten::native_batch_norm_backward": "aten::cudnn_batch_norm_backward",
+}
+"""Device-neutral names and those that CUDA records (source: v100_ddp and rtx2080ti_resnet traces)."""
+
+ALIASES = {
+    "aten::add_": "aten::add", "aten::_reshape_alias": "aten::view", "aten::_index_put_impl_": "aten::index_put",
+    "aten::index_put_": "aten::index_put", "aten::reshape": "aten::view", "aten::_unsafe_view": "aten::view",
+    "aten::clamp_min_": "aten::clamp_min", "aten::relu_": "aten::relu",
+}  # fmt: skip
+"""Names to be taken as one when sequences of different PyTorch versions are compared."""
+
+FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_sgd_function"
+FUSED_BACKWARD = "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>"
+BOUNDS_CHECK = "fbgemm::bounds_check_indices"
+
+
+def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = False) -> list[Node]:
+    """Nodes of a captured step as CUDA would have them, renumbered in host order."""
+    nodes = _prune(nodes)
+    nodes = [_on_cuda(node, fake) for node in nodes]
+    if fake:
+        nodes = _show_input_copies(nodes)
+    nodes = _fused_lookups(nodes, config)
+    _describe_embeddings(nodes, config)
+    return renumber(nodes)
+
+
+def renumber(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes with ids and orders 0, 1, 2... in the order given, and flags of top-level nodes to match."""
+    ids = {node.node_id: i for i, node in enumerate(nodes)}
+    return [
+        replace(
+            node, node_id=i, order=i, parent_id=None if node.parent_id is None else ids[node.parent_id],
+            is_top_level=node.parent_id is None,
+        )
+        for i, node in enumerate(nodes)
+    ]  # fmt: skip
+
+
+@cache
+def is_composite(schema: str) -> bool:
+    """Whether an operator (`aten::linear`, `aten::add.Tensor`) is implemented by others on every device."""
+    import torch
+
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd"))
+    except RuntimeError:
+        return False
+
+
+def _prune(nodes: Sequence[Node]) -> list[Node]:
+    """Drop what lies under operators that every device implements in its own way."""
+    kept: list[Node] = []
+    opaque: set[int] = set()
+    for node in nodes:
+        if node.parent_id in opaque:
+            opaque.add(node.node_id)
+            continue
+        kept.append(node)
+        schema = node.attributes.pop("schema", "")
+        if node.name.startswith("aten::") and node.name not in SHARED and not is_composite(schema or node.name):
+            opaque.add(node.node_id)
+    return kept
+
+
+def _on_cuda(node: Node, fake: bool) -> Node:
+    name = node.name
+    for neutral, cuda in RENAMED.items():
+        name = name.replace(neutral, cuda) if neutral in name else name
+    if fake:
+        return replace(node, name=name, inputs=_moved(node.inputs), outputs=_moved(node.outputs))
+    return replace(node, name=name)
+
+
+def _moved(arguments: Sequence[Argument], host: bool = False) -> tuple[Argument, ...]:
+    def move(tensor: Tensor) -> Tensor:
+        wrapped = not tensor.shape and tensor.host and tensor.dtype in ("fp64", "int64", "bool")
+        return tensor if wrapped else replace(tensor, host=host)
+
+    return tuple(
+        move(a) if isinstance(a, Tensor) else None if a is None else tuple(move(t) for t in a) for a in arguments
+    )
+
+
+def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
+    """Fake tensors copy inputs by hand (`empty_like`, `copy_`): make that the `to` of a real step."""
+    shown: list[Node] = []
+    fresh = max((node.node_id for node in nodes), default=0) + 1
+    for node in nodes:
+        if node.phase != "data":
+            shown.append(node)
+        elif node.name == "aten::copy_":
+            target, source = node.tensor(0), replace(node.tensor(1), host=True)
+            outer = replace(node, node_id=fresh, name="aten::to", inputs=(source,), values=(None,), outputs=(target,),
+                            parent_id=None, attributes={})  # fmt: skip
+            inner = replace(outer, node_id=fresh + 1, name="aten::_to_copy", parent_id=fresh)
+            copy = replace(node, inputs=(target, source, None), values=(None, None, True), parent_id=fresh + 1)
+            shown += [outer, inner, copy]
+            fresh += 2
+    return shown
+
+
+def _fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node]:
+    """Our stand-ins for the fused lookup become FBGEMM's operators, with the check of indices that goes before."""
+    named: list[Node] = []
+    fresh = max((node.node_id for node in nodes), default=0) + 1
+    skipped: set[int] = set()
+    for node in nodes:
+        if node.parent_id in skipped and not node.name.startswith("steptime::"):
+            node = replace(node, parent_id=None, is_top_level=True)
+        if node.name == "LookupSgd":
+            skipped.add(node.node_id)  # the Python function around the operator, which FBGEMM's C++ has not
+        elif node.name == "steptime::lookup":
+            check = replace(node, node_id=fresh, name=BOUNDS_CHECK, inputs=node.inputs[1:3], values=(), outputs=(),
+                            parent_id=None)  # fmt: skip
+            fresh += 1
+            named += [check, replace(node, name=FUSED_FORWARD, parent_id=None)]
+        elif node.name == "steptime::lookup_backward_sgd":
+            named.append(replace(node, name="fbgemm::split_embedding_backward_codegen_sgd"))
+        elif "LookupSgdBackward" in node.name:
+            named.append(replace(node, name=node.name.replace("LookupSgdBackward", FUSED_BACKWARD)))
+        else:
+            named.append(node)
+    return named
+
+
+def _describe_embeddings(nodes: Sequence[Node], config: Mapping[str, Any]) -> None:
+    """Give lookups what shapes cannot tell: rows per table, lookups, and how indices are distributed."""
+    if "embedding" not in config:
+        return
+    from pipeline.workloads.dlrm import tables
+
+    rows, lookups = tables(config)
+    distribution = str(config.get("distribution", "uniform"))
+    for node in nodes:
+        if node.name in (FUSED_FORWARD, BOUNDS_CHECK) or node.name.startswith("fbgemm::split_embedding_backward"):
+            node.attributes.update(rows=rows, lookups=lookups, distribution=distribution, index_bytes=8)
+        elif "embedding_bag" in node.name:
+            node.attributes.update(distribution=distribution, index_bytes=8)
+
+
+def thread_names(nodes: Sequence[Node]) -> dict[int, int]:
+    """How many nodes each host thread runs."""
+    return {thread: sum(node.thread == thread for node in nodes) for thread in (0, BACKWARD_THREAD)}

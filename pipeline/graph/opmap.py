@@ -1,0 +1,83 @@
+"""Loads the map from operators to device calls (`opmap.yaml`) and finds the row of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.graph.sizes.work import Rule
+
+TABLE = Path(__file__).with_name("opmap.yaml")
+
+CONTAINERS = ("autograd::", "torch::autograd::", "## ", "Optimizer.")
+"""Names of nodes that only hold others (autograd's own nodes have no `::` in their names)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one operator asks of the device.
+
+    `leaf`: holds only where nothing lies under the operator. `descend`: what lies under it counts too.
+    """
+
+    op: str
+    calls: tuple[Rule, ...]
+    leaf: bool = False
+    descend: bool = False
+    evidence: tuple[str, ...] = ()
+
+
+UNKNOWN = Row("", (Rule("other", "unknown", "nothing_known", evidence="none"),), leaf=True)
+"""The row of an operator that the map does not have: its bytes, counted as unmodelled."""
+
+
+def find(name: str) -> Row | None:
+    """The row of an operator; None for nodes that only hold others (autograd's), `UNKNOWN` for unknown operators."""
+    row = rows().get(name)
+    if row is not None:
+        return row
+    if "::" not in name or name.startswith(CONTAINERS):
+        return None
+    return UNKNOWN
+
+
+@cache
+def rows() -> dict[str, Row]:
+    """All rows of the map by operator name."""
+    import yaml
+
+    data = yaml.load(TABLE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    found: dict[str, Row] = {}
+    for kind, leaf in (("host", False), ("leaf_host", True)):
+        for op in data[kind]["ops"]:
+            found[op] = Row(op, (), leaf=leaf, evidence=tuple(data[kind]["evidence"]))
+    for name, ops in data["elementwise"]["ops"].items():
+        evidence = tuple(data["elementwise"]["evidence"])
+        options = {"scalar": ops[1]} if len(ops) > 1 else {}
+        rule = Rule("elementwise", ops[0], "elementwise", evidence=_text(evidence), options=options)
+        for op in (f"aten::{name}", f"aten::{name}_"):
+            found[op] = Row(op, (rule,), evidence=evidence)
+    for name in data["random"]["ops"]:
+        evidence = tuple(data["random"]["evidence"])
+        rule = Rule("elementwise", "random", "fill", evidence=_text(evidence))
+        for op in (f"aten::{name}", f"aten::{name}_"):
+            found[op] = Row(op, (rule,), leaf=not op.endswith("_"), evidence=evidence)
+    for op, row in data["calls"].items():
+        evidence = tuple(row["evidence"])
+        calls = tuple(_rule(call, evidence) for call in row["calls"])
+        found[op] = Row(op, calls, bool(row.get("leaf")), bool(row.get("descend")), evidence)
+    return found
+
+
+def _rule(call: dict[str, Any], evidence: Sequence[str]) -> Rule:
+    known = {key: call[key] for key in ("family", "op", "size", "api") if key in call}
+    options = {key: value for key, value in call.items() if key not in known}
+    return Rule(**known, evidence=_text(evidence), options=options)
+
+
+def _text(evidence: Sequence[str]) -> str:
+    """`trace` where a public trace shows the calls, else `source`."""
+    return "source" if all("/" in item for item in evidence) else "trace"

@@ -1,0 +1,113 @@
+"""Convolutions: forward, gradient of the data, gradient of the weight, and their biases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.graph.sizes.work import Rule, Work, rows_width, size
+from pipeline.graph.table import Node, Tensor
+
+
+@size("convolution")
+def convolution(node: Node, rule: Rule) -> list[Work] | None:
+    """convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
+    x, w = node.tensor(0), node.tensor(1)
+    if not x.numel:
+        return None
+    out = node.result() or Tensor(_output_shape(node, x, w), x.dtype)
+    transposed = bool(node.value(6, False))
+    dims = _dims(node, x, w, out, 3, transposed)
+    family = "conv2d_backward_data" if transposed else "conv2d_forward"
+    works = [Work(dims, _flops(dims, w, out if not transposed else x), float(x.bytes + w.bytes), float(out.bytes),
+                  _dtype(node, x), family)]  # fmt: skip
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if isinstance(bias, Tensor):
+        works.append(_bias(out, bias))
+    return works
+
+
+@size("convolution_backward")
+def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
+    """convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, .., groups, mask)."""
+    grad, x, w = node.tensor(0), node.tensor(1), node.tensor(2)
+    if not x.numel:
+        return None
+    mask = next((v for v in reversed(node.values) if isinstance(v, list) and len(v) == 3), [True, True, False])
+    transposed = bool(node.value(7, False))
+    dims = _dims(node, x, w, grad, 4, transposed)
+    flops, dtype = _flops(dims, w, grad if not transposed else x), _dtype(node, x)
+    works = []
+    if mask[0]:
+        family = "conv2d_forward" if transposed else "conv2d_backward_data"
+        works.append(Work(dims, flops, float(grad.bytes + w.bytes), float(x.bytes), dtype, family))
+    if mask[1]:
+        works.append(Work(dims, flops, float(grad.bytes + x.bytes), float(w.bytes), dtype, "conv2d_backward_weight"))
+    if mask[2]:
+        channels = grad.shape[1] * 4
+        sums = {"B": grad.numel // grad.shape[1], "H": grad.shape[1], "inputs": grad.bytes, "outputs": channels}
+        works.append(Work(sums, float(grad.numel), float(grad.bytes), float(channels), grad.dtype, "reduction", "sum_rows"))
+    return works
+
+
+def _bias(out: Tensor, bias: Tensor) -> Work:
+    dims = {**rows_width(out), "inputs": out.bytes + bias.bytes, "outputs": out.bytes}
+    return Work(dims, float(out.numel), float(out.bytes + bias.bytes), float(out.bytes), out.dtype, "elementwise", "add")
+
+
+def _dtype(node: Node, x: Tensor) -> str:
+    return "tf32" if node.attributes.get("tf32") and x.dtype == "fp32" else x.dtype
+
+
+def _pair(value: Any, default: int) -> tuple[int, int]:
+    if isinstance(value, list) and value:
+        return int(value[0]), int(value[-1])
+    return (value, value) if isinstance(value, int) else (default, default)
+
+
+def _dims(node: Node, x: Tensor, w: Tensor, out: Tensor, first: int, transposed: bool) -> dict[str, int]:
+    """Dims as of the ordinary convolution; a transposed one is the data gradient of the convolution the other way."""
+    stride, padding = _pair(node.value(first), 1), _pair(node.value(first + 1), 0)
+    dilation = _pair(node.value(first + 2), 1)
+    groups = next((v for v in node.values[first + 4 : first + 7] if isinstance(v, int) and not isinstance(v, bool)), 1)
+    image = out if transposed else x
+    height, width = (image.shape[-2], image.shape[-1]) if len(image.shape) > 3 else (1, image.shape[-1])
+    kernel = (w.shape[-2], w.shape[-1]) if len(w.shape) > 3 else (1, w.shape[-1])
+    dims = {
+        "B": x.shape[0], "in_channels": w.shape[1] * groups, "out_channels": w.shape[0], "kernel_size": kernel[0],
+        "input_size": height, "stride": stride[0], "padding": padding[0], "groups": groups, "dilation": dilation[0],
+    }  # fmt: skip
+    square = kernel[0] == kernel[1] and height == width and stride[0] == stride[1] and padding[0] == padding[1]
+    if not square:
+        dims |= {"kernel_size_w": kernel[1], "input_size_w": width, "stride_w": stride[1], "padding_w": padding[1]}
+    return dims
+
+
+def _flops(dims: dict[str, int], w: Tensor, out: Tensor) -> float:
+    """2 · weights per output channel · output elements."""
+    per_output = w.numel // w.shape[0]
+    pixels = out.numel // (out.shape[0] * out.shape[1])
+    return 2.0 * out.shape[0] * pixels * w.shape[0] * per_output if w.shape[0] else float(dims["B"])
+
+
+def _output_shape(node: Node, x: Tensor, w: Tensor) -> tuple[int, ...]:
+    """Shape of the result where a trace holds none."""
+    if node.value(6, False):
+        stride, padding = _pair(node.value(3), 1), _pair(node.value(4), 0)
+        sides = [(x.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + w.shape[2 + i] for i in range(len(x.shape) - 2)]
+        return (x.shape[0], w.shape[1], *sides)
+    stride, padding, dilation = _pair(node.value(3), 1), _pair(node.value(4), 0), _pair(node.value(5), 1)
+    sides = [
+        (x.shape[2 + i] + 2 * padding[i] - dilation[i] * (w.shape[2 + i] - 1) - 1) // stride[i] + 1
+        for i in range(len(x.shape) - 2)
+    ]
+    return (x.shape[0], w.shape[0], *sides)
+
+
+@size("cudnn_convolution")
+def cudnn_convolution(node: Node, rule: Rule) -> list[Work] | None:
+    """cudnn_convolution(input, weight, padding, stride, dilation, groups, ..) of traces; bias is an operator of its own."""
+    x, w = node.tensor(0), node.tensor(1)
+    padding, stride, dilation, groups = (node.value(i) for i in (2, 3, 4, 5))
+    values = (None, None, None, stride, padding, dilation, rule.family == "conv2d_backward_data", None, groups)
+    return convolution(Node(node.node_id, node.name, inputs=(x, w, None), values=values, outputs=node.outputs,
+                            attributes=node.attributes), rule)  # fmt: skip

@@ -1,0 +1,229 @@
+"""Embedding lookups and their gradients, as FBGEMM's fused operator and PyTorch's own make them.
+
+Dims: B samples, T tables of E rows and width D, L lookups per sample and table. Where tables differ, E and L are means
+(rounded) and `attributes` carries the lists. Bytes are the plain model's: every row read from DRAM, in 32-byte sectors
+(DESIGN section 2); kernel models that know the L2 cache use the dims instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.graph.sizes.movement import sort_works
+from pipeline.graph.sizes.work import Rule, Work, on_device, size
+from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
+
+SECTOR = 32
+LONG_SEGMENT = 32
+"""Uses of one row from which FBGEMM gives it a whole block (`max_segment_length_per_warp`), not one warp."""
+
+
+def sectors(bytes_: float) -> int:
+    """Bytes moved when whole sectors of 32 bytes are."""
+    return math.ceil(bytes_ / SECTOR) * SECTOR
+
+
+@size("fused_forward")
+def fused_forward(node: Node, rule: Rule) -> Work:
+    """FBGEMM's lookup of all tables: weight (rows, D), indices, offsets; rows and lookups from the attributes."""
+    shape = _fused_shape(node, node.tensor(0))
+    return _lookup(shape, list(range(shape["T"])), node, "fused")
+
+
+@size("bounds_check")
+def bounds_check(node: Node, rule: Rule) -> list[Work]:
+    """FBGEMM's check of indices and offsets, after setting its counter of warnings to zero."""
+    indices = node.tensor(0)
+    read = float(sum(t.bytes for t in node.tensors()))
+    counter = {"B": 1, "H": 1, "inputs": 0, "outputs": 8}
+    dims = {"B": 1, "H": indices.numel, "inputs": int(read), "outputs": 0}
+    return [
+        Work(counter, 0.0, 0.0, 8.0, "int64", "elementwise", "fill"),
+        Work(dims, float(indices.numel), read, 0.0, "int64", "index", "bounds_check"),
+    ]
+
+
+@size("fused_backward_sgd")
+def fused_backward_sgd(node: Node, rule: Rule) -> list[Work]:
+    """FBGEMM's backward pass with SGD inside: 14 launches as `v100x8_dlrm` shows them (there with Adagrad).
+
+    Indices are made linear over all tables, sorted, and cut into runs of one row; rows with few uses are updated by a
+    warp each, rows with many by a block each.
+    """
+    gradient, weight = node.tensor(0), node.tensor(1)
+    shape = _fused_shape(node, weight)
+    count = int(sum(shape["B"] * lookups for lookups in shape["lookups"]))
+    index = int(node.attributes.get("index_bytes", 8))
+    key_bits = max(1, math.ceil(math.log2(sum(shape["rows"]) + 1)))
+    line = {"B": 1, "H": count}
+    sizes = (count * index * 1.0, count * 4.0)
+    linear = Work({**line, "inputs": int(sizes[0]), "outputs": int(sum(sizes))}, 2.0 * count, sizes[0], sum(sizes),
+                  "int64", "index", "linearize_index")  # fmt: skip
+    zeros = [_fill(count, 4), _fill(1, 4)]
+    runs = Work({**line, "inputs": int(sizes[0]), "outputs": int(sum(sizes))}, float(count), sizes[0], sum(sizes),
+                "int64", "sort", "run_length_encode")  # fmt: skip
+    scan = Work({**line, "inputs": int(sizes[1]), "outputs": int(sizes[1])}, float(count), sizes[1], sizes[1], "int32",
+                "sort", "scan")  # fmt: skip
+    start = Work({"B": 1, "H": 1, "inputs": 0, "outputs": 128}, 0.0, 0.0, 128.0, "int32", "sort", "scan_init")
+    find = Work({**line, "inputs": int(sizes[1]), "outputs": 4}, float(count), sizes[1], 4.0, "int32", "index",
+                "find_long_segments")  # fmt: skip
+    tables = range(shape["T"])
+    long = [t for t in tables if shape["B"] * shape["lookups"][t] / shape["rows"][t] >= LONG_SEGMENT]
+    short = [t for t in tables if t not in long]
+    updates = [_update(shape, long, node, "fused_sgd_block"), _update(shape, short, node, "fused_sgd_warp")]
+    return [linear, *sort_works(count, key_bits, index + 4.0), *zeros, start, runs, _fill(1, 4), start, scan,
+            _fill(1, 4), _fill(1, 4), find, *updates, *_gradient_copy(gradient)]  # fmt: skip
+
+
+@size("bag_forward")
+def bag_forward(node: Node, rule: Rule) -> Work:
+    """PyTorch's EmbeddingBag, one table: weight (E, D), indices, offsets."""
+    shape = _bag_shape(node.tensor(0), node.tensor(1), node.tensor(2))
+    return _lookup(shape, [0], node, "embedding_bag")
+
+
+@size("bag_backward")
+def bag_backward(node: Node, rule: Rule) -> list[Work]:
+    """EmbeddingBag's gradient: rows of the output's gradient repeated (sparse), or summed into a dense one.
+
+    Source: ATen/native/EmbeddingBag.cpp `_embedding_bag_sparse_backward`, ATen/native/cuda/EmbeddingBag.cu and
+    EmbeddingBackwardKernel.cu.
+    """
+    gradient, indices, offsets = node.tensor(0), node.tensor(1), node.tensor(2)
+    rows = next((v for v in node.values if isinstance(v, int) and not isinstance(v, bool)), indices.numel)
+    dim, count = gradient.shape[-1], indices.numel
+    if _is_sparse(node):
+        moved = float(count * dim * DTYPE_BYTES.get(gradient.dtype, 4))
+        dims = {"B": count, "H": dim, "inputs": int(moved + 8 * count), "outputs": int(moved)}
+        return [Work(dims, 0.0, moved + 8.0 * count, moved, gradient.dtype, "index", "index_select")]
+    weight = Tensor((rows, dim), gradient.dtype)
+    return _dense_gradient(_bag_shape(weight, indices, offsets), weight, count, node, "embedding_bag_dense")
+
+
+@size("lookup_rows")
+def lookup_rows(node: Node, rule: Rule) -> Work:
+    """aten::embedding: one row per index, by index_select."""
+    weight, indices = node.tensor(0), node.tensor(1)
+    shape = {"B": indices.numel, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": weight.shape[1],
+             "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+    return _lookup(shape, [0], node, "embedding")
+
+
+@size("rows_backward")
+def rows_backward(node: Node, rule: Rule) -> list[Work]:
+    """embedding_dense_backward(grad, indices, num_weights, ..): zeros, and one kernel for up to 3072 indices, else the
+    sorted form (ATen/native/cuda/Embedding.cu).
+    """
+    gradient, indices = node.tensor(0), node.tensor(1)
+    weight = Tensor((int(node.value(2, indices.numel)), gradient.shape[-1]), gradient.dtype)
+    shape = {"B": indices.numel, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": weight.shape[1],
+             "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+    if indices.numel <= 3072:
+        return [_zeros(weight), _update(shape, [0], node, "embedding_dense")]
+    return _dense_gradient(shape, weight, indices.numel, node, "embedding_dense")
+
+
+@size("sparse_add")
+def sparse_add(node: Node, rule: Rule) -> list[Work]:
+    """param.add_(sparse gradient, alpha): values scaled, then added row by row (SparseCUDATensorMath.cu)."""
+    weight = node.tensor(0)
+    shape, distribution = node.attributes["sparse"], node.attributes
+    count, dim = int(shape["rows"]), weight.shape[-1]
+    moved = float(count * dim * DTYPE_BYTES.get(weight.dtype, 4))
+    scale = {"B": count, "H": dim, "inputs": int(moved), "outputs": int(moved)}
+    spec = {"B": count, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": dim,
+            "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+    update = _update(spec, [0], node, "sparse_index_add")
+    update.attributes["distribution"] = distribution.get("distribution", "uniform")
+    return [Work(scale, float(count * dim), moved, moved, weight.dtype, "elementwise", "mulu"), update]
+
+
+def _fused_shape(node: Node, weight: Tensor) -> dict[str, Any]:
+    rows, lookups = node.attributes["rows"], node.attributes["lookups"]
+    offsets = next(t for t in reversed(on_device(node.tensors())) if len(t.shape) == 1)
+    return {"B": offsets.numel // len(rows), "T": len(rows), "rows": rows, "lookups": lookups, "D": weight.shape[-1],
+            "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+
+
+def _bag_shape(weight: Tensor, indices: Tensor, offsets: Tensor) -> dict[str, Any]:
+    batch = max(1, offsets.numel)
+    return {"B": batch, "T": 1, "rows": [weight.shape[0]], "lookups": [max(1, indices.numel // batch)],
+            "D": weight.shape[1], "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+
+
+def _dims(shape: dict[str, Any], tables: Sequence[int]) -> tuple[dict[str, int], dict[str, Any]]:
+    rows, lookups = [shape["rows"][t] for t in tables], [shape["lookups"][t] for t in tables]
+    count = max(1, len(tables))
+    dims = {"B": shape["B"], "T": len(tables), "E": round(sum(rows) / count), "L": round(sum(lookups) / count), "D": shape["D"]}
+    return dims, {"rows": rows, "lookups": lookups}
+
+
+def _describe(node: Node, lists: dict[str, Any]) -> dict[str, Any]:
+    return {**lists, "distribution": node.attributes.get("distribution", "uniform"),
+            "index_bytes": node.attributes.get("index_bytes", 8)}  # fmt: skip
+
+
+def _lookup(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -> Work:
+    dims, lists = _dims(shape, tables)
+    row, index = sectors(shape["element"] * shape["D"]), int(node.attributes.get("index_bytes", 8))
+    per_output = [sectors(index * n) + n * row + 2 * SECTOR + SECTOR for n in lists["lookups"]]
+    read = float(shape["B"] * sum(per_output))
+    adds = float(shape["B"] * sum(lists["lookups"]) * shape["D"])
+    return Work(dims, adds, read, float(shape["B"] * len(tables) * row), shape["dtype"], op=op, attributes=_describe(node, lists))
+
+
+def _update(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -> Work:
+    """Rows read and written; the output's gradient read once per sample and table (cached between lookups)."""
+    dims, lists = _dims(shape, tables)
+    row = sectors(shape["element"] * shape["D"])
+    uses = float(shape["B"] * sum(lists["lookups"]))
+    distinct = sum(_distinct(rows, shape["B"] * n) for rows, n in zip(lists["rows"], lists["lookups"], strict=True))
+    if not tables:  # launched all the same, and finds nothing to do
+        empty = {"B": 1, "H": 1, "inputs": SECTOR, "outputs": 0}
+        return Work(empty, 0.0, float(SECTOR), 0.0, shape["dtype"], "index", f"{op}_empty")
+    gradient = float(shape["B"] * len(tables) * row)
+    return Work(dims, uses * shape["D"], gradient + distinct * row + uses * 12.0, distinct * row, shape["dtype"],
+                "embedding_backward", op, attributes=_describe(node, lists))  # fmt: skip
+
+
+def _distinct(rows: int, uses: int) -> float:
+    """Expected number of distinct rows among `uses` uniform draws."""
+    return rows * -math.expm1(uses * math.log1p(-1.0 / rows)) if rows > 1 else 1.0
+
+
+def _dense_gradient(shape: dict[str, Any], weight: Tensor, count: int, node: Node, op: str) -> list[Work]:
+    """Zeros, sorted indices, segments of one row each, and the kernels that sum them."""
+    line = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
+    small = Work(line, float(count), 8.0 * count, 8.0 * count, "int64", "elementwise", "index_arithmetic")
+    step = Work(line, float(count), 8.0 * count, 8.0 * count, "int64", "sort", "segments")
+    key_bits = max(1, math.ceil(math.log2(weight.shape[0] + 1)))
+    partial = Work({"B": count, "H": weight.shape[-1], "inputs": 0, "outputs": 0}, 0.0, float(12 * count),
+                   float(4 * count), weight.dtype, "index", "segment_offsets")  # fmt: skip
+    return [small, *sort_works(count, key_bits, 16.0), _zeros(weight), step, step, partial,
+            _update(shape, [0], node, op), partial]  # fmt: skip
+
+
+def _zeros(weight: Tensor) -> Work:
+    dims = {"B": weight.shape[0], "H": weight.shape[-1], "inputs": 0, "outputs": weight.bytes}
+    return Work(dims, 0.0, 0.0, float(weight.bytes), weight.dtype, "elementwise", "fill")
+
+
+def _fill(count: int, element: int) -> Work:
+    dims = {"B": 1, "H": count, "inputs": 0, "outputs": count * element}
+    return Work(dims, 0.0, 0.0, float(count * element), "int32", "elementwise", "fill")
+
+
+def _gradient_copy(gradient: Tensor) -> list[Work]:
+    if gradient.contiguous:
+        return []
+    rows, width = gradient.rows_width()
+    dims = {"B": rows, "H": width, "bytes": gradient.bytes, "inputs": gradient.bytes, "outputs": gradient.bytes}
+    return [Work(dims, 0.0, float(gradient.bytes), float(gradient.bytes), gradient.dtype, "copy", "transpose")]
+
+
+def _is_sparse(node: Node) -> bool:
+    """The `sparse` flag of _embedding_bag_backward stands after scale_grad_by_freq and mode."""
+    flags = [v for v in node.values if isinstance(v, bool)]
+    return len(flags) > 1 and flags[1]

@@ -1,0 +1,70 @@
+"""Matrix products: (B x M x N) times (N x K), N the reduction dimension."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipeline.graph.sizes.work import Rule, Work, size
+from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
+
+
+@size("matmul")
+def matmul(node: Node, rule: Rule) -> list[Work] | None:
+    """mm, addmm, bmm, baddbmm: the last two tensors are the factors, one before them is added.
+
+    A bias vector goes into cuBLASLt's epilogue, which PyTorch uses where both the reduction and the output are wider
+    than 1; otherwise it is copied into the result first (ATen/native/cuda/Blas.cpp, `addmm_out_cuda_impl`).
+    """
+    tensors = [argument for argument in node.inputs if isinstance(argument, Tensor)]
+    a, b = tensors[-2], tensors[-1]
+    added = tensors[0] if len(tensors) > 2 else None
+    batch, m, n, k = _dims(a, b)
+    if not batch * m * k:
+        return None
+    element = DTYPE_BYTES.get(a.dtype, 4)
+    out = Tensor((batch, m, k), a.dtype)
+    dims = {"B": batch, "M": m, "N": n, "K": k, "trans_a": _transposed(a), "trans_b": _transposed(b)}
+    read = float((batch * m * n + _factor_size(b, batch) * n * k) * element)
+    works = []
+    if added is not None:
+        vector = len([s for s in added.shape if s > 1]) <= 1
+        fused = vector and n > 1 and k > 1
+        read += added.stored_bytes if fused else out.bytes
+        if not fused and node.value(len(node.values) - 2, 1) != 0:
+            rows = {"B": m, "H": k, "inputs": int(added.stored_bytes), "outputs": out.bytes}
+            works.append(Work(rows, 0.0, float(added.stored_bytes), float(out.bytes), a.dtype, "elementwise", "copy"))
+    operation = rule.op if added is not None or rule.family != "gemm" else "mm"
+    dtype = "tf32" if node.attributes.get("tf32") and a.dtype == "fp32" else a.dtype
+    works.append(Work(dims, 2.0 * batch * m * n * k, read, float(out.bytes), dtype, op=operation))
+    return works
+
+
+@size("linear")
+def linear(node: Node, rule: Rule) -> list[Work] | None:
+    """linear as one operator (CPU): input (..., N), weight (K, N), optional bias."""
+    x, w = node.tensor(0), node.tensor(1)
+    rows, width = x.rows_width()
+    flat = replace(node, inputs=(Tensor((rows, width), x.dtype), Tensor((w.shape[1], w.shape[0]), w.dtype, (1, width))),
+                   values=())  # fmt: skip
+    found = matmul(flat, rule)
+    for work in found or []:
+        work.op = "linear" if len(node.tensors()) > 2 else "mm"
+    return found
+
+
+def _dims(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
+    batch = max(a.shape[0] if len(a.shape) == 3 else 1, b.shape[0] if len(b.shape) == 3 else 1)
+    m = a.shape[-2] if len(a.shape) > 1 else 1
+    return batch, m, a.shape[-1], b.shape[-1] if len(b.shape) > 1 else 1
+
+
+def _factor_size(b: Tensor, batch: int) -> int:
+    expanded = len(b.shape) == 3 and bool(b.strides) and b.strides is not None and b.strides[0] == 0
+    return 1 if expanded or len(b.shape) < 3 else batch
+
+
+def _transposed(tensor: Tensor) -> int | None:
+    """1 where columns lie next to each other; None where strides are unknown."""
+    if tensor.strides is None or len(tensor.shape) < 2:
+        return None if tensor.strides is None else 0
+    return int(tensor.strides[-1] != 1 and tensor.shape[-1] > 1 and tensor.strides[-2] == 1)

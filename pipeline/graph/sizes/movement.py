@@ -1,0 +1,186 @@
+"""Kernels that move or arrange data: concatenation, gathers and scatters, sorting, the interaction's index."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.graph.sizes.work import Rule, Work, main_dtype, on_device, plain_result, read_bytes, rows_width, size
+from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
+
+CAT_BATCH = 128
+"""Tensors that one launch of CatArrayBatchedCopy takes (ATen/native/cuda/Shape.cu)."""
+
+SINGLE_TILE_SORT = 4096
+"""Elements up to which CUB's radix sort runs as one kernel on one block (256 threads x 16 items, about)."""
+
+RADIX_BITS = 8
+"""Key bits that one pass of CUB's onesweep radix sort handles."""
+
+
+@size("concat")
+def concat(node: Node, rule: Rule) -> list[Work] | None:
+    """cat: every element read and written once; long lists take several launches."""
+    parts = [t for t in on_device(node.tensors()) if t.numel]
+    if not parts:
+        return None
+    result = node.result()
+    works = []
+    for start in range(0, len(parts), CAT_BATCH):
+        group = parts[start : start + CAT_BATCH]
+        total = sum(t.bytes for t in group)
+        dims = {"bytes": total, "tensors": len(group)}
+        if result is not None and start == 0:
+            dims |= rows_width(result)
+        works.append(Work(dims, 0.0, float(total), float(total), group[0].dtype, attributes={"widths": _widths(group)}))
+    return works
+
+
+@size("slice_backward")
+def slice_backward(node: Node, rule: Rule) -> list[Work]:
+    """slice_backward and select_backward: zeros of the whole, then a copy of the part."""
+    part = node.tensor(0)
+    whole = node.result() or part
+    fill_dims = {**rows_width(whole), "inputs": 0, "outputs": whole.bytes}
+    copy_dims = {**rows_width(part), "bytes": part.bytes, "inputs": part.bytes, "outputs": part.bytes}
+    family, op, api = ("memcpy_d2d", "memcpy", "cudaMemcpyAsync") if whole.numel == part.numel else (
+        "copy", "transpose", "cudaLaunchKernel")  # fmt: skip
+    return [
+        Work(fill_dims, 0.0, 0.0, float(whole.bytes), whole.dtype, "elementwise", "fill"),
+        Work(copy_dims, 0.0, float(part.bytes), float(part.bytes), part.dtype, family, op, api),
+    ]
+
+
+@size("gather")
+def gather(node: Node, rule: Rule) -> Work | None:
+    """Rows or elements picked by an index: as many bytes read as written, and the index."""
+    result = plain_result(node)
+    if not result.numel:
+        return None
+    indices = sum(t.bytes for t in on_device(node.tensors()) if t.dtype in ("int64", "int32"))
+    read = float(result.bytes + indices)
+    dims = {**rows_width(result), "inputs": int(read), "outputs": result.bytes}
+    return Work(dims, 0.0, read, float(result.bytes), main_dtype(node))
+
+
+@size("scatter")
+def scatter(node: Node, rule: Rule) -> Work | None:
+    """Elements written (or added) where an index says: the values read, their places read and written."""
+    values = max(on_device(node.tensors())[1:] or node.tensors(), key=lambda t: t.bytes)
+    if not values.numel:
+        return None
+    read = read_bytes(t for t in node.tensors()[1:]) + values.bytes
+    dims = {**rows_width(values), "inputs": int(read), "outputs": values.bytes}
+    return Work(dims, float(values.numel), read, float(values.bytes), main_dtype(node))
+
+
+@size("index")
+def index(node: Node, rule: Rule) -> Work | None:
+    """index with tensors of indices; the lower triangle of DLRM's interaction is a family of its own."""
+    found = gather(node, rule)
+    features = _triangle(node.tensor(0), node.results()[:1])
+    if found is not None and features:
+        found.dims = {"B": node.tensor(0).shape[0], "F": features}
+        found.family, found.op = "tril_index_forward", "index"
+    return found
+
+
+@size("index_put")
+def index_put(node: Node, rule: Rule) -> list[Work] | None:
+    """index_put with accumulation: positions are wrapped, made linear and sorted, then added segment by segment.
+
+    The calls are those seen in `v100x8_dlrm` (there with indices on the host, whose arithmetic is then no device call);
+    without accumulation there is one kernel.
+    """
+    target = node.tensor(0)
+    tensors = [t for t in node.tensors()[1:] if not (t.host and not t.shape)]
+    values = tensors[-1]
+    indices = tensors[:-1]
+    if not values.numel:
+        return None
+    main = scatter_into(values, indices)
+    if True not in [v for v in node.values if isinstance(v, bool)]:
+        return [main]
+    features = _triangle(target, [values])
+    if features:
+        main.dims = {"B": target.shape[0], "F": features}
+        main.family, main.op = "tril_index_backward", "index_put"
+    count = max((t.numel for t in indices), default=1)
+    small = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
+    one = Work(small, float(count), 8.0 * count, 8.0 * count, "int64", "elementwise", "index_arithmetic")
+    arithmetic = sum(3 if not t.host else 0 for t in indices)  # remainder, multiply, add per index tensor
+    copies = [] if values.contiguous else [_contiguous(values)]
+    return [*[one] * arithmetic, *copies, one, one, *sort_works(count, 64, 16.0), main]
+
+
+def scatter_into(values: Tensor, indices: list[Tensor]) -> Work:
+    """Adds values to their places: values read, places read and written."""
+    read = 2.0 * values.bytes + sum(t.bytes for t in indices)
+    dims = {**rows_width(values), "inputs": int(read), "outputs": values.bytes}
+    return Work(dims, float(values.numel), read, float(values.bytes), values.dtype, "index", "index_put")
+
+
+def sort_works(count: int, key_bits: int, pair_bytes: float) -> list[Work]:
+    """CUB's radix sort of pairs: one kernel when small, else histogram, scan and one pass per 8 bits of the key."""
+    dims = {"B": 1, "H": count, "bytes": int(count * pair_bytes)}
+    moved = count * pair_bytes
+    if count <= SINGLE_TILE_SORT:
+        return [Work(dims, 0.0, moved, moved, "int64", "sort", "radix_sort_single_tile")]
+    passes = math.ceil(key_bits / RADIX_BITS)
+    keys = count * 8.0
+    return [
+        Work(dims, 0.0, keys, 0.0, "int64", "sort", "radix_sort_histogram"),
+        Work({"B": 1, "H": 256 * passes, "bytes": 1024 * passes}, 0.0, 1024.0 * passes, 1024.0 * passes, "int32", "sort",
+             "radix_sort_scan"),
+        *[Work(dims, 0.0, moved, moved, "int64", "sort", "radix_sort_pass") for _ in range(passes)],
+    ]  # fmt: skip
+
+
+@size("sort")
+def sort(node: Node, rule: Rule) -> list[Work]:
+    """sort, unique, topk: the radix sort of what is given."""
+    x = node.tensor(0)
+    return sort_works(x.numel, 8 * DTYPE_BYTES.get(x.dtype, 4), DTYPE_BYTES.get(x.dtype, 4) + 8.0)
+
+
+@size("nothing_known")
+def nothing_known(node: Node, rule: Rule) -> Work | None:
+    """An operator that no rule covers: its bytes are all we know; it is counted as unmodelled."""
+    result = plain_result(node)
+    read, written = read_bytes(node.tensors()), float(sum(t.bytes for t in on_device(node.results())))
+    if not read + written:
+        return None
+    return Work({**rows_width(result), "bytes": int(read + written)}, 0.0, read, written, main_dtype(node))
+
+
+def _triangle(square: Tensor, picked: list[Tensor]) -> int:
+    """F where a (B, F, F) tensor and F(F-1)/2 picked elements a sample say that this is the interaction's index."""
+    if len(square.shape) != 3 or square.shape[1] != square.shape[2] or not picked:
+        return 0
+    features = square.shape[1]
+    return features if picked[0].shape[-1] == features * (features - 1) // 2 else 0
+
+
+def _widths(parts: list[Tensor]) -> list[int]:
+    return [part.shape[-1] if part.shape else 1 for part in parts[:16]]
+
+
+def _contiguous(values: Tensor) -> Work:
+    dims = {**rows_width(values), "bytes": values.bytes, "inputs": values.bytes, "outputs": values.bytes}
+    return Work(dims, 0.0, float(values.bytes), float(values.bytes), values.dtype, "copy", "transpose")
+
+
+@size("item")
+def item(node: Node, rule: Rule) -> Work | None:
+    """`.item()`: a few bytes to pageable host memory, for which the host waits."""
+    x = node.tensors()[0]
+    if x.host:
+        return None
+    return Work({"bytes": x.bytes}, 0.0, float(x.bytes), float(x.bytes), x.dtype, api="cudaMemcpyAsync", blocking=True,
+                attributes={"pinned": False})  # fmt: skip
+
+
+@size("index_put_nested")
+def index_put_nested(node: Node, rule: Rule) -> list[Work] | None:
+    """_index_put_impl_ in a trace: its arithmetic and copies are operators under it; sort and addition are its own."""
+    works = index_put(node, rule)
+    return None if works is None else [w for w in works if w.family in ("sort", "index", "tril_index_backward")]

@@ -1,0 +1,72 @@
+"""Optimizer kernels over lists of tensors (`torch._foreach_*`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.graph.sizes.work import Rule, Work, on_device, size
+from pipeline.graph.table import Node, Tensor
+
+CHUNK_ELEMENTS = 65536
+MAX_BLOCKS = 320
+MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+"""Limits of one launch by number of lists (ATen/native/cuda/MultiTensorApply.cuh)."""
+
+
+@size("foreach")
+def foreach(node: Node, rule: Rule) -> list[Work] | None:
+    """One fused kernel per group of chunks; options: `lists` read, `written` lists, `depth` for the launch limits.
+
+    A list of scalars that is given on the host takes no traffic.
+    """
+    lists = [tuple(t for t in argument if t.numel) for argument in node.inputs if isinstance(argument, tuple)]
+    lists = [found for found in lists if on_device(found)]
+    if not lists or not lists[0]:
+        return None
+    depth = int(rule.options.get("depth", len(lists)))
+    reads, writes = len(lists), int(rule.options.get("written", 1))
+    works = []
+    for elements, tensors in launches([t.numel for t in lists[0]], min(max(depth, 1), 5)):
+        each = elements * (lists[0][0].bytes // lists[0][0].numel)
+        dims = {"bytes": each, "tensors": tensors, "inputs": reads * each, "outputs": writes * each}
+        works.append(Work(dims, float(elements * reads), float(reads * each), float(writes * each), lists[0][0].dtype))
+    return works
+
+
+@size("foreach_norm")
+def foreach_norm(node: Node, rule: Rule) -> list[Work] | None:
+    """_foreach_norm: the chunks' norms, then one kernel that joins them."""
+    works = foreach(node, rule)
+    if works:
+        count = sum(work.dims["tensors"] for work in works)
+        small = {"B": count, "H": 320, "inputs": 1280 * count, "outputs": 4 * count}
+        works.append(Work(small, 320.0 * count, 1280.0 * count, 4.0 * count, works[0].dtype, "reduction", "norm_join"))
+    return works
+
+
+def launches(sizes: Sequence[int], depth: int) -> list[tuple[int, int]]:
+    """(elements, tensors) of every launch that multi_tensor_apply makes for tensors of these sizes.
+
+    Follows the loop in MultiTensorApply.cuh: a launch goes out when it holds the most tensors, the most blocks, or the
+    last chunk of all; a tensor whose chunks are not all out stays for the next launch.
+    """
+    found: list[tuple[int, int]] = []
+    tensors = blocks = elements = 0
+    for position, size_ in enumerate(sizes):
+        chunks = -(-size_ // CHUNK_ELEMENTS)
+        tensors += 1
+        for chunk in range(chunks):
+            blocks += 1
+            elements += min(CHUNK_ELEMENTS, size_ - chunk * CHUNK_ELEMENTS)
+            last_of_tensor = chunk == chunks - 1
+            full = (tensors == MAX_TENSORS[depth] and last_of_tensor) or blocks == MAX_BLOCKS
+            if full or (position == len(sizes) - 1 and last_of_tensor):
+                found.append((elements, tensors))
+                blocks = elements = 0
+                tensors = 0 if last_of_tensor else 1
+    return found
+
+
+def total_bytes(tensors: Sequence[Tensor]) -> int:
+    """Bytes of a list."""
+    return sum(tensor.bytes for tensor in tensors)

@@ -1,0 +1,106 @@
+"""Kernels over rows or channels: softmax, norms, dropout, pooling, cross-entropy's loss, attention, recurrent layers."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.graph.sizes.work import Rule, Work, main_dtype, read_bytes, size
+from pipeline.graph.table import Node, Tensor
+
+
+@size("softmax")
+def softmax(node: Node, rule: Rule) -> Work | None:
+    """softmax and log_softmax along a dimension; option `dim` is where the dimension stands among the arguments."""
+    x = node.tensor(0)
+    if not x.numel:
+        return None
+    axis = node.value(int(rule.options.get("dim", 1)), -1) if x.shape else 0
+    width = x.shape[axis] if x.shape else 1
+    result = node.result() or x
+    read = read_bytes(node.tensors())
+    dims = {"B": x.numel // width, "H": width, "inputs": int(read), "outputs": result.bytes}
+    return Work(dims, 5.0 * x.numel, read, float(result.bytes), x.dtype)
+
+
+@size("layer_norm")
+def layer_norm(node: Node, rule: Rule) -> Work:
+    """Forward: x (rows, H), normalised shape, weight, bias."""
+    x = node.tensor(0)
+    width = math.prod(node.value(1, None) or [x.shape[-1]])
+    dims = {"B": x.numel // width, "H": width, "inputs": x.bytes, "outputs": x.bytes}
+    return Work(dims, 8.0 * x.numel, read_bytes(node.tensors()), float(x.bytes), x.dtype)
+
+
+@size("layer_norm_backward")
+def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
+    """Gradients of the input in one kernel, of weight and bias in another (ATen/native/cuda/layer_norm_kernel.cu)."""
+    x = node.tensor(1)
+    width = math.prod(node.value(2, None) or [x.shape[-1]])
+    dims = {"B": x.numel // width, "H": width, "inputs": 2 * x.bytes, "outputs": x.bytes}
+    return [
+        Work(dims, 8.0 * x.numel, 2.0 * x.bytes, float(x.bytes), x.dtype, op="layer_norm_input"),
+        Work({**dims, "outputs": 8 * width}, 4.0 * x.numel, 2.0 * x.bytes, 8.0 * width, x.dtype, op="layer_norm_weight"),
+    ]
+
+
+@size("channels")
+def channels(node: Node, rule: Rule) -> Work | None:
+    """batch_norm and pooling: B samples, C channels, HW pixels of the larger side; option `passes` reads the input."""
+    tensors = [t for t in (*node.tensors(), *node.results()) if len(t.shape) >= 3]
+    big = max(tensors or node.tensors()[:1], key=lambda tensor: tensor.numel)
+    if not big.numel:
+        return None
+    batch, count = (big.shape[0], big.shape[1]) if len(big.shape) > 1 else (1, big.numel)
+    written = float(sum(t.bytes for t in node.results() if len(t.shape) >= 3) or big.bytes)
+    read = read_bytes(node.tensors()) + (float(rule.options.get("passes", 1)) - 1) * big.bytes
+    dims = {"B": batch, "C": count, "HW": big.numel // (batch * count), "inputs": int(read), "outputs": int(written)}
+    return Work({**dims, **_window(node, rule)}, 4.0 * big.numel, read, written, main_dtype(node))
+
+
+@size("attention")
+def attention(node: Node, rule: Rule) -> Work:
+    """Fused attention: q, k, v (B, heads, T, D); option `backward` adds the gradient's products."""
+    first = 1 if rule.options.get("backward") else 0
+    q, k = node.tensor(first), node.tensor(first + 1)
+    batch, heads, tokens, width = q.shape
+    products = 5 if rule.options.get("backward") else 2
+    causal = True in [v for v in node.values if isinstance(v, bool)]
+    flops = 2.0 * products * batch * heads * tokens * k.shape[2] * width * (0.5 if causal else 1.0)
+    written = float(sum(t.bytes for t in node.results() if len(t.shape) == 4) or q.bytes)
+    dims = {"B": batch, "H": heads, "T": tokens, "D": width}
+    return Work(dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal, "keys": k.shape[2]})
+
+
+@size("rnn")
+def rnn(node: Node, rule: Rule) -> Work:
+    """cuDNN's LSTM or GRU as one piece of work: x (T, B, I) or (B, T, I), all weights, hidden width H.
+
+    FLOPs 2·gates·(I + H)·H per step, direction and layer; the backward pass does twice that.
+    """
+    x = node.tensor(1 if rule.options.get("backward") else 0)
+    shape = node.attributes["rnn"]
+    gates, width, layers, directions = shape["gates"], shape["hidden"], shape["layers"], shape["directions"]
+    weights = float(shape["weight_bytes"])
+    per_layer = [x.shape[-1], *[width * directions] * (layers - 1)]
+    flops = sum(2.0 * gates * (inputs + width) * width for inputs in per_layer) * directions * shape["tokens"] * shape["batch"]
+    out = shape["tokens"] * shape["batch"] * width * directions * (x.bytes // max(1, x.numel))
+    dims = {"B": shape["batch"], "T": shape["tokens"], "I": x.shape[-1], "H": width, "layers": layers}
+    factor = 2.0 if rule.options.get("backward") else 1.0
+    return Work(dims, factor * flops, factor * (x.bytes + weights), factor * layers * out, x.dtype,
+                attributes={"directions": directions, "gates": gates})  # fmt: skip
+
+
+def _window(node: Node, rule: Rule) -> dict[str, int]:
+    """Kernel and stride of a pooling window, where they stand in the arguments from option `window` on."""
+    at = rule.options.get("window")
+    found: dict[str, int] = {}
+    if at is not None:
+        for name, value in zip(("kernel_size", "stride", "padding"), node.values[at : at + 3], strict=False):
+            if isinstance(value, list) and value:
+                found[name] = int(value[0])
+    return found
+
+
+def rows_of(tensor: Tensor) -> int:
+    """Number of rows."""
+    return tensor.rows_width()[0]

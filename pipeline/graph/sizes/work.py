@@ -1,0 +1,87 @@
+"""Vocabulary of size functions.
+
+Rule   one line of `opmap.yaml`: a device call that an operator makes
+Work   one device call of known size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.graph.table import Node, Tensor
+
+FLOATING = ("fp32", "fp64", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A device call as `opmap.yaml` describes it; `options` are its further keys, read by the size function."""
+
+    family: str
+    op: str
+    size: str
+    api: str = "cudaLaunchKernel"
+    evidence: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Work:
+    """One device call: dims of its family, FLOPs, bytes; the rest overrides what the rule says."""
+
+    dims: dict[str, int]
+    flops: float
+    read: float
+    written: float
+    dtype: str
+    family: str | None = None
+    op: str | None = None
+    api: str | None = None
+    blocking: bool = False
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+Size = Callable[[Node, Rule], "Work | Sequence[Work] | None"]
+SIZES: dict[str, Size] = {}
+"""Size functions by name."""
+
+
+def size(name: str) -> Callable[[Size], Size]:
+    """Register a size function under the name that `opmap.yaml` uses."""
+
+    def register(function: Size) -> Size:
+        SIZES[name] = function
+        return function
+
+    return register
+
+
+def on_device(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors that lie on the device."""
+    return [tensor for tensor in tensors if not tensor.host]
+
+
+def read_bytes(tensors: Iterable[Tensor]) -> float:
+    """Traffic of reading tensors once each."""
+    return float(sum(tensor.stored_bytes for tensor in on_device(tensors)))
+
+
+def main_dtype(node: Node) -> str:
+    """The dtype that a kernel computes in: of the first floating tensor on the device, else of the first tensor."""
+    tensors = on_device(node.tensors()) + node.results()
+    floating = next((t.dtype for t in tensors if t.dtype in FLOATING), None)
+    return floating or next((t.dtype for t in tensors), "fp32")
+
+
+def rows_width(tensor: Tensor) -> dict[str, int]:
+    """Dims B and H of a tensor seen as rows."""
+    rows, width = tensor.rows_width()
+    return {"B": rows, "H": width}
+
+
+def plain_result(node: Node) -> Tensor:
+    """The first output, or where traces hold none, the first input on the device."""
+    found = node.result() or next(iter(on_device(node.tensors())), None)
+    return found or Tensor((), "fp32")

@@ -1,0 +1,32 @@
+"""A graph as a parquet artifact: the table, with memory need, device, model and batch size in its provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import TableError
+from pipeline.graph.table import Graph, Memory
+from pipeline.schemas import read_provenance, read_table, write_table
+
+
+def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
+    """Write a graph, completely or not at all."""
+    facts = {"memory": asdict(graph.memory), "device": graph.device, "model": graph.model, "batch_size": graph.batch_size}
+    write_table(graph.table, path, "graph", {**(provenance or {}), "graph": facts})
+
+
+def read_graph(path: str | Path) -> Graph:
+    """Read a graph that `write_graph` wrote.
+
+    Raises:
+        TableError: the file is damaged or was not written by `write_graph`.
+    """
+    table = read_table(path, "graph")
+    try:
+        facts = read_provenance(path)["graph"]
+        return Graph(table, Memory(**facts["memory"]), facts["device"], facts["model"], int(facts["batch_size"]))
+    except (KeyError, TypeError, ValueError):
+        raise TableError(f"{path}: holds no description of its graph; delete it to rebuild") from None

@@ -1,0 +1,303 @@
+"""The operator graph of a training step, as a table and as nodes that rules can ask.
+
+Node      one operator: name, input and output tensors, scalar arguments, place in the tree
+Tensor    what is known of a tensor without its data: shape, dtype, strides, whether it lies on the host
+Graph     the table (schema `graph`) with what the step needs in memory
+
+Three kinds of value share an input list: tensors, lists of tensors, and plain values. In the table a tensor has a dtype
+name, a list of tensors a list of names, a plain value null; its content is in `attributes["values"]`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+DTYPE_BYTES = {
+    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""Bytes of one element."""
+
+FORWARD_THREAD, BACKWARD_THREAD = 0, 1
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor without data; `strides` is None where they are not known, `()` entries mean contiguous."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+    host: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all elements."""
+        return self.numel * DTYPE_BYTES.get(self.dtype, 4)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that reading the tensor moves: a dimension that was expanded (stride 0) counts once."""
+        if not self.strides:
+            return self.bytes
+        sizes = [size for size, stride in zip(self.shape, self.strides, strict=True) if stride != 0]
+        return math.prod(sizes) * DTYPE_BYTES.get(self.dtype, 4)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether elements lie row by row without gaps; unknown strides count as contiguous."""
+        return not self.strides or self.strides == contiguous_strides(self.shape)
+
+    @property
+    def dense(self) -> bool:
+        """Whether elements lie without gaps or overlap, in whatever order of dimensions."""
+        if not self.strides:
+            return True
+        expected = 1
+        for stride, size in sorted((st, sz) for st, sz in zip(self.strides, self.shape, strict=True) if sz != 1):
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+    def rows_width(self) -> tuple[int, int]:
+        """(product of the leading dimensions, last dimension)."""
+        if not self.shape:
+            return 1, 1
+        return math.prod(self.shape[:-1]), self.shape[-1]
+
+
+Value = Any
+Argument = Tensor | tuple[Tensor, ...] | None
+"""A tensor, a list of tensors, or None where the argument is a plain value."""
+
+
+@dataclass
+class Node:
+    """One operator call. `values[i]` holds what `inputs[i]` is when it is no tensor."""
+
+    node_id: int
+    name: str
+    parent_id: int | None = None
+    order: int = 0
+    thread: int = FORWARD_THREAD
+    phase: str = "forward"
+    inputs: tuple[Argument, ...] = ()
+    values: tuple[Value, ...] = ()
+    outputs: tuple[Argument, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+    is_top_level: bool = True
+
+    def tensors(self) -> list[Tensor]:
+        """Input tensors in order, lists opened."""
+        return _flat(self.inputs)
+
+    def results(self) -> list[Tensor]:
+        """Output tensors in order, lists opened."""
+        return _flat(self.outputs)
+
+    def tensor(self, index: int) -> Tensor:
+        """Input `index`, which must be a tensor.
+
+        Raises:
+            LookupError: the input is missing or is no tensor.
+        """
+        found = self.inputs[index] if -len(self.inputs) <= index < len(self.inputs) else None
+        if not isinstance(found, Tensor):
+            raise LookupError(f"{self.name}: input {index} is no tensor")
+        return found
+
+    def tensor_list(self, index: int) -> tuple[Tensor, ...]:
+        """Input `index` as a list of tensors (a single tensor is a list of one)."""
+        found = self.inputs[index] if index < len(self.inputs) else None
+        return found if isinstance(found, tuple) else (found,) if isinstance(found, Tensor) else ()
+
+    def result(self) -> Tensor | None:
+        """First output tensor, if any is known."""
+        return next(iter(self.results()), None)
+
+    def value(self, index: int, default: Any = None) -> Any:
+        """Plain argument `index`, or the default where it is absent or None."""
+        found = self.values[index] if index < len(self.values) else None
+        return default if found is None else found
+
+    @property
+    def on_host(self) -> bool:
+        """Whether every tensor that it touches lies in host memory, so that the device has no work."""
+        every = self.tensors() + self.results()
+        return bool(every) and all(tensor.host for tensor in every)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a step needs in device memory, in bytes."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    inputs: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.inputs
+
+
+@dataclass
+class Graph:
+    """The operators of one step in host order (`graph` schema), and its memory need.
+
+    `device` is where the step runs: "cuda" for a captured graph or a GPU's trace, "cpu" for a CPU's.
+    """
+
+    table: pd.DataFrame
+    memory: Memory = Memory()
+    device: str = "cuda"
+    model: str = ""
+    batch_size: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the step needs on the device."""
+        return self.memory.total
+
+    def nodes(self) -> list[Node]:
+        """All rows as nodes, in host order."""
+        return list(read_nodes(self.table))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides of a shape."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def write_nodes(nodes: Sequence[Node]) -> pd.DataFrame:
+    """Nodes as a table of the `graph` schema, in host order."""
+    ordered = sorted(nodes, key=lambda node: node.order)
+    return pd.DataFrame(
+        {
+            "node_id": pd.array([node.node_id for node in ordered], dtype="int64"),
+            "parent_id": pd.array([node.parent_id for node in ordered], dtype="Int64"),
+            "name": [node.name for node in ordered],
+            "order": pd.array([node.order for node in ordered], dtype="int64"),
+            "thread": pd.array([node.thread for node in ordered], dtype="int64"),
+            "phase": [node.phase for node in ordered],
+            "input_shapes": [_dump([_shapes(a) for a in node.inputs]) for node in ordered],
+            "input_dtypes": [_dump([_dtypes(a) for a in node.inputs]) for node in ordered],
+            "output_shapes": [_dump([_shapes(a) for a in node.outputs]) for node in ordered],
+            "attributes": [_dump(_packed(node)) for node in ordered],
+            "is_top_level": pd.array([node.is_top_level for node in ordered], dtype=bool),
+        }
+    )
+
+
+def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
+    """The rows of a `graph` table as nodes."""
+    names = ("node_id", "parent_id", "name", "order", "thread", "phase", "is_top_level",
+             "input_shapes", "input_dtypes", "output_shapes", "attributes")  # fmt: skip
+    for row in zip(*(table[name] for name in names), strict=True):
+        node_id, parent, name, order, thread, phase, top, shapes, dtypes, results, text = row
+        attributes = json.loads(text)
+        extra = attributes.pop("_", {})
+        devices, strides = extra.get("host"), extra.get("strides")
+        kinds, sizes = json.loads(dtypes), json.loads(shapes)
+        inputs = tuple(_argument(sizes[i], kinds[i], _at(strides, i), _at(devices, i)) for i in range(len(kinds)))
+        out_sizes, out_kinds = json.loads(results), extra.get("output_dtypes", [])
+        out_host = extra.get("output_host")
+        outputs = tuple(_argument(s, _at(out_kinds, i), None, _at(out_host, i)) for i, s in enumerate(out_sizes))
+        yield Node(int(node_id), name, None if pd.isna(parent) else int(parent), int(order), int(thread), phase, inputs,
+                   tuple(extra.get("values", ())), outputs, attributes, bool(top))  # fmt: skip
+
+
+def _flat(arguments: Sequence[Argument]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            found.append(argument)
+        elif argument is not None:
+            found.extend(argument)
+    return found
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _at(values: Any, index: int) -> Any:
+    return values[index] if isinstance(values, list) and index < len(values) else None
+
+
+def _shapes(argument: Argument) -> Any:
+    if isinstance(argument, Tensor):
+        return list(argument.shape)
+    return [] if argument is None else [list(tensor.shape) for tensor in argument]
+
+
+def _dtypes(argument: Argument) -> Any:
+    if isinstance(argument, Tensor):
+        return argument.dtype
+    return None if argument is None else [tensor.dtype for tensor in argument]
+
+
+def _strides(argument: Argument) -> Any:
+    """Strides where they are not the contiguous ones; 0 stands for unknown."""
+    if isinstance(argument, Tensor):
+        if argument.strides is None:
+            return 0
+        return None if argument.contiguous else list(argument.strides)
+    return None if argument is None else [_strides(tensor) for tensor in argument]
+
+
+def _host(argument: Argument) -> Any:
+    if isinstance(argument, Tensor):
+        return argument.host or None
+    return None if argument is None else [tensor.host or None for tensor in argument]
+
+
+def _packed(node: Node) -> dict[str, Any]:
+    """Attributes with what the shape and dtype columns cannot hold under `_`; empty parts are left out."""
+    extra: dict[str, Any] = {
+        "values": list(node.values),
+        "strides": [_strides(a) for a in node.inputs],
+        "host": [_host(a) for a in node.inputs],
+        "output_dtypes": [_dtypes(a) for a in node.outputs],
+        "output_host": [_host(a) for a in node.outputs],
+    }
+    kept = {key: value for key, value in extra.items() if any(_filled(item) for item in value)}
+    return {**node.attributes, **({"_": kept} if kept else {})}
+
+
+def _filled(item: Any) -> bool:
+    return any(_filled(part) for part in item) if isinstance(item, list) else item is not None
+
+
+def _argument(shape: Any, dtype: Any, strides: Any, host: Any) -> Argument:
+    if dtype is None:
+        return None
+    if isinstance(dtype, list):
+        return tuple(
+            _tensor(one, kind, _at(strides, i), _at(host, i))
+            for i, (one, kind) in enumerate(zip(shape, dtype, strict=True))
+        )
+    return _tensor(shape, dtype, strides, host)
+
+
+def _tensor(shape: Any, dtype: str, strides: Any, host: Any) -> Tensor:
+    known = None if strides == 0 else tuple(strides) if strides is not None else contiguous_strides(shape)
+    return Tensor(tuple(shape), dtype, known, bool(host))

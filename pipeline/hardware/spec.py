@@ -1,0 +1,258 @@
+"""GPU specifications: one YAML file per GPU under `config/gpu/`, converted to one set of units on load.
+
+A file holds datasheet figures and measured peaks side by side, each with its source (`sources`, by key). Units sit in
+the keys; `load_gpu` turns tera into giga, MiB into bytes and a PCIe generation into an effective bandwidth, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware.architectures import ARCHITECTURES, Architecture
+from pipeline.paths import config_dir
+
+MIB, GIB = 1 << 20, 1 << 30
+
+PCIE_LANE_GB_PER_S = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+"""Raw bandwidth of one PCIe lane and direction by generation, after line coding (PCI-SIG base specifications)."""
+
+PCIE_EFFICIENCY = 0.78
+"""Share of the raw PCIe bandwidth that large pinned copies reach after packet headers and flow control; about 12.3
+GB/s on generation 3 x16, where `bandwidthTest` shows 12 to 13."""
+
+# Ratios of measured to datasheet peaks: medians over the GPU files that hold both (tests/hardware checks that).
+FP32_DERATE = 0.89
+"""Measured over datasheet fp32 throughput, median of the five GPUs of Lin et al."""
+DRAM_DERATE = 0.80
+"""Measured over datasheet DRAM bandwidth, median of the same five GPUs."""
+L2_BYTES_PER_SM_CLOCK = 21.8
+"""Measured L2 bandwidth over SMs x boost clock, median of the same five GPUs; no datasheet states L2 bandwidth."""
+SHARED_BYTES_PER_SM_CLOCK = 32.7
+"""Measured shared-memory bandwidth over SMs x boost clock, median of the same five GPUs."""
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """One GPU: datasheet figures, per-SM limits, and measured peaks where somebody measured them.
+
+    Bandwidths are GB/s (1e9 bytes), throughputs GFLOP/s, sizes bytes, clocks MHz, power watts. Throughputs of tensor
+    cores are dense (no sparsity) with fp32 accumulation. `pcie_gb_per_s` and `nvlink_gb_per_s` count one direction;
+    PCIe is effective, NVLink raw. Measured peaks are None where nobody measured them.
+    """
+
+    name: str
+    architecture: str
+    compute_capability: float
+    sms: int
+    max_threads_per_sm: int
+    max_warps_per_sm: int
+    max_blocks_per_sm: int
+    registers_per_sm: int
+    shared_memory_per_sm_bytes: int
+    l2_bytes: int
+    memory_bytes: int
+    boost_clock_mhz: float
+    base_clock_mhz: float
+    dram_gb_per_s: float
+    fp32_gflop_per_s: float
+    tf32_gflop_per_s: float | None
+    fp16_gflop_per_s: float
+    bf16_gflop_per_s: float | None
+    pcie_gb_per_s: float
+    nvlink_gb_per_s: float | None
+    tdp_w: float
+    aliases: tuple[str, ...] = ()
+    measured_fp32_gflop_per_s: float | None = None
+    measured_dram_gb_per_s: float | None = None
+    measured_l2_gb_per_s: float | None = None
+    measured_shared_gb_per_s: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def limits(self) -> Architecture | None:
+        """Allocation units and lanes of the architecture; None for one that has no table row (a CPU)."""
+        return ARCHITECTURES.get((self.architecture, self.compute_capability))
+
+    def peak_gflop_per_s(self, dtype: str = "fp32") -> float:
+        """Attainable matrix throughput of a dtype, GFLOP/s: measured, else the datasheet's times `FP32_DERATE`.
+
+        A dtype without hardware of its own runs at the fp32 rate.
+        """
+        if dtype in ("fp16", "bf16", "tf32"):
+            datasheet = getattr(self, f"{dtype}_gflop_per_s")
+            return self.peak_gflop_per_s() if datasheet is None else FP32_DERATE * float(datasheet)
+        return self.measured_fp32_gflop_per_s or FP32_DERATE * self.fp32_gflop_per_s
+
+    def peak_dram_gb_per_s(self) -> float:
+        """Attainable DRAM bandwidth, GB/s: measured, else the datasheet's times `DRAM_DERATE`."""
+        return self.measured_dram_gb_per_s or DRAM_DERATE * self.dram_gb_per_s
+
+    def peak_l2_gb_per_s(self) -> float:
+        """Attainable L2 bandwidth, GB/s: measured, else from SMs and clock."""
+        return self.measured_l2_gb_per_s or L2_BYTES_PER_SM_CLOCK * self.sms * self.boost_clock_mhz / 1e3
+
+    def peak_shared_gb_per_s(self) -> float:
+        """Attainable shared-memory bandwidth, GB/s: measured, else from SMs and clock."""
+        return self.measured_shared_gb_per_s or SHARED_BYTES_PER_SM_CLOCK * self.sms * self.boost_clock_mhz / 1e3
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str = "GPU specification") -> GpuSpec:
+        """Build a spec from the keys of a GPU file (also the `gpu` node of a composed config).
+
+        Raises:
+            ConfigError: a key is missing or unknown, or a figure is implausible.
+        """
+        return _from_mapping(values, where)
+
+
+_REQUIRED = (
+    "name", "architecture", "compute_capability", "sms", "l2_mib", "memory_gib", "boost_clock_mhz", "dram_gb_per_s",
+    "fp32_tflop_per_s", "fp16_tflop_per_s", "pcie_generation", "tdp_w",
+)  # fmt: skip
+_OPTIONAL = (
+    "aliases", "sources", "base_clock_mhz", "tf32_tflop_per_s", "bf16_tflop_per_s", "pcie_lanes",
+    "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s", "measured_l2_gb_per_s",
+    "measured_shared_gb_per_s", "max_threads_per_sm", "max_warps_per_sm", "max_blocks_per_sm", "registers_per_sm",
+    "shared_memory_per_sm_bytes",
+)  # fmt: skip
+
+
+def _from_mapping(values: Mapping[str, Any], where: str) -> GpuSpec:
+    missing = [key for key in _REQUIRED if values.get(key) is None]
+    unknown = [str(key) for key in values if key not in _REQUIRED + _OPTIONAL]
+    if missing or unknown:
+        raise ConfigError(f"{where}: " + (f"misses {', '.join(missing)}" if missing else f"unknown key {unknown[0]!r}"))
+    architecture, capability = str(values["architecture"]), float(values["compute_capability"])
+    limits = ARCHITECTURES.get((architecture, capability))
+    per_sm: dict[str, Any] = {}
+    for key in _OPTIONAL[-5:]:
+        if values.get(key) is None and limits is None:
+            raise ConfigError(f"{where}: {architecture} {capability} is no known architecture; give {key} in the file")
+        per_sm[key] = int(values[key]) if values.get(key) is not None else getattr(limits, key)
+    generation = int(values["pcie_generation"])
+    if generation not in PCIE_LANE_GB_PER_S:
+        raise ConfigError(f"{where}: pcie_generation {generation} is none of {sorted(PCIE_LANE_GB_PER_S)}")
+    lanes = int(values.get("pcie_lanes") or 16)
+    measured: dict[str, Any] = {key: _scaled(values.get(key), 1.0) for key in _OPTIONAL if key.startswith("measured_")}
+    spec = GpuSpec(
+        name=str(values["name"]),
+        aliases=tuple(str(alias) for alias in values.get("aliases") or ()),
+        architecture=architecture,
+        compute_capability=capability,
+        sms=int(values["sms"]),
+        l2_bytes=int(float(values["l2_mib"]) * MIB),
+        memory_bytes=int(float(values["memory_gib"]) * GIB),
+        boost_clock_mhz=float(values["boost_clock_mhz"]),
+        base_clock_mhz=float(values.get("base_clock_mhz") or values["boost_clock_mhz"]),
+        dram_gb_per_s=float(values["dram_gb_per_s"]),
+        fp32_gflop_per_s=1e3 * float(values["fp32_tflop_per_s"]),
+        tf32_gflop_per_s=_scaled(values.get("tf32_tflop_per_s"), 1e3),
+        fp16_gflop_per_s=1e3 * float(values["fp16_tflop_per_s"]),
+        bf16_gflop_per_s=_scaled(values.get("bf16_tflop_per_s"), 1e3),
+        pcie_gb_per_s=PCIE_EFFICIENCY * PCIE_LANE_GB_PER_S[generation] * lanes,
+        nvlink_gb_per_s=_scaled(values.get("nvlink_bidirectional_gb_per_s"), 0.5),
+        tdp_w=float(values["tdp_w"]),
+        **per_sm,
+        **measured,
+        sources={str(key): str(text) for key, text in (values.get("sources") or {}).items()},
+    )
+    check_plausible(spec, where)
+    return spec
+
+
+def _scaled(value: Any, factor: float) -> float | None:
+    return None if value is None else factor * float(value)
+
+
+def check_plausible(spec: GpuSpec, where: str) -> None:
+    """Refuse figures that contradict each other or that no GPU has had, which a slipped unit would produce.
+
+    Raises:
+        ConfigError: naming the figure and its plausible range.
+    """
+    measured = {
+        "measured_fp32_gflop_per_s": (spec.measured_fp32_gflop_per_s, spec.fp32_gflop_per_s),
+        "measured_dram_gb_per_s": (spec.measured_dram_gb_per_s, spec.dram_gb_per_s),
+    }
+    # boards of one name differ in boost clock by up to about 10 %, so a measured peak may exceed the datasheet a little
+    ranges = {key: (value, 0.4 * peak, 1.15 * peak) for key, (value, peak) in measured.items() if value is not None}
+    ranges |= {
+        "sms": (spec.sms, 1, 512),
+        "l2_mib": (spec.l2_bytes / MIB, 0.25, 512),
+        "memory_gib": (spec.memory_bytes / GIB, 1, 1024),
+        "boost_clock_mhz": (spec.boost_clock_mhz, 300, 4000),
+        "base_clock_mhz": (spec.base_clock_mhz, 100, spec.boost_clock_mhz),
+        "dram_gb_per_s": (spec.dram_gb_per_s, 20, 30000),
+        "tdp_w": (spec.tdp_w, 15, 3000),
+    }
+    if spec.limits is not None:
+        clocked = 2 * spec.sms * spec.limits.fp32_lanes_per_sm * spec.boost_clock_mhz / 1e6
+        ranges["fp32_tflop_per_s"] = (spec.fp32_gflop_per_s / 1e3, 0.85 * clocked, 1.15 * clocked)
+    ranges["fp16_tflop_per_s"] = (spec.fp16_gflop_per_s / 1e3, 0.5 * spec.fp32_gflop_per_s / 1e3, 20000)
+    for key, (value, low, high) in ranges.items():
+        if not low <= value <= high:
+            raise ConfigError(f"{where}: {key} = {value:g} is implausible, expected {low:g} to {high:g}")
+
+
+@lru_cache(maxsize=4)
+def _load_directory(directory: Path) -> dict[str, GpuSpec]:
+    found: dict[str, GpuSpec] = {}
+    for path in sorted(directory.glob("*.yaml")):
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: expected a mapping of figures")
+        try:
+            spec = GpuSpec.from_mapping(values, str(path))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+        if spec.name != path.stem:
+            raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r} as the file is called")
+        found[spec.name] = spec
+    return found
+
+
+def list_gpus() -> list[GpuSpec]:
+    """Every GPU that has a file, by name."""
+    return [spec for _, spec in sorted(_load_directory(config_dir() / "gpu").items())]
+
+
+def load_gpu(name: str) -> GpuSpec:
+    """The spec of a GPU by name or alias, ignoring case; `local` is the device of this machine.
+
+    Raises:
+        UnknownNameError: no file has that name or alias; the message lists the names.
+        ConfigError: a file is damaged or implausible.
+    """
+    if name == "local":
+        from pipeline.hardware.local import local_device
+
+        return local_device()
+    known = _load_directory(config_dir() / "gpu")
+    wanted = _key(name)
+    for spec in known.values():
+        if wanted in {_key(candidate) for candidate in (spec.name, *spec.aliases)}:
+            return spec
+    raise UnknownNameError("GPU", name, [*known, "local"])
+
+
+def _key(name: str) -> str:
+    """Names compare without case, vendor prefix, blanks and dashes: `NVIDIA A100-PCIE-40GB` is `a100pcie40gb`."""
+    folded = str(name).lower()
+    for prefix in ("nvidia", "tesla", "geforce", "quadro"):
+        folded = folded.replace(prefix, "")
+    return "".join(character for character in folded if character.isalnum())
+
+
+def spec_keys() -> tuple[str, ...]:
+    """Field names of `GpuSpec`, in order."""
+    return tuple(entry.name for entry in fields(GpuSpec))

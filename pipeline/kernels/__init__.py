@@ -1,0 +1,1 @@
+"""Kernel models: families, work and features, heuristic and learned models, fitting and prediction."""

@@ -1,0 +1,217 @@
+"""Embedding lookup and its backward: traffic in sectors, and how much of it L2 serves.
+
+Formulas: Lin et al. (plain and enhanced embedding lookup models), generalised to index distributions. B samples, T
+tables of E rows and width D, L lookups per sample and table. One call may cover several tables of different heights:
+`attributes` then holds `rows` (E per table) and `lookups` (mean L per table); `distribution` is `uniform` or
+`zipf:ALPHA`, or `recorded` with `distinct` (distinct rows per table); `index_bytes` is 4 or 8.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.work import Array, Dims, Work, sectors
+
+RESIDENT_WARPS_PER_SM = 45.0
+"""Warps of FBGEMM's lookup kernel that run at once on one SM (Lin et al., from its register use)."""
+
+CACHEABLE_SHARE = 0.9
+"""Share of L2 that weight rows can occupy (Lin et al.)."""
+
+SMALL_WIDTH_FACTORS = ((32, 1.55), (64, 1.1))
+"""Empirical slowdown of narrow rows: D up to 32, D up to 64, else 1 (Lin et al.)."""
+
+HARMONIC_TERMS = 4096
+"""Zipf ranks that are summed one by one; higher ranks are summed in logarithmic bins."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One table of one call: sizes, and how its indices are distributed."""
+
+    batch: float
+    rows: float
+    lookups: float
+    width: float
+    distribution: str = "uniform"
+    distinct: float | None = None
+
+    @property
+    def accesses(self) -> float:
+        """Rows read in one call."""
+        return self.batch * self.lookups
+
+    def distinct_rows(self) -> float:
+        """Expected number of different rows among the accesses."""
+        if self.distinct is not None:
+            return min(self.distinct, self.rows, self.accesses)
+        if self.distribution.startswith("zipf"):
+            alpha = float(self.distribution.partition(":")[2] or 1.05)
+            return _zipf_distinct(int(self.rows), round(self.accesses), alpha)
+        return float(-self.rows * np.expm1(self.accesses * np.log1p(-1.0 / max(self.rows, 1.0 + 1e-9))))
+
+    def hit_rate(self, cached_rows: float) -> float:
+        """Share of row reads that L2 serves when it holds `cached_rows` of this table.
+
+        Uniform indices follow the paper. For a skewed distribution the rows that stay cached are the popular ones, so
+        every access after the first to one of the `cached_rows` most popular rows hits.
+        """
+        n = max(self.accesses, 1.0)
+        distinct = self.distinct_rows()
+        cached = min(cached_rows, self.rows, n)
+        if distinct <= cached:
+            return float(np.clip(1.0 - distinct / n, 0.0, 1.0))
+        if self.distribution.startswith("zipf"):
+            alpha = float(self.distribution.partition(":")[2] or 1.05)
+            share, held = _zipf_head(int(self.rows), n, alpha, cached)
+            return float(np.clip(share - held / n, 0.0, 1.0))
+        if self.distinct is not None:
+            # recorded indices: as many repeats as recorded, thinned by what L2 cannot hold
+            return float(np.clip((1.0 - distinct / n) * cached / distinct, 0.0, 1.0))
+        missed = cached + (n - cached) * (self.rows - cached) / self.rows
+        return float(np.clip(1.0 - missed / n, 0.0, 1.0))
+
+
+@lru_cache(maxsize=256)
+def _zipf_bins(rows: int, alpha: float) -> tuple[Array, Array, Array]:
+    """Ranks in bins: (first rank, ranks per bin, probability of one rank in the bin); probabilities sum to 1."""
+    head = np.arange(1, min(rows, HARMONIC_TERMS) + 1, dtype=np.float64)
+    edges = np.unique(np.floor(np.geomspace(HARMONIC_TERMS + 1, rows + 1, 400))) if rows > HARMONIC_TERMS else head[:0]
+    first = np.concatenate([head, edges[:-1]])
+    count = np.concatenate([np.ones_like(head), np.diff(edges)])
+    weight = (first + (count - 1.0) / 2.0) ** -alpha
+    return first, count, weight / float((weight * count).sum())
+
+
+@lru_cache(maxsize=1024)
+def _zipf_distinct(rows: int, accesses: int, alpha: float) -> float:
+    _, count, share = _zipf_bins(rows, alpha)
+    return float((count * -np.expm1(accesses * np.log1p(-np.minimum(share, 1.0 - 1e-12)))).sum())
+
+
+def _zipf_head(rows: int, accesses: float, alpha: float, cached: float) -> tuple[float, float]:
+    """Share of accesses to the `cached` most popular rows, and how many of these rows are touched at all."""
+    first, count, share = _zipf_bins(rows, alpha)
+    inside = np.clip(cached - (first - 1.0), 0.0, count)
+    touched = inside * -np.expm1(accesses * np.log1p(-np.minimum(share, 1.0 - 1e-12)))
+    return float((inside * share).sum()), float(touched.sum())
+
+
+def tables_of(d: Dims, row: int, attributes: dict[str, Any]) -> list[Lookup]:
+    """The tables that one call looks up."""
+    batch, width = float(d("B")[row]), float(d("D")[row])
+    count = int(max(d("T", 1.0)[row], 1.0))
+    listed = attributes.get("rows") or []
+    heights = [float(e) for e in listed] if len(listed) == count else [float(d("E", 1e6)[row])] * count
+    fallback = attributes.get("lookups", 1.0)
+    lookups = fallback if isinstance(fallback, list) else [float(d("L", float(fallback))[row])] * count
+    if len(lookups) != count:
+        lookups = [float(np.mean(lookups))] * count
+    distinct = attributes.get("distinct")
+    return [
+        Lookup(batch, height, float(n), width, str(attributes.get("distribution") or "uniform"),
+               float(distinct[i]) if isinstance(distinct, list) and i < len(distinct) else None)
+        for i, (height, n) in enumerate(zip(heights, lookups, strict=True))
+    ]  # fmt: skip
+
+
+def attributes_of(d: Dims) -> list[dict[str, Any]]:
+    """The parsed `attributes` column; a row without or with damaged JSON gives an empty dict."""
+    parsed: dict[str, dict[str, Any]] = {}
+    for text in set(d.text("attributes", "{}")):
+        try:
+            value = json.loads(text)
+        except (ValueError, TypeError):
+            value = {}
+        parsed[text] = value if isinstance(value, dict) else {}
+    return [parsed[text] for text in d.text("attributes", "{}")]
+
+
+@dataclass(frozen=True)
+class EmbeddingTraffic:
+    """Sector traffic of calls, each of shape (rows,): `fixed` bytes always from DRAM, `weights` bytes of row reads."""
+
+    fixed: Array
+    weights: Array
+    hits: Array  # share of the weights that L2 serves
+    width: Array
+
+
+def forward_traffic(d: Dims, gpu: GpuSpec | None) -> EmbeddingTraffic:
+    """Traffic of a forward lookup; without a GPU no L2 hits are counted (the plain model)."""
+    size = d.element_bytes()
+    fixed, weights, hits = np.zeros(d.rows), np.zeros(d.rows), np.zeros(d.rows)
+    memo: dict[tuple[Any, ...], tuple[float, float, float]] = {}
+    keys = list(zip(*(d(name, -1.0) for name in ("B", "D", "T", "L", "E")), d.text("attributes"), size, strict=True))
+    for row, (key, attributes) in enumerate(zip(keys, attributes_of(d), strict=True)):
+        if key not in memo:
+            memo[key] = _call_traffic(tables_of(d, row, attributes), attributes, float(size[row]), gpu)
+        fixed[row], weights[row], hits[row] = memo[key]
+    return EmbeddingTraffic(fixed, weights, hits, d("D"))
+
+
+def _call_traffic(
+    tables: list[Lookup], attributes: dict[str, Any], element: float, gpu: GpuSpec | None
+) -> tuple[float, float, float]:
+    index_bytes = float(attributes.get("index_bytes", 8))
+    batch, width = tables[0].batch, tables[0].width
+    row_bytes = float(sectors(np.asarray(element * width)))
+    counts = np.array([table.lookups for table in tables])
+    index_sectors = sectors(index_bytes * counts)
+    fixed = float(batch * (32.0 + 64.0 + index_sectors + row_bytes).sum())
+    weights = float(batch * row_bytes * counts.sum())
+    if gpu is None or weights <= 0:
+        return fixed, weights, 0.0
+    at_once = min(len(tables), int(np.ceil(gpu.sms * RESIDENT_WARPS_PER_SM / max(batch, 1.0))))
+    cached = CACHEABLE_SHARE * gpu.l2_bytes / (max(at_once, 1) * element * width)
+    hits = sum(count * table.hit_rate(cached) * table.accesses for table, count in Counter(tables).items())
+    return fixed, weights, hits / max(sum(table.accesses for table in tables), 1.0)
+
+
+def distinct_weight_bytes(d: Dims) -> Array:
+    """Bytes of the different rows that each call touches, in sectors; what a fused or sparse update rewrites."""
+    size = d.element_bytes()
+    found = np.zeros(d.rows)
+    for row, attributes in enumerate(attributes_of(d)):
+        tables = tables_of(d, row, attributes)
+        row_bytes = float(sectors(np.asarray(size[row] * tables[0].width)))
+        found[row] = row_bytes * sum(count * table.distinct_rows() for table, count in Counter(tables).items())
+    return found
+
+
+def small_width_factor(width: Array) -> Array:
+    """Slowdown of narrow rows."""
+    factor = np.ones_like(width)
+    for limit, value in reversed(SMALL_WIDTH_FACTORS):
+        factor = np.where(width <= limit, value, factor)
+    return factor
+
+
+def embedding_forward(d: Dims) -> Work:
+    """Plain traffic: every looked-up row, index, offset and output sector from DRAM."""
+    traffic = forward_traffic(d, None)
+    written = np.maximum(d("T", 1.0), 1.0) * d("B") * sectors(d.element_bytes() * d("D"))
+    read = traffic.fixed + traffic.weights - written
+    flops = traffic.weights / np.maximum(d.element_bytes(), 1.0)
+    return Work(flops, np.maximum(read, 0.0), written)
+
+
+def embedding_backward(d: Dims) -> Work:
+    """Plain traffic of a backward: by op, as `embedding_time.backward_us` refines with L2.
+
+    `fused_sgd` reads and writes each looked-up row and reads the output gradient once; `sparse` writes one gradient
+    row per lookup; `dense` scatters into a gradient of the whole table (clearing it is a memset call of its own).
+    """
+    traffic = forward_traffic(d, None)
+    gradient = np.maximum(d("T", 1.0), 1.0) * d("B") * sectors(d.element_bytes() * d("D"))
+    reads_rows = ~d.op_in(("sparse",))
+    indices = np.maximum(traffic.fixed - gradient, 0.0)
+    read = gradient + indices + np.where(reads_rows, traffic.weights, 0.0)
+    return Work(2.0 * traffic.weights / np.maximum(d.element_bytes(), 1.0), read, traffic.weights)

@@ -1,0 +1,172 @@
+"""Derived features: what a kernel's time depends on, computed from dims and the GPU's spec.
+
+Sizes enter as log2, so that products become sums. Matrix families add tile and wave counts for the tile shapes that the
+libraries' kernels have, since whole tiles run in whole waves: a product that needs 81 tiles on 80 SMs takes twice as
+long as one that needs 80. `VERSION` changes with the meaning of any column; saved models name the version they need.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.families import family, work_of
+from pipeline.kernels.heuristics import Physics, implicit_product
+from pipeline.kernels.work import Array, ConvShape, Dims, Work
+
+VERSION = 1
+"""Version of the columns below."""
+
+PRODUCT_TILES = ((128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32), (64, 32))
+"""Tiles (along K, along M) in the names of the cuBLAS fp32 kernels that the public samples ran."""
+
+CONV_TILES = ((128, 128), (128, 64), (128, 32), (64, 64))
+"""Tiles (along positions, along channels) in the names of the cuDNN and cuBLAS kernels of convolutions."""
+
+LOG_FLOOR = 1e-9
+
+
+class Columns:
+    """Named feature columns in the order of their appearance."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.arrays: list[Array] = []
+
+    def add(self, name: str, values: Array) -> None:
+        """Append one column."""
+        self.names.append(name)
+        self.arrays.append(np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=60.0, neginf=-60.0))
+
+    def log(self, name: str, values: Array) -> None:
+        """Append log2 of a positive quantity."""
+        self.add(f"log {name}", np.log2(np.maximum(values, LOG_FLOOR)))
+
+    def stack(self) -> Array:
+        """Matrix of shape (rows, columns)."""
+        return np.column_stack(self.arrays)
+
+
+def raw_features(name: str, calls: pd.DataFrame) -> tuple[Array, list[str]]:
+    """The paper's inputs: log2 of the dims, nothing else. Shape (rows, dims)."""
+    columns, d = Columns(), Dims(calls)
+    for dim in family(name).dims:
+        if dim in calls.columns and calls[dim].notna().any():
+            columns.log(dim, d(dim, 1.0))
+    return columns.stack(), columns.names
+
+
+def derived_features(name: str, calls: pd.DataFrame, gpu: GpuSpec, ops: tuple[str, ...] = ()) -> tuple[Array, list[str]]:
+    """Derived features of calls of one family.
+
+    Args:
+        name: the family.
+        calls: its calls or samples.
+        gpu: the device, for waves and peaks.
+        ops: ops to tell apart, as one column each; in the order of a fitted model.
+
+    Returns:
+        Matrix of shape (rows, columns), and the columns' names. The columns depend on the family, the dims present and
+        `ops` only.
+    """
+    columns, d = Columns(), Dims(calls)
+    found = work_of(name, calls)
+    _work_columns(columns, found, name, calls, gpu)
+    if name in ("gemm", "bmm"):
+        _product_columns(columns, d, gpu)
+    elif name.startswith("conv2d"):
+        _conv_columns(columns, name, d, gpu)
+    else:
+        _plain_columns(columns, name, d, gpu)
+    if len(ops) > 1:
+        kinds = d.text("op")
+        for op in ops:
+            columns.add(f"op {op}", (kinds == op).astype(np.float64))
+    return columns.stack(), columns.names
+
+
+def _work_columns(columns: Columns, found: Work, name: str, calls: pd.DataFrame, gpu: GpuSpec) -> None:
+    columns.log("bytes", found.bytes)
+    columns.log("physics", Physics.of(gpu).kernel_us(name, calls))
+    if np.any(found.flops > 0):
+        columns.log("flops", found.flops)
+        columns.log("intensity", (found.flops + 1.0) / np.maximum(found.bytes, 1.0))
+
+
+def alignment(values: Array, largest: int = 5) -> Array:
+    """log2 of the largest power of two, up to 2^largest, that divides each value."""
+    whole = np.maximum(values, 1.0).astype(np.int64)
+    lowest_bit = (whole & -whole).astype(np.float64)
+    return np.asarray(np.minimum(np.log2(lowest_bit), largest))
+
+
+def wave_columns(columns: Columns, label: str, blocks: Array, useful: Array, sms: int) -> None:
+    """Waves on one block per SM, how full the last one is, and the share of the tiles' area that is useful."""
+    waves = blocks / max(sms, 1)
+    columns.log(f"waves {label}", waves)
+    columns.log(f"whole waves {label}", np.ceil(waves))
+    columns.add(f"wave efficiency {label}", waves / np.maximum(np.ceil(waves), 1.0))
+    columns.add(f"tile efficiency {label}", useful)
+
+
+def _product_columns(columns: Columns, d: Dims, gpu: GpuSpec) -> None:
+    b, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
+    for label, values in (("B", b), ("M", m), ("N", n), ("K", k)):
+        columns.log(label, values)
+    for tile_k, tile_m in PRODUCT_TILES:
+        blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
+        useful = b * k * m / (blocks * tile_k * tile_m)
+        wave_columns(columns, f"{tile_k}x{tile_m}", blocks, useful, gpu.sms)
+    for label, values in (("M", m), ("N", n), ("K", k)):
+        columns.add(f"alignment {label}", alignment(values))
+    columns.log("aspect", k / m)
+
+
+def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
+    c = ConvShape.of(d)
+    for label, values in (
+        ("B", c.batch), ("in", c.in_channels), ("out", c.out_channels), ("size", c.height), ("window", c.window),
+    ):  # fmt: skip
+        columns.log(label, values)
+    rows, depth, width, groups = implicit_product(name, d)
+    columns.log("positions", rows)
+    columns.log("depth", depth)
+    for tile_m, tile_k in CONV_TILES:
+        blocks = groups * np.ceil(rows / tile_m) * np.ceil(width / tile_k)
+        wave_columns(columns, f"{tile_m}x{tile_k}", blocks, groups * rows * width / (blocks * tile_m * tile_k), gpu.sms)
+    # Winograd works on tiles of 4 x 4 (or 2 x 2) outputs: 36 (16) products of tiles x in x out channels
+    for edge, products in ((4.0, 36.0), (2.0, 16.0)):
+        tiles = c.batch * np.ceil(c.out_height / edge) * np.ceil(c.out_width / edge)
+        columns.log(f"winograd {edge:.0f} flops", 2.0 * products * tiles * c.in_channels * c.out_channels)
+        columns.log(f"winograd {edge:.0f} tiles", tiles)
+        for tile_m, tile_k in ((128.0, 128.0), (64.0, 64.0), (32.0, 128.0)):
+            blocks = products * np.ceil(tiles / tile_k) * np.ceil(c.out_channels / tile_m)
+            useful = products * tiles * c.out_channels / (blocks * tile_m * tile_k)
+            wave_columns(columns, f"winograd {edge:.0f} {tile_m:.0f}x{tile_k:.0f}", blocks, useful, gpu.sms)
+        columns.add(f"edge {edge:.0f} efficiency", c.out_height / (edge * np.ceil(c.out_height / edge)))
+    for label, values in (("in", c.in_channels), ("out", c.out_channels), ("size", c.height), ("positions", rows)):
+        columns.add(f"alignment {label}", alignment(values))
+    columns.log("fft size", np.exp2(np.ceil(np.log2(np.maximum(c.height + 2.0, 2.0)))))
+    columns.log("inputs", c.inputs)
+    columns.log("outputs", c.outputs)
+    columns.log("weights", c.weights)
+
+
+def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
+    """Dims of other families; rows x width families add how rows map to warps, blocks and vectors."""
+    for dim in family(name).dims:
+        if dim in d.table.columns and dim not in ("inputs", "outputs"):
+            columns.log(dim, d(dim, 1.0))
+    if {"B", "H"} <= set(family(name).required):
+        rows, width, size = d("B", 1.0), d("H", 1.0), d.element_bytes()
+        elements = rows * width
+        columns.log("elements", elements)
+        columns.add("alignment width", alignment(width))
+        columns.add("alignment elements", alignment(elements))
+        columns.log("padded width", np.exp2(np.ceil(np.log2(np.maximum(width, 1.0)))))
+        columns.add("short rows", (width <= 1024.0).astype(np.float64))
+        columns.log("l2 share", elements * size / max(gpu.l2_bytes, 1))
+        for rows_per_block in (1.0, 4.0, 8.0):
+            wave_columns(columns, f"{rows_per_block:.0f} rows", np.ceil(rows / rows_per_block), np.ones_like(rows), gpu.sms)
+        wave_columns(columns, "512 elements", np.ceil(elements / 512.0), np.ones_like(rows), gpu.sms)

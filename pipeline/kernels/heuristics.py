@@ -1,0 +1,182 @@
+"""Kernel times from physics: roofline with waves, bandwidth curves, embedding traffic, links and collectives.
+
+These are the variants `roofline`, `curve`, `plain` and `enhanced` of the registry, the fallback for every family that
+has no fitted model, and the prior for kernels that are too short for the samples to show (DESIGN section 2). Times are
+kernel times: no launch, no latency floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.bandwidth import SMALLEST_KERNEL_US, BandwidthCurve
+from pipeline.kernels.embedding import attributes_of, distinct_weight_bytes, forward_traffic, small_width_factor
+from pipeline.kernels.families import Law, family, work_of
+from pipeline.kernels.work import Array, ConvShape, Dims, Work
+
+TILE = 64.0
+"""Edge of the output tile that a thread block computes in the physical model of matrix products: the smallest common
+one in the public kernel names (64x64, 128x64, 32x128); what suits small products, where waves matter."""
+
+SHORTEST_REDUCTION = 256.0
+"""Reduction length that one block keeps when the library splits a long reduction over blocks (split-K)."""
+
+LINK_START_US = {"pinned": 1.5, "pageable": 1.5}
+"""Duration of a tiny host copy on the stream; the V100 and A100 DLRM traces show 1 to 2 us."""
+
+PAGEABLE_SHARE = 0.5
+"""Bandwidth of a pageable copy relative to a pinned one: the driver stages it through a pinned buffer."""
+
+COLLECTIVE_START_US = 20.0
+"""Latency of a small NCCL collective; the V100 and A100 DLRM traces show 17 us and more."""
+
+SORT_PASSES = 4.0
+"""Read-and-write passes of a radix sort over 32 significant bits, 8 bits a pass (CUB's onesweep)."""
+
+SORT_START_US = 15.0
+"""A small radix sort runs in one block, 10 to 16 us in the V100 DLRM trace."""
+
+
+@dataclass(frozen=True)
+class Physics:
+    """The figures of one GPU that the formulas need; `calibrated` ones were fitted on samples of that GPU.
+
+    `memory` moves bytes to and from DRAM, `link` over PCIe. `throughput_share` scales the peak throughput by family.
+    """
+
+    gpu: GpuSpec
+    memory: BandwidthCurve
+    link: BandwidthCurve
+    l2_gb_per_s: float
+    evidence: str = "roofline"
+
+    @classmethod
+    def of(cls, gpu: GpuSpec) -> Physics:
+        """From the spec file alone."""
+        memory = BandwidthCurve.flat(gpu.peak_dram_gb_per_s())
+        link = BandwidthCurve.flat(max(gpu.pcie_gb_per_s, 1.0), LINK_START_US["pinned"])
+        return cls(gpu, memory, link, gpu.peak_l2_gb_per_s())
+
+    def calibrate(self, values: Mapping[str, Any], evidence: str) -> Physics:
+        """Replace curves by fitted ones: keys `memory`, `link` as `BandwidthCurve.to_json` gives them."""
+        curves = {key: BandwidthCurve.from_json(values[key]) for key in ("memory", "link") if key in values}
+        return replace(self, **curves, evidence=evidence)  # type: ignore[arg-type]
+
+    def kernel_us(self, name: str, calls: pd.DataFrame) -> Array:
+        """Kernel time of calls of one family, us, shape (rows,); NaN where neither dims nor bytes are known."""
+        entry = family(name)
+        d = Dims(calls)
+        found = work_of(name, calls)
+        if entry.law is Law.COMPUTE:
+            return self._compute(name, d, found)
+        if entry.law is Law.EMBEDDING:
+            return self._embedding(name, d, found)
+        if entry.law is Law.LINK:
+            pageable = d.op_in(("pageable",))
+            pinned = self.link.time_us(found.bytes)
+            return np.where(pageable, self.link.start_us + (pinned - self.link.start_us) / PAGEABLE_SHARE, pinned)
+        if entry.law is Law.COLLECTIVE:
+            return self._collective(d, found)
+        if entry.law is Law.SORT:
+            return self.memory.time_us(SORT_PASSES * found.bytes) + SORT_START_US
+        return self._movement(entry.passes, found)
+
+    def _movement(self, passes: float, found: Work) -> Array:
+        """Traffic over the memory curve, or arithmetic where that takes longer."""
+        arithmetic = found.flops / self.gpu.peak_gflop_per_s() / 1e3
+        return np.maximum(self.memory.time_us(passes * found.bytes), self.memory.start_us + arithmetic)
+
+    def _compute(self, name: str, d: Dims, found: Work) -> Array:
+        """Roofline whose compute side counts whole waves of tiles; without tile counts, plain throughput."""
+        tiles, depth = tile_counts(name, d)
+        peak = self.peak_flop_per_us(d)
+        sms = max(self.gpu.sms, 1)
+        # a long reduction is split over idle SMs, down to a shortest useful length
+        split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / SHORTEST_REDUCTION, 1.0))
+        waves = np.ceil(tiles * split / sms)
+        compute = waves * 2.0 * TILE * TILE * depth / split / (peak / sms)
+        compute = np.where(np.isfinite(compute), np.maximum(compute, found.flops / peak), found.flops / peak)
+        return np.asarray(
+            self.memory.start_us + np.maximum(compute, self.memory.time_us(found.bytes) - self.memory.start_us)
+        )
+
+    def peak_flop_per_us(self, d: Dims) -> Array:
+        """Attainable throughput by the dtype of each row, FLOP per microsecond."""
+        peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
+        return pd.Series(d.text("dtype", "fp32")).map(peaks).fillna(peaks["fp32"]).to_numpy(dtype=np.float64)
+
+    def _embedding(self, name: str, d: Dims, found: Work) -> Array:
+        """Enhanced model: cold traffic over DRAM, hits over L2, whichever takes longer; narrow rows are slower."""
+        traffic = forward_traffic(d, self.gpu)
+        cold = traffic.fixed + (1.0 - traffic.hits) * traffic.weights
+        warm = traffic.hits * traffic.weights
+        if name == "embedding_backward":
+            cold, warm = self._backward_traffic(d, traffic.fixed, traffic.weights)
+        dram = self.memory.time_us(cold) - self.memory.start_us
+        time = np.maximum(dram, warm / (1e3 * self.l2_gb_per_s)) * small_width_factor(traffic.width)
+        fallback = self.memory.time_us(found.bytes)
+        return np.where(np.isfinite(time), self.memory.start_us + time, fallback)
+
+    def _backward_traffic(self, d: Dims, fixed: Array, weights: Array) -> tuple[Array, Array]:
+        """(DRAM, L2) bytes of a backward: each distinct row is read and written once when the indices are sorted.
+
+        The output gradient is read once per lookup; repeats of one output row hit L2. Without sorting (`dense`, atomic
+        adds) every lookup reads and writes its row, repeats within L2.
+        """
+        distinct = distinct_weight_bytes(d)
+        repeated = np.maximum(weights - distinct, 0.0)
+        sparse = d.op_in(("sparse",))
+        cold = np.where(sparse, fixed + weights, fixed + 2.0 * distinct)
+        warm = np.where(sparse, weights, weights + repeated)
+        return cold, warm
+
+    def _collective(self, d: Dims, found: Work) -> Array:
+        """S x factor over the bus (DESIGN section 2); NVLink where the GPU has it, else PCIe."""
+        ranks = np.maximum(d("ranks", 1.0), 1.0)
+        op = pd.Series(d.text("op")).str.lower()
+        share = (ranks - 1.0) / ranks
+        factor = np.where(op.str.contains("all_reduce|allreduce"), 2.0 * share, share)
+        factor = np.where(op.isin(["broadcast", "reduce", "send_recv"]), 1.0, factor)
+        bus = self.gpu.nvlink_gb_per_s or self.gpu.pcie_gb_per_s
+        size = np.maximum(found.read, found.written)
+        time = COLLECTIVE_START_US + size * factor / (1e3 * max(bus, 1.0))
+        # one rank: the library copies within the device, or does nothing
+        return np.where(ranks <= 1.0, self.memory.time_us(2.0 * size), time)
+
+
+def tile_counts(name: str, d: Dims) -> tuple[Array, Array]:
+    """Output tiles of TILE x TILE and the reduction length, by family; NaN for families without tiles."""
+    if name in ("gemm", "bmm"):
+        b, m, depth, k = d("B", 1.0), d("M"), d("N"), d("K")
+        return b * np.ceil(m / TILE) * np.ceil(k / TILE), depth
+    if name.startswith("conv2d"):
+        rows, depth, columns, groups = implicit_product(name, d)
+        return groups * np.ceil(rows / TILE) * np.ceil(columns / TILE), depth
+    nothing = np.full(d.rows, np.nan)
+    return nothing, nothing
+
+
+def implicit_product(name: str, d: Dims) -> tuple[Array, Array, Array, Array]:
+    """The matrix product that a convolution amounts to: (rows, reduction, columns, groups), each of shape (rows,)."""
+    c = ConvShape.of(d)
+    inside, outside = c.in_channels / c.groups, c.out_channels / c.groups
+    if name == "conv2d_backward_data":
+        return c.batch * c.height * c.width, outside * c.window, inside, c.groups
+    if name == "conv2d_backward_weight":
+        return inside * c.window, c.batch * c.out_height * c.out_width, outside, c.groups
+    return c.batch * c.out_height * c.out_width, inside * c.window, outside, c.groups
+
+
+def attribute_numbers(calls: pd.DataFrame, key: str) -> Array:
+    """A numeric entry of the `attributes` column per row; NaN where absent."""
+    values = [entry.get(key) for entry in attributes_of(Dims(calls))]
+    return np.array([np.nan if value is None else float(value) for value in values])
+
+
+__all__ = ["SMALLEST_KERNEL_US", "Physics", "attribute_numbers", "implicit_product", "tile_counts"]

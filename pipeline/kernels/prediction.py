@@ -1,0 +1,92 @@
+"""What every kernel model answers: kernel time, latency as samples measure it, interval, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.kernels.work import Array
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Times of calls in microseconds, each array of shape (rows,).
+
+    `latency` is what a measurement around the call reads, floor included; `kernel`, `p10` and `p90` are of the kernel
+    alone. `inside` says whether the sizes lie within the range of the model's samples.
+    """
+
+    latency: Array
+    kernel: Array
+    p10: Array
+    p90: Array
+    inside: npt.NDArray[np.bool_]
+
+    def scale(self, factor: Array | float, spread: float = 1.0) -> Estimate:
+        """Kernel times times `factor`; the interval's half-widths (in log) grow by `spread`. The offset stays."""
+        kernel = self.kernel * factor
+        low = kernel * (self.p10 / self.kernel) ** spread
+        high = kernel * (self.p90 / self.kernel) ** spread
+        return Estimate(np.maximum(self.latency - self.kernel, 0.0) + kernel, kernel, low, high, self.inside)
+
+
+class KernelModel(Protocol):
+    """A fitted model of one family on one GPU."""
+
+    @property
+    def evidence(self) -> str:
+        """One of measured, fitted, pack, transferred, roofline."""
+
+    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows whose op, dtype, phase and window the samples had; others must be derived."""
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Estimate calls of the family; ops and dtypes that the samples lack are taken as the nearest known ones."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """How event timing maps a kernel's time k to a latency: max(`floor_us`, `offset_us` + k).
+
+    The offset is the time from the first event to the kernel's start and from its end to the second event; the floor is
+    reached when the host cannot enqueue faster. Floors are per op, with a default for others.
+    """
+
+    offset_us: float
+    default_us: float
+    by_op: Mapping[str, float]
+
+    def of(self, ops: npt.NDArray[np.object_]) -> Array:
+        """Floor of each row's op, shape (rows,)."""
+        return pd.Series(ops).map(dict(self.by_op)).fillna(self.default_us).to_numpy(dtype=np.float64)
+
+    def latency(self, kernel_us: Array, ops: npt.NDArray[np.object_]) -> Array:
+        """The latency that samples would show."""
+        return np.maximum(self.of(ops), self.offset_us + kernel_us)
+
+    def kernel(self, latency_us: Array, prior_us: Array, ops: npt.NDArray[np.object_]) -> Array:
+        """The kernel within a latency: latency minus offset well above the floor, the prior where the floor hides it.
+
+        Between `BLEND_FROM` and `BLEND_TO` times the floor the two are blended in log time; the prior is never allowed
+        above what fits under the floor.
+        """
+        floor = self.of(ops)
+        if self.default_us <= 0 and not self.by_op:
+            return np.asarray(np.maximum(latency_us - self.offset_us, SHORTEST_US))
+        above = np.maximum(latency_us - self.offset_us, SHORTEST_US)
+        hidden = np.clip(prior_us, SHORTEST_US, np.maximum(above, SHORTEST_US))
+        weight = np.clip((latency_us / floor - BLEND_FROM) / (BLEND_TO - BLEND_FROM), 0.0, 1.0)
+        return np.asarray(np.exp(weight * np.log(above) + (1.0 - weight) * np.log(hidden)))
+
+
+SHORTEST_US = 1.0
+"""No kernel of the public traces is shorter."""
+
+BLEND_FROM, BLEND_TO = 1.02, 1.25
+"""Latencies up to 2 % above the floor say nothing about the kernel (the spread of repeated floors); from 25 % above,
+the latency is the kernel plus the offset."""

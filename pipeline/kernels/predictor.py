@@ -1,0 +1,148 @@
+"""Predict tables of device calls: per family the best model at hand, else physics.
+
+`load_predictor(load_gpu("V100"), [packs_dir() / "V100" / "kernels"]).predict(calls)` keeps rows and order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.derive import derive
+from pipeline.kernels.families import FAMILIES, Law
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.prediction import Estimate, Floor, KernelModel
+from pipeline.kernels.work import Array, Dims
+
+UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
+"""Where no sample of a GPU shows the floor: medians over the five GPUs of the public samples (docs/kernels.md)."""
+
+PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
+                  Law.SORT: 2.0}  # fmt: skip
+"""Factor between a formula's time and the ends of its p10-p90 interval; from the checks against kernels of public
+traces (docs/kernels.md), where about 80 % fall inside."""
+
+
+@dataclass(frozen=True)
+class KernelPredictor:
+    """Models of one GPU's families, physics for the rest, and the floor that latencies of this GPU show.
+
+    `transfer(calls)` may return an estimate for calls of a family from other GPUs' samples, or None.
+    """
+
+    gpu: GpuSpec
+    models: Mapping[str, KernelModel]
+    physics: Physics
+    floor: Floor = UNKNOWN_LATENCY_FLOOR
+
+    def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
+        """Times of device calls.
+
+        Args:
+            calls: a calls table (or any table with `family`, `op` and dims).
+
+        Returns:
+            Same rows, order and index: `predicted_us` (latency, floor included), `kernel_us`, `p10_us`, `p90_us`
+            (of the kernel), `evidence`, `modelled` (False where neither model nor formula covers the call: its time is
+            then that of the shortest kernel), `inside` (False where sizes leave the range of the samples).
+        """
+        rows = len(calls)
+        times = {key: np.full(rows, np.nan) for key in ("predicted_us", "kernel_us", "p10_us", "p90_us")}
+        evidence = np.full(rows, "roofline", dtype=object)
+        modelled, inside = np.ones(rows, dtype=bool), np.ones(rows, dtype=bool)
+        plain = calls.reset_index(drop=True)
+        for name, group in plain.groupby(plain["family"].astype(object), sort=False):
+            at = group.index.to_numpy()
+            known = str(name) if str(name) in FAMILIES else "other"
+            estimate, source = self._family(known, group.assign(family=known))
+            found = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
+            modelled[at], inside[at] = found, estimate.inside
+            evidence[at] = source
+            shortest = self.physics.memory.start_us
+            for key, values, fallback in (
+                ("kernel_us", estimate.kernel, shortest),
+                ("p10_us", estimate.p10, shortest / 2.0),
+                ("p90_us", estimate.p90, shortest * 10.0),
+                ("predicted_us", estimate.latency, self.floor.default_us),
+            ):
+                times[key][at] = np.where(found, values, fallback)
+        return pd.DataFrame({**times, "evidence": evidence, "modelled": modelled, "inside": inside}, index=calls.index)
+
+    def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, Any]:
+        """Estimate and evidence (one word, or one per row) for calls of one family."""
+        formula = self.formula(name, calls)
+        evidence = np.full(len(calls), self.physics_evidence(name), dtype=object)
+        model = self.models.get(name)
+        native = np.zeros(len(calls), dtype=bool)
+        if model is not None:
+            native = model.native(calls)
+            if native.any():
+                formula = _merge(formula, model.predict(calls[native]), native)
+                evidence[native] = model.evidence
+        if not native.all():
+            rest = calls[~native]
+            derived, origin = derive(name, rest, self.models, self.physics)
+            if derived is not None:
+                usable = np.isfinite(derived.kernel)
+                at = np.flatnonzero(~native)[usable]
+                formula = _merge(formula, _take(derived, usable), at)
+                evidence[at] = origin
+        return formula, evidence
+
+    def formula(self, name: str, calls: pd.DataFrame) -> Estimate:
+        """Physics alone: what the family's law says, with a generic spread."""
+        kernel = self.physics.kernel_us(name, calls)
+        spread = PHYSICS_SPREAD[FAMILIES[name].law]
+        latency = self.floor.latency(kernel, Dims(calls).text("op"))
+        return Estimate(latency, kernel, kernel / spread, kernel * spread, np.ones(len(calls), dtype=bool))
+
+    def physics_evidence(self, name: str) -> str:
+        """Movement over a fitted bandwidth curve rests on samples of that GPU; all else on the spec file."""
+        return self.physics.evidence if FAMILIES[name].law is Law.MOVEMENT else "roofline"
+
+
+def _merge(base: Estimate, new: Estimate, at: Any) -> Estimate:
+    merged: list[Array] = []
+    for name in ("latency", "kernel", "p10", "p90", "inside"):
+        values = np.array(getattr(base, name))
+        values[at] = getattr(new, name)
+        merged.append(values)
+    return Estimate(*merged)  # type: ignore[arg-type]
+
+
+def _take(estimate: Estimate, mask: Any) -> Estimate:
+    return Estimate(
+        *(np.asarray(getattr(estimate, name))[mask] for name in ("latency", "kernel", "p10", "p90", "inside"))
+    )
+
+
+def load_predictor(
+    gpu: GpuSpec, model_dirs: Sequence[str | Path] = (), variant: str = "auto"
+) -> KernelPredictor:
+    """A predictor from saved families: per family the first of `model_dirs` that holds it, else physics.
+
+    A folder holds one folder per family with a `family.json`, or one per family and variant; missing folders are
+    passed over.
+
+    Raises:
+        PackError: a family's files are damaged or incomplete.
+    """
+    from pipeline.kernels.store import find_families, load_family, read_description
+
+    physics, floor = Physics.of(gpu), UNKNOWN_LATENCY_FLOOR
+    models: dict[str, KernelModel] = {}
+    for name, folder in find_families(model_dirs, variant).items():
+        description = read_description(folder)
+        if "physics" in description:
+            physics = physics.calibrate(description["physics"], str(description["evidence"]))
+            if "floor" in description:
+                floor = Floor(**description["floor"])
+        if "variant" in description and description["variant"] != "curve":
+            models[name] = load_family(folder, gpu)
+    return KernelPredictor(gpu, models, physics, floor)

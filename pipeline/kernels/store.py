@@ -1,0 +1,54 @@
+"""Saved families: one folder each, with `family.json` saying what it is and portable model files beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PackError
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.prediction import KernelModel
+
+DESCRIPTION = "family.json"
+
+
+def find_families(model_dirs: Sequence[str | Path], variant: str = "auto") -> dict[str, Path]:
+    """The folder of each family: the first of `model_dirs` that holds `<family>/` or `<family>/<variant>/`."""
+    found: dict[str, Path] = {}
+    for directory in map(Path, model_dirs):
+        for name in FAMILIES:
+            for folder in (directory / name, directory / name / variant):
+                if name not in found and (folder / DESCRIPTION).is_file():
+                    found[name] = folder
+    return found
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """A family's `family.json`.
+
+    Raises:
+        PackError: it is missing, not JSON, or lacks its keys.
+    """
+    path = Path(folder) / DESCRIPTION
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise PackError(f"{path}: not readable ({error}); rebuild it with `steptime kernels fit`") from None
+    missing = [key for key in ("family", "evidence", "variant") if not isinstance(values, dict) or key not in values]
+    if missing:
+        raise PackError(f"{path}: misses {', '.join(missing)}; rebuild it with `steptime kernels fit`")
+    return dict(values)
+
+
+def load_family(folder: str | Path, gpu: GpuSpec) -> KernelModel:
+    """A saved family's model.
+
+    Raises:
+        PackError: files are damaged or missing.
+    """
+    from pipeline.kernels.fitted import FittedModel
+
+    return FittedModel.load(folder, gpu)

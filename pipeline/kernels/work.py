@@ -1,0 +1,274 @@
+"""How much arithmetic and memory traffic a kernel call causes, as functions of its dimensions.
+
+`Dims` gives every function the same view of a calls or samples table: float64 columns by name, absent dimensions
+filled by a default. FLOPs count a multiply-add as two. Traffic is what must cross DRAM once when nothing is cached
+(DESIGN section 2): broadcast operands once, in-place once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Array = npt.NDArray[np.float64]
+
+ELEMENT_BYTES = {
+    "fp64": 8, "int64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2, "int16": 2,
+    "int8": 1, "uint8": 1, "bool": 1, "fp8": 1,
+}  # fmt: skip
+"""Bytes of one element by dtype name; an unknown dtype counts as fp32."""
+
+SECTOR_BYTES = 32.0
+"""DRAM and L2 move whole sectors of 32 bytes (Lin et al., section on embedding lookup)."""
+
+TWO_OPERANDS = ("add", "mul", "div", "pow", "sub", "maximum", "minimum")
+"""Element-wise ops that read two tensors of the output's size; `addu`, `mulu`... take a scalar instead."""
+
+
+class Dims:
+    """Columns of a table as float64 arrays, with defaults where a dimension is absent or null."""
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self.table = table
+        self.rows = len(table)
+
+    def __call__(self, name: str, default: float | Array = np.nan) -> Array:
+        """Column `name` as float64 of length `rows`; `default` where it is missing or null."""
+        fallback = np.broadcast_to(np.asarray(default, dtype=np.float64), (self.rows,))
+        if name not in self.table.columns:
+            return fallback.copy()
+        values = pd.to_numeric(self.table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        return np.where(np.isnan(values), fallback, values)
+
+    def text(self, name: str, default: str = "") -> npt.NDArray[np.object_]:
+        """Column `name` as text; `default` where it is missing or null."""
+        if name not in self.table.columns:
+            return np.full(self.rows, default, dtype=object)
+        column = self.table[name]
+        return column.astype(object).where(column.notna(), default).to_numpy(dtype=object)
+
+    def element_bytes(self) -> Array:
+        """Bytes of one element by the `dtype` column, 4 where there is none."""
+        dtypes = pd.Series(self.text("dtype", "fp32"))
+        return dtypes.map(ELEMENT_BYTES).fillna(4).to_numpy(dtype=np.float64)
+
+    def backward(self) -> npt.NDArray[np.bool_]:
+        """Whether the call belongs to the backward pass."""
+        return np.asarray(self.text("phase", "forward") == "backward", dtype=bool)
+
+    def op_in(self, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+        """Whether the op is one of `names`."""
+        return pd.Series(self.text("op")).isin(names).to_numpy()
+
+
+@dataclass(frozen=True)
+class Work:
+    """Arithmetic and traffic per call: `flops`, bytes `read` and `written`, each of shape (rows,)."""
+
+    flops: Array
+    read: Array
+    written: Array
+
+    @property
+    def bytes(self) -> Array:
+        """Traffic in both directions."""
+        return self.read + self.written
+
+
+def sectors(size: Array) -> Array:
+    """Bytes rounded up to whole sectors."""
+    return np.asarray(np.ceil(size / SECTOR_BYTES) * SECTOR_BYTES)
+
+
+def matrix_product(d: Dims) -> Work:
+    """(B x) M x N times N x K with N the reduction; `linear` adds a bias of K."""
+    b, m, n, k, size = d("B", 1.0), d("M"), d("N"), d("K"), d.element_bytes()
+    bias = np.where(d.op_in(("linear", "addmm")), k, 0.0)
+    return Work(2.0 * b * m * n * k, size * (b * (m * n + n * k) + bias), size * b * m * k)
+
+
+def output_size(size: Array, window: Array, stride: Array, padding: Array, dilation: Array | float = 1.0) -> Array:
+    """Positions of a convolution or pooling window along one axis, at least 1."""
+    reach = dilation * (window - 1.0) + 1.0
+    return np.asarray(np.maximum(np.floor((size + 2.0 * padding - reach) / stride) + 1.0, 1.0))
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """A convolution's derived sizes, each of shape (rows,): output height and width, window area, group sizes."""
+
+    batch: Array
+    in_channels: Array
+    out_channels: Array
+    height: Array
+    width: Array
+    out_height: Array
+    out_width: Array
+    window: Array
+    groups: Array
+
+    @classmethod
+    def of(cls, d: Dims) -> ConvShape:
+        """Read the convolution dims of a table; `_w` columns default to the square case."""
+        kernel, size, stride, padding = d("kernel_size"), d("input_size"), d("stride", 1.0), d("padding", 0.0)
+        dilation = d("dilation", 1.0)
+        kernel_w, width = d("kernel_size_w", kernel), d("input_size_w", size)
+        return cls(
+            d("B"), d("in_channels"), d("out_channels"), size, width,
+            output_size(size, kernel, stride, padding, dilation),
+            output_size(width, kernel_w, d("stride_w", stride), d("padding_w", padding), dilation),
+            kernel * kernel_w, np.maximum(d("groups", 1.0), 1.0),
+        )  # fmt: skip
+
+    @property
+    def inputs(self) -> Array:
+        """Elements of the input image."""
+        return self.batch * self.in_channels * self.height * self.width
+
+    @property
+    def outputs(self) -> Array:
+        """Elements of the output image."""
+        return self.batch * self.out_channels * self.out_height * self.out_width
+
+    @property
+    def weights(self) -> Array:
+        """Elements of the filter."""
+        return self.out_channels * self.in_channels / self.groups * self.window
+
+    @property
+    def flops(self) -> Array:
+        """Direct-convolution FLOPs; the same for forward, data gradient and weight gradient."""
+        return 2.0 * self.outputs * self.in_channels / self.groups * self.window
+
+
+def conv_forward(d: Dims) -> Work:
+    """Read image and filter, write the output image."""
+    c, size = ConvShape.of(d), d.element_bytes()
+    return Work(c.flops, size * (c.inputs + c.weights), size * c.outputs)
+
+
+def conv_backward_data(d: Dims) -> Work:
+    """Read the output's gradient and the filter, write the image's gradient."""
+    c, size = ConvShape.of(d), d.element_bytes()
+    return Work(c.flops, size * (c.outputs + c.weights), size * c.inputs)
+
+
+def conv_backward_weight(d: Dims) -> Work:
+    """Read image and output's gradient, write the filter's gradient."""
+    c, size = ConvShape.of(d), d.element_bytes()
+    return Work(c.flops, size * (c.outputs + c.inputs), size * c.weights)
+
+
+def rows_by_width(d: Dims, reads: Array | float, writes: Array | float, flops_per_element: float) -> Work:
+    """`reads` and `writes` passes over B x H elements; the `inputs`/`outputs` columns (bytes) outrank them."""
+    elements = d("B", 1.0) * d("H")
+    size = d.element_bytes()
+    return Work(
+        flops_per_element * elements,
+        d("inputs", size * elements * np.asarray(reads)),
+        d("outputs", size * elements * np.asarray(writes)),
+    )
+
+
+def elementwise(d: Dims) -> Work:
+    """One or two operands in, one out; a backward reads the gradient and what the forward saved."""
+    two = d.op_in(TWO_OPERANDS) | d.backward()
+    return rows_by_width(d, np.where(two, 2.0, 1.0), 1.0, 1.0)
+
+
+def normalised_rows(d: Dims) -> Work:
+    """Softmax and layer norm: one pass in, one out; a backward reads gradient and saved tensor."""
+    return rows_by_width(d, np.where(d.backward(), 2.0, 1.0), 1.0, 8.0)
+
+
+def dropout(d: Dims) -> Work:
+    """Reads the tensor, writes tensor and byte mask; the backward reads gradient and mask."""
+    elements, size, back = d("B", 1.0) * d("H"), d.element_bytes(), d.backward()
+    read = np.where(back, size + 1.0, size) * elements
+    written = np.where(back, size, size + 1.0) * elements
+    return Work(2.0 * elements, d("inputs", read), d("outputs", written))
+
+
+def reduction(d: Dims) -> Work:
+    """Read B x H, write B."""
+    b, h, size = d("B", 1.0), d("H"), d.element_bytes()
+    return Work(b * h, d("inputs", size * b * h), d("outputs", size * b))
+
+
+def loss(d: Dims) -> Work:
+    """Read prediction and target, write the loss; the backward writes a gradient of the prediction's size."""
+    b, h, size, back = d("B", 1.0), d("H", 1.0), d.element_bytes(), d.backward()
+    return Work(4.0 * b * h, d("inputs", 2.0 * size * b * h), d("outputs", np.where(back, size * b * h, size)))
+
+
+def batch_norm(d: Dims) -> Work:
+    """Training: statistics in one pass, normalisation in a second; the backward reads gradient and input twice."""
+    elements, size = d("B", 1.0) * d("C") * d("HW", 1.0), d.element_bytes()
+    passes = np.where(d.backward(), 4.0, 2.0)
+    return Work(8.0 * elements, d("inputs", passes * size * elements), d("outputs", size * elements))
+
+
+def pooling(d: Dims) -> Work:
+    """HW counts input positions; without `outputs` a window of 2 x 2 is assumed, so a quarter is written."""
+    elements, size, back = d("B", 1.0) * d("C") * d("HW", 1.0), d.element_bytes(), d.backward()
+    small = elements / 4.0
+    read, written = np.where(back, small, elements), np.where(back, elements, small)
+    return Work(elements, d("inputs", size * read), d("outputs", size * written))
+
+
+def moved_bytes(d: Dims) -> Work:
+    """`bytes` read and the same written: copies, concat, transposes."""
+    size = d("bytes", d("outputs", d("B", 1.0) * d("H") * d.element_bytes()))
+    return Work(np.zeros(d.rows), d("inputs", size), d("outputs", size))
+
+
+def written_bytes(d: Dims) -> Work:
+    """`bytes` written, nothing read: memset."""
+    return Work(np.zeros(d.rows), np.zeros(d.rows), d("bytes", d("outputs")))
+
+
+def optimizer(d: Dims) -> Work:
+    """`bytes` of parameters: SGD reads parameter and gradient and writes the parameter; others keep state too."""
+    op = pd.Series(d.text("op")).str.lower()
+    state = np.where(op.str.contains("adagrad|momentum|rms"), 1.0, 0.0)
+    state = np.where(op.str.contains("adam"), 2.0, state)
+    size = d("bytes", d("inputs"))
+    return Work(size / 4.0 * (2.0 + 4.0 * state), d("inputs", size * (2.0 + state)), d("outputs", size * (1.0 + state)))
+
+
+def tril_index(d: Dims) -> Work:
+    """Lower triangle of B matrices F x F gathered to (or scattered from) B rows of F(F-1)/2.
+
+    A gather reads the sectors that hold the triangle, about the whole lower half; a backward first clears all F x F.
+    """
+    b, f, size, back = d("B"), d("F"), d.element_bytes(), d.backward() | (d.text("family") == "tril_index_backward")
+    triangle = b * f * (f - 1.0) / 2.0
+    square = b * f * f
+    read = np.where(back, triangle, (square + triangle) / 2.0) + 16.0 / size * f * (f - 1.0) / 2.0
+    written = np.where(back, square + triangle, triangle)
+    return Work(np.zeros(d.rows), d("inputs", size * read), d("outputs", size * written))
+
+
+def recurrent(d: Dims) -> Work:
+    """LSTM-like cells of 4 gates: per layer and step, products with the input and with the hidden state."""
+    b, t, i, h, layers, size = d("B"), d("T"), d("I"), d("H"), d("layers", 1.0), d.element_bytes()
+    weights = 4.0 * h * (i + h + 2.0) + (layers - 1.0) * 4.0 * h * (2.0 * h + 2.0)
+    scale = np.where(d.backward(), 2.0, 1.0)
+    # the recurrent weights are read again at every step
+    return Work(scale * 2.0 * b * t * weights, scale * size * (b * t * i + t * weights), scale * size * b * t * h * 6.0)
+
+
+def attention(d: Dims) -> Work:
+    """Fused attention: B (batch x heads), M queries, N keys, K head width; two products, no score matrix in DRAM."""
+    b, m, n, k, size = d("B"), d("M"), d("N"), d("K"), d.element_bytes()
+    scale = np.where(d.backward(), 2.5, 1.0)
+    return Work(scale * 4.0 * b * m * n * k, scale * size * b * k * (m + 2.0 * n), scale * size * b * m * k)
+
+
+def given(d: Dims) -> Work:
+    """Families without a formula: the table's own `flops`, `bytes_read`, `bytes_written`, else dims that hold bytes."""
+    size = d("bytes", d("B", 1.0) * d("H") * d.element_bytes())
+    return Work(d("flops", 0.0), d("bytes_read", d("inputs", size)), d("bytes_written", d("outputs", size)))

@@ -1,0 +1,70 @@
+"""Names under which overheads are kept and looked up, so that a trace and a captured graph mean the same op."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+ANY = "*"
+"""Op name of statistics over all ops."""
+
+_ALIASES = {
+    "_reshape_alias": "view",
+    "_unsafe_view": "view",
+    "reshape_alias": "view",
+    "_index_put_impl": "index_put",
+    "cudnn_convolution": "convolution",
+    "_convolution": "convolution",
+    "convolution_overrideable": "convolution",
+    "cudnn_batch_norm": "native_batch_norm",
+    "_native_batch_norm_legit": "native_batch_norm",
+    "miopen_batch_norm": "native_batch_norm",
+    "concat": "cat",
+    "concatenate": "cat",
+}
+_NODE_ALIASES = {
+    "reshapealias": "view",
+    "unsafeview": "view",
+    "cudnnconvolution": "convolution",
+    "cudnnbatchnorm": "nativebatchnorm",
+    "miopenbatchnorm": "nativebatchnorm",
+    "batchnorm": "nativebatchnorm",
+}
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function:\s*")
+_NODE = re.compile(r"^(?P<stem>\w+?)Backward\d*$")
+
+
+@lru_cache(maxsize=65536)
+def normalised(name: str) -> str:
+    """One spelling per op: without in-place underscore, overload, autograd wrapper or version-dependent alias.
+
+    `aten::add_` and `aten::add` are one, as are `autograd::engine::evaluate_function: AddmmBackward0` and
+    `AddmmBackward0`, and `Optimizer.step#SGD.step` of any optimizer class.
+    """
+    if name.startswith("Optimizer."):
+        return name.partition("#")[0]
+    text = _BACKWARD.sub("", name)
+    if "::" not in text and (node := _NODE.match(text)):
+        stem = node["stem"].lower()
+        return f"backward:{_NODE_ALIASES.get(stem, stem)}"
+    space, mark, op = text.rpartition("::")
+    op = op.split(".")[0]
+    stripped = op.rstrip("_") or op
+    stripped = _ALIASES.get(stripped, stripped)
+    return f"{space}{mark}{stripped}"
+
+
+def full_signature(apis: Sequence[str], shapes: str, children: int) -> str:
+    """Signature of one item: its actions, input shapes and number of nested ops."""
+    return f"{','.join(apis)}|{shapes}|{children}"
+
+
+def calls_signature(count: int) -> str:
+    """Signature of all items of an op that make the same number of device calls."""
+    return f"calls={count}"
+
+
+def switch_signature(before: int, after: int) -> str:
+    """Signature of a gap (T1) by the threads on its two sides."""
+    return f"thread {min(before, 2)}>{min(after, 2)}"

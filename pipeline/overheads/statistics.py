@@ -1,0 +1,181 @@
+"""Statistics of overhead observations, at every level at which a prediction may look them up.
+
+Levels, most telling first: full signature of an item; op and number of device calls; op; all ops. The estimator is
+chosen by name; DESIGN section 4 says why the mean of clipped values is the default and the published one is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import UnknownNameError
+from pipeline.overheads.names import ANY, calls_signature
+
+Floats = npt.NDArray[np.float64]
+
+CLIP_QUANTILE = 0.99
+"""Values above this quantile of their key count as that quantile: real tails stay, single hiccups do not rule."""
+
+IQR_FACTOR = 1.5
+"""The published estimator drops values further than this many interquartile ranges outside the quartiles."""
+
+ESTIMATORS = ("clipped_mean", "trimmed_mean", "mean", "median")
+
+COLUMNS = ["type", "op", "mean_us", "std_us", "median_us", "count", "workloads", "api", "signature", "evidence"]
+
+_TAIL = re.compile(r"\|(\d+)(?:@\d+)?$")
+
+
+@dataclass(frozen=True)
+class ProfilerCost:
+    """What recording costs the host, subtracted from observations when unprofiled steps are to be predicted.
+
+    Attributes:
+        event_us: per recorded host event. Half lies before and half behind an op's own stamps, so that T1 and T2/T3
+            each lose one event's cost in total, and an item loses one per nested op.
+        launch_us: per recorded launch, part of T4.
+    """
+
+    event_us: float = 2.0
+    launch_us: float = 4.0
+
+    @classmethod
+    def none(cls) -> ProfilerCost:
+        """No correction: for replay, whose ground truth is the profiled trace itself."""
+        return cls(0.0, 0.0)
+
+
+def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
+    """Observations less the profiler's cost, never below zero."""
+    if cost == ProfilerCost.none():
+        return samples
+    kind = samples["type"].to_numpy(object)
+    events = np.where(np.isin(kind, ("T1", "loading")), 1.0, 0.0)
+    calls, nested = _nested(samples)
+    inside = np.isin(kind, ("T2", "T3", "T5"))
+    segments = np.where(kind == "T5", np.where(calls > 0, np.maximum(calls + 1, 1), 1), np.maximum(calls + 1, 1))
+    events = np.where(inside, nested / segments, events)
+    loss = events * cost.event_us + np.where(kind == "T4", cost.launch_us, 0.0)
+    return samples.assign(value_us=np.maximum(samples["value_us"].to_numpy(float) - loss, 0.0))
+
+
+def _nested(samples: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Number of actions and of nested ops of the item behind each observation, from its signature."""
+    signature = samples["signature"].astype("object").where(samples["signature"].notna(), "")
+    unique, code = np.unique(signature.to_numpy(object).astype(str), return_inverse=True)
+    nested = np.array([float(m[1]) if (m := _TAIL.search(text)) else 0.0 for text in unique])
+    calls = np.array([float(_count_calls(text)) for text in unique])
+    return calls[code], nested[code]
+
+
+def _count_calls(signature: str) -> int:
+    """Number of actions named in a full signature (`api,api|shapes|children`)."""
+    apis = signature.partition("|")[0]
+    return apis.count(",") + 1 if apis else 0
+
+
+def summarise(
+    samples: pd.DataFrame | Iterable[pd.DataFrame],
+    estimator: str = "clipped_mean",
+    cost: ProfilerCost | None = None,
+    evidence: str | None = None,
+    signatures: bool = True,
+) -> pd.DataFrame:
+    """Statistics of observations as an `overheads` table.
+
+    Args:
+        samples: `overhead_samples`, of one or of several workloads.
+        estimator: how a mean is taken, one of `ESTIMATORS`; `trimmed_mean` is the published one.
+        cost: the profiler's cost to subtract; none by default.
+        evidence: where the observations come from (`measured`, `shared`, `transferred`), kept with each row.
+        signatures: whether to keep statistics per full signature (large; of use for the same workload only).
+
+    Raises:
+        UnknownNameError: the estimator does not exist.
+    """
+    if estimator not in ESTIMATORS:
+        raise UnknownNameError("estimator", estimator, list(ESTIMATORS))
+    frame = samples if isinstance(samples, pd.DataFrame) else pd.concat(list(samples), ignore_index=True)
+    frame = corrected(frame, cost or ProfilerCost.none())
+    frame = frame.assign(api=frame["api"].astype(object).where(frame["api"].notna(), ""),
+                         signature=frame["signature"].astype(object).where(frame["signature"].notna(), ""))  # fmt: skip
+    parts = [_level(frame, level, estimator) for level in _levels(frame, signatures)]
+    filled = [part for part in parts if len(part)]
+    if not filled:
+        return pd.DataFrame({name: pd.Series(dtype=float if name.endswith("_us") else object) for name in COLUMNS})
+    out = pd.concat(filled, ignore_index=True)
+    out = out.drop_duplicates(["type", "op", "api", "signature"], ignore_index=True)
+    for column in ("api", "signature"):
+        out[column] = out[column].where(out[column] != "", None)
+    out["evidence"] = evidence
+    return out[COLUMNS]
+
+
+def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
+    """The observations keyed at each level."""
+    kind = frame["type"].to_numpy(object)
+    gap, item = np.isin(kind, ("T1", "loading")), np.isin(kind, ("T2", "T3", "T5"))
+    api, device = kind == "T4", np.isin(kind, ("launch_latency", "kernel_gap", "sync_return"))
+    switch = frame["signature"].str.partition("|")[0] if gap.any() else frame["signature"]
+    counts = np.array([calls_signature(_count_calls(text)) for text in frame["signature"]], object)
+    levels = [frame[device], frame[device].assign(signature="")]
+    if signatures:
+        levels += [frame[gap | item | api]]
+    levels += [
+        frame[gap].assign(signature=switch[gap]), frame[gap].assign(signature=switch[gap], op=ANY),
+        frame[gap].assign(signature="", op=ANY),
+        frame[item].assign(signature=counts[item]), frame[item].assign(signature=""),
+        frame[item].assign(signature=counts[item], op=ANY), frame[item].assign(signature="", op=ANY),
+        frame[api].assign(signature=""), frame[api].assign(signature="", op=ANY),
+        frame[api].assign(signature="", op=ANY, api=""),
+    ]  # fmt: skip
+    return levels
+
+
+def _level(frame: pd.DataFrame, level: pd.DataFrame, estimator: str) -> pd.DataFrame:
+    if level.empty:
+        return level
+    keys = ["type", "op", "api", "signature"]
+    group, index = level.groupby(keys, sort=False, observed=True).ngroup().to_numpy(), level.drop_duplicates(keys)
+    value = level["value_us"].to_numpy(float)
+    stats = group_statistics(value, group, estimator)
+    workloads = level.groupby(keys, sort=False, observed=True)["workload"].agg(lambda w: ",".join(sorted(set(w))))
+    return index[keys].assign(**stats, workloads=workloads.to_numpy())
+
+
+def group_statistics(value: Floats, group: npt.NDArray[np.int64], estimator: str) -> dict[str, npt.NDArray[np.generic]]:
+    """Mean by the estimator, standard deviation, median and count of each group (groups numbered from 0)."""
+    order = np.lexsort((value, group))
+    value, group = value[order], group[order]
+    count = np.bincount(group)
+    first = np.concatenate([[0], np.cumsum(count)[:-1]])
+    total = np.add.reduceat(value, first)
+    mean = total / count
+    spread = np.sqrt(np.maximum(np.add.reduceat(value**2, first) / count - mean**2, 0.0))
+    median = _quantile(value, first, count, 0.5)
+    if estimator == "clipped_mean":
+        top = _quantile(value, first, count, CLIP_QUANTILE)
+        mean = np.add.reduceat(np.minimum(value, top[group]), first) / count
+    elif estimator == "trimmed_mean":
+        low, high = _quantile(value, first, count, 0.25), _quantile(value, first, count, 0.75)
+        reach = IQR_FACTOR * (high - low)
+        keep = (value >= (low - reach)[group]) & (value <= (high + reach)[group])
+        mean = np.add.reduceat(np.where(keep, value, 0.0), first) / np.maximum(np.add.reduceat(keep, first, dtype=int), 1)
+    elif estimator == "median":
+        mean = median
+    return {"mean_us": mean, "std_us": spread, "median_us": median, "count": count.astype(np.int64)}
+
+
+def _quantile(value: Floats, first: npt.NDArray[np.int64], count: npt.NDArray[np.int64], q: float) -> Floats:
+    """Linear quantile of each run of sorted values."""
+    place = q * (count - 1)
+    below = np.floor(place).astype(np.int64)
+    above = np.minimum(below + 1, count - 1)
+    out: Floats = value[first + below] + (place - below) * (value[first + above] - value[first + below])
+    return out

@@ -1,0 +1,68 @@
+"""Where things lie: configuration, packs, public data, and every artifact under the results folder.
+
+This is the one module that knows file names; rules, scripts and the command line ask it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def project_dir() -> Path:
+    """The folder that holds `config/` and `packs/`: the checkout, or the data installed inside the package."""
+    return _PACKAGE.parent if (_PACKAGE.parent / "config" / "config.yaml").is_file() else _PACKAGE / "_data"
+
+
+def config_dir() -> Path:
+    """The folder of Hydra's config groups."""
+    return project_dir() / "config"
+
+
+def packs_dir() -> Path:
+    """The folder of shipped packs, one per GPU."""
+    return project_dir() / "packs"
+
+
+def measurements_dir() -> Path:
+    """The folder of our own measurements, one per GPU."""
+    return project_dir() / "measurements"
+
+
+def datasets_dir(explicit: str | Path | None = None) -> Path | None:
+    """The folder of public measurements: `explicit`, $STEPTIME_DATASETS, `datasets/`, `../shared/datasets`; else None.
+
+    An empty $STEPTIME_DATASETS (or `none`) switches public data off.
+    """
+    named = os.environ.get("STEPTIME_DATASETS") if explicit is None else str(explicit)
+    if named is not None:
+        return Path(named) if named not in ("", "none") and Path(named).is_dir() else None
+    root = _PACKAGE.parent
+    return next((path for path in (root / "datasets", root.parent / "shared" / "datasets") if path.is_dir()), None)
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """File names under a results folder; `gpu`, `model`, `variant`, `batch` may be Snakemake wildcards."""
+
+    root: str = "results"
+
+    def point(self, gpu: str, model: str, variant: str, batch: int | str) -> str:
+        """Folder of one grid point."""
+        return f"{self.root}/{gpu}/{model}/{variant}/b{batch}"
+
+    def kernels(self, gpu: str) -> str:
+        """Folder of a GPU's kernel samples and models."""
+        return f"{self.root}/{gpu}/kernels"
+
+    def overheads(self, gpu: str, choice: str) -> str:
+        """Overhead statistics of a GPU's host; the default choice has the plain name."""
+        suffix = "" if choice == "shared" else f"-{choice}"
+        return f"{self.root}/{gpu}/overheads{suffix}.parquet"
+
+    def overhead_samples(self, gpu: str) -> str:
+        """Raw overhead observations of a GPU's host."""
+        return f"{self.root}/{gpu}/overhead_samples.parquet"

@@ -1,0 +1,1 @@
+"""The critical path: programs, their simulation, timelines and the replay of traces."""

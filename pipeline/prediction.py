@@ -1,0 +1,114 @@
+"""What a prediction says: the step time with its parts, its interval and the evidence behind it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One predicted training step. Times are microseconds, memory is bytes, shares sum to 1."""
+
+    gpu: str
+    model: str
+    variant: str
+    batch_size: int
+    predicted_us: float
+    """Step time: when host and device are both done."""
+    active_us: float
+    """Time in which at least one kernel runs."""
+    host_us: float
+    """When the host is done."""
+    p10_us: float
+    p90_us: float
+    memory_bytes: int
+    fits: bool
+    """Whether `memory_bytes` is within the GPU's memory."""
+    evidence: dict[str, float]
+    """Share of device time by kind of evidence."""
+    host_evidence: dict[str, float]
+    """Share of host time by kind of evidence."""
+    unmodelled_share: float
+    """Share of device time of calls that no kernel model or formula of their own covers."""
+    families: dict[str, float] = field(default_factory=dict)
+    """Device time by kernel family, largest first."""
+    unmodelled: dict[str, float] = field(default_factory=dict)
+    """Device time of unmodelled calls by operator, largest first."""
+    bound: str = "device"
+    """`host` or `device`: which of them the larger part of the critical path waits for."""
+    measured_us: float | None = None
+    """Unprofiled step measured on this very device, where there is one."""
+    overrides: tuple[str, ...] = ()
+    calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
+    """Per operator and device call, in the `prediction` schema."""
+
+    @property
+    def idle_us(self) -> float:
+        """Time of the step in which no kernel runs."""
+        return self.predicted_us - self.active_us
+
+    @property
+    def samples_per_s(self) -> float:
+        """Training throughput in samples per second."""
+        return self.batch_size / self.predicted_us * 1e6
+
+    @property
+    def error(self) -> float | None:
+        """predicted / measured - 1, where there is a measurement."""
+        return None if self.measured_us is None else self.predicted_us / self.measured_us - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """The public contract's keys, ready for JSON."""
+        keys = {
+            "gpu": self.gpu, "model": self.model, "variant": self.variant, "batch_size": self.batch_size,
+            "predicted_us": self.predicted_us, "active_us": self.active_us, "idle_us": self.idle_us,
+            "host_us": self.host_us, "p10_us": self.p10_us, "p90_us": self.p90_us, "bound": self.bound,
+            "samples_per_s": self.samples_per_s, "memory_bytes": self.memory_bytes, "fits": self.fits,
+            "evidence": self.evidence, "host_evidence": self.host_evidence,
+            "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled, "families_us": self.families,
+        }  # fmt: skip
+        if self.measured_us is not None:
+            keys |= {"measured_us": self.measured_us, "error": self.error}
+        return keys
+
+    def summary_row(self) -> pd.DataFrame:
+        """One row in the `summary` schema."""
+        row = {
+            **{k: [v] for k, v in self.as_dict().items() if k not in ("samples_per_s", "families_us", "unmodelled_us")},
+            "evidence": [json.dumps(self.evidence)],
+            "host_evidence": [json.dumps(self.host_evidence)],
+            "families": [json.dumps(self.families)],
+            "overrides": [json.dumps(self.overrides)],
+            "measured_us": [self.measured_us],
+            "error": [self.error],
+        }
+        return pd.DataFrame(row)
+
+    @classmethod
+    def from_summary(cls, row: dict[str, Any]) -> Prediction:
+        """The prediction behind a row of `summary.parquet` (without its calls)."""
+        measured = row.get("measured_us")
+        return cls(
+            gpu=row["gpu"],
+            model=row["model"],
+            variant=row["variant"],
+            batch_size=int(row["batch_size"]),
+            predicted_us=row["predicted_us"],
+            active_us=row["active_us"],
+            host_us=row["host_us"],
+            p10_us=row["p10_us"],
+            p90_us=row["p90_us"],
+            memory_bytes=int(row["memory_bytes"]),
+            fits=bool(row["fits"]),
+            evidence=json.loads(row["evidence"]),
+            host_evidence=json.loads(row["host_evidence"]),
+            unmodelled_share=row["unmodelled_share"],
+            families=json.loads(row.get("families") or "{}"),
+            bound=row.get("bound") or "device",
+            measured_us=None if measured is None or pd.isna(measured) else float(measured),
+            overrides=tuple(json.loads(row.get("overrides") or "[]")),
+        )

@@ -1,0 +1,56 @@
+"""What is known: GPUs with the evidence at hand, and workloads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.config import LOCAL_GPU, choices
+from pipeline.evidence import Source, kernel_source, overhead_source
+
+_KERNELS = {
+    Source.MEASUREMENTS: "measured",
+    Source.PUBLIC: "fitted on public samples",
+    Source.PACK: "pack",
+    Source.TRANSFER: "transferred",
+    Source.LOCAL: "measured on this machine",
+}
+_OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "another GPU's host"}
+
+
+def gpu_rows() -> list[dict[str, Any]]:
+    """One row per GPU: what it is, and where kernel times and overheads come from at this moment."""
+    from pipeline.hardware.spec import list_gpus
+
+    rows = [
+        {
+            "gpu": spec.name,
+            "architecture": spec.architecture,
+            "SMs": spec.sms,
+            "memory_GiB": round(spec.memory_bytes / 2**30),
+            "dram_GB_per_s": round(spec.peak_dram_gb_per_s()),
+            "fp32_TFLOP_per_s": round(spec.peak_gflop_per_s("fp32") / 1000, 1),
+            "peaks": "measured" if spec.measured_dram_gb_per_s else "datasheet, derated",
+            "kernels": _KERNELS[kernel_source(spec.name)],
+            "overheads": _OVERHEADS[overhead_source(spec.name)],
+            "aliases": ", ".join(spec.aliases),
+        }
+        for spec in list_gpus()
+    ]
+    local = dict.fromkeys(rows[0], "") | {"gpu": LOCAL_GPU, "architecture": "this machine"}
+    return [*rows, local | {"kernels": _KERNELS[Source.LOCAL], "overheads": _OVERHEADS[Source.LOCAL]}]
+
+
+def model_rows() -> list[dict[str, Any]]:
+    """One row per workload: its description and default batch size."""
+    import yaml
+
+    from pipeline.paths import config_dir
+
+    rows = []
+    for name in choices("model"):
+        path = config_dir() / "model" / f"{name}.yaml"
+        text = path.read_text(encoding="utf-8")
+        loaded = yaml.safe_load(text) or {}
+        first = text.splitlines()[0].removeprefix("#").strip() if text.startswith("#") else ""
+        rows.append({"model": name, "batch_size": loaded.get("batch_size", ""), "what": loaded.get("description") or first})
+    return rows

@@ -1,0 +1,102 @@
+"""What this machine can do, one line per ability: `ok`, `absent` (works without) or `broken` (needs a repair)."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.paths import datasets_dir, measurements_dir, packs_dir
+
+
+def examine() -> list[dict[str, Any]]:
+    """Try every ability; a check that raises is reported as broken with its message."""
+    checks: dict[str, Callable[[], tuple[str, str]]] = {
+        "torch": _torch,
+        "GPU": _gpu,
+        "profiler": _profiler,
+        "MLflow": _mlflow,
+        "packs": _packs,
+        "public data": _data,
+        "own measurements": _measurements,
+        "language models": lambda: _package("transformers", "BERT, GPT and OPT workloads"),
+        "disk": _disk,
+    }
+    rows = []
+    for name, check in checks.items():
+        try:
+            status, detail = check()
+        except Exception as error:  # a doctor reports whatever is wrong
+            status, detail = "broken", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        rows.append({"what": name, "status": status, "detail": detail})
+    return rows
+
+
+def _torch() -> tuple[str, str]:
+    import torch
+
+    return "ok", f"{torch.__version__}, {torch.get_num_threads()} CPU threads"
+
+
+def _gpu() -> tuple[str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "absent", "no CUDA device: gpu=local measures the CPU, other GPUs are predicted"
+    return "ok", f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+
+
+def _profiler() -> tuple[str, str]:
+    import torch
+    from torch.profiler import profile
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with profile() as profiler:
+        torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
+    events = [event for event in profiler.events() or [] if "mm" in event.name]
+    if not events:
+        return "broken", "the profiler saw no matmul"
+    if device == "cuda" and not any(str(e.device_type).endswith("CUDA") for e in profiler.events() or []):
+        return "broken", "the profiler sees no kernels: is profiling permitted for this user?"
+    return "ok", f"sees {'kernels' if device == 'cuda' else 'operators'} on {device}"
+
+
+def _mlflow() -> tuple[str, str]:
+    from pipeline.report.tracking import initialise
+
+    with tempfile.TemporaryDirectory() as folder:
+        initialise(folder)
+    import mlflow
+
+    return "ok", f"{mlflow.__version__}, sqlite store works"
+
+
+def _packs() -> tuple[str, str]:
+    from pipeline.packs import check_pack, list_packs
+
+    names = list_packs()
+    for name in names:
+        check_pack(name)
+    return ("ok", ", ".join(names)) if names else ("absent", f"none under {packs_dir()}")
+
+
+def _data() -> tuple[str, str]:
+    found = datasets_dir()
+    return ("ok", str(found)) if found else ("absent", "shipped packs are used; set $STEPTIME_DATASETS to refit")
+
+
+def _measurements() -> tuple[str, str]:
+    names = sorted(path.parent.name for path in measurements_dir().glob("*/manifest.json"))
+    return ("ok", ", ".join(names)) if names else ("absent", "none yet; docs/measure_your_gpu.md says how")
+
+
+def _package(name: str, use: str) -> tuple[str, str]:
+    return ("ok", use) if importlib.util.find_spec(name) else ("absent", f"pip install {name} for {use}")
+
+
+def _disk() -> tuple[str, str]:
+    free = shutil.disk_usage(Path.cwd()).free
+    return ("ok" if free > 2**30 else "broken"), f"{free / 2**30:.1f} GiB free here"

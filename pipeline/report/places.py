@@ -1,0 +1,24 @@
+"""Where the artifacts of a run lie, for the line below the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.paths import Artifacts
+from pipeline.prediction import Prediction
+
+
+def places(predictions: Sequence[Prediction], root: Path) -> dict[str, str]:
+    """Folders and commands that lead from the predictions to what is behind them."""
+    artifacts = Artifacts(str(root))
+    found = {}
+    if len(predictions) == 1:
+        p = predictions[0]
+        folder = artifacts.point(p.gpu, p.model, p.variant, p.batch_size)
+        found = {"artifacts": folder, "timeline": f"{folder}/timeline.json.gz (open in ui.perfetto.dev)"}
+    else:
+        found = {"artifacts": f"{root}/"}
+    if (root / "mlflow" / "mlflow.db").is_file():
+        found["kernel models"] = "make ui (MLflow on http://127.0.0.1:5000)"
+    return found

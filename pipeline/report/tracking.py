@@ -1,0 +1,125 @@
+"""MLflow: one database per results folder, one run per GPU x family x variant, the best variant tagged `champion`.
+
+The database and its experiments are made by one rule before any fit starts: several processes that create a fresh
+database at once crash (MLflow 3). MLflow is imported inside the functions because that costs seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.schemas import atomic_path
+
+EXPERIMENTS = ("kernel models", "overheads", "step predictions")
+_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+
+
+def initialise(folder: str | Path) -> Path:
+    """Create the tracking database and its experiments under a folder; safe to repeat.
+
+    Returns:
+        Path of the JSON file that names the tracking URI and the experiments.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    client = _client(folder)
+    for name in EXPERIMENTS:
+        if client.get_experiment_by_name(name) is None:
+            client.create_experiment(name, artifact_location=(folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri())
+    facts = {name: client.get_experiment_by_name(name).experiment_id for name in EXPERIMENTS}
+    with atomic_path(folder / "experiments.json") as part:
+        part.write_text(json.dumps({"database": "mlflow.db", "experiments": facts}, indent=1) + "\n")
+    return folder / "experiments.json"
+
+
+def log_run(
+    folder: str | Path,
+    experiment: str,
+    name: str,
+    *,
+    params: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    tags: Mapping[str, str],
+    artifacts: Mapping[str, Path] | None = None,
+    figures: Mapping[str, Any] | None = None,
+) -> str:
+    """Log one finished run and mark earlier runs of the same name as superseded; returns its id.
+
+    Args:
+        folder: the folder given to `initialise`.
+        artifacts: folder inside the run -> file or folder to copy there.
+        figures: file name inside the run -> matplotlib figure.
+    """
+    import mlflow
+
+    client = _client(Path(folder))
+    owner = client.get_experiment_by_name(experiment)
+    if owner is None:
+        raise InputError(f"{folder}: no MLflow experiment {experiment!r}; run the rule tracking_database first")
+    mlflow.set_tracking_uri(_uri(Path(folder)))
+    earlier = client.search_runs([owner.experiment_id], f"attributes.run_name = '{name}' and tags.current = 'yes'")
+    for run in earlier:
+        client.set_tag(run.info.run_id, "current", "no")
+        client.delete_run(run.info.run_id)
+    with mlflow.start_run(experiment_id=owner.experiment_id, run_name=name, tags={**tags, "current": "yes"}) as run:
+        mlflow.log_params({key: str(value)[:480] for key, value in params.items()})
+        mlflow.log_metrics({key: float(value) for key, value in metrics.items() if value is not None and value == value})
+        for place, path in (artifacts or {}).items():
+            log = mlflow.log_artifacts if path.is_dir() else mlflow.log_artifact
+            log(str(path), place)
+        for place, figure in (figures or {}).items():
+            mlflow.log_figure(figure, place)
+    return str(run.info.run_id)
+
+
+def register_champion(folder: str | Path, name: str, run_id: str, place: str, tags: Mapping[str, str]) -> str:
+    """Register the model logged under `place` of a run and give it the alias `champion`; returns the version."""
+    from mlflow.exceptions import MlflowException
+
+    client = _client(Path(folder))
+    try:
+        client.create_registered_model(name, tags=dict(tags))
+    except MlflowException:
+        pass  # exists since an earlier fit: it gets a new version
+    run = client.get_run(run_id)
+    version = client.create_model_version(name, f"{run.info.artifact_uri}/{place}", run_id=run_id, tags=dict(tags))
+    client.set_registered_model_alias(name, "champion", version.version)
+    client.set_tag(run_id, "champion", "yes")
+    return str(version.version)
+
+
+def serve(port: int, folder: str | Path = "results/mlflow") -> None:
+    """Replace this process by the MLflow UI on a folder's database.
+
+    Raises:
+        InputError: no pipeline has run yet.
+    """
+    folder = Path(folder)
+    if not (folder / "mlflow.db").is_file():
+        raise InputError(f"{folder}/mlflow.db: no such file; run the pipeline first (make run)")
+    os.environ.update(_ENVIRONMENT)
+    print(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)", flush=True)
+    os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", _uri(folder), "--port", str(port)])
+
+
+def _uri(folder: Path) -> str:
+    return f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+
+
+def _client(folder: Path) -> Any:
+    import logging
+    import warnings
+
+    os.environ.update({key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()})
+    warnings.filterwarnings("ignore")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=_uri(folder))

@@ -1,0 +1,246 @@
+"""The tables that stages hand to each other: columns, types and checked reading and writing.
+
+One schema per artifact (DESIGN section "Rooms and artifacts"). Times are microseconds in float64 columns named `*_us`,
+raw trace stamps are integer nanoseconds named `*_ns`, sizes are bytes. Shapes and attributes are JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import SteptimeError, TableError
+
+PROVENANCE_KEY = b"steptime"
+"""Key of the provenance JSON in a parquet file's metadata."""
+
+DIMS = (
+    # gemm, bmm: (B x) M x N times N x K; N is the reduction dimension
+    "B", "M", "N", "K", "trans_a", "trans_b",
+    # elementwise, softmax, layer_norm, reduction: B rows of width H; operands counted in bytes where they are not B x H
+    "H", "inputs", "outputs",
+    # conv2d; the _w columns are null where the window or image is square
+    "in_channels", "out_channels", "kernel_size", "kernel_size_w", "input_size", "input_size_w",
+    "stride", "stride_w", "padding", "padding_w", "groups", "dilation",
+    # embedding: B samples, T tables of E rows and width D, L lookups per sample and table
+    "E", "T", "L", "D",
+    # batch_norm, pooling
+    "C", "HW",
+    # tril_index: B samples of F x F
+    "F",
+    # rnn: B sequences of T steps, input width I, hidden width H
+    "I", "layers",
+    # memcpy, concat, copy, optimizer, collective
+    "bytes", "tensors", "ranks",
+)  # fmt: skip
+"""Dimension columns of kernel calls and samples, all int64; a dimension that a family lacks is null."""
+
+_S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+
+
+def _schema(required: dict[str, pa.DataType], optional: dict[str, pa.DataType] | None = None) -> pa.Schema:
+    fields = [pa.field(name, kind, nullable=False) for name, kind in required.items()]
+    fields += [pa.field(name, kind, nullable=True) for name, kind in (optional or {}).items()]
+    return pa.schema(fields)
+
+
+_DIM_FIELDS = {name: _I for name in DIMS}
+
+SCHEMAS: dict[str, pa.Schema] = {
+    # one row per operator, in host order
+    "graph": _schema(
+        {"node_id": _I, "name": _S, "order": _I, "thread": _I, "phase": _S, "input_shapes": _S, "input_dtypes": _S,
+         "output_shapes": _S, "attributes": _S, "is_top_level": _B},
+        {"parent_id": _I},
+    ),
+    # one row per device call, in launch order
+    "calls": _schema(
+        {"node_id": _I, "call": _I, "api": _S, "family": _S, "op": _S, "phase": _S, "stream": _I, "dtype": _S,
+         "flops": _F, "bytes_read": _F, "bytes_written": _F, "blocking": _B},
+        {**_DIM_FIELDS, "attributes": _S, "kernel_name": _S, "measured_us": _F, "evidence": _S},
+    ),
+    # one row per event of a profiler trace
+    "events": _schema(
+        {"event_id": _I, "category": _S, "name": _S, "ts_ns": _I, "dur_ns": _I, "pid": _I, "tid": _I},
+        {"stream": _I, "device": _I, "correlation": _I, "external_id": _I, "record_function_id": _I, "iteration": _I,
+         "phase": _S, "parent": _I, "top": _I, "op": _I, "launch": _I, "grid": _S, "block": _S, "registers": _I,
+         "shared_memory": _I, "bytes": _I, "input_shapes": _S, "input_dtypes": _S, "sequence": _I,
+         "forward_thread": _I, "wait_event": _I, "wait_stream": _I, "collective": _S, "ranks": _I},
+    ),
+    # one row per measured kernel call
+    "samples": _schema(
+        {"gpu": _S, "family": _S, "op": _S, "phase": _S, "dtype": _S, "latency_us": _F, "source": _S,
+         "campaign_id": _S},
+        {**_DIM_FIELDS, "kernel_us": _F, "cold": _B, "attributes": _S, "kernel_name": _S, "kernels": _I, "grid": _S,
+         "block": _S, "registers": _I, "shared_memory": _I},
+    ),
+    # statistics of host overheads; `type` is T1 to T5, or a device-side constant (launch_latency, kernel_gap)
+    "overheads": _schema(
+        {"type": _S, "op": _S, "mean_us": _F, "std_us": _F, "median_us": _F, "count": _I, "workloads": _S},
+        {"api": _S, "signature": _S, "evidence": _S},
+    ),
+    # the raw observations behind them
+    "overhead_samples": _schema(
+        {"type": _S, "op": _S, "value_us": _F, "iteration": _I, "workload": _S},
+        {"api": _S, "signature": _S},
+    ),
+    # one row per device call (or host-only operator, `call` null) of a predicted step
+    "prediction": _schema(
+        {"node_id": _I, "name": _S, "thread": _I, "phase": _S, "host_start_us": _F, "host_end_us": _F},
+        {"call": _I, "api": _S, "family": _S, "op": _S, "stream": _I, "device_start_us": _F, "device_end_us": _F,
+         "kernel_us": _F, "p10_us": _F, "p90_us": _F, "evidence": _S, "host_evidence": _S, "on_critical_path": _B},
+    ),
+    # unprofiled steps of a workload, timed on the device
+    "step_times": _schema(
+        {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "step_us": _F, "p10_us": _F, "p90_us": _F,
+         "count": _I, "source": _S},
+        {"device_us": _F, "host_us": _F, "memory_bytes": _I, "config": _S},
+    ),
+    # one row per grid point
+    "summary": _schema(
+        {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "predicted_us": _F, "active_us": _F, "idle_us": _F,
+         "host_us": _F, "p10_us": _F, "p90_us": _F, "memory_bytes": _I, "fits": _B, "evidence": _S,
+         "host_evidence": _S, "unmodelled_share": _F},
+        {"measured_us": _F, "error": _F, "families": _S, "bound": _S, "overrides": _S},
+    ),
+}  # fmt: skip
+
+
+def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") -> pa.Table:
+    """Cast a table to a named schema; missing optional columns become null, unknown ones are refused.
+
+    Raises:
+        TableError: a required column is missing or null, a column is unknown, or a value does not fit its type.
+    """
+    target = SCHEMAS[schema]
+    names = list(frame.columns) if isinstance(frame, pd.DataFrame) else frame.column_names
+    missing = [f.name for f in target if not f.nullable and f.name not in names]
+    unknown = [str(name) for name in names if name not in target.names]
+    if missing or unknown:
+        what = f"misses column {', '.join(missing)}" if missing else f"has unknown column {', '.join(unknown)}"
+        raise TableError(f"{where}: {schema} table {what}")
+    try:
+        if isinstance(frame, pd.DataFrame):
+            absent = {name: None for name in target.names if name not in names}
+            full = frame.assign(**absent)[target.names]
+            table = pa.Table.from_pandas(full, schema=target, preserve_index=False)
+        else:
+            arrays = [
+                frame[f.name].cast(f.type) if f.name in names else pa.nulls(frame.num_rows, f.type) for f in target
+            ]
+            table = pa.Table.from_arrays(arrays, schema=target)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise TableError(f"{where}: {schema} table: {str(error).splitlines()[0]}") from None
+    nulls = [f.name for f in target if not f.nullable and table[f.name].null_count]
+    if nulls:
+        raise TableError(f"{where}: {schema} table has empty values in column {', '.join(nulls)}")
+    return table.replace_schema_metadata(None)
+
+
+def write_table(
+    frame: pd.DataFrame | pa.Table, path: str | Path, schema: str, provenance: Mapping[str, Any] | None = None
+) -> None:
+    """Check a table against a schema and write it as zstd parquet, completely or not at all.
+
+    Raises:
+        TableError: the table does not fit the schema.
+        SteptimeError: the file cannot be written (full disk, no permission).
+    """
+    path = Path(path)
+    table = to_arrow(frame, schema, str(path))
+    text = json.dumps({"schema": schema, **(provenance or {})}, sort_keys=True, default=str)
+    table = table.replace_schema_metadata({PROVENANCE_KEY: text.encode()})
+    with atomic_path(path) as part:
+        pq.write_table(table, part, compression="zstd")
+
+
+def read_table(path: str | Path, schema: str) -> pd.DataFrame:
+    """Read a parquet artifact and check it against a schema; int columns with nulls come back as Int64.
+
+    Raises:
+        TableError: the file is missing, damaged, or does not fit the schema.
+    """
+    path = Path(path)
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise TableError(f"{path}: no such file; run the rule that makes it, or name another") from None
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); delete it to rebuild") from None
+    table = to_arrow(table.replace_schema_metadata(None), schema, str(path))
+    return table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None)
+
+
+def read_provenance(path: str | Path) -> dict[str, Any]:
+    """The provenance that was stored with an artifact; empty where the file carries none."""
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); delete it to rebuild") from None
+    found: dict[str, Any] = json.loads(metadata.get(PROVENANCE_KEY, b"{}"))
+    return found
+
+
+class atomic_path:  # noqa: N801 - reads as a function in `with atomic_path(...) as part`
+    """Context: a temporary path beside `path`, renamed onto it on success and removed on failure."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __enter__(self) -> Path:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
+        except OSError as error:
+            raise SteptimeError(f"{self.path}: cannot be written ({error.strerror or error})") from None
+        os.close(handle)
+        self.part = Path(name)
+        return self.part
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None:
+            try:
+                os.chmod(self.part, 0o644)
+                os.replace(self.part, self.path)
+                return
+            except OSError as failure:
+                error = failure
+        self.part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise SteptimeError(f"{self.path}: cannot be written ({error.strerror or error})") from None
+
+
+def _has_null_int(table: pa.Table) -> bool:
+    return any(pa.types.is_int64(field.type) and table[field.name].null_count for field in table.schema)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def write_families(
+    samples: pd.DataFrame, families: Sequence[str], paths: Sequence[str | Path], provenance: Mapping[str, Any]
+) -> None:
+    """Write a samples table family by family; a family without samples gets an empty table.
+
+    Raises:
+        TableError: the samples hold a family that is not among `families`.
+    """
+    strange = sorted(set(samples["family"]) - set(families))
+    if strange:
+        raise TableError(f"samples of unexpected families {', '.join(strange)}: expected {', '.join(families)}")
+    for family, path in zip(families, paths, strict=True):
+        write_table(samples[samples["family"] == family], path, "samples", provenance)
+
+
+def read_families(paths: Sequence[str | Path]) -> pd.DataFrame:
+    """Several sample tables as one."""
+    return pd.concat([read_table(path, "samples") for path in paths], ignore_index=True)

@@ -1,0 +1,69 @@
+"""What every workflow script shares: a log file, and errors as one line instead of a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import SteptimeError
+
+
+@contextmanager
+def job(snakemake: Any) -> Iterator[None]:
+    """Run a script's body with the rule's log; a `SteptimeError` ends the process with one line and its exit code.
+
+    Warnings and tracebacks go to the log, so that the terminal shows progress and the one line that matters.
+    """
+    log = Path(str(snakemake.log[0])) if snakemake.log else None
+    warnings.filterwarnings("ignore")
+    if snakemake.threads == 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        yield
+        if log:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("done\n")
+    except BaseException as error:
+        if log:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(traceback.format_exc())
+        if isinstance(error, SteptimeError):
+            print(f"steptime: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            sys.exit(error.exit_code)
+        raise
+
+
+def provenance(snakemake: Any) -> dict[str, Any]:
+    """What made an artifact: rule, params, digests of the inputs, versions, git commit."""
+    import platform
+    from importlib.metadata import version
+
+    from pipeline.packs import file_digest
+
+    files = [Path(str(path)) for path in snakemake.input if Path(str(path)).is_file()]
+    params = {key: value for key, value in snakemake.params.items() if isinstance(value, (str, int, float, dict, list))}
+    return {
+        "rule": snakemake.rule,
+        "params": params,
+        "inputs": {str(path): file_digest(path)[:16] for path in files},
+        "steptime": version("steptime"),
+        "commit": _git_commit(),
+        "versions": {name: version(name) for name in ("torch", "pandas", "pyarrow", "numpy", "snakemake")},
+        "python": platform.python_version(),
+    }
+
+
+def _git_commit() -> str:
+    """The checkout's commit, or `unknown` outside a checkout."""
+    import subprocess
+
+    run = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parent
+    )
+    return run.stdout.strip() or "unknown"

@@ -1,0 +1,1 @@
+"""Profiler traces and execution traces as linked columns."""

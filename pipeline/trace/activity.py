@@ -1,0 +1,227 @@
+"""What the host did, as the critical path sees it: items, the actions inside them, and the device calls they started.
+
+- An *item* is a top-level op, or a runtime call that stands outside any op. Items are in host order over all threads.
+- An *action* is a moment inside an item at which host and device meet: a launch, or a wait of the host (sync).
+- A *call* is a piece of device work; a launch starts one (CUDA graphs: several).
+
+On a trace without a GPU the CPU is the device: compute ops are the calls, and launching one means running it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.trace.cpu_device import compute_ops
+from pipeline.trace.fields import BACKWARD_PREFIX, DEVICE_CATEGORIES, LOADER_MARKER, SYNC_APIS, Category
+from pipeline.trace.load import Trace
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+SAME_THREAD_NS = 100_000
+"""An item follows its own thread's previous item unless another thread was busy at least this much later."""
+
+STAGED_COPY_BYTES = 64 << 10
+"""A host-to-device copy from pageable memory up to this size is staged by the driver and does not block the host."""
+
+CPU_API = "cpu"
+"""API of a call whose device is the CPU itself."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Items, actions and calls of a trace; each action points to its item, each call to its action.
+
+    Attributes:
+        trace: where it comes from.
+        item: event id of each item.
+        thread: role of the item's thread (0 main, 1 autograd, 2... others).
+        start: start of each item, ns.
+        end: end of each item, ns.
+        iteration: iteration of each item, -1 outside any.
+        children: number of ops nested in each item.
+        previous: the item whose end this one follows, -1 for the first.
+        loading: whether data loading lies between an item and the one it follows.
+        action_item: item of each action.
+        action_event: event id of each action.
+        action_sync: whether an action is a wait of the host.
+        call_action: action of each call, in launch order.
+        call_event: event id of each call.
+        blocking: whether the host waits for a call's end before it goes on.
+    """
+
+    trace: Trace
+    item: Ints
+    thread: Ints
+    start: Ints
+    end: Ints
+    iteration: Ints
+    children: Ints
+    previous: Ints
+    loading: Flags
+    action_item: Ints
+    action_event: Ints
+    action_sync: Flags
+    call_action: Ints
+    call_event: Ints
+    blocking: Flags
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU is the device."""
+        return self.trace.device == "cpu"
+
+    @property
+    def action_start(self) -> Ints:
+        """Start of each action, ns."""
+        return self.trace.columns["ts_ns"][self.action_event]
+
+    @property
+    def action_end(self) -> Ints:
+        """End of each action, ns."""
+        return self.trace.end_ns[self.action_event]
+
+    @property
+    def apis(self) -> npt.NDArray[np.object_]:
+        """API name of each action."""
+        if self.on_cpu:
+            return np.full(len(self.action_event), CPU_API, object)
+        return self.trace.names[self.action_event]
+
+    @property
+    def call_start(self) -> Ints:
+        """Start of each call on the device, ns."""
+        return self.trace.columns["ts_ns"][self.call_event]
+
+    @property
+    def call_end(self) -> Ints:
+        """End of each call on the device, ns."""
+        return self.trace.end_ns[self.call_event]
+
+    @property
+    def call_stream(self) -> Ints:
+        """Stream of each call."""
+        streams = self.trace.columns["stream"][self.call_event]
+        return np.where(streams < -(2**62), 0, streams)
+
+
+def activity(trace: Trace) -> Activity:
+    """Items, actions and calls of a whole trace."""
+    columns = trace.columns
+    call_event, action_event, action_sync = _device_work(trace)
+    is_op = trace.is_category(Category.OP)
+    top = columns["top"]
+    tops = np.flatnonzero(is_op & (top == np.arange(len(trace))))
+    orphans = action_event[top[action_event] < 0]
+    item = np.concatenate([tops, orphans])
+    item = item[np.lexsort((item, columns["ts_ns"][item]))]
+    position = np.full(len(trace), -1, np.int64)
+    position[item] = np.arange(len(item))
+    owner = np.where(top[action_event] >= 0, top[action_event], action_event)
+    order = np.lexsort((columns["ts_ns"][action_event], position[owner]))
+    action_event, action_sync, owner = action_event[order], action_sync[order], owner[order]
+    action_position = np.full(len(trace), -1, np.int64)
+    action_position[action_event] = np.arange(len(action_event))
+    call_action = action_position[call_event if trace.device == "cpu" else columns["launch"][call_event]]
+    order = np.lexsort((columns["ts_ns"][call_event], call_action))
+    call_action, call_event = call_action[order], call_event[order]
+    nested = is_op & (top >= 0) & (top != np.arange(len(trace)))
+    children = np.bincount(position[top[nested]], minlength=len(item)) if len(item) else np.empty(0, np.int64)
+    start, end = columns["ts_ns"][item], trace.end_ns[item]
+    thread = _roles(trace, item)
+    previous = _previous(thread, start, end)
+    return Activity(
+        trace=trace, item=item, thread=thread, start=start, end=end, iteration=columns["iteration"][item],
+        children=children.astype(np.int64), previous=previous, loading=_loading(trace, previous, start, end),
+        action_item=position[owner], action_event=action_event, action_sync=action_sync, call_action=call_action,
+        call_event=call_event, blocking=_blocking(trace, call_action, call_event, action_event),
+    )  # fmt: skip
+
+
+def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
+    """Events of calls, events of actions, and which actions are waits."""
+    if trace.device == "cpu":
+        calls = np.flatnonzero(compute_ops(trace))
+        return calls, calls, np.zeros(len(calls), bool)
+    device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
+    calls = device[trace.columns["launch"][device] >= 0]
+    runtime = trace.is_category(Category.RUNTIME, Category.DRIVER)
+    syncs = np.flatnonzero(runtime & trace.texts_in("name", SYNC_APIS))
+    launching = np.unique(trace.columns["launch"][calls])
+    actions = np.unique(np.concatenate([launching, syncs]))
+    inner = runtime[np.maximum(trace.columns["parent"][actions], 0)]  # a driver call inside a runtime call
+    actions = actions[~(inner & (trace.columns["parent"][actions] >= 0) & ~np.isin(actions, launching))]
+    return calls, actions, ~np.isin(actions, launching)
+
+
+def _roles(trace: Trace, item: Ints) -> Ints:
+    """Role of each item's thread: 0 the one with most forward items, 1 the autograd thread, then by first use."""
+    if not len(item):
+        return np.empty(0, np.int64)
+    pid, tid = trace.columns["pid"][item], trace.columns["tid"][item]
+    _, pid_code = np.unique(pid, return_inverse=True)
+    _, tid_code = np.unique(tid, return_inverse=True)
+    code = np.unique(pid_code * (int(tid_code.max()) + 1) + tid_code, return_inverse=True)[1]
+    prefixed = np.array([name.startswith(BACKWARD_PREFIX) for name in trace.vocabulary["name"]], bool)
+    backward = prefixed[trace.columns["name"][item]]
+    count = int(code.max()) + 1
+    forward_items = np.bincount(code[~backward], minlength=count)
+    backward_items = np.bincount(code[backward], minlength=count)
+    first = np.full(count, len(item))
+    np.minimum.at(first, code, np.arange(len(item)))
+    main = int(np.argmax(forward_items))
+    others = sorted(
+        (thread for thread in range(count) if thread != main), key=lambda t: (-int(backward_items[t]), int(first[t]))
+    )
+    role = np.zeros(count, np.int64)
+    next_role = 1 if others and backward_items[others[0]] else 2
+    for number, thread in enumerate(others):
+        role[thread] = next_role + number
+    return role[code]
+
+
+def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
+    """The item that each item follows: the latest to end on any thread, preferably its own."""
+    count = len(start)
+    by_end = np.argsort(end, kind="stable")
+    at = np.searchsorted(end[by_end], start, side="right") - 1
+    anywhere = np.where(at >= 0, by_end[np.maximum(at, 0)], -1)
+    own = np.full(count, -1, np.int64)
+    for role in np.unique(thread):
+        rows = np.flatnonzero(thread == role)
+        own[rows[1:]] = rows[:-1]
+    anywhere = np.where(anywhere == np.arange(count), own, anywhere)
+    own_end = np.where(own >= 0, end[own], -(2**62))
+    any_end = np.where(anywhere >= 0, end[anywhere], -(2**62))
+    previous = np.where(own_end + SAME_THREAD_NS >= any_end, own, anywhere)
+    return np.where(previous < np.arange(count), previous, own)
+
+
+def _loading(trace: Trace, previous: Ints, start: Ints, end: Ints) -> Flags:
+    """Whether a loader annotation begins between the end of the previous item and the start of this one."""
+    loader = np.array([name.startswith(LOADER_MARKER) for name in trace.vocabulary["name"]] + [False], bool)
+    rows = np.flatnonzero(trace.is_category(Category.ANNOTATION) & loader[trace.columns["name"]])
+    if not len(rows):
+        return np.zeros(len(start), bool)
+    stamps = trace.columns["ts_ns"][rows]
+    since = np.where(previous >= 0, end[previous], start)
+    return np.searchsorted(stamps, start, side="right") > np.searchsorted(stamps, since, side="left")
+
+
+def _blocking(trace: Trace, call_action: Ints, call_event: Ints, action_event: Ints) -> Flags:
+    """Calls for which the host waits: the CPU as device, synchronous copies, copies to or from pageable memory."""
+    if trace.device == "cpu":
+        return np.ones(len(call_event), bool)
+    vocabulary = trace.vocabulary["name"]
+    api = trace.columns["name"][action_event[call_action]]
+    synchronous = np.array(["emcpy" in text and "Async" not in text for text in vocabulary], bool)[api]
+    name = trace.columns["name"][call_event]
+    pageable = np.array(["Pageable" in text for text in vocabulary], bool)[name]
+    to_device = np.array(["HtoD" in text for text in vocabulary], bool)[name]
+    staged = to_device & (trace.columns["bytes"][call_event] <= STAGED_COPY_BYTES)
+    copy = trace.is_category(Category.MEMCPY)[call_event]
+    out: Flags = copy & (synchronous | (pageable & ~staged))
+    return out

@@ -1,0 +1,106 @@
+"""Which raw keys of a profiler trace become which columns: the one table that knows Kineto's vocabulary.
+
+Kineto renamed categories and arguments over the years; every spelling maps onto one column here. AMD GPUs (roctracer)
+write the same events with `hip*` API names.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Category(StrEnum):
+    """Category of an event, in the spelling of today's Kineto."""
+
+    OP = "cpu_op"
+    ANNOTATION = "user_annotation"
+    RUNTIME = "cuda_runtime"
+    DRIVER = "cuda_driver"
+    KERNEL = "kernel"
+    MEMCPY = "gpu_memcpy"
+    MEMSET = "gpu_memset"
+    SYNC = "cuda_sync"
+    DEVICE_ANNOTATION = "gpu_user_annotation"
+
+
+CATEGORY_ALIASES = {
+    "Operator": Category.OP,
+    "operator": Category.OP,
+    "Runtime": Category.RUNTIME,
+    "runtime": Category.RUNTIME,
+    "Kernel": Category.KERNEL,
+    "Memcpy": Category.MEMCPY,
+    "memcpy": Category.MEMCPY,
+    "Memset": Category.MEMSET,
+    "memset": Category.MEMSET,
+}
+"""Old spellings (PyTorch 1.8 to 1.11) of the categories."""
+
+HOST_CATEGORIES = (Category.OP, Category.ANNOTATION, Category.RUNTIME, Category.DRIVER)
+DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+
+INTEGER_ARGS: dict[str, tuple[str, ...]] = {
+    "stream": ("stream",),
+    "device": ("device",),
+    "correlation": ("correlation",),
+    "external_id": ("External id", "external id"),
+    "record_function_id": ("Record function id",),
+    "registers": ("registers per thread",),
+    "shared_memory": ("shared memory",),
+    "bytes": ("bytes", "Bytes"),
+    "sequence": ("Sequence number", "sequence number"),
+    "forward_thread": ("Fwd thread id",),
+    "wait_event": ("wait_on_cuda_event_record_corr_id",),
+    "wait_stream": ("wait_on_stream",),
+    "ranks": ("Group size",),
+}
+"""Integer column -> the argument keys it may come from, newest first."""
+
+TEXT_ARGS: dict[str, tuple[str, ...]] = {
+    "grid": ("grid",),
+    "block": ("block",),
+    "input_shapes": ("Input Dims", "Input dims"),
+    "input_dtypes": ("Input type",),
+    "collective": ("Collective name",),
+}
+"""Text column (JSON text where the value is a list) -> the argument keys it may come from."""
+
+_DEVICE_ARGS = ("stream", "device", "correlation", "external_id", "bytes")
+COLUMNS_OF: dict[str, tuple[str, ...]] = {
+    Category.OP: ("external_id", "record_function_id", "sequence", "forward_thread", "input_shapes", "input_dtypes",
+                  "collective", "ranks"),
+    Category.ANNOTATION: ("external_id", "record_function_id", "input_shapes", "input_dtypes", "collective", "ranks"),
+    Category.RUNTIME: ("correlation", "external_id"),
+    Category.DRIVER: ("correlation", "external_id"),
+    Category.KERNEL: (*_DEVICE_ARGS[:4], "registers", "shared_memory", "grid", "block", "collective", "ranks"),
+    Category.MEMCPY: _DEVICE_ARGS,
+    Category.MEMSET: _DEVICE_ARGS,
+    Category.SYNC: ("stream", "device", "correlation", "external_id", "wait_event", "wait_stream"),
+    Category.DEVICE_ANNOTATION: ("stream", "device", "external_id"),
+}  # fmt: skip
+"""Which argument columns an event of each category may carry; other categories carry none."""
+
+LAUNCH_PREFIXES = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset", "cuMemcpy", "cuMemset", "cudaGraphLaunch",
+                   "cuGraphLaunch", "hipLaunch", "hipModuleLaunch", "hipExtModuleLaunch", "hipExtLaunch", "hipMemcpy",
+                   "hipMemset", "hipGraphLaunch")  # fmt: skip
+"""Runtime calls that may enqueue work; whether one did is decided by the device event it links to."""
+
+SYNC_APIS = frozenset({
+    "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize",
+    "cuCtxSynchronize", "cuEventSynchronize", "hipStreamSynchronize", "hipDeviceSynchronize", "hipEventSynchronize",
+})  # fmt: skip
+"""Runtime calls in which the host waits for a stream, the device, or an event."""
+
+WAIT_EVENT_APIS = frozenset({"cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"})
+"""Runtime calls that make one stream wait for an event of another; the host does not wait."""
+
+BACKWARD_PREFIX = "autograd::engine::evaluate_function"
+"""Name prefix of the wrapper around each node that the autograd engine runs."""
+
+OPTIMIZER_PREFIX = "Optimizer."
+"""Name prefix of the annotations around an optimizer's methods (`Optimizer.step#SGD.step`)."""
+
+STEP_MARKER = "ProfilerStep"
+ZERO_GRAD_MARKER = "Optimizer.zero_grad"
+LOADER_MARKER = "enumerate(DataLoader)"
+"""Annotations that mark an iteration, best first (DESIGN section 13)."""

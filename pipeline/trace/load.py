@@ -1,0 +1,279 @@
+"""A profiler trace as linked columns: events, nesting, launches, iterations and phases.
+
+`load_trace` is the whole reader; `Trace` holds what the other rooms work on. Events are ordered by start, so that the
+order in the file does not matter; `event_id` is the position in that order.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import TraceError
+from pipeline.schemas import SCHEMAS
+from pipeline.trace import tree
+from pipeline.trace.columns import MISSING, Columns
+from pipeline.trace.fields import DEVICE_CATEGORIES, HOST_CATEGORIES, INTEGER_ARGS, TEXT_ARGS, Category
+from pipeline.trace.iterations import assign, windows
+from pipeline.trace.link import launches
+from pipeline.trace.phases import PHASES, phases
+from pipeline.trace.scan import Scanner
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Trace:
+    """A linked trace.
+
+    Attributes:
+        path: the file.
+        device: name of the GPU, `cpu` where nothing ran on a GPU.
+        kind: `kineto`.
+        marker: what marked the iterations; empty where nothing did and the trace is one iteration.
+        opens: start of each iteration's window, ns.
+        closes: end of each iteration's window, ns.
+        columns: int64 arrays, one per column, in event order; text as codes into `vocabulary`.
+        vocabulary: per text column an array of its texts.
+        metadata: everything in the file outside the event array.
+        notes: what was odd about the file and how it was read, one sentence each.
+    """
+
+    path: Path
+    device: str
+    kind: str
+    marker: str
+    opens: Ints
+    closes: Ints
+    columns: dict[str, Ints]
+    vocabulary: dict[str, npt.NDArray[np.object_]]
+    metadata: dict[str, Any]
+    bytes_read: int
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.columns["ts_ns"])
+
+    def is_category(self, *categories: str) -> Flags:
+        """Which events belong to one of the categories."""
+        return self.texts_in("category", set(categories))
+
+    def texts_in(self, column: str, texts: set[str] | frozenset[str]) -> Flags:
+        """Which events have one of the texts in a text column."""
+        hits = np.array([text in texts for text in self.vocabulary[column]] + [False], bool)
+        out: Flags = hits[self.columns[column]]
+        return out
+
+    @cached_property
+    def names(self) -> npt.NDArray[np.object_]:
+        """Name of every event."""
+        out: npt.NDArray[np.object_] = self.vocabulary["name"][self.columns["name"]]
+        return out
+
+    @cached_property
+    def end_ns(self) -> Ints:
+        """End of every event, ns."""
+        return self.columns["ts_ns"] + self.columns["dur_ns"]
+
+    @property
+    def iterations(self) -> pd.DataFrame:
+        """One row per iteration: `iteration`, `start_ns`, `end_ns` of its window."""
+        return pd.DataFrame(
+            {"iteration": np.arange(len(self.opens)), "start_ns": self.opens, "end_ns": self.closes}
+        )
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """All events as an `events` table (pipeline/schemas.py); text columns are categorical."""
+        out: dict[str, Any] = {"event_id": np.arange(len(self), dtype=np.int64)}
+        for column in SCHEMAS["events"].names[1:]:
+            values = self.columns[column]
+            if column in self.vocabulary:
+                out[column] = pd.Categorical.from_codes(values, self.vocabulary[column])
+            else:
+                absent = values == (-1 if column in ("iteration", "parent", "top", "op", "launch") else MISSING)
+                out[column] = pd.array(values, dtype="Int64") if absent.any() else values
+                if absent.any():
+                    out[column][absent] = pd.NA
+        return pd.DataFrame(out)
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Read and link a PyTorch profiler trace (`.json` or `.json.gz`, Kineto; NVIDIA, AMD or CPU only).
+
+    Raises:
+        TraceError: the file is missing, damaged, cut off or no profiler trace; the message says where.
+    """
+    path = Path(path)
+    scanner, raw = Scanner(path), Columns(path)
+    with _collector_paused():
+        for batch in scanner.batches():
+            raw.add(batch)
+    columns = raw.finish()
+    base = _base_ns(path, scanner.metadata)
+    columns["ts_ns"] += base
+    columns["category"] = columns.pop("cat")
+    columns, vocabulary = _ordered(columns, raw)
+    trace = Trace(
+        path=path,
+        device="",
+        kind="kineto",
+        marker="",
+        opens=np.empty(0, np.int64),
+        closes=np.empty(0, np.int64),
+        columns=columns,
+        vocabulary=vocabulary,
+        metadata=scanner.metadata,
+        bytes_read=scanner.bytes_read,
+        notes=_notes(raw, scanner),
+    )
+    _link(trace)
+    return trace
+
+
+def _link(trace: Trace) -> None:
+    """Fill in nesting, launches, iterations and phases."""
+    columns = trace.columns
+    host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
+    annotation = trace.is_category(Category.ANNOTATION)
+    op = trace.is_category(Category.OP)
+    thread = _threads(columns["pid"][host], columns["tid"][host])
+    rank = np.select([annotation[host], op[host]], [0, 1], 2)
+    order = np.lexsort((host, rank, -columns["dur_ns"][host], columns["ts_ns"][host], thread))
+    rows = host[order]
+    start, end = columns["ts_ns"][rows], trace.end_ns[rows]
+    is_op, is_frame = op[rows], op[rows] | annotation[rows]
+    raw_parent = tree.enclosing(thread[order], start, end)
+    parent = tree.nearest(raw_parent, is_frame)
+    operator = is_op & ~_label(trace, rows, parent, is_op)
+
+    def to_events(local: Ints) -> Ints:
+        out = np.full(len(trace), -1, np.int64)
+        out[rows] = np.where(local >= 0, rows[local], -1)
+        return out
+
+    columns["parent"] = to_events(parent)
+    columns["top"] = to_events(tree.outermost(parent, operator))
+    columns["op"] = np.where(op, -1, to_events(tree.nearest(parent, is_op)))
+    columns["launch"] = np.full(len(trace), -1, np.int64)
+    device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
+    runtime = np.flatnonzero(trace.is_category(Category.RUNTIME, Category.DRIVER))
+    linked = launches(
+        columns["correlation"][device], columns["ts_ns"][device],
+        columns["correlation"][runtime], columns["ts_ns"][runtime],
+    )  # fmt: skip
+    found = linked >= 0
+    launch = np.where(found, runtime[linked] if len(runtime) else -1, -1)
+    columns["launch"][device] = launch
+    for column in ("top", "op"):
+        columns[column][device] = np.where(found, columns[column][launch], -1)
+    if (~found).any():
+        trace.notes.append(f"{int((~found).sum())} of {len(device)} device events have no launch in the trace")
+    trace.device = _device_name(trace.metadata, columns, device)
+    _iterate(trace, annotation, host, device, launch, found)
+    columns["phase"] = phases(trace, rows, parent, device, launch)
+    trace.vocabulary["phase"] = np.array(PHASES, object)
+
+
+def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
+    columns = trace.columns
+    marks = np.flatnonzero(annotation)
+    busy = np.concatenate([host, device])
+    span = (int(columns["ts_ns"][busy].min()), int(trace.end_ns[busy].max())) if len(busy) else (0, 0)
+    trace.marker, trace.opens, trace.closes = windows(
+        trace.names[marks], columns["ts_ns"][marks], trace.end_ns[marks], span
+    )
+    if not len(busy):
+        trace.opens = trace.closes = np.empty(0, np.int64)
+    iteration = np.full(len(trace), -1, np.int64)
+    iteration[host] = assign(columns["ts_ns"][host], trace.opens, trace.closes) if len(trace.opens) else -1
+    iteration[device] = np.where(found, iteration[launch], -1)
+    columns["iteration"] = iteration
+
+
+def _label(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
+    """Ops that only name a stretch of code: no namespace (`DistributedDataParallel.forward`) but ops inside."""
+    plain = np.array([":" not in name for name in trace.vocabulary["name"]], bool)
+    has_child = np.zeros(len(rows), bool)
+    has_child[parent[is_op & (parent >= 0)]] = True
+    return plain[trace.columns["name"][rows]] & has_child & is_op
+
+
+def _threads(pid: Ints, tid: Ints) -> Ints:
+    """Small consecutive number of each (process, thread)."""
+    if not len(pid):
+        return np.empty(0, np.int64)
+    pid_rank, tid_rank = np.unique(pid, return_inverse=True)[1], np.unique(tid, return_inverse=True)[1]
+    return np.unique(pid_rank * (int(tid_rank.max()) + 1) + tid_rank, return_inverse=True)[1].astype(np.int64)
+
+
+def _ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], dict[str, npt.NDArray[np.object_]]]:
+    """Columns sorted by start (ties: longer first, then contents), with vocabularies as arrays in text order."""
+    vocabulary: dict[str, npt.NDArray[np.object_]] = {}
+    for column in ("name", "category", *TEXT_ARGS):
+        known = raw.vocabulary.get("cat" if column == "category" else column)
+        texts = np.array(list(known.codes) if known else [], object)
+        rank = np.argsort(texts, kind="stable")
+        position = np.append(np.empty_like(rank), -1)
+        position[rank] = np.arange(len(rank))
+        vocabulary[column] = texts[rank]
+        columns[column] = position[columns[column]]
+    ties = [columns[key] for key in ("correlation", "stream", "name", "tid", "pid", "category")]
+    order = np.lexsort((*ties, -columns["dur_ns"], columns["ts_ns"]))
+    return {name: values[order] for name, values in columns.items()}, vocabulary
+
+
+def _base_ns(path: Path, metadata: dict[str, Any]) -> int:
+    base = metadata.get("baseTimeNanoseconds", 0)
+    if isinstance(base, bool) or not isinstance(base, int) or abs(base) > 2**61:
+        raise TraceError(f"{path}: baseTimeNanoseconds is no time in nanoseconds")
+    return base
+
+
+def _device_name(metadata: dict[str, Any], columns: dict[str, Ints], device: Ints) -> str:
+    """The GPU on which the device events of the trace ran; `cpu` where there are none."""
+    if not len(device):
+        return "cpu"
+    properties = metadata.get("deviceProperties")
+    listed = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
+    used = int(columns["device"][device[0]])
+    named = [str(p["name"]) for p in listed if p.get("id") == used and "name" in p]
+    return (named or [str(p["name"]) for p in listed if "name" in p] or ["unknown"])[0]
+
+
+def _notes(raw: Columns, scanner: Scanner) -> list[str]:
+    notes = []
+    if raw.clamped:
+        notes.append(f"{raw.clamped} events have a negative duration, read as 0")
+    if raw.unlinked:
+        notes.append(f"{raw.unlinked} ids are no 64-bit numbers, read as absent")
+    if raw.ignored:
+        notes.append(f"{raw.ignored} begin/end events were left out: profilers write complete events")
+    if scanner.mended:
+        notes.append("the file is not valid JSON (unescaped characters in names); it was mended while reading")
+    return notes
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Parsing makes millions of short-lived containers without cycles; the collector would scan them in vain."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+__all__ = ["INTEGER_ARGS", "Trace", "load_trace"]

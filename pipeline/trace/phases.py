@@ -1,0 +1,52 @@
+"""Phase of every event: forward, loss, backward, optimizer, data loading, communication."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.trace import tree
+from pipeline.trace.fields import BACKWARD_PREFIX, LOADER_MARKER, OPTIMIZER_PREFIX
+
+if TYPE_CHECKING:
+    from pipeline.trace.load import Trace
+
+Ints = npt.NDArray[np.int64]
+
+PHASES = ("forward", "loss", "backward", "optimizer", "data", "communication")
+FORWARD, LOSS, BACKWARD, OPTIMIZER, DATA, COMMUNICATION = range(6)
+
+_RULES = (
+    (LOSS, lambda name: "loss" in name.lower() and name.startswith("aten::")),
+    (OPTIMIZER, lambda name: name.startswith(OPTIMIZER_PREFIX) or name.startswith("## optimizer")),
+    (BACKWARD, lambda name: name.startswith(BACKWARD_PREFIX)),
+    (DATA, lambda name: name.startswith(LOADER_MARKER)),
+    (COMMUNICATION, lambda name: name.startswith(("nccl:", "c10d::", "record_param_comms", "gloo:"))),
+)
+"""What a name says about its own phase and that of everything inside it; later rules outrank earlier ones."""
+
+
+def phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -> Ints:
+    """Code into `PHASES` per event, -1 for events that are neither host nor device work.
+
+    Args:
+        trace: the trace; names are read from it.
+        rows: host events in nesting order.
+        parent: for each of `rows` the position (in `rows`) of what encloses it, or -1.
+        device: device events.
+        launch: for each of `device` the event that launched it, or -1.
+    """
+    name = trace.columns["name"]
+    out = np.full(len(trace), -1, np.int64)
+    phase = np.full(len(rows), FORWARD, np.int64)
+    for code, test in _RULES:
+        hit = np.array([test(text) for text in trace.vocabulary["name"]], bool)
+        if hit.any():
+            phase[tree.inherited(parent, hit[name[rows]])] = code
+    out[rows] = phase
+    out[device] = np.where(launch >= 0, out[launch], FORWARD)
+    collective = np.array(["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], bool)
+    out[device[collective[name[device]]]] = COMMUNICATION
+    return out

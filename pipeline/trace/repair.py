@@ -1,0 +1,51 @@
+"""Reading JSON that is not quite JSON: what real profilers write when a name holds a quote or a control character.
+
+Three faults are common in the field: raw control characters and invalid UTF-8 in names, backslashes that start no
+escape, and quotes that were not escaped. They are mended in this order; anything else is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_NAME = re.compile(r'("(?:name|cat)":\s*")(.*?)("\s*,\s*"(?:pid|tid|ts|ph|cat|args|dur|id|s)"\s*:)', re.DOTALL)
+_LONE_QUOTE = re.compile(r'(?<!\\)"')
+
+
+def parse_loosely(text: bytes, wrap: bool = True) -> tuple[Any, str]:
+    """Parse JSON text with the common faults mended; (value, "") or (None, what is wrong).
+
+    Args:
+        text: bytes of the JSON text.
+        wrap: whether to parse the elements of a list rather than one value.
+    """
+    plain = text.decode("utf-8", errors="replace")
+    problem = ""
+    for mend in (_as_is, _mend_escapes, _mend_quotes):
+        mended = mend(plain)
+        try:
+            return json.loads(f"[{mended}]" if wrap else mended, strict=False), ""
+        except json.JSONDecodeError as error:
+            problem = problem or f"{error.msg} in {_excerpt(mended, error.pos)}"
+        except (RecursionError, ValueError) as error:  # nesting without end; integers beyond Python's digit limit
+            return None, str(error).splitlines()[0]
+    return None, problem
+
+
+def _as_is(text: str) -> str:
+    return text
+
+
+def _mend_escapes(text: str) -> str:
+    return _BAD_ESCAPE.sub(r"\\\\", text)
+
+
+def _mend_quotes(text: str) -> str:
+    return _NAME.sub(lambda m: m[1] + _LONE_QUOTE.sub(r"\\" + '"', m[2]) + m[3], _mend_escapes(text))
+
+
+def _excerpt(text: str, position: int) -> str:
+    return ascii(text[max(0, position - 20) : position + 20])

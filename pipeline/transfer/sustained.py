@@ -1,0 +1,70 @@
+"""What a GPU sustains, from its spec file alone: matrix throughput under its power limit, and DRAM bandwidth.
+
+Datasheet peaks flatter in two ways that differ between cards. Issue slots and operand bandwidth keep fp32 matrix
+products below the peak by a share that depends on the architecture, and cards with a small power budget (P4, T4, L4)
+throttle their clock long before that. `utilisation.py` predicts shares of these sustained figures, so that a model
+trained on some cards carries over to others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.hardware.spec import GpuSpec
+
+IDLE_WATTS = 12.0
+"""Board power that does no arithmetic (memory refresh, leakage, regulators); a P4 or T4 idles at 8 to 15 W."""
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """Shares and costs of an architecture.
+
+    Attributes:
+        fp32_share: large fp32 matrix products over the datasheet peak where power is no limit.
+        watts_per_tflop: board power per sustained fp32 TFLOP/s at the clocks of a power-limited card.
+        dram_share: streaming DRAM bandwidth over the datasheet's.
+        source: where the figures come from.
+    """
+
+    fp32_share: float
+    watts_per_tflop: float
+    dram_share: float
+    source: str
+
+
+_TABLE = "torch 8192-wide matmul table of public cards (raw/fp32 column, contributors' machines)"
+
+ARCHITECTURE_SHARES: dict[tuple[str, float], Sustained] = {
+    ("pascal", 6.0): Sustained(0.86, 16.0, 0.75, f"fp32: sibling P40 10.07 of 11.76, {_TABLE}; DRAM: Lin et al. P100"),
+    ("pascal", 6.1): Sustained(0.86, 16.0, 0.75, f"fp32: P40 10.07 of 11.76, {_TABLE}; DRAM: as T4 (GDDR with ECC)"),
+    ("volta", 7.0): Sustained(0.90, 16.0, 0.90, f"fp32: between V100S 13.55 of 16.4 ({_TABLE}) and Lin et al."),
+    ("turing", 7.5): Sustained(0.90, 16.0, 0.75, f"fp32: RTX 2080 9.23 of 10.1, {_TABLE}; DRAM: T4 bandwidthTest 240"),
+    ("ampere", 8.0): Sustained(0.93, 12.0, 0.88, f"fp32: A100 18.11 to 19.18 of 19.5, {_TABLE}; DRAM: Lin et al. A100"),
+    ("ampere", 8.6): Sustained(0.69, 14.5, 0.88, f"fp32: RTX 3090 24.5 of 35.6; watts: A40 18.9 at 300 W, {_TABLE}"),
+    ("ada", 8.9): Sustained(0.68, 4.4, 0.87, f"fp32: RTX 4090 54.7 of 82.6, RTX 4070S 24.6 of 35.5, {_TABLE}"),
+    ("hopper", 9.0): Sustained(0.78, 9.0, 0.90, f"fp32: H20 31.95 of 39.5 at its clock, {_TABLE}; DRAM: GH200 3.6 of 4"),
+    ("blackwell", 10.0): Sustained(0.88, 9.0, 0.90, f"fp32: B200 66.24 of 75, {_TABLE}; DRAM: as Hopper"),
+    ("blackwell", 12.0): Sustained(0.66, 4.4, 0.90, f"fp32: RTX 5090 69.2 of 104.8, {_TABLE}"),
+}
+"""Figures by (architecture, compute capability). Watts per TFLOP/s of Ada and newer are estimates: a low-voltage card
+needs about half of what an RTX 4090 (8 W) takes per TFLOP/s."""
+
+UNKNOWN = Sustained(0.80, 12.0, 0.85, "no figures for this architecture: middle of the others")
+
+
+def shares(gpu: GpuSpec) -> Sustained:
+    """The figures of a GPU's architecture."""
+    return ARCHITECTURE_SHARES.get((gpu.architecture, gpu.compute_capability), UNKNOWN)
+
+
+def sustained_fp32_gflop_per_s(gpu: GpuSpec) -> float:
+    """fp32 throughput of large matrix products, GFLOP/s: the architecture's share of the peak, within the power."""
+    known = shares(gpu)
+    power_limit = 1e3 * max(gpu.tdp_w - IDLE_WATTS, 1.0) / known.watts_per_tflop
+    return min(known.fp32_share * gpu.fp32_gflop_per_s, power_limit)
+
+
+def sustained_dram_gb_per_s(gpu: GpuSpec) -> float:
+    """Streaming DRAM bandwidth, GB/s: measured where the spec file has it, else the architecture's share."""
+    return gpu.measured_dram_gb_per_s or shares(gpu).dram_share * gpu.dram_gb_per_s

@@ -1,0 +1,68 @@
+"""Training steps of known models, ready to run on a GPU, on the CPU, or on the meta device.
+
+`make_step(config, batch_size, device)` gives a `Step`; `config` is the plain content of `config/model/<name>.yaml` after
+overrides. Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ConfigError, InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from pipeline.workloads.step import Step
+
+ARCHITECTURES = {
+    "dlrm": "dlrm",
+    "resnet": "vision",
+    "inception": "vision",
+    "dcgan": "dcgan",
+    "transformer": "translation",
+    "gnmt": "translation",
+    "bert": "language",
+    "gpt2": "language",
+    "opt": "language",
+    "custom": "custom",
+}
+"""`architecture` in a model's config -> the module here whose `build` makes its step."""
+
+OPTIONS = {
+    "mode": ("train", "inference"),
+    "optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
+    "dtype": ("fp32", "tf32", "bf16", "fp16"),
+    "attention": ("eager", "fused"),
+    "embedding": ("fused", "sparse", "dense"),
+}
+"""What the options of a model may be."""
+
+
+def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
+    """The training (or inference) step of a model.
+
+    Args:
+        config: content of a model's file: `architecture`, its sizes, and the options mode, optimizer, dtype...
+        batch_size: samples per step.
+        device: "cuda", "cpu", or "meta" (nothing is computed or allocated).
+
+    Raises:
+        UnknownNameError: an option or architecture that does not exist; the message lists the choices.
+        ConfigError: the batch size or another value makes no sense.
+        InputError: a library that the model needs is not installed.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size!r}: must be a whole number of at least 1")
+    for option, choices in OPTIONS.items():
+        if config.get(option) is not None and config[option] not in choices:
+            raise UnknownNameError(f"model.{option}", config[option], list(choices))
+    name = config.get("architecture")
+    if name not in ARCHITECTURES:
+        raise UnknownNameError("model.architecture", name, list(ARCHITECTURES))
+    try:
+        module = import_module(f"pipeline.workloads.{ARCHITECTURES[name]}")
+    except ModuleNotFoundError as error:
+        raise InputError(f"model {config.get('name', name)} needs {error.name}: pip install {error.name}") from None
+    step: Step = module.build(config, batch_size, device)
+    return step

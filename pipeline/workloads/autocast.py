@@ -1,0 +1,71 @@
+"""Mixed precision: PyTorch's own on real devices, and its CUDA rules replayed on the meta device.
+
+Meta tensors do not take part in autocast. A function mode that casts the arguments of the listed functions does the
+same (list: PyTorch's documentation, "CUDA Ops that can autocast to float16 / to float32").
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+LOWER = {
+    torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.addbmm, torch.einsum, torch.conv1d,
+    torch.conv2d, torch.conv3d, torch.conv_transpose2d, torch.chain_matmul, torch.lstm_cell, torch.lstm, torch.gru,
+    F.linear, F.conv1d, F.conv2d, F.conv_transpose2d, F.scaled_dot_product_attention, Tensor.matmul, Tensor.__matmul__,
+    Tensor.mm, Tensor.bmm,
+}  # fmt: skip
+"""Functions that run in the lower precision."""
+
+UPPER = {
+    F.softmax, F.log_softmax, F.layer_norm, F.group_norm, F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss,
+    F.smooth_l1_loss, F.binary_cross_entropy_with_logits, torch.softmax, torch.log_softmax, torch.exp, torch.log,
+    torch.pow, torch.sum, torch.cumsum, torch.prod, torch.norm, torch.rsqrt, Tensor.softmax, Tensor.log_softmax,
+    Tensor.exp, Tensor.log, Tensor.pow, Tensor.__pow__, Tensor.sum, Tensor.cumsum, Tensor.prod, Tensor.norm,
+    Tensor.rsqrt,
+}  # fmt: skip
+"""Functions that run in fp32."""
+
+
+class MetaAutocast(TorchFunctionMode):
+    """Casts arguments as CUDA's autocast does; casts of parameters are kept until the context ends."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.cache: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Cast, then call."""
+        kwargs = kwargs or {}
+        target = self.dtype if func in LOWER else torch.float32 if func in UPPER else None
+        if target is None:
+            return func(*args, **kwargs)
+        return func(*self._cast(args, target), **{key: self._cast(value, target) for key, value in kwargs.items()})
+
+    def _cast(self, value: Any, target: torch.dtype) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(self._cast(item, target) for item in value)
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == target:
+            return value
+        if value.dtype == torch.float64:
+            return value
+        if not (value.is_leaf and value.requires_grad and target == self.dtype):
+            return value.to(target)
+        if id(value) not in self.cache:
+            self.cache[id(value)] = value.to(target)
+        return self.cache[id(value)]
+
+
+def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
+    """The context in which a forward pass runs in `dtype` ("bf16" or "fp16")."""
+    if device == "meta":
+        return MetaAutocast(DTYPES[dtype])
+    return torch.autocast(device, DTYPES[dtype])

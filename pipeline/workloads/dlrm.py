@@ -1,0 +1,244 @@
+"""DLRM (Naumov et al., arXiv:1906.00091) with dot interaction, as sized in Lin et al.'s experiments.
+
+`embedding` says how tables are looked up:
+  fused    one batched operator over all tables whose backward pass applies SGD itself (FBGEMM's
+           SplitTableBatchedEmbedding): no gradient of the weights is ever stored
+  sparse   an `EmbeddingBag` per table with sparse gradients
+  dense    an `EmbeddingBag` per table with dense gradients
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.errors import ConfigError
+from pipeline.workloads.step import Batch, Step, is_fake
+
+LEARNING_RATE = 1e-3
+
+
+def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """(rows, lookups per sample) of every table, from `rows`/`tables`/`lookups` or a table-configuration file.
+
+    The file has the format of facebookresearch/dlrm_datasets: `{"tables": [{"num_embeddings": .., "pooling_factor": ..}]}`
+    or a JSON list of such objects; `tables` may pick some of them by index.
+
+    Raises:
+        ConfigError: the sizes are missing or make no sense.
+    """
+    if config.get("table_configs"):
+        return _read_table_configs(config)
+    rows, lookups, count = config.get("rows"), config.get("lookups", 1), config.get("tables")
+    if rows is None:
+        raise ConfigError("model.rows is missing: give rows per table, as a number or a list")
+    sizes = [int(r) for r in rows] if isinstance(rows, Sequence) else [int(rows)] * int(count or 1)
+    if isinstance(rows, Sequence) and isinstance(count, int):
+        if count > len(sizes):
+            raise ConfigError(f"model.tables={count}: model.rows lists only {len(sizes)}")
+        sizes = sizes[:count]
+    each = [int(n) for n in lookups] if isinstance(lookups, Sequence) else [int(lookups)] * len(sizes)
+    if len(each) != len(sizes) or min([*sizes, *each], default=0) < 1:
+        raise ConfigError("model.rows and model.lookups: one positive number per table, or one for all")
+    return sizes, each
+
+
+def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    import json
+
+    path = Path(str(config["table_configs"]))
+    if not path.is_absolute() and not path.is_file():
+        path = Path(__file__).parents[2] / path
+    try:
+        content = json.loads(path.read_text())
+        found = content["tables"] if isinstance(content, dict) else content
+        chosen = config.get("tables")
+        picked = [found[i] for i in chosen] if isinstance(chosen, Sequence) else found[:chosen]
+        return (
+            [int(t["num_embeddings"]) for t in picked],
+            [max(1, round(float(t.get("pooling_factor", 1)))) for t in picked],
+        )
+    except FileNotFoundError:
+        raise ConfigError(f"model.table_configs={path}: no such file") from None
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigError(f"model.table_configs={path}: not a list of tables ({error!r})") from None
+
+
+def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
+    """Linear layers with ReLU between them and `last` at the end."""
+    layers: list[nn.Module] = []
+    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+        layers += [nn.Linear(a, b), last if i == len(widths) - 2 else nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class LookupSgd(torch.autograd.Function):
+    """Sums of rows for all tables at once; the backward pass takes an SGD step on the rows it used.
+
+    On the meta device one operator stands for each direction (capture names them as FBGEMM does); elsewhere the same
+    arithmetic runs in PyTorch's own operators, so that the step means the same with and without FBGEMM.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, tables: int) -> Tensor:
+        """`weight` (rows of all tables, D), `indices` (total lookups), `offsets` (T·B) -> (T·B, D); table-major."""
+        ctx.save_for_backward(indices, offsets)
+        ctx.weight, ctx.tables = weight, tables
+        if weight.device.type == "meta":
+            found: Tensor = _operators().lookup(weight, indices, offsets, tables)
+            return found
+        return F.embedding_bag(indices, weight, offsets, mode="sum")
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Update the rows in place."""
+        (gradient,) = gradients
+        indices, offsets = ctx.saved_tensors
+        if ctx.weight.device.type == "meta":
+            _operators().lookup_backward_sgd(gradient, ctx.weight, indices, offsets, ctx.tables)
+        else:
+            ends = torch.cat([offsets[1:], offsets.new_tensor([indices.numel()])])
+            rows = gradient.contiguous().repeat_interleave(ends - offsets, 0, output_size=indices.numel())
+            ctx.weight.index_add_(0, indices, rows, alpha=-LEARNING_RATE)
+        return None, None, None, None, None
+
+
+@cache
+def _operators() -> Any:
+    """The two meta operators, registered when first needed."""
+    library = torch.library.Library("steptime", "DEF")
+    library.define("lookup(Tensor weight, Tensor indices, Tensor offsets, int tables) -> Tensor")
+    library.define(
+        "lookup_backward_sgd(Tensor gradient, Tensor(a!) weight, Tensor indices, Tensor offsets, int tables) -> ()"
+    )
+    library.impl("lookup", lambda w, i, o, t: w.new_empty(o.shape[0], w.shape[1]), "Meta")
+    library.impl("lookup_backward_sgd", lambda g, w, i, o, t: None, "Meta")
+    _operators.library = library  # type: ignore[attr-defined]  # dies with its last reference
+    return torch.ops.steptime
+
+
+class Dlrm(nn.Module):
+    """Bottom MLP, embedding lookups, pairwise dot products, top MLP.
+
+    Args:
+        bottom: widths, the dense input first.
+        top: widths of the top MLP without its input.
+        rows: rows per table.
+        dim: embedding dimension.
+        embedding: "fused", "sparse" or "dense".
+        logits: leave out the sigmoid at the end.
+    """
+
+    def __init__(
+        self, bottom: Sequence[int], top: Sequence[int], rows: Sequence[int], dim: int, embedding: str, logits: bool
+    ) -> None:
+        super().__init__()
+        self.tables, self.dim = len(rows), dim
+        features = self.tables + 1
+        self.bottom = mlp(bottom, nn.ReLU())
+        self.top = mlp((dim + features * (features - 1) // 2, *top), nn.Identity() if logits else nn.Sigmoid())
+        lower = torch.tril_indices(features, features, offset=-1)
+        self.register_buffer("row", lower[0].contiguous())
+        self.register_buffer("column", lower[1].contiguous())
+        self.fused: Tensor | None = None
+        self.bags = nn.ModuleList()
+        bound = 0.01
+        if embedding == "fused":
+            self.anchor = nn.Parameter(torch.zeros(0))
+            self.fused = torch.empty(sum(rows), dim).uniform_(-bound, bound)
+        else:
+            for count in rows:
+                weight = torch.empty(count, dim).uniform_(-bound, bound)
+                self.bags.append(nn.EmbeddingBag(count, dim, mode="sum", sparse=embedding == "sparse", _weight=weight))
+
+    def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+        """Click probabilities (or logits) of a batch: `dense` (B, width) -> (B,)."""
+        x = self.bottom(dense)
+        batch, dim = x.shape
+        if self.fused is not None:
+            looked = LookupSgd.apply(self.anchor, self.fused, indices, offsets, self.tables)
+            bags = looked.view(self.tables, batch, dim).transpose(0, 1) if looked.device.type != "meta" else looked
+            if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
+                bags = looked.view(batch, self.tables, dim)
+            z = torch.cat([x.unsqueeze(1), bags], 1)
+        else:
+            parts = [bag(i, o) for bag, i, o in zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)]
+            z = torch.cat([x, *parts], 1).view(batch, self.tables + 1, dim)
+        pairs = torch.bmm(z, z.transpose(1, 2))[:, self.row, self.column]
+        return self.top(torch.cat([x, pairs], 1)).squeeze(1)
+
+    def _split(self, indices: Tensor) -> Sequence[Tensor]:
+        if indices.dim() == 2:
+            return indices.unbind(0)
+        return indices.split(self.lookups_per_table)
+
+    lookups_per_table: list[int] = []  # noqa: RUF012 - set where lookups differ between tables
+
+
+def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
+    """The step of a DLRM config."""
+    rows, lookups = tables(config)
+    embedding, loss = str(config.get("embedding", "fused")), str(config.get("loss", "bce"))
+    dim, bottom = int(config["dim"]), [int(w) for w in config["bottom_mlp"]]
+    if bottom[-1] != dim:
+        raise ConfigError(f"model.bottom_mlp ends in {bottom[-1]}, but must end in model.dim={dim}")
+    if embedding == "fused" and config.get("optimizer", "sgd") not in ("sgd", "none"):
+        raise ConfigError("model.embedding=fused applies SGD in its backward pass: use model.optimizer=sgd, or another embedding")
+    with torch.device(device):
+        model = Dlrm(bottom, [int(w) for w in config["top_mlp"]], rows, dim, embedding, loss == "bce_logits")
+    model.lookups_per_table = [batch_size * n for n in lookups]
+    losses = {"mse": F.mse_loss, "bce": F.binary_cross_entropy, "bce_logits": F.binary_cross_entropy_with_logits}
+    if loss not in losses:
+        raise ConfigError(f"model.loss={loss}: choose one of {', '.join(losses)}")
+    compute = losses[loss]
+    fused = [model.fused] if model.fused is not None else []
+    pool = _pool(rows, lookups, bottom[0], embedding, batch_size, device)
+
+    def criterion(output: Tensor, dense: Tensor, indices: Tensor, offsets: Tensor, label: Tensor) -> Tensor:
+        return compute(output, label)
+
+    return Step([model], pool, lambda d, i, o, y: model(d, i, o), criterion, device, config, fused)
+
+
+def _pool(
+    rows: Sequence[int], lookups: Sequence[int], width: int, embedding: str, batch_size: int, device: str
+) -> list[Batch]:
+    """Batches with uniform random indices; one that was never written where nothing is computed.
+
+    indices: (T·B·L,) table-major into the joint weight (fused), else (T, B·L), or flat where lookups differ.
+    """
+    equal = len(set(lookups)) == 1
+    random = torch.Generator().manual_seed(batch_size)
+    dry = device == "meta" or is_fake(torch.empty(0))
+
+    def indices(first: int, size: int, count: int) -> Tensor:
+        if dry:
+            return torch.empty(batch_size * count, dtype=torch.long)
+        return first + torch.randint(size, (batch_size * count,), generator=random)
+
+    batches = []
+    for _ in range(1 if dry else 4):
+        starts = [sum(rows[:t]) if embedding == "fused" else 0 for t in range(len(rows))]
+        parts = [indices(*one) for one in zip(starts, rows, lookups, strict=True)]
+        if embedding == "fused":
+            counts = torch.tensor(lookups).repeat_interleave(batch_size)
+            index, offset = torch.cat(parts), counts.cumsum(0) - counts
+        else:
+            index = torch.stack(parts) if equal else torch.cat(parts)
+            offset = torch.stack([torch.arange(0, batch_size * n, n) for n in lookups])
+        dense = torch.empty(batch_size, width) if dry else torch.rand(batch_size, width, generator=random)
+        label = torch.empty(batch_size) if dry else torch.randint(2, (batch_size,), generator=random).float()
+        batches.append((dense, index, offset, label))
+    return batches
+
+
+def total_rows_bits(rows: Sequence[int]) -> int:
+    """Bits of the largest index into the joint weight: what FBGEMM's sort of indices looks at."""
+    return max(1, math.ceil(math.log2(sum(rows) + 1)))

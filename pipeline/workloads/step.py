@@ -1,0 +1,203 @@
+"""A training step: inputs to the device, forward, loss, backward, optimizer, each under an annotation of its phase.
+
+The annotations (`## data ##`, `## forward ##`...) are TorchRec's; traces and execution traces carry them, so that phases
+can be told apart in captured and in measured steps alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from pipeline.workloads.autocast import autocast
+
+Batch = tuple[Tensor, ...]
+"""Tensors of one batch, on the host."""
+
+OPTIMIZER_STATES = {"sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2}
+"""Tensors of a parameter's size that an optimizer keeps."""
+
+
+def phase(name: str) -> AbstractContextManager[Any]:
+    """Annotate a phase of the step."""
+    return record_function(f"## {name} ##")
+
+
+def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float = 1e-3) -> torch.optim.Optimizer | None:
+    """The optimizer of that name, in its `foreach` form (CUDA's default); None for "none"."""
+    dense = list(parameters)
+    if name == "none" or not dense:
+        return None
+    if name == "adam":
+        return torch.optim.Adam(dense, lr=lr, foreach=True)
+    if name == "adagrad":
+        return torch.optim.Adagrad(dense, lr=lr, foreach=True)
+    return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=True)
+
+
+@dataclass
+class Step:
+    """One step of a workload, to be run again and again.
+
+    Args:
+        modules: everything with parameters.
+        pool: batches on the host, used in turn.
+        forward: (device tensors of a batch) -> output; runs under `## forward ##`.
+        loss: (output, device tensors) -> scalar; None when `forward` returns the loss already.
+        device: "cuda", "cpu" or "meta".
+        config: what it was made of.
+        in_kernel: parameters that the backward pass itself updates; they have neither gradient nor optimizer state.
+        procedure: replaces the whole step after the copies, for workloads with several backward passes; gets the device
+            tensors and the optimizers.
+    """
+
+    modules: Sequence[nn.Module]
+    pool: Sequence[Batch]
+    forward: Callable[..., Any]
+    loss: Callable[..., Tensor] | None
+    device: str
+    config: Mapping[str, Any]
+    in_kernel: Sequence[Tensor] = ()
+    procedure: Callable[[Batch, Sequence[torch.optim.Optimizer]], None] | None = None
+    optimizers: list[torch.optim.Optimizer] = field(init=False)
+    dtype: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.training = self.config.get("mode", "train") == "train"
+        self.dtype = str(self.config.get("dtype", "fp32"))
+        for module in self.modules:
+            module.train(self.training)
+            module.requires_grad_(self.training)
+        if self.device == "cuda":
+            self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
+        name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
+        made = (make_optimizer(name, list(module.parameters())) for module in self.modules)
+        self.optimizers = [optimizer for optimizer in made if optimizer is not None]
+
+    def run(self, number: int = 0) -> None:
+        """One step, on batch `number` of the pool (modulo its length)."""
+        with phase("data"):
+            batch = tuple(to_device(tensor, self.device) for tensor in self.pool[number % len(self.pool)])
+        if self.procedure is not None and self.training:
+            self.procedure(batch, self.optimizers)
+        elif self.training:
+            self._train(batch)
+        else:
+            with torch.no_grad(), self.autocast(), phase("forward"):
+                self.forward(*batch)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Mixed precision as the step's dtype asks; the meta device follows the rules of CUDA."""
+        return autocast(self.device, self.dtype) if self.dtype in ("bf16", "fp16") else nullcontext()
+
+    def _train(self, batch: Batch) -> None:
+        if self.optimizers:
+            with phase("zero_grad"):
+                for optimizer in self.optimizers:
+                    optimizer.zero_grad(set_to_none=True)
+        with self.autocast():
+            with phase("forward"):
+                value = self.forward(*batch)
+            if self.loss is not None:
+                with phase("loss"):
+                    value = self.loss(value, *batch)
+        with phase("backward"):
+            value.backward()
+        with phase("optimizer"):
+            for optimizer in self.optimizers:
+                optimizer.step()
+
+    def parameters(self) -> list[Tensor]:
+        """Parameters of all modules, each once."""
+        return list({id(p): p for module in self.modules for p in module.parameters()}.values())
+
+    @property
+    def parameters_bytes(self) -> int:
+        """Weights, those that the backward pass updates itself included."""
+        return sum(t.nbytes for t in self.parameters()) + sum(t.nbytes for t in self.in_kernel)
+
+    @property
+    def buffers_bytes(self) -> int:
+        """Buffers of all modules (running statistics, masks)."""
+        return sum(b.nbytes for module in self.modules for b in module.buffers())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Gradients that exist at once; sparse ones count the rows that a batch touches."""
+        if not self.training:
+            return 0
+        sparse = self._sparse_weights()
+        dense = sum(t.nbytes for t in self.parameters() if t.requires_grad and id(t) not in sparse)
+        return dense + sum(sparse.values())
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """State of the optimizers."""
+        if not self.optimizers:
+            return 0
+        states = OPTIMIZER_STATES[str(self.config.get("optimizer", "sgd"))]
+        return states * sum(t.nbytes for t in self.parameters() if t.requires_grad)
+
+    @property
+    def input_bytes(self) -> int:
+        """One batch on the device."""
+        return sum(tensor.nbytes for tensor in self.pool[0])
+
+    def memory_bytes(self) -> int:
+        """All of the above; the activations that capture counts come on top."""
+        parts = (self.parameters_bytes, self.buffers_bytes, self.gradient_bytes, self.optimizer_bytes, self.input_bytes)
+        return sum(parts)
+
+    def _sparse_weights(self) -> dict[int, int]:
+        """Weights with sparse gradients by id, with the bytes of such a gradient (values and int64 indices)."""
+        found: dict[int, int] = {}
+        for module in self.modules:
+            for part in module.modules():
+                if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse:
+                    rows = int(self.config.get("lookups", 1)) * len(self.pool[0][0])
+                    found[id(part.weight)] = rows * (part.embedding_dim * part.weight.element_size() + 8)
+        return found
+
+
+def to_device(tensor: Tensor, device: str) -> Tensor:
+    """Copy to the device without waiting; a no-op where the device is the host."""
+    if is_fake(tensor):  # fake tensors know one device only: the copy is made visible by hand
+        return torch.empty_like(tensor).copy_(tensor)
+    return tensor.to(device, non_blocking=True)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor is one of FakeTensorMode's."""
+    return type(tensor).__name__ == "FakeTensor"
+
+
+class Saved:
+    """Bytes of the tensors that a backward pass will need: the activations that stay in memory."""
+
+    def __init__(self, ignored: Sequence[Tensor]) -> None:
+        self.bytes = 0
+        self._seen = {t.untyped_storage()._cdata for t in ignored}
+        self._held: list[Any] = []
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Count a tensor's storage, once."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self._held.append(storage)  # keeps the address from being used again
+            self.bytes += storage.nbytes()
+        return tensor
+
+
+@contextmanager
+def saved_activations(step: Step) -> Iterator[Saved]:
+    """Count what autograd saves while the body runs."""
+    saved = Saved([*step.parameters(), *step.in_kernel])
+    with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor):
+        yield saved

@@ -1,0 +1,88 @@
+"""Composition of the grid from overrides."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config import choices, expand, from_snakemake
+from pipeline.errors import ConfigError, UnknownNameError
+
+
+def test_one_point_has_the_defaults_of_its_model() -> None:
+    (point,) = expand(["gpu=V100", "model=dlrm_default"])
+    assert (point.gpu, point.model, point.variant) == ("V100", "dlrm_default", "default")
+    assert point.batch_size == 2048
+    assert point.config["gpu"]["name"] == "V100"
+
+
+def test_values_separated_by_commas_make_a_grid() -> None:
+    points = expand(["gpu=V100,P100", "model=dlrm_default,dlrm_ddp", "batch_size=512,2048"])
+    assert len(points) == 8
+    assert {(p.gpu, p.model, p.batch_size) for p in points} >= {("P100", "dlrm_ddp", 2048), ("V100", "dlrm_default", 512)}
+
+
+def test_an_alias_is_the_gpu_that_it_stands_for() -> None:
+    assert expand(["gpu=A100"])[0].gpu == "A100-PCIE-40GB"
+
+
+def test_local_needs_no_file() -> None:
+    (point,) = expand(["gpu=local", "model=dlrm_small"])
+    assert point.local
+
+
+def test_points_with_different_results_never_share_a_variant() -> None:
+    texts = ["model.embedding=fused", "model.embedding=sparse", "model.embedding=dense", "predict.critical_path=published",
+             "overheads.host_scale=2", "kernels=roofline", "predict.seed=7", "model.dtype=bf16"]  # fmt: skip
+    variants = [expand(["gpu=V100", "model=dlrm_default", text])[0].variant for text in texts]
+    assert variants[0] == "default", "fused is the default: saying so changes nothing"
+    assert len(set(variants)) == len(variants)
+
+
+def test_an_override_that_repeats_the_default_keeps_the_path() -> None:
+    assert expand(["model.optimizer=sgd"])[0].variant == "default"
+
+
+def test_an_experiment_names_a_grid_and_overrides_outrank_it() -> None:
+    assert len(expand(["experiment=paper_dlrm", "gpu=V100"])) == 12
+
+
+@pytest.mark.parametrize("name", choices("experiment"))
+def test_every_experiment_composes(name: str) -> None:
+    assert expand([f"experiment={name}"])
+
+
+@pytest.mark.parametrize("name", choices("model"))
+def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
+    if name == "custom":
+        pytest.skip("custom needs model.target")
+    assert expand([f"model={name}", "gpu=T4"])[0].batch_size >= 1
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "says"),
+    [
+        ("gpu=V1000", UnknownNameError, "V100"),
+        ("model=dlrm", UnknownNameError, "dlrm_default"),
+        ("experiment=paper", UnknownNameError, "paper_dlrm"),
+        ("batch_size=0", ConfigError, "1 or more"),
+        ("batch_size=-4", ConfigError, "1 or more"),
+        ("batch_size=many", ConfigError, "whole number"),
+        ("batch_size=1.5", ConfigError, "whole number"),
+        ("batch_size=true", ConfigError, "whole number"),
+        ("batch_size=99999999999", ConfigError, "10,000,000"),
+        ("model.embedding=cached", UnknownNameError, "sparse"),
+        ("model.optimizer=lamb", UnknownNameError, "adam"),
+        ("nonsense=1", ConfigError, "nonsense"),
+        ("overheads.host_scale=-1", ConfigError, "above 0"),
+        ("model.dtype=[", ConfigError, "cannot read"),
+    ],
+)
+def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says) as raised:
+        expand(["gpu=V100", "model=dlrm_default", override] if not override.startswith(("gpu", "model=")) else [override])
+    assert "\n" not in str(raised.value)
+
+
+def test_snakemake_values_become_overrides() -> None:
+    given = {"gpu": "V100,P100", "batch_size": 512, "overrides": "model.tables=4 model.dim=32"}
+    assert from_snakemake(given) == ["gpu=V100,P100", "batch_size=512", "model.tables=4", "model.dim=32"]

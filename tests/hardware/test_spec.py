@@ -1,0 +1,140 @@
+"""GPU files load into one set of units, are sourced, plausible, and found by name or alias."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware import spec as spec_module
+from pipeline.hardware.local import cpu_spec, cuda_spec
+from pipeline.hardware.spec import GpuSpec, list_gpus, load_gpu
+from pipeline.paths import config_dir
+
+WANTED = [
+    "V100",
+    "P100",
+    "P4",
+    "T4",
+    "A100-PCIE-40GB",
+    "A100-PCIE-80GB",
+    "A100-SXM4-40GB",
+    "A100-SXM4-80GB",
+    "L4",
+    "H100",
+    "H100-PCIe",
+    "H200",
+    "RTX2080Ti",
+    "RTX3090",
+    "A10",
+    "A40",
+    "L40S",
+    "B200",
+    "Xp",
+    "P4000",
+    "RTX2070",
+    "MI250",
+    "GV100",
+]
+FILES = sorted((config_dir() / "gpu").glob("*.yaml"))
+
+
+def test_every_promised_gpu_has_a_file() -> None:
+    assert set(WANTED) <= {spec.name for spec in list_gpus()}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_figure_has_a_source(path: Path) -> None:
+    values = yaml.safe_load(path.read_text())
+    figures = set(values) - {"name", "aliases", "sources"}
+    assert figures == set(values["sources"])
+    assert all(len(text) > 5 for text in values["sources"].values())
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("A100", "A100-PCIE-40GB"), ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"), ("NVIDIA H100 80GB HBM3", "H100"),
+     ("titan xp", "Xp"), ("Tesla V100-PCIE-32GB", "V100"), ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
+     ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"), ("h100", "H100")],
+)  # fmt: skip
+def test_aliases_and_driver_names_find_their_gpu(alias: str, name: str) -> None:
+    assert load_gpu(alias).name == name
+
+
+def test_no_two_gpus_share_a_name_or_alias() -> None:
+    names = [spec_module._key(name) for spec in list_gpus() for name in {spec.name, *spec.aliases}]
+    per_gpu = [{spec_module._key(n) for n in (spec.name, *spec.aliases)} for spec in list_gpus()]
+    assert len(set(names)) == sum(map(len, per_gpu))
+
+
+def test_an_unknown_gpu_lists_the_choices() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown GPU 'K80': choose one of A10, .*V100"):
+        load_gpu("K80")
+
+
+def test_units_are_converted_once_on_load() -> None:
+    v100 = load_gpu("V100")
+    assert v100.l2_bytes == 6 * 1024**2 and v100.memory_bytes == 32 * 1024**3
+    assert v100.fp32_gflop_per_s == 14000 and v100.measured_fp32_gflop_per_s == 15442
+    assert 11 < v100.pcie_gb_per_s < 13 and v100.nvlink_gb_per_s is None
+    assert load_gpu("H100").nvlink_gb_per_s == 450
+    assert load_gpu("P4").sms == 20
+
+
+def test_derating_ratios_are_the_medians_of_the_measured_gpus() -> None:
+    both = [spec for spec in list_gpus() if spec.measured_l2_gb_per_s]
+    assert len(both) == 5
+    clocked = np.array([spec.sms * spec.boost_clock_mhz / 1e3 for spec in both])
+
+    def median(values: list[float | None]) -> float:
+        return float(np.median(np.array(values, dtype=float)))
+
+    fp32 = [spec.measured_fp32_gflop_per_s / spec.fp32_gflop_per_s for spec in both]  # type: ignore[operator]
+    dram = [spec.measured_dram_gb_per_s / spec.dram_gb_per_s for spec in both]  # type: ignore[operator]
+    l2 = [s.measured_l2_gb_per_s / c for s, c in zip(both, clocked, strict=True)]  # type: ignore[operator]
+    shared = [s.measured_shared_gb_per_s / c for s, c in zip(both, clocked, strict=True)]  # type: ignore[operator]
+    assert median(fp32) == pytest.approx(spec_module.FP32_DERATE, abs=0.01)
+    assert median(dram) == pytest.approx(spec_module.DRAM_DERATE, abs=0.01)
+    assert median(l2) == pytest.approx(spec_module.L2_BYTES_PER_SM_CLOCK, abs=0.1)
+    assert median(shared) == pytest.approx(spec_module.SHARED_BYTES_PER_SM_CLOCK, abs=0.1)
+
+
+def test_measured_peaks_win_over_the_datasheet() -> None:
+    assert load_gpu("A100").peak_dram_gb_per_s() == 1391
+    assert load_gpu("H200").peak_dram_gb_per_s() == pytest.approx(spec_module.DRAM_DERATE * 4800)
+    assert load_gpu("V100").peak_gflop_per_s("bf16") == load_gpu("V100").peak_gflop_per_s("fp32")
+
+
+def _figures(**changes: object) -> dict[str, object]:
+    return {**yaml.safe_load((config_dir() / "gpu" / "T4.yaml").read_text()), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"dram_gb_per_s": 320e9}, "dram_gb_per_s"), ({"fp32_tflop_per_s": 8100}, "fp32_tflop_per_s"),
+     ({"sms": None}, "misses sms"), ({"wattage": 3}, "unknown key 'wattage'"), ({"architecture": "kepler"}, "kepler"),
+     ({"pcie_generation": 9}, "pcie_generation"), ({"measured_dram_gb_per_s": 900}, "measured_dram_gb_per_s")],
+)  # fmt: skip
+def test_implausible_or_incomplete_files_are_refused_by_name(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GpuSpec.from_mapping(_figures(**changes), "T4.yaml")
+
+
+def test_the_cpu_is_a_device_too() -> None:
+    cpu = cpu_spec()
+    assert cpu.name == "local" and cpu.architecture == "cpu" and cpu.sms >= 1 and cpu.memory_bytes > 0
+
+
+def test_a_known_cuda_device_takes_its_file_and_an_unknown_one_its_properties() -> None:
+    known = cuda_spec(SimpleNamespace(name="Tesla T4", total_memory=15 << 30, major=7, minor=5))
+    assert known.name == "local" and known.sms == 40 and known.memory_bytes == 15 << 30
+    card = SimpleNamespace(
+        name="NVIDIA RTX A2000", total_memory=12 << 30, major=8, minor=6, multi_processor_count=26, clock_rate=1200000
+    )
+    unknown = cuda_spec(card)
+    assert unknown.sms == 26 and unknown.architecture == "ampere"
+    assert unknown.fp32_gflop_per_s == pytest.approx(2 * 26 * 128 * 1.2)

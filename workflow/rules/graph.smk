@@ -1,0 +1,101 @@
+# The execution graph of one training step: captured without a GPU, or traced on the device of this machine.
+
+
+wildcard_constraints:
+    gpu=r"[A-Za-z0-9\-]+",
+    model=r"[a-z0-9_]+",
+    variant=r"[A-Za-z0-9_.\-]+",
+    batch=r"\d+",
+    family=r"[a-z0-9_]+",
+
+
+POINT = FLOW.artifacts.point("{gpu}", "{model}", "{variant}", "{batch}")
+
+
+rule capture_graph:
+    output:
+        graph=f"{POINT}/graph.parquet",
+    params:
+        model=FLOW.section("model"),
+        code=FLOW.code("graph", "workloads", "schemas.py"),
+    wildcard_constraints:
+        gpu=r"(?!local/)[A-Za-z0-9\-]+",
+    log:
+        f"{POINT}/logs/capture_graph.log",
+    message:
+        "Graph of {wildcards.model} at batch {wildcards.batch}, captured without a GPU"
+    script:
+        "../scripts/capture_graph.py"
+
+
+rule collect_step:
+    output:
+        trace=f"{POINT}/trace/kineto.json.gz",
+        execution_trace=f"{POINT}/trace/execution_trace.json.gz",
+        steps=f"{POINT}/trace/step_times.parquet",
+    params:
+        model=FLOW.section("model"),
+        collect=FLOW.section("collect"),
+        code=FLOW.code("collect", "workloads", "schemas.py"),
+    wildcard_constraints:
+        gpu="local",
+    resources:
+        gpu=1,
+    threads: workflow.cores
+    log:
+        f"{POINT}/logs/collect_step.log",
+    message:
+        "Steps of {wildcards.model} at batch {wildcards.batch}, timed and traced on this machine"
+    script:
+        "../scripts/collect_step.py"
+
+
+rule import_graph:
+    input:
+        execution_trace=rules.collect_step.output.execution_trace,
+    output:
+        graph=f"{POINT}/graph.parquet",
+    params:
+        model=FLOW.section("model"),
+        code=FLOW.code("graph", "schemas.py"),
+    wildcard_constraints:
+        gpu="local",
+    log:
+        f"{POINT}/logs/import_graph.log",
+    message:
+        "Graph of {wildcards.model} at batch {wildcards.batch}, from its execution trace"
+    script:
+        "../scripts/import_graph.py"
+
+
+rule convert_trace:
+    input:
+        trace=rules.collect_step.output.trace,
+    output:
+        events=f"{POINT}/events.parquet",
+    params:
+        code=FLOW.code("trace", "schemas.py"),
+    wildcard_constraints:
+        gpu="local",
+    log:
+        f"{POINT}/logs/convert_trace.log",
+    message:
+        "Events of {wildcards.model} at batch {wildcards.batch}, from the profiler's trace"
+    script:
+        "../scripts/convert_trace.py"
+
+
+rule map_calls:
+    input:
+        graph=f"{POINT}/graph.parquet",
+    output:
+        calls=f"{POINT}/calls.parquet",
+    params:
+        gpu=FLOW.section("gpu"),
+        code=FLOW.code("graph", "hardware", "schemas.py"),
+    log:
+        f"{POINT}/logs/map_calls.log",
+    message:
+        "Device calls of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
+    script:
+        "../scripts/map_calls.py"

@@ -1,0 +1,103 @@
+# Kernel models of one GPU: samples from the best source at hand, fitted and tracked in MLflow. A GPU without samples
+# here takes no part: its models come from the shipped pack, or from other GPUs by transfer.
+
+KERNELS = FLOW.artifacts.kernels("{gpu}")
+TRACKING = f"{FLOW.artifacts.root}/mlflow/experiments.json"
+
+
+rule tracking_database:
+    output:
+        experiments=TRACKING,
+    message:
+        "MLflow database"
+    script:
+        "../scripts/tracking_database.py"
+
+
+rule public_samples:
+    input:
+        latencies=FLOW.public("neusight/kernels.parquet"),
+    output:
+        samples=FLOW.samples("{gpu}", Source.PUBLIC),
+    params:
+        families=FLOW.families(Source.PUBLIC),
+        code=FLOW.code("datasets", "schemas.py"),
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+    log:
+        f"{KERNELS}/logs/samples.log",
+    message:
+        "Kernel samples of {wildcards.gpu}, from public measurements"
+    script:
+        "../scripts/public_samples.py"
+
+
+rule campaign_samples:
+    input:
+        manifest=f"{FLOW.measurements}/{{gpu}}/manifest.json",
+    output:
+        samples=FLOW.samples("{gpu}", Source.MEASUREMENTS),
+    params:
+        families=FLOW.families(Source.MEASUREMENTS),
+        code=FLOW.code("collect", "schemas.py"),
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.MEASUREMENTS),
+    log:
+        f"{KERNELS}/logs/samples.log",
+    message:
+        "Kernel samples of {wildcards.gpu}, from our own campaign"
+    script:
+        "../scripts/campaign_samples.py"
+
+
+rule local_samples:
+    input:
+        calls=FLOW.of_points("calls.parquet", "local"),
+    output:
+        samples=FLOW.samples("{gpu}", Source.LOCAL),
+    params:
+        families=FLOW.families(Source.LOCAL),
+        collect=FLOW.first_section("collect"),
+        code=FLOW.code("collect", "kernels/families.py", "schemas.py"),
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.LOCAL),
+    resources:
+        gpu=1,
+    threads: workflow.cores
+    log:
+        f"{KERNELS}/logs/samples.log",
+    message:
+        "Kernel samples of this machine: microbenchmarks of every family in use"
+    script:
+        "../scripts/local_samples.py"
+
+
+rule fit_kernels:
+    input:
+        samples=FLOW.samples("{gpu}", Source.PUBLIC),
+        tracking=ancient(TRACKING),
+    output:
+        models=FLOW.models("{gpu}", "{kernels}", Source.PUBLIC),
+    params:
+        settings=FLOW.kernel_settings,
+        code=FLOW.code("kernels", "hardware", "report/tracking.py"),
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+    log:
+        f"{KERNELS}/logs/fit_{{kernels}}.log",
+    benchmark:
+        f"{KERNELS}/logs/fit_{{kernels}}.tsv"
+    message:
+        "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow"
+    script:
+        "../scripts/fit_kernels.py"
+
+
+use rule fit_kernels as fit_measured_kernels with:
+    input:
+        samples=FLOW.samples("{gpu}", Source.LOCAL),
+        tracking=ancient(TRACKING),
+    output:
+        models=FLOW.models("{gpu}", "{kernels}", Source.LOCAL),
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.LOCAL, Source.MEASUREMENTS),

@@ -1,0 +1,59 @@
+# Host overheads (T1 to T5) of one GPU's host: from traces where there are any, else what is shipped.
+
+OVERHEADS = FLOW.artifacts.overheads("{gpu}", "{overheads}")
+OBSERVATIONS = FLOW.artifacts.overhead_samples("{gpu}")
+
+
+rule public_overheads:
+    input:
+        traces=FLOW.public("traces"),
+    output:
+        samples=OBSERVATIONS,
+    params:
+        code=FLOW.code("trace", "overheads", "schemas.py"),
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("overheads", Source.PUBLIC),
+    log:
+        f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
+    message:
+        "Overhead observations of {wildcards.gpu}, from public traces"
+    script:
+        "../scripts/public_overheads.py"
+
+
+rule local_overheads:
+    input:
+        traces=FLOW.of_points("trace/kineto.json.gz", "local"),
+        steps=FLOW.of_points("trace/step_times.parquet", "local"),
+    output:
+        samples=OBSERVATIONS,
+    params:
+        workloads=FLOW.local_workloads(),
+        code=FLOW.code("trace", "overheads", "schemas.py"),
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("overheads", Source.LOCAL),
+    log:
+        f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
+    message:
+        "Overhead observations of this machine, from its own traces"
+    script:
+        "../scripts/local_overheads.py"
+
+
+rule overhead_statistics:
+    input:
+        samples=OBSERVATIONS,
+        tracking=ancient(TRACKING),
+    output:
+        overheads=OVERHEADS,
+    params:
+        settings=FLOW.overhead_settings,
+        code=FLOW.code("overheads", "schemas.py", "report/tracking.py"),
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("overheads", Source.PUBLIC, Source.LOCAL, Source.MEASUREMENTS),
+    log:
+        f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads_{{overheads}}.log",
+    message:
+        "Overhead statistics of {wildcards.gpu} ({wildcards.overheads})"
+    script:
+        "../scripts/overhead_statistics.py"

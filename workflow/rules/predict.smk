@@ -1,0 +1,34 @@
+# The critical-path prediction of one grid point, and the summary of all.
+
+
+rule predict:
+    input:
+        graph=f"{POINT}/graph.parquet",
+        calls=f"{POINT}/calls.parquet",
+        models=FLOW.models_of_point,
+        overheads=FLOW.overheads_of_point,
+        measured=FLOW.steps_of_point,
+    output:
+        prediction=f"{POINT}/prediction.parquet",
+        timeline=f"{POINT}/timeline.json.gz",
+        summary=f"{POINT}/summary.parquet",
+    params:
+        point=FLOW.settings,
+        code=FLOW.code("kernels", "overheads", "predict", "transfer", "hardware", "evaluate.py", "api.py", "prediction.py"),
+    log:
+        f"{POINT}/logs/predict.log",
+    message:
+        "Step time of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
+    script:
+        "../scripts/predict.py"
+
+
+rule summary:
+    input:
+        points=FLOW.of_points("summary.parquet"),
+    output:
+        table=f"{FLOW.artifacts.root}/grids/{FLOW.grid}/summary.parquet",
+    message:
+        f"Summary of {len(FLOW.points)} grid points"
+    script:
+        "../scripts/summary.py"

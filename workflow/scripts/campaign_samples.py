@@ -1,0 +1,12 @@
+"""Read the kernel samples of one GPU from our own campaign, a table per family."""
+
+from pathlib import Path
+
+from pipeline.scripting import job, provenance
+
+with job(snakemake):
+    from pipeline.collect.reader import read_samples
+    from pipeline.schemas import write_families
+
+    samples = read_samples(Path(snakemake.input.manifest).parent)
+    write_families(samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake))

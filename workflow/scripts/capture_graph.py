@@ -1,0 +1,10 @@
+"""Capture the execution graph of one training step."""
+
+from pipeline.scripting import job, provenance
+
+with job(snakemake):
+    from pipeline.graph.capture import capture
+    from pipeline.graph.store import write_graph
+
+    graph = capture(snakemake.params.model, int(snakemake.wildcards.batch))
+    write_graph(graph, snakemake.output.graph, provenance(snakemake))

@@ -1,0 +1,17 @@
+"""Fit the kernel models of one GPU and log every fit to MLflow."""
+
+from pathlib import Path
+
+from pipeline.scripting import job
+
+with job(snakemake):
+    from pipeline.report.kernel_runs import fit_and_track
+    from pipeline.schemas import read_families
+
+    fit_and_track(
+        read_families(snakemake.input.samples),
+        snakemake.wildcards.gpu,
+        snakemake.params.settings,
+        [Path(path) for path in snakemake.output.models],
+        Path(snakemake.input.tracking).parent,
+    )

@@ -1,0 +1,13 @@
+"""Map the operators of a graph to device calls."""
+
+from pipeline.scripting import job, provenance
+
+with job(snakemake):
+    from pipeline.graph.calls import map_calls
+    from pipeline.graph.store import read_graph
+    from pipeline.hardware.spec import gpu_of
+    from pipeline.schemas import write_table
+
+    graph = read_graph(snakemake.input.graph)
+    calls = map_calls(graph, gpu_of(snakemake.params.gpu), graph.device)
+    write_table(calls, snakemake.output.calls, "calls", provenance(snakemake))

@@ -1,0 +1,12 @@
+"""Extract host overheads of one GPU's host from public traces."""
+
+from pathlib import Path
+
+from pipeline.scripting import job, provenance
+
+with job(snakemake):
+    from pipeline.overheads.public import extract_public
+    from pipeline.schemas import write_table
+
+    samples = extract_public(Path(snakemake.input.traces).parent, snakemake.wildcards.gpu)
+    write_table(samples, snakemake.output.samples, "overhead_samples", provenance(snakemake))
