@@ -20,8 +20,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 run: setup unlock ## predict DLRM on a V100, then measure and predict a small DLRM on this machine
-	@$(BIN)/snakemake --quiet rules host --rerun-incomplete --config gpu=V100 model=dlrm_default
-	@$(BIN)/snakemake --quiet rules host --rerun-incomplete --config gpu=local model=dlrm_small
+	@$(BIN)/snakemake --config gpu=V100 model=dlrm_default
+	@$(BIN)/snakemake --config gpu=local model=dlrm_small
 
 test: setup ## the whole test suite
 	@$(BIN)/python -m pytest -q
@@ -30,7 +30,7 @@ lint: setup ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow
 
 packs: setup unlock ## refit what ships, from the public data
-	@$(BIN)/snakemake --quiet rules host --rerun-incomplete packs
+	@$(BIN)/snakemake packs
 
 ui: setup ## MLflow on the project's database
 	@$(BIN)/steptime ui

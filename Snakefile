@@ -15,14 +15,16 @@ include: "workflow/rules/graph.smk"
 include: "workflow/rules/kernels.smk"
 include: "workflow/rules/overheads.smk"
 include: "workflow/rules/predict.smk"
+include: "workflow/rules/packs.smk"
 include: "workflow/rules/report.smk"
 
 
 rule all:
-    default_target: True
     input:
         rules.summary.output.table,
+        FLOW.of_points("events.parquet", "local"),
+    default_target: True
 
 
 onsuccess:
-    shell("python -m pipeline summary {rules.summary.output.table}")
+    FLOW.show(rules.summary.output.table)

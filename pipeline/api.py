@@ -145,7 +145,7 @@ def _measured_here(point: Point, results: Path) -> Prediction:
         raise InputError(
             f"gpu=local is measured first: run `snakemake --config gpu=local model={point.model} batch_size={point.batch_size}`"
         )
-    return Prediction.from_summary(read_table(path, "summary").to_dict("records")[0])
+    return Prediction.all_of(read_table(path, "summary"))[0]
 
 
 def _frozen(config: Mapping[str, Any]) -> str:

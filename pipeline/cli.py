@@ -66,11 +66,9 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     if as_json:
         _print_json({"predictions": [p.as_dict() for p in predictions], "largest_batch": largest})
         return
-    from rich.console import Console
+    from pipeline.report.tables import console, many
 
-    from pipeline.report.tables import many
-
-    Console().print(many(predictions, largest))
+    console().print(many(predictions, largest))
 
 
 @app.command()
@@ -103,20 +101,27 @@ def doctor(as_json: Json = False) -> None:
 @app.command()
 def replay(
     trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
-    overheads: Annotated[list[Path] | None, typer.Option(help="take host overheads from this trace; may be repeated")] = None,
+    overheads: Annotated[
+        list[Path] | None, typer.Option(help="take host overheads from this trace; may be repeated")
+    ] = None,
     timeline: Annotated[Path | None, typer.Option(help="write the predicted timeline here, for Perfetto")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the iterations of a trace from overheads of others, and compare with what was measured."""
     from pipeline.predict.replay import replay as run
 
-    result = run(trace, overheads=list(overheads or []), timeline=timeline)
+    result = run(trace, list(overheads or []))
+    if timeline is not None:
+        from pipeline.predict.perfetto import write_timeline
+
+        write_timeline(result.replayed[0].timeline, timeline)
     if as_json:
         _print_json(result.as_dict())
         return
-    from rich.console import Console
+    from pipeline.predict.replay_table import table
+    from pipeline.report.tables import console
 
-    Console().print(result.table())
+    console().print(table(result.as_dict()))
 
 
 @app.command()
@@ -196,7 +201,7 @@ def summary(
     from pipeline.report.tables import show
     from pipeline.schemas import read_table
 
-    predictions = [Prediction.from_summary(row) for row in read_table(file, "summary").to_dict("records")]
+    predictions = Prediction.all_of(read_table(file, "summary"))
     if as_json:
         _print_json({"predictions": [p.as_dict() for p in predictions]})
     else:
@@ -214,28 +219,29 @@ def ui(port: Annotated[int, typer.Option(help="port on this machine")] = 5000) -
 def main() -> None:
     """Entry point: run the command and turn errors into one line and an exit code."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    import click
-
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except SteptimeError as error:
         _fail(str(error), error.exit_code)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         sys.exit(stop.exit_code)
-    except click.exceptions.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
-    except click.ClickException as error:
-        _fail(error.format_message(), 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
     except MemoryError:
         _fail("not enough memory for this input", 1)
     except OSError as error:
         _fail(f"{error.filename or 'file'}: {error.strerror or error}", 1)
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # a usage error of typer, whichever click it brings along
+        if message is None:
+            raise
+        if not message():  # no arguments: the help was shown
+            sys.exit(2)
+        _fail(f"{message()} (steptime --help)", 2)
 
 
 def _fail(message: str, code: int) -> None:
@@ -272,13 +278,16 @@ def _catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         _print_json({"rows": rows})
         return
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(*(rows[0] if rows else ["nothing"]), header_style="bold", box=None, padding=(0, 2, 0, 0))
+    from pipeline.report.tables import console
+
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for name in rows[0] if rows else ["nothing"]:
+        table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(table)
+    console().print(table)
 
 
 def _progress(items: list[Any], text: str) -> Any:

@@ -151,10 +151,10 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
 def _canonical(text: str) -> str:
     """The override with GPU aliases replaced, and unknown names of a group refused with the choices."""
     key, _, value = text.partition("=")
-    if key == "gpu" and value != LOCAL_GPU:
+    if key == "gpu":
         from pipeline.hardware.spec import load_gpu
 
-        return f"gpu={load_gpu(value).name}"
+        return text if value == LOCAL_GPU else f"gpu={load_gpu(value).name}"
     if key in _GROUPS and value not in choices(key):
         raise UnknownNameError(key, value, choices(key))
     return text

@@ -18,7 +18,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.predictor import KernelPredictor
 from pipeline.overheads.model import OverheadModel
 from pipeline.prediction import Prediction
-from pipeline.predict.critical_path import simulate
+from pipeline.predict.critical_path import Form, simulate
 from pipeline.predict.program import build_program
 from pipeline.predict.timeline import Timeline
 
@@ -73,7 +73,8 @@ def evaluate(
     Returns:
         The prediction, and the timeline of its central draw.
     """
-    form, draws = str(subject.settings.get("critical_path", "full")), int(subject.settings.get("draws", 200))
+    form: Form = "published" if subject.settings.get("critical_path") == "published" else "full"
+    draws = int(subject.settings.get("draws", 200))
     predicted = kernels.predict(calls)
     program = build_program(graph, calls, overheads, workload=subject.workload)
     central = predicted["kernel_us"].to_numpy(float)

@@ -33,8 +33,8 @@ class Source(StrEnum):
 PUBLIC_KERNEL_GPUS = ("V100", "P100", "P4", "T4", "A100-PCIE-40GB")
 """GPUs of the public kernel latencies."""
 
-PUBLIC_OVERHEAD_GPUS = ("V100",)
-"""GPUs whose public training traces give host overheads of a data-centre host."""
+PUBLIC_OVERHEAD_GPUS = ("V100", "A100-PCIE-40GB")
+"""GPUs with a pack for which public training traces show a host of theirs (`pipeline/overheads/public.py`)."""
 
 
 OVERHEAD_DONOR = "V100"
@@ -62,10 +62,10 @@ def overhead_source(gpu: str) -> Source:
     data = datasets_dir()
     if gpu in PUBLIC_OVERHEAD_GPUS and data is not None and (data / "traces" / "v100_ddp").is_dir():
         return Source.PUBLIC
-    return Source.PACK if (packs_dir() / gpu / "overheads.parquet").is_file() else Source.TRANSFER
+    return Source.PACK if (packs_dir() / gpu / "overhead_samples.parquet").is_file() else Source.TRANSFER
 
 
 def shipped_overheads(gpu: str) -> Path:
-    """The shipped overhead statistics for a GPU: of its own host, else those of another GPU's host."""
-    own = packs_dir() / gpu / "overheads.parquet"
-    return own if own.is_file() else packs_dir() / OVERHEAD_DONOR / "overheads.parquet"
+    """The shipped overhead observations for a GPU: of its own host, else those of another GPU's host."""
+    own = packs_dir() / gpu / "overhead_samples.parquet"
+    return own if own.is_file() else packs_dir() / OVERHEAD_DONOR / "overhead_samples.parquet"

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.config import Point, expand, from_snakemake
@@ -93,11 +94,9 @@ class Flow:
         """Sample tables of a GPU, one per family; empty ones for families that its workloads do not use."""
         return [f"{self.artifacts.kernels(gpu)}/{family}/samples.parquet" for family in self.families(source)]
 
-    def models(self, gpu: str, variant: str, source: Source) -> list[Any]:
+    def models(self, gpu: str, variant: str, source: Source) -> list[str]:
         """Model folders of a GPU, one per family."""
-        from snakemake.io import directory
-
-        return [directory(f"{self.artifacts.kernels(gpu)}/{family}/{variant}") for family in self.families(source)]
+        return [f"{self.artifacts.kernels(gpu)}/{family}/{variant}" for family in self.families(source)]
 
     def models_of_point(self, wildcards: Any) -> list[str]:
         """Input function: what the kernel times of a point rest on: model folders, a pack, or nothing (transfer)."""
@@ -105,13 +104,17 @@ class Flow:
         if source in (Source.TRANSFER, Source.PACK):
             manifest = packs_dir() / str(wildcards.gpu) / MANIFEST
             return [str(manifest)] if manifest.is_file() else []
-        return [str(path) for path in self.models(wildcards.gpu, variant, source)]
+        return self.models(wildcards.gpu, variant, source)
 
-    def overheads_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: the overhead statistics of a point; a shipped table where its GPU has no traces here."""
+    def overheads_of_point(self, wildcards: Any) -> str:
+        """Input function: the overhead statistics that a point uses."""
+        return self.artifacts.overheads(wildcards.gpu, self.point(wildcards).section("overheads")["name"])
+
+    def overhead_samples(self, wildcards: Any) -> str:
+        """Input function: observations of a GPU's host from traces; shipped ones where there are no traces here."""
         if overhead_source(wildcards.gpu) in (Source.PACK, Source.TRANSFER):
-            return [str(shipped_overheads(wildcards.gpu))]
-        return [self.artifacts.overheads(wildcards.gpu, self.point(wildcards).section("overheads")["name"])]
+            return str(shipped_overheads(wildcards.gpu))
+        return self.artifacts.overhead_samples(wildcards.gpu)
 
     def steps_of_point(self, wildcards: Any) -> list[str]:
         """Input function: the measured steps of a point that runs on this machine; shown beside the prediction."""
@@ -122,7 +125,7 @@ class Flow:
         """Params function: everything about a point that its prediction depends on, as plain values."""
         point = self.point(wildcards)
         parts = {name: point.section(name) for name in ("gpu", "model", "kernels", "overheads", "predict")}
-        return {**parts, "overrides": list(point.overrides), "variant": point.variant}
+        return {**parts, "overrides": list(point.overrides), "workload": workload_name(point)}
 
     def kernel_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of a kernel-model variant."""
@@ -130,7 +133,7 @@ class Flow:
 
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of an overhead statistic."""
-        return self._named("overheads", wildcards.overheads)
+        return self._named("overheads", str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared")
 
     def first_section(self, name: str) -> dict[str, Any]:
         """A part of the configuration that all points share."""
@@ -138,7 +141,7 @@ class Flow:
 
     def local_workloads(self) -> list[str]:
         """Names of the workloads that run on this machine, in the order of their traces."""
-        return [f"{p.model}/{p.variant}/b{p.batch_size}" for p in self.points if p.local]
+        return [workload_name(point) for point in self.points if point.local]
 
     def public(self, name: str) -> str:
         """Path of public data; a name that cannot exist where there is none (no rule then asks for it)."""
@@ -146,9 +149,46 @@ class Flow:
         return str(found / name) if found else f"no-public-data/{name}"
 
     @property
+    def packs(self) -> str:
+        """Folder of what ships."""
+        return str(packs_dir())
+
+    @property
+    def public_gpus(self) -> list[str]:
+        """GPUs that public data is at hand for, so that their packs can be rebuilt."""
+        return [gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC]
+
+    def pack_overheads(self, wildcards: Any) -> list[str]:
+        """Input function: overhead observations that a GPU's pack ships, where public traces of it exist."""
+        if overhead_source(wildcards.gpu) is not Source.PUBLIC:
+            return []
+        return [self.artifacts.overhead_samples(wildcards.gpu)]
+
+    def public_provenance(self, wildcards: Any) -> dict[str, Any]:
+        """Params function: the public data behind a pack."""
+        from pipeline.datasets.sources import SOURCES
+
+        names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
+        return {"data": [SOURCES[name] for name in names], "code": code_digest("kernels", "overheads", "trace")}
+
+    @property
     def measurements(self) -> str:
         """Folder of our own campaigns."""
         return str(measurements_dir())
+
+    def show(self, table: str) -> None:
+        """Print the predictions of this grid and where everything lies; called when a run has succeeded."""
+        if not Path(table).is_file():  # another target was asked for
+            return
+        from pipeline.prediction import Prediction
+        from pipeline.report.index import refresh
+        from pipeline.report.places import places
+        from pipeline.report.tables import show
+        from pipeline.schemas import read_table
+
+        refresh(self.artifacts.root)
+        predictions = Prediction.all_of(read_table(table, "summary"))
+        show(predictions, places(predictions, Path(self.artifacts.root)))
 
     def _named(self, section: str, name: str) -> dict[str, Any]:
         """The section of the first point that uses this choice; else (a pack is built) the choice's own defaults."""
@@ -161,3 +201,8 @@ class Flow:
     def code(*rooms: str) -> str:
         """Digest of library modules, as a param: a change there reruns the rule."""
         return code_digest(*rooms)
+
+
+def workload_name(point: Point) -> str:
+    """Name under which a host's overheads know a workload: same for its observations and its prediction."""
+    return f"{point.model}/{point.variant}/b{point.batch_size}"

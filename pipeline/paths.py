@@ -59,9 +59,10 @@ class Artifacts:
         return f"{self.root}/{gpu}/kernels"
 
     def overheads(self, gpu: str, choice: str) -> str:
-        """Overhead statistics of a GPU's host; the default choice has the plain name."""
-        suffix = "" if choice == "shared" else f"-{choice}"
-        return f"{self.root}/{gpu}/overheads{suffix}.parquet"
+        """Overhead statistics of a GPU's host; the default choice has the plain name, a wildcard covers both."""
+        if choice == "{overheads}":
+            return f"{self.root}/{gpu}/{{overheads}}.parquet"
+        return f"{self.root}/{gpu}/{'overheads' if choice == 'shared' else f'overheads-{choice}'}.parquet"
 
     def overhead_samples(self, gpu: str) -> str:
         """Raw overhead observations of a GPU's host."""

@@ -89,6 +89,11 @@ class Prediction:
         return pd.DataFrame(row)
 
     @classmethod
+    def all_of(cls, summary: pd.DataFrame) -> list[Prediction]:
+        """Every row of a `summary` table."""
+        return [cls.from_summary({str(key): value for key, value in row.items()}) for row in summary.to_dict("records")]
+
+    @classmethod
     def from_summary(cls, row: dict[str, Any]) -> Prediction:
         """The prediction behind a row of `summary.parquet` (without its calls)."""
         measured = row.get("measured_us")

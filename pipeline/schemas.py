@@ -176,7 +176,8 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); delete it to rebuild") from None
     table = to_arrow(table.replace_schema_metadata(None), schema, str(path))
-    return table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None)
+    frame: pd.DataFrame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None)
+    return frame
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ def job(snakemake: Any) -> Iterator[None]:
     """
     log = Path(str(snakemake.log[0])) if snakemake.log else None
     warnings.filterwarnings("ignore")
+    os.environ.update({"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"})
     if snakemake.threads == 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:

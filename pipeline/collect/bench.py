@@ -184,7 +184,8 @@ class Bench:
         self.without_launch += found.without_launch
         for index, timing in enumerate(timings):
             labels = (f"s{index}r{repetition}" for repetition in range(repetitions))
-            windows = [w for w in (found.windows.get(label) for label in labels) if w is not None and w.kernels]
+            launched = [w for w in (found.windows.get(label) for label in labels) if w is not None and w.kernels]
+            windows = [window.only(timing.case.counted) for window in launched]
             timing.kernels += [window.device_us for window in windows]
             if windows:  # geometry and names are those of the repetition nearest to the median
                 middle = statistics.median(window.device_us for window in windows)

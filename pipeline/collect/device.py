@@ -34,15 +34,15 @@ DISTURBANCE, LEAST_KEPT = 1.04, 3
 """A repetition counts as undisturbed while its wall time is at most this many times its CPU time."""
 
 
-def select_device(name: str) -> torch.device:
-    """The device of a name: `cuda`, `cpu`, or `auto` and `local` for CUDA where there is one, else the CPU.
+def select_device(name: str | None) -> torch.device:
+    """The device of a name: `cuda`, `cpu`, or `auto`, `local` and None for CUDA where there is one, else the CPU.
 
     Raises:
         InputError: the name is unknown, or torch sees no CUDA device.
     """
     import torch
 
-    if name in ("auto", "local"):
+    if name in (None, "auto", "local"):
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cuda", "cpu"):
         raise InputError(f"unknown device {name!r}: choose one of auto, cpu, cuda")
@@ -99,7 +99,7 @@ def mark(device: torch.device) -> Any:
         return time.perf_counter()
     import torch
 
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
@@ -171,7 +171,8 @@ def describe(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         p = torch.cuda.get_device_properties(device)
         found |= {"driver_name": p.name, "sms": p.multi_processor_count, "memory_bytes": p.total_memory,
-                  "capability": f"{p.major}.{p.minor}", "cudnn": torch.backends.cudnn.version()}  # fmt: skip
+                  "capability": f"{p.major}.{p.minor}"}  # fmt: skip
+        found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return found
 
 

@@ -5,7 +5,8 @@ Builders know kernel families; this knows the operator that a CPU runs for a cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError
@@ -45,23 +46,23 @@ class Replayer:
         node = self._nodes.get(node_id)
         if node is None:
             raise UnsupportedCallError(f"{spec.family} {spec.op}: node {node_id} is not in the graph")
+        if node.name == "aten::_embedding_bag_backward":
+            return _bag_backward(spec, node, make)
         operator = _operator(node.name)
-        arguments = [self._argument(node, i, make) for i in range(max(len(node.inputs), len(node.values)))]
-        produced = _tensors([arguments[i] for i in PRODUCED.get(node.name, ())]) or _tensors(arguments[:1])
-        prepare = None
-        if node.name.endswith("_") and not node.name.endswith(FIXED_VALUES):
-            changed = _tensors(arguments[:1])
-            kept = [tensor.clone() for tensor in changed]
+        given = [self._argument(node, i, make) for i in range(max(len(node.inputs), len(node.values)))]
+        call, tensors = _bound(operator, node.name, given)
+        produced = _tensors([given[i] for i in PRODUCED.get(node.name, ())]) or _tensors(given[:1])
+        if node.phase == "optimizer":  # parameters, gradients and state were last used long ago
+            produced = []
+        if not node.name.endswith("_") or node.name.endswith(FIXED_VALUES):
+            return Case(spec, call, tuple(produced))
+        kept = [tensor.clone() for tensor in tensors[:1]]
 
-            def prepare() -> None:
-                for tensor, value in zip(changed, kept, strict=True):
-                    tensor.copy_(value)
+        def restore() -> None:
+            for tensor, value in zip(tensors, kept, strict=False):
+                tensor.copy_(value)
 
-        try:
-            operator(*arguments)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise UnsupportedCallError(f"{node.name}: {str(error).splitlines()[0][:120]}") from None
-        return Case(spec, lambda: operator(*arguments), tuple(produced), prepare)
+        return Case(spec, call, tuple(produced), restore)
 
     def _argument(self, node: Node, index: int, make: Maker) -> Any:
         given = node.inputs[index] if index < len(node.inputs) else None
@@ -94,6 +95,45 @@ def _operator(name: str) -> Any:
         return getattr(getattr(torch.ops, namespace), plain.split(".")[0])
     except (AttributeError, RuntimeError):
         raise UnsupportedCallError(f"{name}: this torch has no such operator") from None
+
+
+def _bound(operator: Any, name: str, given: list[Any]) -> tuple[Callable[[], Any], list[Tensor]]:
+    """The call of the overload that takes these arguments, in the order that traces record (keyword-only ones last)."""
+    reason = "no overload takes its recorded arguments"
+    for overload in operator.overloads():
+        chosen = getattr(operator, overload)
+        declared = chosen._schema.arguments
+        if len(given) > len(declared) or overload.endswith("out"):
+            continue
+        positional = [v for v, a in zip(given, declared, strict=False) if not a.kwarg_only]
+        named = {a.name: v for v, a in zip(given, declared, strict=False) if a.kwarg_only and v is not None}
+        call = partial(chosen, *positional, **named)
+        try:
+            call()
+            return call, _tensors(given)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            reason = (str(error).splitlines() or [reason])[0][:120]
+    raise UnsupportedCallError(f"{name}: {reason}")
+
+
+def _bag_backward(spec: Spec, node: Node, make: Maker) -> Case:
+    """The gradient of one EmbeddingBag as autograd calls it, sparse or dense, with indices drawn as the call says."""
+    import torch
+
+    aten = torch.ops.aten
+    gradient, count, bags = node.tensor(0), node.tensor(1).numel, node.tensor(2).numel
+    numbers = [v for v in node.values if isinstance(v, int) and not isinstance(v, bool)]
+    flags = [v for v in node.values if isinstance(v, bool)]
+    rows, sparse = numbers[0] if numbers else count, bool(flags[-1]) if flags else False
+    weight = torch.empty(rows, gradient.shape[-1], device=make.device)
+    indices = make.indices(rows, count, str(spec.attributes.get("distribution", "uniform")))
+    offsets = torch.arange(0, count, max(count // max(bags, 1), 1), device=make.device)[:bags]
+    _, bag_of, sizes, most = aten._embedding_bag.default(weight, indices, offsets, False, 0, sparse)
+    grad = make.tensor(bags, gradient.shape[-1], dtype=gradient.dtype)
+    backward = aten._embedding_bag_backward.default
+    return Case(
+        spec, lambda: backward(grad, indices, offsets, bag_of, sizes, most, rows, False, 0, sparse, None, -1), (grad,)
+    )
 
 
 def _tensors(arguments: list[Any]) -> list[Tensor]:

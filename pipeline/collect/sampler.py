@@ -23,7 +23,7 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     "elementwise": ("B", "H"), "softmax": ("B", "H"), "layer_norm": ("B", "H"), "dropout": ("B", "H"),
     "reduction": ("B", "H"), "loss": ("B", "H"), "batch_norm": ("B", "C"), "pooling": ("B", "C"),
     "rnn": ("B", "T"), "concat": ("B",), "copy": (), "memset": (), "memcpy_h2d": (), "memcpy_d2h": (), "memcpy_d2d": (),
-    "optimizer": ("tensors",), "sort": (),
+    "optimizer": (), "sort": (),
 }  # fmt: skip
 """Dimensions that are scaled on their own; dims in bytes follow, or are scaled where a family has nothing else."""
 
@@ -37,6 +37,15 @@ DIMS_WITHOUT_CHOICE = 4
 def distinct(specs: Sequence[Spec]) -> list[Spec]:
     """Each measurement once, in order of first use."""
     return list({spec.key: spec for spec in specs}.values())
+
+
+def interleaved(specs: Sequence[Spec]) -> list[Spec]:
+    """The calls with families in turn, each in its own order, so that any prefix is balanced."""
+    families: dict[str, list[Spec]] = {}
+    for spec in specs:
+        families.setdefault(spec.family, []).append(spec)
+    longest = max(map(len, families.values()), default=0)
+    return [members[turn] for turn in range(longest) for members in families.values() if turn < len(members)]
 
 
 def around(specs: Sequence[Spec], seed: int) -> Iterator[Spec]:

@@ -45,6 +45,11 @@ class Window:
         """Summed duration of the device events."""
         return sum(float(kernel["dur"]) for kernel in self.kernels)
 
+    def only(self, pattern: str) -> Window:
+        """The window with the kernels whose name matches; with all where none does."""
+        matching = [kernel for kernel in self.kernels if re.search(pattern, str(kernel["name"]), re.IGNORECASE)]
+        return Window(self.start, self.end, matching or self.kernels)
+
 
 @dataclass(frozen=True)
 class Attribution:

@@ -1,14 +1,15 @@
 """From a graph to the device calls of its operators (schema `calls`), one row per call in launch order.
 
-The map itself is data (`opmap.yaml`); this module walks the tree: an operator with a row makes that row's calls and what
-lies under it is not looked at again, any other is the sum of what lies under it. Rows carry the id of the operator that
-makes the call; its top-level operator is found by following `parent_id`.
+The map itself is data (`opmap.yaml`); this module walks the tree: an operator with a row makes that row's calls and
+what lies under it is not looked at again, any other is the sum of what lies under it. Rows carry the id of the operator
+that makes the call; its top-level operator is found by following `parent_id`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 TF32_CAPABILITY = 8.0
 """Compute capability from which TF32 exists; older GPUs compute such calls in fp32."""
+
+DEFAULT_SMS = 80
+"""SMs of the GPU where none is named (V100's)."""
 
 BIG_COLUMNS = ("flops", "bytes_read", "bytes_written")
 
@@ -42,12 +46,12 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
     records: list[dict[str, Any]] = []
     cache: dict[Any, list[dict[str, Any]]] = {}
     tf32 = gpu is None or gpu.compute_capability >= TF32_CAPABILITY
-    for node, row in _claimed(graph.nodes()):
+    for node, row in claimed(graph.nodes()):
         if device == "cuda" and node.on_host:
             continue
         key = _signature(node)
         if key not in cache:
-            cache[key] = _records(node, row, device, tf32)
+            cache[key] = _records(node, row, device, tf32, gpu.sms if gpu else DEFAULT_SMS)
         records += [
             {**record, "node_id": node.node_id, "call": i, "phase": node.phase} for i, record in enumerate(cache[key])
         ]
@@ -61,21 +65,28 @@ def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:
     return {str(name): int(count) for name, count in names.value_counts().items()}
 
 
-def _claimed(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
+def claimed(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
     """Nodes that make calls with their rows; nothing under a node with a row is looked at, unless the row says so."""
     parents = {node.parent_id for node in nodes}
+    names = {node.node_id: node.name for node in nodes}
+    wrappers = {
+        node.parent_id for node in nodes if node.parent_id is not None and names.get(node.parent_id) == node.name
+    }
     closed: set[int] = set()
     for node in nodes:
         if node.parent_id in closed:
             closed.add(node.node_id)
             continue
-        row = find(node.name)
+        if node.node_id in wrappers:  # one overload that calls another of the same name
+            continue
+        row = find(f"{node.name} (sparse)" if "sparse_rows" in node.attributes else node.name)
         if row is None or (row.leaf and node.node_id in parents):
             continue
         if not row.descend:
             closed.add(node.node_id)
-        if row.calls:
-            yield node, row
+        calls = tuple(rule for rule in row.calls if not (rule.options.get("leaf") and node.node_id in parents))
+        if calls:
+            yield node, replace(row, calls=calls)
 
 
 def _signature(node: Node) -> Any:
@@ -83,14 +94,14 @@ def _signature(node: Node) -> Any:
             json.dumps({k: v for k, v in node.attributes.items() if k != "sequence"}, sort_keys=True))  # fmt: skip
 
 
-def _records(node: Node, row: Row, device: str, tf32: bool) -> list[dict[str, Any]]:
+def _records(node: Node, row: Row, device: str, tf32: bool, sms: int) -> list[dict[str, Any]]:
     """The calls of one operator, without its id."""
     found: list[dict[str, Any]] = []
     for rule in row.calls:
         try:
-            result = SIZES[rule.size](node, rule)
-        except (LookupError, ZeroDivisionError):  # a trace that misses shapes: still a call, of unknown size
-            result = Work({}, 0.0, 0.0, 0.0, "fp32")
+            result = SIZES[rule.size](node, replace(rule, sms=sms))
+        except (LookupError, ValueError, ZeroDivisionError):  # a trace that misses shapes: still calls, of unknown size
+            result = [Work({}, 0.0, 0.0, 0.0, "fp32")] * int(rule.options.get("launches", 1))
         works = [] if result is None else [result] if isinstance(result, Work) else result
         for work in works:
             dtype = "fp32" if work.dtype == "tf32" and not tf32 else work.dtype
@@ -101,12 +112,13 @@ def _records(node: Node, row: Row, device: str, tf32: bool) -> list[dict[str, An
                 "attributes": json.dumps(work.attributes, separators=(",", ":")) if work.attributes else None,
                 **work.dims,
             })  # fmt: skip
-    return [_on_cpu(found)] if device == "cpu" and found else found
+    return [_on_cpu(found, row.calls[0].family)] if device == "cpu" and found else found
 
 
-def _on_cpu(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """One blocking call that does the work of all: that of the largest, with the sums of FLOPs and bytes."""
-    main = max(records, key=lambda record: record["bytes_read"] + record["bytes_written"] + record["flops"])
+def _on_cpu(records: list[dict[str, Any]], family: str) -> dict[str, Any]:
+    """One blocking call with the work of all: the largest of the operator's own family, with all FLOPs and bytes."""
+    own = [record for record in records if record["family"] == family] or records
+    main = max(own, key=lambda record: record["bytes_read"] + record["bytes_written"] + record["flops"])
     sums = {name: sum(record[name] for record in records) for name in BIG_COLUMNS}
     return {**main, **sums, "api": "cpu", "blocking": True}
 
@@ -118,5 +130,6 @@ def _frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
     frame = frame.reindex(columns=columns)
     for name in ("attributes", "kernel_name"):
         frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
-    frame = frame.astype({name: "Int64" for name in DIMS} | {"node_id": "int64", "call": "int64", "stream": "int64"})
-    return frame.astype({"blocking": bool, "measured_us": "float64"} | {name: "float64" for name in BIG_COLUMNS})
+    types: dict[str, Any] = {name: "Int64" for name in DIMS} | {name: "float64" for name in BIG_COLUMNS}
+    types |= {"node_id": "int64", "call": "int64", "stream": "int64", "blocking": bool, "measured_us": "float64"}
+    return frame.astype(types)

@@ -1,12 +1,13 @@
 """Captures the operator graph of a workload's step without a GPU.
 
-The step runs on the meta device (shapes only, no memory) under PyTorch's execution-trace observer; `normalise` then turns
-what a meta device records into what CUDA would. Steps with sparse gradients, which meta tensors cannot have, run on fake
-CPU tensors instead.
+The step runs on the meta device (shapes only, no memory) under PyTorch's execution-trace observer; `normalise` then
+turns what a meta device records into what CUDA would. Steps with sparse gradients, which meta tensors cannot have, run
+on fake CPU tensors instead.
 """
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.graph.execution_trace import build_nodes, read_execution_trace
-from pipeline.graph.normalise import normalise
+from pipeline.graph.normalise import normalise, prune
+from pipeline.graph.standins import as_on_cuda
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 
 if TYPE_CHECKING:
@@ -48,16 +50,21 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
         return observe(step, fake, config)
 
 
-def observe(step: Step, fake: bool, config: Mapping[str, Any]) -> tuple[list[Node], Memory]:
-    """Run a step twice (the first makes gradients and optimizer state) and record the second."""
+def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:
+    """Run a step twice (the first makes gradients and optimizer state) and record the second, or the first if asked."""
     from torch.profiler import ExecutionTraceObserver
 
     from pipeline.workloads.step import saved_activations
 
-    with saved_activations(step) as saved:
-        step.run(0)
+    with as_on_cuda(), saved_activations(step) as saved:
+        if not first:
+            step.run(0)
     memory = Memory(
-        step.parameters_bytes + step.buffers_bytes, step.gradient_bytes, step.optimizer_bytes, saved.bytes, step.input_bytes
+        step.parameters_bytes + step.buffers_bytes,
+        step.gradient_bytes,
+        step.optimizer_bytes,
+        saved.bytes,
+        step.input_bytes,
     )
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder, _quiet():
         path = Path(folder) / "execution_trace.json"
@@ -65,12 +72,17 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any]) -> tuple[list[Nod
         observer.register_callback(str(path))
         observer.start()
         try:
-            step.run(0)
+            with as_on_cuda():
+                step.run(0)
         finally:
             observer.stop()
             observer.unregister_callback()
-        raw = read_execution_trace(path)
-    return normalise(build_nodes(raw), config, fake), memory
+        gc.disable()  # a hundred thousand small objects are made at once, none of them garbage
+        try:
+            raw = prune(read_execution_trace(path))
+        finally:
+            gc.enable()
+    return normalise(build_nodes(raw, sequential=fake), config, fake), memory
 
 
 def _needs_fake(config: Mapping[str, Any]) -> bool:

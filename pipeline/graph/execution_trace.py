@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Argument, Grap
 
 USER_SCOPE, BACKWARD_SCOPE = 7, 1
 AUTOGRAD = "autograd::engine::evaluate_function"
+TRANSPARENT = ("PythonDispatchMode", "PythonSubclass", "PythonTLSSnapshot")
+"""Nodes that Python's dispatch modes add around operators."""
 
 DTYPES = {
     "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "long int": "int64",
@@ -44,7 +46,9 @@ def import_execution_trace(path: str | Path) -> Graph:
     """
     raw = read_execution_trace(path)
     nodes = build_nodes(raw)
-    accelerator = any(not t.host for node in nodes for t in node.tensors())
+    accelerator = any(
+        _accelerated(value) for node in raw for side in ("inputs", "outputs") for value in node[side]["values"]
+    )
     if not accelerator:  # a CPU's trace: host memory is device memory
         nodes = [_on_device(node) for node in nodes]
     return Graph(write_nodes(nodes), device="cuda" if accelerator else "cpu")
@@ -56,8 +60,7 @@ def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        found = json.loads(data.decode("utf-8", "replace"), strict=False)["nodes"]
-        return [_flatten(node) for node in found]
+        return [_flatten(node) for node in _nodes(data)]
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, EOFError, ValueError) as error:
@@ -66,17 +69,52 @@ def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
         raise TraceError(f"{path}: no `nodes` as PyTorch's ExecutionTraceObserver writes them") from None
 
 
-def build_nodes(raw: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """Operators in host order; annotations leave the tree and give their children a phase."""
+NODE_END = b"\n      },\n"
+"""What PyTorch 2.x writes between two nodes."""
+
+
+def _nodes(data: bytes) -> Iterator[dict[str, Any]]:
+    """The nodes of a trace, one by one where the file is laid out as PyTorch 2.x does it: that halves the memory."""
+    start = data.find(b'"nodes": [')
+    pieces = data.count(NODE_END)
+    if start < 0 or pieces < 1000:
+        yield from _parse(data)["nodes"]
+        return
+    at = start + len(b'"nodes": [')
+    for _ in range(pieces):
+        end = data.index(NODE_END, at)
+        yield _parse(data[at:end] + b"}")
+        at = end + len(NODE_END)
+    yield from _parse(b'{"nodes": [' + data[at:].rstrip())["nodes"]
+
+
+def _parse(data: bytes) -> Any:
+    """The content of a JSON file; names may hold control characters and invalid UTF-8, which orjson refuses."""
+    try:
+        import orjson
+
+        return orjson.loads(data)
+    except (ImportError, ValueError):
+        return json.loads(data.decode("utf-8", "replace"), strict=False)
+
+
+def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> list[Node]:
+    """Operators in host order; annotations leave the tree and give their children a phase.
+
+    `sequential`: a phase lasts until the next annotation of one (steps under a dispatch mode, which upsets nesting).
+    """
     by_id = {node["id"]: node for node in raw}
     ordered = sorted((n for n in raw if n["rf_id"]), key=lambda node: int(node["rf_id"]))
     kept: dict[int, Node] = {}
     threads: dict[int, int] = {}
+    current: str | None = None
     for raw_node in ordered:
-        if raw_node["scope"] == USER_SCOPE:
+        if raw_node["scope"] == USER_SCOPE or raw_node["name"] in TRANSPARENT:
+            current = _named_phase(raw_node["name"]) or current
             continue
         threads.setdefault(raw_node["tid"], len(threads))
         parent, phase = _place(raw_node, by_id, kept)
+        phase = current if sequential else phase
         node = _node(raw_node, parent, len(kept))
         under = kept[parent] if parent is not None else None
         backward = node.name.startswith(AUTOGRAD) or (under is not None and under.thread == BACKWARD_THREAD)
@@ -94,8 +132,10 @@ def _flatten(node: dict[str, Any]) -> dict[str, Any]:
             for side in ("inputs", "outputs")
         }
         return {**node, **sides}
-    attributes = {item["name"]: item["value"] for item in node["attrs"]}
-    return {**attributes, **node, "parent": node["ctrl_deps"]}
+    for item in node.pop("attrs"):  # in place: traces of large models hold 100,000 nodes
+        node.setdefault(item["name"], item["value"])
+    node["parent"] = node.pop("ctrl_deps")
+    return node
 
 
 def _place(
@@ -104,9 +144,13 @@ def _place(
     """The nearest operator above a node, and the phase that the annotations in between name."""
     parent, phase = by_id.get(raw["parent"]), None
     while parent is not None and parent["id"] not in kept:
-        phase = phase or next((name for pattern, name in PHASES if pattern.search(parent["name"])), None)
+        phase = phase or _named_phase(parent["name"])
         parent = by_id.get(parent["parent"]) if parent["parent"] != parent["id"] else None
     return (None if parent is None else int(parent["id"])), phase
+
+
+def _named_phase(annotation: str) -> str | None:
+    return next((name for pattern, name in PHASES if pattern.search(annotation)), None)
 
 
 def _node(raw: Mapping[str, Any], parent: int | None, order: int) -> Node:
@@ -129,7 +173,8 @@ def _arguments(side: Mapping[str, Any]) -> tuple[tuple[Argument, ...], tuple[Any
         stride = strides[i] if i < len(strides) else None
         argument = _argument(kind, shape, contents[i] if i < len(contents) else None, stride)
         arguments.append(argument)
-        values.append(None if argument is not None else _plain(contents[i] if i < len(contents) else None))
+        plain = None if argument is not None or "Tensor(" in kind else contents[i] if i < len(contents) else None
+        values.append(_plain(plain))
     return tuple(arguments), tuple(values)
 
 
@@ -155,6 +200,15 @@ def _tensor(kind: str, shape: Any, content: Any, stride: Any) -> Tensor | None:
 
 def _plain(content: Any) -> Any:
     return None if content == "<None>" or (isinstance(content, str) and len(content) > 200) else content
+
+
+def _accelerated(content: Any) -> bool:
+    """Whether a value is (or lists) a tensor on an accelerator: its description ends in the device's name."""
+    if not isinstance(content, list) or not content:
+        return False
+    if isinstance(content[-1], str):
+        return content[-1].startswith(("cuda", "meta", "xpu", "hip"))
+    return any(_accelerated(item) for item in content[:4])
 
 
 def _on_device(node: Node) -> Node:

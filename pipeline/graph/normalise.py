@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from pipeline.graph.standins import name_standins
 from pipeline.graph.table import BACKWARD_THREAD, Argument, Node, Tensor
 
 SHARED = ("aten::_to_copy", "aten::clone")
@@ -30,24 +31,37 @@ ALIASES = {
 }  # fmt: skip
 """Names to be taken as one when sequences of different PyTorch versions are compared."""
 
+TF32_OPERATORS = (
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::convolution_backward",
+    "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward",
+)  # fmt: skip
+"""Operators that use TF32 where it is allowed."""
+
 FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_sgd_function"
 FUSED_BACKWARD = "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>"
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"
 
 
 def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = False) -> list[Node]:
-    """Nodes of a captured step as CUDA would have them, renumbered in host order."""
-    nodes = _prune(nodes)
+    """Nodes of a captured step (already pruned) as CUDA would have them, renumbered in host order."""
     nodes = [_on_cuda(node, fake) for node in nodes]
     if fake:
         nodes = _show_input_copies(nodes)
-    nodes = _fused_lookups(nodes, config)
+    nodes = name_standins(_fused_lookups(nodes, config), config)
     _describe_embeddings(nodes, config)
+    if config.get("dtype") == "tf32":
+        for node in nodes:
+            if node.name in TF32_OPERATORS:
+                node.attributes["tf32"] = True
     return renumber(nodes)
 
 
 def renumber(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes with ids and orders 0, 1, 2... in the order given, and flags of top-level nodes to match."""
+    """Nodes with ids, orders and autograd's sequence numbers from 0 on, in the order given."""
+    first = min((node.attributes["sequence"] for node in nodes if "sequence" in node.attributes), default=0)
+    for node in nodes:
+        if first and "sequence" in node.attributes:
+            node.attributes = {**node.attributes, "sequence": node.attributes["sequence"] - first}
     ids = {node.node_id: i for i, node in enumerate(nodes)}
     return [
         replace(
@@ -69,18 +83,18 @@ def is_composite(schema: str) -> bool:
         return False
 
 
-def _prune(nodes: Sequence[Node]) -> list[Node]:
-    """Drop what lies under operators that every device implements in its own way."""
-    kept: list[Node] = []
+def prune(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Drop what lies under operators that every device implements in its own way (raw nodes of an execution trace)."""
+    kept: list[Mapping[str, Any]] = []
     opaque: set[int] = set()
-    for node in nodes:
-        if node.parent_id in opaque:
-            opaque.add(node.node_id)
+    for node in sorted(raw, key=lambda node: int(node["rf_id"])):
+        if node["parent"] in opaque:
+            opaque.add(node["id"])
             continue
         kept.append(node)
-        schema = node.attributes.pop("schema", "")
-        if node.name.startswith("aten::") and node.name not in SHARED and not is_composite(schema or node.name):
-            opaque.add(node.node_id)
+        name, schema = node["name"], str(node["op_schema"]).split("(")[0]
+        if name.startswith("aten::") and name not in SHARED and not is_composite(schema or name):
+            opaque.add(node["id"])
     return kept
 
 
@@ -88,6 +102,7 @@ def _on_cuda(node: Node, fake: bool) -> Node:
     name = node.name
     for neutral, cuda in RENAMED.items():
         name = name.replace(neutral, cuda) if neutral in name else name
+    node.attributes.pop("schema", None)
     if fake:
         return replace(node, name=name, inputs=_moved(node.inputs), outputs=_moved(node.outputs))
     return replace(node, name=name)
@@ -158,6 +173,18 @@ def _describe_embeddings(nodes: Sequence[Node], config: Mapping[str, Any]) -> No
             node.attributes.update(rows=rows, lookups=lookups, distribution=distribution, index_bytes=8)
         elif "embedding_bag" in node.name:
             node.attributes.update(distribution=distribution, index_bytes=8)
+    if config["embedding"] == "sparse":
+        _mark_sparse_updates(nodes, rows, lookups, int(config["dim"]))
+
+
+def _mark_sparse_updates(nodes: Sequence[Node], rows: Sequence[int], lookups: Sequence[int], dim: int) -> None:
+    """Note on the optimizer's additions of sparse gradients how many rows they hold, in the order of the tables."""
+    batch = next((node.tensor(2).numel for node in nodes if node.name == "aten::_embedding_bag"), 0)
+    waiting = list(zip(rows, lookups, strict=True))
+    for node in nodes:
+        sgd = node.phase == "optimizer" and node.name == "aten::add_"
+        if waiting and sgd and node.tensors()[0].shape == (waiting[0][0], dim):
+            node.attributes["sparse_rows"] = batch * waiting.pop(0)[1]
 
 
 def thread_names(nodes: Sequence[Node]) -> dict[int, int]:

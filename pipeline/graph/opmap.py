@@ -34,11 +34,17 @@ UNKNOWN = Row("", (Rule("other", "unknown", "nothing_known", evidence="none"),),
 """The row of an operator that the map does not have: its bytes, counted as unmodelled."""
 
 
+FUSED = Row("", (Rule("elementwise", "fused", "elementwise", evidence="assumed"),), evidence=("what-if",))
+"""The row of operators that a what-if edit has fused into one kernel."""
+
+
 def find(name: str) -> Row | None:
     """The row of an operator; None for nodes that only hold others (autograd's), `UNKNOWN` for unknown operators."""
     row = rows().get(name)
     if row is not None:
         return row
+    if name.startswith("fused::"):
+        return FUSED
     if "::" not in name or name.startswith(CONTAINERS):
         return None
     return UNKNOWN

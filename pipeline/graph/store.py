@@ -14,7 +14,12 @@ from pipeline.schemas import read_provenance, read_table, write_table
 
 def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
     """Write a graph, completely or not at all."""
-    facts = {"memory": asdict(graph.memory), "device": graph.device, "model": graph.model, "batch_size": graph.batch_size}
+    facts = {
+        "memory": asdict(graph.memory),
+        "device": graph.device,
+        "model": graph.model,
+        "batch_size": graph.batch_size,
+    }
     write_table(graph.table, path, "graph", {**(provenance or {}), "graph": facts})
 
 

@@ -121,6 +121,12 @@ def _product_columns(columns: Columns, d: Dims, gpu: GpuSpec) -> None:
     for label, values in (("M", m), ("N", n), ("K", k)):
         columns.add(f"alignment {label}", alignment(values))
     columns.log("aspect", k / m)
+    # kernels step through the reduction by 8 (16 in the sliced ones); the last step may be partly empty
+    columns.log("steps", np.ceil(n / 8.0))
+    columns.add("step efficiency", n / (8.0 * np.ceil(n / 8.0)))
+    for tile_k, tile_m in ((128, 128), (64, 64)):
+        blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
+        columns.log(f"time {tile_k}x{tile_m}", np.ceil(blocks / max(gpu.sms, 1)) * (np.ceil(n / 8.0) + 4.0))
 
 
 def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
@@ -140,11 +146,21 @@ def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
         tiles = c.batch * np.ceil(c.out_height / edge) * np.ceil(c.out_width / edge)
         columns.log(f"winograd {edge:.0f} flops", 2.0 * products * tiles * c.in_channels * c.out_channels)
         columns.log(f"winograd {edge:.0f} tiles", tiles)
-        for tile_m, tile_k in ((128.0, 128.0), (64.0, 64.0), (32.0, 128.0)):
-            blocks = products * np.ceil(tiles / tile_k) * np.ceil(c.out_channels / tile_m)
-            useful = products * tiles * c.out_channels / (blocks * tile_m * tile_k)
-            wave_columns(columns, f"winograd {edge:.0f} {tile_m:.0f}x{tile_k:.0f}", blocks, useful, gpu.sms)
         columns.add(f"edge {edge:.0f} efficiency", c.out_height / (edge * np.ceil(c.out_height / edge)))
+    # products of the unfused variant, as their grids show: tiles along x, out channels along y, 36 along z
+    tiles = c.batch * np.ceil(c.out_height / 4.0) * np.ceil(c.out_width / 4.0)
+    for tile_m, tile_k in ((128.0, 128.0), (64.0, 64.0), (32.0, 128.0)):
+        blocks = 36.0 * np.ceil(tiles / tile_m) * np.ceil(c.out_channels / tile_k)
+        useful = 36.0 * tiles * c.out_channels / (blocks * tile_m * tile_k)
+        wave_columns(columns, f"unfused {tile_m:.0f}x{tile_k:.0f}", blocks, useful, gpu.sms)
+    # the fused variant: `tileNHW` in its kernel name counts images and 2 x 2 outputs, with 32 out channels a block
+    for images, high, wide in ((1.0, 4.0, 8.0), (4.0, 4.0, 2.0), (2.0, 4.0, 4.0)):
+        tall, broad = np.ceil(c.out_height / (2.0 * high)), np.ceil(c.out_width / (2.0 * wide))
+        blocks = np.ceil(c.batch / images) * np.ceil(c.out_channels / 32.0) * tall * broad
+        useful = c.outputs / (blocks * images * high * wide * 4.0 * 32.0)
+        label = f"fused {images:.0f}{high:.0f}{wide:.0f}"
+        wave_columns(columns, label, blocks, useful, gpu.sms)
+        columns.log(f"time {label}", np.ceil(blocks / max(gpu.sms, 1)) * np.ceil(c.in_channels / 8.0))
     for label, values in (("in", c.in_channels), ("out", c.out_channels), ("size", c.height), ("positions", rows)):
         columns.add(f"alignment {label}", alignment(values))
     columns.log("fft size", np.exp2(np.ceil(np.log2(np.maximum(c.height + 2.0, 2.0)))))

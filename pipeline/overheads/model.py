@@ -54,7 +54,13 @@ class OverheadModel:
         """The same statistics with host times multiplied by a factor."""
         return OverheadModel(self.table, self.scale * scale)
 
-    def find(self, kind: str, ops: Sequence[str], signatures: Sequence[Sequence[str | None]], apis: Sequence[str] | None = None) -> Found:  # noqa: E501
+    def find(
+        self,
+        kind: str,
+        ops: Sequence[str],
+        signatures: Sequence[Sequence[str | None] | Texts],
+        apis: Sequence[str] | None = None,
+    ) -> Found:
         """Values of one type for many items.
 
         Args:
@@ -68,7 +74,7 @@ class OverheadModel:
         apis = apis if apis is not None else [""] * count
         plain = [normalised(op) for op in ops]
         anyone, empty = [ANY] * count, [""] * count
-        tries: list[tuple[Sequence[str], Sequence[str | None], Sequence[str], int, bool]] = []
+        tries: list[tuple[Sequence[str], Sequence[str | None] | Texts, Sequence[str], int, bool]] = []
         tries += [(ops, s, apis, SIGNATURE if i == 0 else OP, False) for i, s in enumerate(signatures)]
         tries += [(plain, s, apis, OP, True) for s in signatures]
         tries += [(ops, empty, apis, OP, False), (plain, empty, apis, OP, True)]
@@ -79,9 +85,7 @@ class OverheadModel:
             if not len(open_rows):
                 break
             index = self._plain if is_plain else self._exact
-            keys = [
-                _SEPARATOR.join((kind, names[i], signature[i] or "", api[i])) for i in open_rows.tolist()
-            ]
+            keys = [_SEPARATOR.join((kind, names[i], signature[i] or "", api[i])) for i in open_rows.tolist()]
             hit = index.get_indexer(pd.Index(keys, dtype=object))
             found = hit >= 0
             rows = open_rows[found]
@@ -99,12 +103,15 @@ class OverheadModel:
         for key_api, key_signature in ((api, signature), (api, ""), ("", signature), ("", "")):
             key = _SEPARATOR.join((kind, ANY, key_signature, key_api))
             if key in self._lookup:
-                return float(self.table["median_us"].iat[self._lookup[key]])
-        rows = self.table.index[self.table["type"] == kind]
+                return float(self._medians[self._lookup[key]])
+        rows = np.flatnonzero((self.table["type"] == kind).to_numpy(bool))
         if not len(rows):
             return default_us
-        best = rows[int(np.argmax(self.table.loc[rows, "count"].to_numpy()))]
-        return float(self.table["median_us"].iat[int(best)])
+        return float(self._medians[rows[int(np.argmax(self.table["count"].to_numpy(float)[rows]))]])
+
+    @cached_property
+    def _medians(self) -> Floats:
+        return self.table["median_us"].to_numpy(float)
 
     @cached_property
     def _means(self) -> Floats:
@@ -116,7 +123,7 @@ class OverheadModel:
         return [_SEPARATOR.join(key) for key in zip(self.table["type"], *columns, strict=True)]
 
     @cached_property
-    def _exact(self) -> pd.Index:
+    def _exact(self) -> pd.Index[str]:
         return pd.Index(self._keys, dtype=object)
 
     @cached_property
@@ -143,8 +150,8 @@ class OverheadModel:
         return grouped
 
     @cached_property
-    def _plain(self) -> pd.Index:
-        return pd.Index(self._by_plain.index, dtype=object)
+    def _plain(self) -> pd.Index[str]:
+        return pd.Index(list(self._by_plain.index), dtype=object)
 
     @cached_property
     def _plain_means(self) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 ANY = "*"
@@ -55,7 +55,7 @@ def normalised(name: str) -> str:
     return f"{space}{mark}{stripped}"
 
 
-def full_signature(apis: Sequence[str], shapes: str, children: int) -> str:
+def full_signature(apis: Iterable[str], shapes: str, children: int) -> str:
     """Signature of one item: its actions, input shapes and number of nested ops."""
     return f"{','.join(apis)}|{shapes}|{children}"
 

@@ -142,7 +142,8 @@ def _level(frame: pd.DataFrame, level: pd.DataFrame, estimator: str) -> pd.DataF
     if level.empty:
         return level
     keys = ["type", "op", "api", "signature"]
-    group, index = level.groupby(keys, sort=False, observed=True).ngroup().to_numpy(), level.drop_duplicates(keys)
+    group = level.groupby(keys, sort=False, observed=True).ngroup().to_numpy().astype(np.int64)
+    index = level.drop_duplicates(keys)
     value = level["value_us"].to_numpy(float)
     stats = group_statistics(value, group, estimator)
     workloads = level.groupby(keys, sort=False, observed=True)["workload"].agg(lambda w: ",".join(sorted(set(w))))
@@ -166,7 +167,9 @@ def group_statistics(value: Floats, group: npt.NDArray[np.int64], estimator: str
         low, high = _quantile(value, first, count, 0.25), _quantile(value, first, count, 0.75)
         reach = IQR_FACTOR * (high - low)
         keep = (value >= (low - reach)[group]) & (value <= (high + reach)[group])
-        mean = np.add.reduceat(np.where(keep, value, 0.0), first) / np.maximum(np.add.reduceat(keep, first, dtype=int), 1)
+        mean = np.add.reduceat(np.where(keep, value, 0.0), first) / np.maximum(
+            np.add.reduceat(keep, first, dtype=int), 1
+        )
     elif estimator == "median":
         mean = median
     return {"mean_us": mean, "std_us": spread, "median_us": median, "count": count.astype(np.int64)}

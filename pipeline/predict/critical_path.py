@@ -66,11 +66,14 @@ class _Run:
         self.device_end = np.full((program.call_count, draws), np.nan)
         self.stream = np.repeat(program.backlog_us[:, None], draws, axis=1).astype(float)
         self.stream_call = [-1] * len(program.streams)
+        self.fills = program.fills
+        self.filling: list[list[int]] = [[] for _ in program.streams]
         self.host_cause = np.full(len(program), -1, np.int64)
         self.device_cause = np.full(program.call_count, -1, np.int64)
 
     def published(self) -> None:
         p = self.p
+        self.fills = None
         cpu = np.zeros(self.draws)
         for i in range(len(p)):
             cpu = cpu + (p.lead_us[i] + p.gap_us[i]) * self.scale
@@ -131,11 +134,36 @@ class _Run:
         for other, by in ready[1:]:
             cause = by if other[0] > start[0] else cause
             start = np.maximum(start, other)
+        if self.fills is not None:
+            start, cause = self._room(call, s, start, cause)
         self.device_start[call] = start
         self.device_end[call] = start + self.times[call]
         self.stream[s] = self.device_end[call]
         self.stream_call[s] = call
         self.device_cause[call] = cause
+
+    def _room(self, call: int, s: int, start: Floats, cause: int) -> tuple[Floats, int]:
+        """Put a kernel off while a kernel of another stream fills the device; it begins as that one drains.
+
+        Only the kernel that runs at that moment counts: the one behind it has to compete on equal terms.
+        """
+        p = self.p
+        if p.competes is None or p.fills is None or not p.competes[call]:
+            return start, cause
+        out = start
+        for other, filling in enumerate(self.filling):
+            if other == s:
+                continue
+            for j in reversed(filling):  # latest first; those that ended before are of no interest
+                if (self.device_end[j] <= start).all():
+                    break
+                runs = (self.device_start[j] <= start) & (start < self.device_end[j])
+                if runs.any():
+                    cause = j if runs[0] and self.device_end[j, 0] > out[0] else cause
+                    out = np.where(runs, np.maximum(out, self.device_end[j]), out)
+        if p.fills[call]:
+            self.filling[s].append(call)
+        return out, cause
 
     def _later(self, i: int, host: Floats, device: Floats, call: int) -> Floats:
         """The later of a host time and a device time that row i waits for."""

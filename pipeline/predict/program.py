@@ -91,6 +91,8 @@ class Program:
         call_count: number of device calls, the width of the kernel times.
         sync_return_us: from the end of awaited work to the return of the host's wait.
         queue_depth: launches that may be outstanding; 0 for no limit.
+        fills: per call, whether it leaves no room on the device for kernels of other streams; None for none.
+        competes: per call, whether it needs room on the device (copies do not).
         host_evidence: share of host time per kind of evidence, summing to 1.
         unmatched_host_share: share of host time that rests on statistics over all ops.
     """
@@ -116,6 +118,8 @@ class Program:
     call_count: int
     sync_return_us: float = DEFAULT_SYNC_RETURN_US
     queue_depth: int = QUEUE_DEPTH
+    fills: Flags | None = None
+    competes: Flags | None = None
     host_evidence: Mapping[str, float] = field(default_factory=dict)
     unmatched_host_share: float = 0.0
 
@@ -336,7 +340,9 @@ class _HostTimes:
             out[rows] = self._find(kind, rows, rows, [np.array(full, object)[rows], np.array(switch, object)[rows]])
         return out
 
-    def inside(self, item: Ints, place: Ints, first: Flags, last: Flags, acts: Flags, gap: Floats, tail: Floats) -> None:  # noqa: E501
+    def inside(
+        self, item: Ints, place: Ints, first: Flags, last: Flags, acts: Flags, gap: Floats, tail: Floats
+    ) -> None:
         """T2, T3 and T5 into `gap` and `tail`."""
         s = self.sequence
         for kind, mask, out in (("T2", first & acts, gap), ("T3", last & acts, tail), ("T5", ~acts, gap)):
@@ -360,7 +366,9 @@ class _HostTimes:
     def _find(self, kind: str, rows: Ints, owner: Ints, signatures: list[Texts], apis: Texts | None = None) -> Floats:
         if not len(rows):
             return np.zeros(0)
-        found = self.model.find(kind, list(self.sequence.items.name[owner]), signatures, None if apis is None else list(apis))
+        found = self.model.find(
+            kind, list(self.sequence.items.name[owner]), signatures, None if apis is None else list(apis)
+        )
         self.found.append((found, owner))
         return found.value_us
 

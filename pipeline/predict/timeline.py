@@ -176,16 +176,14 @@ class Timeline:
             "phase": items.phase[p.item],
             "host_start_us": begin,
             "host_end_us": self.row_end[:, draw],
-            "call": pd.array(np.where(runs, call, 0), dtype="Int64"),
-            "stream": pd.array(streams, dtype="Int64"),
+            "call": pd.Series(call).where(runs).astype("Int64"),
+            "stream": pd.Series(streams).where(runs).astype("Int64"),
             "device_start_us": device(self.device_start[:, draw]),
             "device_end_us": device(self.device_end[:, draw]),
             "kernel_us": device(self.kernel_us[draw]),
             "host_evidence": items.evidence[p.item],
             "on_critical_path": rows_on_path | (runs & (calls_on_path[at] if len(calls_on_path) else False)),
         }
-        frame["call"][~runs] = pd.NA
-        frame["stream"][~runs] = pd.NA
         out = pd.DataFrame(frame)
         for column in ("device_start_us", "device_end_us", "kernel_us"):
             out[column] = pd.to_numeric(out[column])
@@ -194,9 +192,7 @@ class Timeline:
         return out.reindex(columns=SCHEMAS["prediction"].names)
 
 
-def _joined(
-    frame: pd.DataFrame, table: pd.DataFrame | None, columns: Sequence[str], device: object
-) -> pd.DataFrame:
+def _joined(frame: pd.DataFrame, table: pd.DataFrame | None, columns: Sequence[str], device: object) -> pd.DataFrame:
     if table is None:
         return frame
     return frame.assign(

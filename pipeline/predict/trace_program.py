@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.overheads.extract import ItemKeys
 from pipeline.overheads.model import OverheadModel
+from pipeline.predict.occupancy import fills_device, uses_multiprocessors
 from pipeline.predict.program import Items, Program, StepSequence, assemble
 from pipeline.trace.activity import Activity
-from pipeline.trace.phases import PHASES
+from pipeline.trace.phases import DATA, PHASES
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -54,19 +55,23 @@ def iterations(act: Activity) -> list[Iteration]:
     from pipeline.predict.timeline import union_us
 
     out = []
-    of_action = act.iteration[act.action_item]
-    of_call = of_action[act.call_action]
+    in_loader = act.trace.columns["phase"][act.item] == DATA
     call_start, call_end = act.call_start, act.call_end
     for number in range(len(act.trace.opens)):
         items = np.flatnonzero(act.iteration == number)
+        work = np.flatnonzero(~in_loader[items])  # a step begins behind the loader
+        items = items[work[0] :] if len(work) else items[:0]
         if not len(items):
             continue
-        calls = np.flatnonzero(of_call == number)
+        is_item = np.zeros(len(act.item), bool)
+        is_item[items] = True
+        of_action = is_item[act.action_item]
+        calls = np.flatnonzero(of_action[act.call_action])
         end = int(max(act.end[items].max(), call_end[calls].max(initial=0)))
         begin, finish = call_start[calls, None] / 1000.0, call_end[calls, None] / 1000.0
         out.append(
             Iteration(
-                number=number, items=items, actions=np.flatnonzero(of_action == number), calls=calls,
+                number=number, items=items, actions=np.flatnonzero(of_action), calls=calls,
                 start_ns=int(act.start[items].min()), end_ns=end, kernel_us=(call_end - call_start)[calls] / 1000.0,
                 active_us=float(union_us(begin - begin.min(initial=np.inf), finish - begin.min(initial=np.inf))[0])
                 if len(calls) else 0.0,
@@ -124,26 +129,33 @@ def program_from_trace(
         blocking=_blocking(act, actions),
         call=local_call[actions],
     )  # fmt: skip
-    program = assemble(
-        sequence, overheads, len(calls), waits=waits or {}, backlog_us=backlog_us(act, iteration)
-    )
+    program = assemble(sequence, overheads, len(calls), waits=waits or {}, backlog_us=backlog_us(act, iteration))
+    if len(program.streams) > 1:
+        program = replace(program, fills=fills_device(act, calls), competes=uses_multiprocessors(act, calls))
     return _with_extra_calls(program, act, iteration, local_call)
 
 
 def _streams(act: Activity, actions: Ints) -> Ints:
-    """Stream of each action's first call; -1 for waits for everything.
+    """Stream of each action's first call; of a wait for a stream that stream, -1 for a wait for everything.
 
-    A wait names its stream only in newer traces (an event of category cuda_sync with the same correlation).
+    Newer traces name the stream (an event of category cuda_sync with the same correlation); in older ones a wait for a
+    stream is taken to mean the one on which its thread launched last: what `.item()` and copies do.
     """
     stream = np.full(len(act.action_event), -1, np.int64)
     stream[act.call_action[::-1]] = act.call_stream[::-1]
     columns = act.trace.columns
     syncs = np.flatnonzero(act.trace.is_category("cuda_sync"))
-    if len(syncs):
-        named = dict(zip(columns["correlation"][syncs].tolist(), columns["stream"][syncs].tolist(), strict=True))
-        for row in np.flatnonzero(act.action_sync):
-            known = named.get(int(columns["correlation"][act.action_event[row]]), -1)
-            stream[row] = known if known >= 0 else -1
+    named = dict(zip(columns["correlation"][syncs].tolist(), columns["stream"][syncs].tolist(), strict=True))
+    apis = act.trace.names[act.action_event]
+    thread = columns["tid"][act.action_event]
+    latest: dict[int, int] = {}
+    for row in np.argsort(act.action_start, kind="stable").tolist():
+        if not act.action_sync[row]:
+            latest[int(thread[row])] = int(stream[row])
+            continue
+        known = named.get(int(columns["correlation"][act.action_event[row]]), -1)
+        guess = latest.get(int(thread[row]), -1) if "Stream" in apis[row] else -1
+        stream[row] = known if known >= 0 else guess
     return stream[actions]
 
 
@@ -155,8 +167,6 @@ def _blocking(act: Activity, actions: Ints) -> Flags:
 
 def _with_extra_calls(program: Program, act: Activity, iteration: Iteration, local_call: Ints) -> Program:
     """Give launches of several calls (CUDA graphs) one more row per further call, without host time."""
-    from dataclasses import replace
-
     calls = iteration.calls
     launched = np.zeros(len(calls), bool)
     launched[program.call[program.call >= 0]] = True
@@ -178,9 +188,7 @@ def _with_extra_calls(program: Program, act: Activity, iteration: Iteration, loc
     tail[last_copy[source] != np.arange(len(source))] = 0.0
     call = program.call[source]
     call[is_extra] = extra
-    streams, code = np.unique(
-        np.concatenate([program.streams, act.call_stream[calls[extra]]]), return_inverse=True
-    )
+    streams, code = np.unique(np.concatenate([program.streams, act.call_stream[calls[extra]]]), return_inverse=True)
     stream = np.where(program.stream >= 0, code[: len(program.streams)][np.maximum(program.stream, 0)], -1)[source]
     stream[is_extra] = code[len(program.streams) :]
     backlog = np.zeros(len(streams))

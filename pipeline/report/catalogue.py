@@ -9,12 +9,12 @@ from pipeline.evidence import Source, kernel_source, overhead_source
 
 _KERNELS = {
     Source.MEASUREMENTS: "measured",
-    Source.PUBLIC: "fitted on public samples",
+    Source.PUBLIC: "fitted, public samples",
     Source.PACK: "pack",
     Source.TRANSFER: "transferred",
-    Source.LOCAL: "measured on this machine",
+    Source.LOCAL: "measured here",
 }
-_OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "another GPU's host"}
+_OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "of another host"}
 
 
 def gpu_rows() -> list[dict[str, Any]]:
@@ -26,10 +26,10 @@ def gpu_rows() -> list[dict[str, Any]]:
             "gpu": spec.name,
             "architecture": spec.architecture,
             "SMs": spec.sms,
-            "memory_GiB": round(spec.memory_bytes / 2**30),
-            "dram_GB_per_s": round(spec.peak_dram_gb_per_s()),
-            "fp32_TFLOP_per_s": round(spec.peak_gflop_per_s("fp32") / 1000, 1),
-            "peaks": "measured" if spec.measured_dram_gb_per_s else "datasheet, derated",
+            "GiB": round(spec.memory_bytes / 2**30),
+            "GB/s": round(spec.peak_dram_gb_per_s()),
+            "fp32 TFLOP/s": round(spec.peak_gflop_per_s("fp32") / 1000, 1),
+            "peaks": "measured" if spec.measured_dram_gb_per_s else "datasheet",
             "kernels": _KERNELS[kernel_source(spec.name)],
             "overheads": _OVERHEADS[overhead_source(spec.name)],
             "aliases": ", ".join(spec.aliases),

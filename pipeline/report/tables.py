@@ -11,6 +11,15 @@ from rich.text import Text
 
 from pipeline.prediction import Prediction
 
+PIPE_WIDTH = 140
+"""Columns of a table that no terminal shows."""
+
+
+def console() -> Console:
+    """The terminal; output that goes to a file or a pipe is as wide as a wide terminal."""
+    found = Console()
+    return found if found.is_terminal else Console(width=max(found.width, PIPE_WIDTH))
+
 
 def milliseconds(us: float) -> str:
     """Time in ms with three significant digits or so."""
@@ -99,7 +108,7 @@ def many(predictions: Sequence[Prediction], largest: Mapping[str, int | None] | 
 
 def show(predictions: Sequence[Prediction], places: Mapping[str, str] | None = None) -> None:
     """Print one prediction in full or several as a table, and where the artifacts lie."""
-    console = Console()
-    console.print(one(predictions[0]) if len(predictions) == 1 else many(predictions))
+    screen = console()
+    screen.print(one(predictions[0]) if len(predictions) == 1 else many(predictions))
     for name, place in (places or {}).items():
-        console.print(f"[dim]{name}:[/dim] {place}", soft_wrap=True, highlight=False)
+        screen.print(f"[dim]{name}:[/dim] {place}", soft_wrap=True, highlight=False)

@@ -27,8 +27,8 @@ MISSING = np.iinfo(np.int64).min
 _EXACT_TS = re.compile(rb'"ts"\s*:\s*(-?\d+)(?:\.(\d+))?\s*[,}]')
 _FLOAT_LIMIT_US = 2.0**42
 """Above this a float64 of microseconds no longer resolves nanoseconds."""
-_TS_LIMIT_US = 9_000_000_000_000_000
-"""The largest stamp (285 years in microseconds) that fits int64 nanoseconds."""
+_LIMITS_US = {"ts": (-1e15, 4e15), "dur": (-1e15, 1e15)}
+"""Range of stamps (to the year 2096) and durations (31 years), us: sums of two and a base stay within int64 ns."""
 _NO_ARGS: dict[str, Any] = {}
 
 
@@ -142,18 +142,17 @@ class Columns:
         if not kinds <= {int, float}:
             raise self._wrong(batch, lambda e: type(e.get(key, 0 if key == "dur" else None)) not in (int, float),
                               f"has no number as {key}")  # fmt: skip
-        if max(values) > _TS_LIMIT_US or min(values) < -_TS_LIMIT_US or any(value != value for value in values):
+        low, high = _LIMITS_US[key]
+        if not (low <= min(values) and max(values) <= high) or any(value != value for value in values):
             raise self._wrong(
-                batch,
-                lambda e: not -_TS_LIMIT_US <= e.get(key, 0) <= _TS_LIMIT_US,
-                f"has a {key} that is no time in microseconds",
+                batch, lambda e: not low <= e.get(key, 0) <= high, f"has a {key} that is no time in microseconds"
             )
 
     def _text(self, batch: Batch, events: list[dict[str, Any]], key: str) -> None:
-        values = [event.get(key, "") for event in events] if key == "cat" else [event.get(key) for event in events]
+        absent = "" if key == "cat" else None
+        values: list[Any] = [event.get(key, absent) for event in events]
         if set(map(type, values)) != {str}:
-            default = "" if key == "cat" else None
-            raise self._wrong(batch, lambda e: type(e.get(key, default)) is not str, f"has no text as {key}")
+            raise self._wrong(batch, lambda e: type(e.get(key, absent)) is not str, f"has no text as {key}")
         if key == "cat":
             values = [CATEGORY_ALIASES.get(value, value) for value in values]
         self._append(key, self._encode(key, values))

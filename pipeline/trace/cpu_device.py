@@ -38,7 +38,8 @@ VIEWS = frozenset({
     "new_empty_strided", "resize_", "set_", "result_type", "is_nonzero", "_local_scalar_dense", "lift_fresh",
     "_has_compatible_shallow_copy_type", "record_stream", "_values", "_indices", "values", "indices", "sparse_dim",
     "dense_dim", "_nnz", "is_coalesced", "_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_dims_and_tensors",
-    "unfold_", "broadcast_tensors", "swapaxes", "movedim", "mT", "positive", "stride", "size", "expand_as", "data", "requires_grad_",
+    "unfold_", "broadcast_tensors", "swapaxes", "movedim", "mT", "positive", "stride", "size",
+    "data", "requires_grad_",
 })  # fmt: skip
 """Aten ops that touch no elements: their time is host time."""
 

@@ -1,7 +1,11 @@
 """Training iterations in a trace: where each begins and ends (DESIGN section 13).
 
 A window opens at a marker (`ProfilerStep#n`, else `Optimizer.zero_grad`, else the data loader's `__next__`). A
-ProfilerStep closes itself; the other markers close at the next one, and what follows the last is no whole iteration.
+ProfilerStep closes itself; the others close at the next marker, and what follows the last is no whole iteration.
+
+Data loading is no part of a step. Where the loader is annotated and no ProfilerStep bounds the step, a window therefore
+reaches from the end of one loader call to the begin of the next: a window from `zero_grad` to `zero_grad` would hold
+the wait for the next batch, which no model of the step can know.
 """
 
 from __future__ import annotations
@@ -23,20 +27,34 @@ def windows(names: npt.NDArray[np.object_], start: Ints, end: Ints, span: tuple[
         end: their ends, ns.
         span: start and end of the whole trace, the one iteration of a trace without a marker.
     """
-    for marker in (STEP_MARKER, ZERO_GRAD_MARKER, LOADER_MARKER):
-        rows = np.flatnonzero([name.startswith(marker) for name in names])
-        if not len(rows):
-            continue
-        rows = rows[np.argsort(start[rows], kind="stable")]
-        opens = start[rows]
-        if marker == STEP_MARKER:
-            return marker, opens, end[rows]
-        rows = rows[np.concatenate(([True], opens[1:] >= np.maximum.accumulate(end[rows])[:-1]))]
-        opens = start[rows]
-        if len(opens) > 1:
-            return marker, opens[:-1], opens[1:]
-        return marker, opens, np.array([span[1] + 1], np.int64)
+    marks = {marker: _rows(names, start, marker) for marker in (STEP_MARKER, ZERO_GRAD_MARKER, LOADER_MARKER)}
+    if len(marks[STEP_MARKER]):
+        rows = marks[STEP_MARKER]
+        return STEP_MARKER, start[rows], end[rows]
+    if len(marks[LOADER_MARKER]) > 1:
+        rows = _apart(marks[LOADER_MARKER], start, end)
+        if len(rows) > 1:
+            return LOADER_MARKER, end[rows[:-1]], start[rows[1:]]
+    for marker in (ZERO_GRAD_MARKER, LOADER_MARKER):
+        rows = _apart(marks[marker], start, end)
+        if len(rows) > 1:
+            return marker, start[rows[:-1]], start[rows[1:]]
+        if len(rows):
+            return marker, start[rows], np.array([span[1] + 1], np.int64)
     return "", np.array([span[0]], np.int64), np.array([span[1] + 1], np.int64)
+
+
+def _rows(names: npt.NDArray[np.object_], start: Ints, marker: str) -> Ints:
+    rows = np.flatnonzero([name.startswith(marker) for name in names])
+    return rows[np.argsort(start[rows], kind="stable")]
+
+
+def _apart(rows: Ints, start: Ints, end: Ints) -> Ints:
+    """Markers that do not begin inside an earlier one (two optimizers, nested loaders)."""
+    if not len(rows):
+        return rows
+    reach = np.maximum.accumulate(end[rows])
+    return rows[np.concatenate(([True], start[rows][1:] >= reach[:-1]))]
 
 
 def assign(stamps: Ints, opens: Ints, closes: Ints) -> Ints:

@@ -88,9 +88,7 @@ class Trace:
     @property
     def iterations(self) -> pd.DataFrame:
         """One row per iteration: `iteration`, `start_ns`, `end_ns` of its window."""
-        return pd.DataFrame(
-            {"iteration": np.arange(len(self.opens)), "start_ns": self.opens, "end_ns": self.closes}
-        )
+        return pd.DataFrame({"iteration": np.arange(len(self.opens)), "start_ns": self.opens, "end_ns": self.closes})
 
     @cached_property
     def events(self) -> pd.DataFrame:
@@ -99,7 +97,7 @@ class Trace:
         for column in SCHEMAS["events"].names[1:]:
             values = self.columns[column]
             if column in self.vocabulary:
-                out[column] = pd.Categorical.from_codes(values, self.vocabulary[column])
+                out[column] = pd.Categorical.from_codes(values, pd.Index(self.vocabulary[column], dtype=object))
             else:
                 absent = values == (-1 if column in ("iteration", "parent", "top", "op", "launch") else MISSING)
                 out[column] = pd.array(values, dtype="Int64") if absent.any() else values
@@ -214,7 +212,8 @@ def _threads(pid: Ints, tid: Ints) -> Ints:
     if not len(pid):
         return np.empty(0, np.int64)
     pid_rank, tid_rank = np.unique(pid, return_inverse=True)[1], np.unique(tid, return_inverse=True)[1]
-    return np.unique(pid_rank * (int(tid_rank.max()) + 1) + tid_rank, return_inverse=True)[1].astype(np.int64)
+    both = np.unique(pid_rank * (int(tid_rank.max()) + 1) + tid_rank, return_inverse=True)[1]
+    return np.asarray(both, np.int64)
 
 
 def _ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], dict[str, npt.NDArray[np.object_]]]:
@@ -235,7 +234,7 @@ def _ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], d
 
 def _base_ns(path: Path, metadata: dict[str, Any]) -> int:
     base = metadata.get("baseTimeNanoseconds", 0)
-    if isinstance(base, bool) or not isinstance(base, int) or abs(base) > 2**61:
+    if isinstance(base, bool) or not isinstance(base, int) or not -(10**18) <= base <= 2**61:
         raise TraceError(f"{path}: baseTimeNanoseconds is no time in nanoseconds")
     return base
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
     from pipeline.trace.load import Trace
 
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 PHASES = ("forward", "loss", "backward", "optimizer", "data", "communication")
 FORWARD, LOSS, BACKWARD, OPTIMIZER, DATA, COMMUNICATION = range(6)
 
-_RULES = (
+_RULES: tuple[tuple[int, Callable[[str], bool]], ...] = (
     (LOSS, lambda name: "loss" in name.lower() and name.startswith("aten::")),
     (OPTIMIZER, lambda name: name.startswith(OPTIMIZER_PREFIX) or name.startswith("## optimizer")),
     (BACKWARD, lambda name: name.startswith(BACKWARD_PREFIX)),
@@ -42,11 +44,11 @@ def phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -
     out = np.full(len(trace), -1, np.int64)
     phase = np.full(len(rows), FORWARD, np.int64)
     for code, test in _RULES:
-        hit = np.array([test(text) for text in trace.vocabulary["name"]], bool)
+        hit: Flags = np.array([bool(test(text)) for text in trace.vocabulary["name"]], np.bool_)
         if hit.any():
             phase[tree.inherited(parent, hit[name[rows]])] = code
     out[rows] = phase
     out[device] = np.where(launch >= 0, out[launch], FORWARD)
-    collective = np.array(["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], bool)
+    collective = np.array(["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], np.bool_)
     out[device[collective[name[device]]]] = COMMUNICATION
     return out

@@ -22,14 +22,14 @@ def enclosing(thread: Ints, start: Ints, end: Ints) -> Ints:
     parent = np.arange(-1, count - 1, dtype=np.int64)
     if not count:
         return parent
-    middle_twice = start + end
+    middle = start + (end - start) // 2
     open_rows = np.arange(1, count, dtype=np.int64)
     parent[np.concatenate(([True], thread[1:] != thread[:-1]))] = -1
     while len(open_rows):
         candidate = parent[open_rows]
         searching = candidate >= 0
         open_rows, candidate = open_rows[searching], candidate[searching]
-        missed = 2 * end[candidate] <= middle_twice[open_rows]
+        missed = end[candidate] <= middle[open_rows]
         same_instant = (start[candidate] == start[open_rows]) & (end[candidate] == end[open_rows])
         missed &= ~(same_instant & (end[candidate] > start[candidate]))
         open_rows, candidate = open_rows[missed], candidate[missed]

@@ -42,10 +42,7 @@ def describe(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Described:
     """Work and features of calls of one covered family on a GPU."""
     d = Dims(calls)
     work = work_of(family, calls, own_columns=False)
-    if family in ARITHMETIC:
-        columns = _products(family, d, gpu, work.bytes)
-    else:
-        columns = _rows(d, gpu, work.bytes)
+    columns = _products(family, d, gpu, work.bytes) if family in ARITHMETIC else _rows(d, gpu, work.bytes)
     return Described(work.flops, work.bytes, np.column_stack(list(columns.values())), tuple(columns))
 
 
@@ -98,7 +95,7 @@ def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
     """Rows of a width: how many there are per SM, how wide they are, and how well L2 holds them."""
     rows, width = d("B", 1.0), d("H")
     threads = gpu.sms * gpu.max_threads_per_sm
-    f = {
+    return {
         "log_width": np.log(width),
         "rows_per_sm": np.log(rows / gpu.sms),
         "elements_per_thread": np.log(rows * width / threads),
@@ -109,7 +106,6 @@ def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
         "warps_per_wave": np.log1p(rows / (gpu.sms * gpu.max_warps_per_sm)),
         "block_wave_tail": rows / (gpu.sms * 8.0) / np.ceil(rows / (gpu.sms * 8.0)),
     }
-    return f
 
 
 def alignment(size: Array) -> Array:

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from pipeline.hardware.spec import GpuSpec
+
+Array = npt.NDArray[np.float64]
+
+THROTTLE_US = 800.0
+"""Kernel time at which a repeated kernel is half throttled. A T4 reaches the same share of its peak as a V100 in
+products of 0.3 ms, and half of it from 3 ms on (public latencies, 25 repetitions of each kernel)."""
 
 IDLE_WATTS = 12.0
 """Board power that does no arithmetic (memory refresh, leakage, regulators); a P4 or T4 idles at 8 to 15 W."""
@@ -43,7 +52,9 @@ ARCHITECTURE_SHARES: dict[tuple[str, float], Sustained] = {
     ("ampere", 8.0): Sustained(0.93, 12.0, 0.88, f"fp32: A100 18.11 to 19.18 of 19.5, {_TABLE}; DRAM: Lin et al. A100"),
     ("ampere", 8.6): Sustained(0.69, 14.5, 0.88, f"fp32: RTX 3090 24.5 of 35.6; watts: A40 18.9 at 300 W, {_TABLE}"),
     ("ada", 8.9): Sustained(0.68, 4.4, 0.87, f"fp32: RTX 4090 54.7 of 82.6, RTX 4070S 24.6 of 35.5, {_TABLE}"),
-    ("hopper", 9.0): Sustained(0.78, 9.0, 0.90, f"fp32: H20 31.95 of 39.5 at its clock, {_TABLE}; DRAM: GH200 3.6 of 4"),
+    ("hopper", 9.0): Sustained(
+        0.78, 9.0, 0.90, f"fp32: H20 31.95 of 39.5 at its clock, {_TABLE}; DRAM: GH200 3.6 of 4"
+    ),
     ("blackwell", 10.0): Sustained(0.88, 9.0, 0.90, f"fp32: B200 66.24 of 75, {_TABLE}; DRAM: as Hopper"),
     ("blackwell", 12.0): Sustained(0.66, 4.4, 0.90, f"fp32: RTX 5090 69.2 of 104.8, {_TABLE}"),
 }
@@ -58,11 +69,18 @@ def shares(gpu: GpuSpec) -> Sustained:
     return ARCHITECTURE_SHARES.get((gpu.architecture, gpu.compute_capability), UNKNOWN)
 
 
-def sustained_fp32_gflop_per_s(gpu: GpuSpec) -> float:
-    """fp32 throughput of large matrix products, GFLOP/s: the architecture's share of the peak, within the power."""
+def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
+    """Least time of fp32 matrix arithmetic, µs: at the architecture's share of the peak, slowed by the power limit.
+
+    A card throttles only after it has been busy for a while, and a measurement repeats its kernel: short kernels run at
+    full clock, long ones at what the power budget sustains. More clock or power never makes this longer.
+    """
     known = shares(gpu)
-    power_limit = 1e3 * max(gpu.tdp_w - IDLE_WATTS, 1.0) / known.watts_per_tflop
-    return min(known.fp32_share * gpu.fp32_gflop_per_s, power_limit)
+    full = np.asarray(flops, dtype=np.float64) / (known.fp32_share * gpu.fp32_gflop_per_s * 1e3)
+    power_gflop_per_s = 1e3 * max(gpu.tdp_w - IDLE_WATTS, 1.0) / known.watts_per_tflop
+    throttled = np.maximum(np.asarray(flops, dtype=np.float64) / (power_gflop_per_s * 1e3), full)
+    weight = full / (full + THROTTLE_US)
+    return np.asarray(full * (1.0 - weight) + throttled * weight)
 
 
 def sustained_dram_gb_per_s(gpu: GpuSpec) -> float:

@@ -1,7 +1,7 @@
 """Training steps of known models, ready to run on a GPU, on the CPU, or on the meta device.
 
-`make_step(config, batch_size, device)` gives a `Step`; `config` is the plain content of `config/model/<name>.yaml` after
-overrides. Importing this package imports no torch.
+`make_step(config, batch_size, device)` gives a `Step`; `config` is the plain content of `config/model/<name>.yaml`
+after overrides. Importing this package imports no torch.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.workloads.step import Batch, Step, is_fake
+from pipeline.workloads.standin import apply, meta_operators
+from pipeline.workloads.step import Batch, Step, is_dry
 
 LEARNING_RATE = 1e-3
 
@@ -28,8 +29,9 @@ LEARNING_RATE = 1e-3
 def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """(rows, lookups per sample) of every table, from `rows`/`tables`/`lookups` or a table-configuration file.
 
-    The file has the format of facebookresearch/dlrm_datasets: `{"tables": [{"num_embeddings": .., "pooling_factor": ..}]}`
-    or a JSON list of such objects; `tables` may pick some of them by index.
+    The file has the format of facebookresearch/dlrm_datasets: a list of
+    `{"num_embeddings": .., "pooling_factor": ..}`, or an object with that list as `tables`. The config's
+    `tables` may pick some of them by index.
 
     Raises:
         ConfigError: the sizes are missing or make no sense.
@@ -112,16 +114,15 @@ class LookupSgd(torch.autograd.Function):
 
 @cache
 def _operators() -> Any:
-    """The two meta operators, registered when first needed."""
-    library = torch.library.Library("steptime", "DEF")
-    library.define("lookup(Tensor weight, Tensor indices, Tensor offsets, int tables) -> Tensor")
-    library.define(
-        "lookup_backward_sgd(Tensor gradient, Tensor(a!) weight, Tensor indices, Tensor offsets, int tables) -> ()"
+    """The two operators of the meta device, registered when first needed."""
+    common = "Tensor indices, Tensor offsets, int tables"
+    return meta_operators(
+        "steptime",
+        {
+            f"lookup(Tensor weight, {common}) -> Tensor": lambda w, i, o, t: w.new_empty(o.shape[0], w.shape[1]),
+            f"lookup_backward_sgd(Tensor gradient, Tensor(a!) weight, {common}) -> ()": lambda g, w, i, o, t: None,
+        },
     )
-    library.impl("lookup", lambda w, i, o, t: w.new_empty(o.shape[0], w.shape[1]), "Meta")
-    library.impl("lookup_backward_sgd", lambda g, w, i, o, t: None, "Meta")
-    _operators.library = library  # type: ignore[attr-defined]  # dies with its last reference
-    return torch.ops.steptime
 
 
 class Dlrm(nn.Module):
@@ -140,6 +141,8 @@ class Dlrm(nn.Module):
         self, bottom: Sequence[int], top: Sequence[int], rows: Sequence[int], dim: int, embedding: str, logits: bool
     ) -> None:
         super().__init__()
+        self.row: Tensor
+        self.column: Tensor
         self.tables, self.dim = len(rows), dim
         features = self.tables + 1
         self.bottom = mlp(bottom, nn.ReLU())
@@ -163,7 +166,7 @@ class Dlrm(nn.Module):
         x = self.bottom(dense)
         batch, dim = x.shape
         if self.fused is not None:
-            looked = LookupSgd.apply(self.anchor, self.fused, indices, offsets, self.tables)
+            looked = apply(LookupSgd, self.anchor, self.fused, indices, offsets, self.tables)
             bags = looked.view(self.tables, batch, dim).transpose(0, 1) if looked.device.type != "meta" else looked
             if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
                 bags = looked.view(batch, self.tables, dim)
@@ -172,12 +175,13 @@ class Dlrm(nn.Module):
             parts = [bag(i, o) for bag, i, o in zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)]
             z = torch.cat([x, *parts], 1).view(batch, self.tables + 1, dim)
         pairs = torch.bmm(z, z.transpose(1, 2))[:, self.row, self.column]
-        return self.top(torch.cat([x, pairs], 1)).squeeze(1)
+        output: Tensor = self.top(torch.cat([x, pairs], 1))
+        return output.squeeze(1)
 
     def _split(self, indices: Tensor) -> Sequence[Tensor]:
         if indices.dim() == 2:
             return indices.unbind(0)
-        return indices.split(self.lookups_per_table)
+        return torch.split(indices, self.lookups_per_table)
 
     lookups_per_table: list[int] = []  # noqa: RUF012 - set where lookups differ between tables
 
@@ -190,14 +194,20 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     if bottom[-1] != dim:
         raise ConfigError(f"model.bottom_mlp ends in {bottom[-1]}, but must end in model.dim={dim}")
     if embedding == "fused" and config.get("optimizer", "sgd") not in ("sgd", "none"):
-        raise ConfigError("model.embedding=fused applies SGD in its backward pass: use model.optimizer=sgd, or another embedding")
+        raise ConfigError(
+            "model.embedding=fused applies SGD in its backward pass: use model.optimizer=sgd, or another embedding"
+        )
     with torch.device(device):
         model = Dlrm(bottom, [int(w) for w in config["top_mlp"]], rows, dim, embedding, loss == "bce_logits")
     model.lookups_per_table = [batch_size * n for n in lookups]
-    losses = {"mse": F.mse_loss, "bce": F.binary_cross_entropy, "bce_logits": F.binary_cross_entropy_with_logits}
+    losses: dict[str, Any] = {
+        "mse": F.mse_loss,
+        "bce": F.binary_cross_entropy,
+        "bce_logits": F.binary_cross_entropy_with_logits,
+    }
     if loss not in losses:
         raise ConfigError(f"model.loss={loss}: choose one of {', '.join(losses)}")
-    compute = losses[loss]
+    compute: Callable[[Tensor, Tensor], Tensor] = losses[loss]
     fused = [model.fused] if model.fused is not None else []
     pool = _pool(rows, lookups, bottom[0], embedding, batch_size, device)
 
@@ -216,14 +226,14 @@ def _pool(
     """
     equal = len(set(lookups)) == 1
     random = torch.Generator().manual_seed(batch_size)
-    dry = device == "meta" or is_fake(torch.empty(0))
+    dry = is_dry(device)
 
     def indices(first: int, size: int, count: int) -> Tensor:
         if dry:
             return torch.empty(batch_size * count, dtype=torch.long)
         return first + torch.randint(size, (batch_size * count,), generator=random)
 
-    batches = []
+    batches: list[Batch] = []
     for _ in range(1 if dry else 4):
         starts = [sum(rows[:t]) if embedding == "fused" else 0 for t in range(len(rows))]
         parts = [indices(*one) for one in zip(starts, rows, lookups, strict=True)]

@@ -1,7 +1,7 @@
 """A training step: inputs to the device, forward, loss, backward, optimizer, each under an annotation of its phase.
 
-The annotations (`## data ##`, `## forward ##`...) are TorchRec's; traces and execution traces carry them, so that phases
-can be told apart in captured and in measured steps alike.
+The annotations (`## data ##`, `## forward ##`...) are TorchRec's; traces and execution traces carry them, so that
+phases can be told apart in captured and in measured steps alike.
 """
 
 from __future__ import annotations
@@ -175,6 +175,16 @@ def to_device(tensor: Tensor, device: str) -> Tensor:
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor is one of FakeTensorMode's."""
     return type(tensor).__name__ == "FakeTensor"
+
+
+def is_dry(device: str) -> bool:
+    """Whether nothing is computed: on the meta device, and under FakeTensorMode."""
+    return device == "meta" or is_fake(torch.empty(0))
+
+
+def host_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A host tensor that is never touched, so that it takes no memory."""
+    return torch.empty(*shape, dtype=dtype, device="cpu")
 
 
 class Saved:

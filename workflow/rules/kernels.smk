@@ -52,13 +52,14 @@ rule campaign_samples:
 
 rule local_samples:
     input:
+        graphs=FLOW.of_points("graph.parquet", "local"),
         calls=FLOW.of_points("calls.parquet", "local"),
     output:
         samples=FLOW.samples("{gpu}", Source.LOCAL),
     params:
         families=FLOW.families(Source.LOCAL),
         collect=FLOW.first_section("collect"),
-        code=FLOW.code("collect", "kernels/families.py", "schemas.py"),
+        code=FLOW.code("collect", "schemas.py"),
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.LOCAL),
     resources:
@@ -77,7 +78,7 @@ rule fit_kernels:
         samples=FLOW.samples("{gpu}", Source.PUBLIC),
         tracking=ancient(TRACKING),
     output:
-        models=FLOW.models("{gpu}", "{kernels}", Source.PUBLIC),
+        models=[directory(path) for path in FLOW.models("{gpu}", "{kernels}", Source.PUBLIC)],
     params:
         settings=FLOW.kernel_settings,
         code=FLOW.code("kernels", "hardware", "report/tracking.py"),
@@ -98,6 +99,6 @@ use rule fit_kernels as fit_measured_kernels with:
         samples=FLOW.samples("{gpu}", Source.LOCAL),
         tracking=ancient(TRACKING),
     output:
-        models=FLOW.models("{gpu}", "{kernels}", Source.LOCAL),
+        models=[directory(path) for path in FLOW.models("{gpu}", "{kernels}", Source.LOCAL)],
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.LOCAL, Source.MEASUREMENTS),

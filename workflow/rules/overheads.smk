@@ -24,7 +24,6 @@ rule public_overheads:
 rule local_overheads:
     input:
         traces=FLOW.of_points("trace/kineto.json.gz", "local"),
-        steps=FLOW.of_points("trace/step_times.parquet", "local"),
     output:
         samples=OBSERVATIONS,
     params:
@@ -42,7 +41,7 @@ rule local_overheads:
 
 rule overhead_statistics:
     input:
-        samples=OBSERVATIONS,
+        samples=FLOW.overhead_samples,
         tracking=ancient(TRACKING),
     output:
         overheads=OVERHEADS,
@@ -50,10 +49,10 @@ rule overhead_statistics:
         settings=FLOW.overhead_settings,
         code=FLOW.code("overheads", "schemas.py", "report/tracking.py"),
     wildcard_constraints:
-        gpu=FLOW.gpus_from("overheads", Source.PUBLIC, Source.LOCAL, Source.MEASUREMENTS),
+        overheads=r"overheads(-[a-z_]+)?",
     log:
-        f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads_{{overheads}}.log",
+        f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
     message:
-        "Overhead statistics of {wildcards.gpu} ({wildcards.overheads})"
+        "Overhead statistics for {wildcards.gpu} ({wildcards.overheads})"
     script:
         "../scripts/overhead_statistics.py"

@@ -1,5 +1,7 @@
 # The critical-path prediction of one grid point, and the summary of all.
 
+PREDICTING = ("kernels", "overheads", "predict", "transfer", "hardware", "evaluate.py", "api.py", "prediction.py")
+
 
 rule predict:
     input:
@@ -14,7 +16,8 @@ rule predict:
         summary=f"{POINT}/summary.parquet",
     params:
         point=FLOW.settings,
-        code=FLOW.code("kernels", "overheads", "predict", "transfer", "hardware", "evaluate.py", "api.py", "prediction.py"),
+        results=FLOW.artifacts.root,
+        code=FLOW.code(*PREDICTING),
     log:
         f"{POINT}/logs/predict.log",
     message:

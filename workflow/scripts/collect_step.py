@@ -11,9 +11,11 @@ with job(snakemake):
     collect_step(
         snakemake.params.model,
         int(snakemake.wildcards.batch),
-        None,
+        "auto",
         Path(snakemake.output.trace).parent,
-        iterations=settings["iterations"],
-        seconds=settings["step_seconds"],
+        iterations=int(settings["iterations"]),
+        seconds=float(settings["step_seconds"]),
+        gpu=snakemake.wildcards.gpu,
+        model=snakemake.wildcards.model,
         variant=snakemake.wildcards.variant,
     )

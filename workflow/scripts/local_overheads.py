@@ -9,6 +9,9 @@ with job(snakemake):
     from pipeline.schemas import write_table
     from pipeline.trace.load import load_trace
 
-    pairs = zip(snakemake.input.traces, snakemake.params.workloads, strict=True)
-    parts = [extract_overheads(load_trace(path), workload=name) for path, name in pairs]
+    parts = []
+    for path, workload in zip(snakemake.input.traces, snakemake.params.workloads, strict=True):
+        trace = load_trace(path)
+        keep = [number > 0 for number in range(len(trace.iterations))]  # the first profiled step warms the profiler up
+        parts.append(extract_overheads(trace, workload=workload, iterations=keep))
     write_table(pd.concat(parts, ignore_index=True), snakemake.output.samples, "overhead_samples", provenance(snakemake))

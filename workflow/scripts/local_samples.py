@@ -3,11 +3,14 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    import pandas as pd
-
     from pipeline.collect.kernels import measure_calls
+    from pipeline.graph.store import read_graph
     from pipeline.schemas import read_table, write_families
 
-    calls = pd.concat([read_table(path, "calls") for path in snakemake.input.calls], ignore_index=True)
-    samples = measure_calls(calls, None, snakemake.params.collect["kernel_seconds"])
+    samples = measure_calls(
+        [read_table(path, "calls") for path in snakemake.input.calls],
+        "auto",
+        float(snakemake.params.collect["kernel_seconds"]),
+        graph=[read_graph(path).table for path in snakemake.input.graphs],
+    )
     write_families(samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake))

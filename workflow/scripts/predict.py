@@ -3,14 +3,35 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.api import predict_artifacts
+    from pipeline.api import gpu_of, kernel_predictor, overheads_from
+    from pipeline.collect.reader import read_step_time
+    from pipeline.evaluate import Subject, evaluate
+    from pipeline.graph.store import read_graph
     from pipeline.predict.perfetto import write_timeline
-    from pipeline.schemas import write_table
+    from pipeline.schemas import read_table, write_table
 
-    prediction, timeline = predict_artifacts(
-        snakemake.input, snakemake.params.point, snakemake.wildcards
+    point, measured = snakemake.params.point, snakemake.input.measured
+    gpu, graph = gpu_of(point["gpu"]), read_graph(snakemake.input.graph)
+    subject = Subject(
+        snakemake.wildcards.model,
+        snakemake.wildcards.variant,
+        int(snakemake.wildcards.batch),
+        graph.memory_bytes,
+        tuple(point["overrides"]),
+        point["workload"],
+        point["predict"],
+    )
+    calls = read_table(snakemake.input.calls, "calls")
+    prediction, timeline = evaluate(
+        subject,
+        gpu,
+        graph.table,
+        calls,
+        kernel_predictor(gpu, point["kernels"]["name"], snakemake.params.results),
+        overheads_from(read_table(snakemake.input.overheads, "overheads"), point["overheads"]),
+        read_step_time(measured[0]) if measured else None,
     )
     made = provenance(snakemake)
-    write_timeline(timeline, snakemake.output.timeline)
+    write_timeline(timeline, snakemake.output.timeline, calls)
     write_table(prediction.calls, snakemake.output.prediction, "prediction", made)
     write_table(prediction.summary_row(), snakemake.output.summary, "summary", made)

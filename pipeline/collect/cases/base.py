@@ -63,7 +63,14 @@ class Spec:
     @property
     def key(self) -> tuple[Any, ...]:
         """What makes two calls the same measurement."""
-        return (self.family, self.op, self.phase, self.dtype, tuple(self.dims.items()), json.dumps(self.attributes, sort_keys=True))
+        return (
+            self.family,
+            self.op,
+            self.phase,
+            self.dtype,
+            tuple(self.dims.items()),
+            json.dumps(self.attributes, sort_keys=True),
+        )
 
 
 @dataclass
@@ -76,6 +83,8 @@ class Case:
             parameters and saved activations stay as far away as the other cases have pushed them.
         prepare: runs before each repetition, unmeasured.
         note: facts to record in the sample's attributes.
+        counted: on CUDA, kernels whose name matches count as the call; all where none matches. A call that the graph
+            maps to several (an embedding's gradient: fill, sort, update) is one operator here.
     """
 
     spec: Spec
@@ -83,6 +92,7 @@ class Case:
     produced: tuple[Tensor, ...] = ()
     prepare: Callable[[], Any] | None = None
     note: dict[str, Any] = field(default_factory=dict)
+    counted: str = ""
 
 
 class Maker:
@@ -136,10 +146,11 @@ class Maker:
         alpha = alpha if abs(alpha - 1) > 1e-3 else 1.001  # the closed form has a pole at 1
         u = torch.rand(count, device=self.device, dtype=torch.float64, generator=self._generator)
         rank = (u * ((rows + 1.0) ** (1 - alpha) - 1) + 1).pow_(1 / (1 - alpha)).long().sub_(1).clamp_(0, rows - 1)
-        return rank.mul_(2654435761).remainder_(rows)  # Knuth's multiplicative hash scatters the ranks
+        scattered: Tensor = rank.mul_(2654435761).remainder_(rows)  # Knuth's multiplicative hash scatters the ranks
+        return scattered
 
 
-def spec_from_row(row: Mapping[str, Any]) -> Spec:
+def spec_from_row(row: Mapping[Any, Any]) -> Spec:
     """The specification in a row (as a dict) of a calls or samples table; missing dims are left out."""
     dims = {name: int(row[name]) for name in DIMS if name in row and _present(row[name])}
     text = row.get("attributes")

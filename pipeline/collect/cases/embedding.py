@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = 1e-6
 
+UPDATES = r"embedding|grad_weight|sum_and_scatter|index_?add|index_?select|gather|scatter"
+"""Kernels that move rows of a table or of its gradient, as against fills, sorts and scans, which are calls of their own
+in the graph. Source: ATen/native/cuda/EmbeddingBag.cu, EmbeddingBackwardKernel.cu, Indexing.cu."""
+
 
 def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """Weight of all tables in one, flat indices in order (table, sample, lookup), bag offsets, and notes."""
@@ -29,7 +33,7 @@ def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, 
     if spec.attributes.get("index_bytes") == 4:
         index = index.int()
     offsets = torch.arange(0, batch * tables * lookups, lookups, device=make.device, dtype=index.dtype)
-    return weight, index, offsets, {"distinct_rows": int(index.unique().numel())}
+    return weight, index, offsets, {"distinct_rows": int(torch.unique(index).numel())}
 
 
 def embedding_forward(spec: Spec, make: Maker) -> Case:
@@ -40,6 +44,8 @@ def embedding_forward(spec: Spec, make: Maker) -> Case:
     if spec.name in ("gather", "embedding", "index_select"):
         return Case(spec, lambda: torch.index_select(weight, 0, index), (index,), note=note)
     bag = torch.ops.aten._embedding_bag.default
+    if spec.name == "fused":  # without FBGEMM, the workloads run one bag over all tables in its place
+        note["kernel"] = "aten"
     return Case(spec, lambda: bag(weight, index, offsets, False, 0, True), (index, offsets), note=note)
 
 
@@ -59,10 +65,20 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
     if spec.name in ("dense", "embedding_dense_backward", "_embedding_bag_dense_backward"):
         if spec.attributes.get("bag", True) is False:
             each = make.tensor(index.numel(), spec["D"], dtype=spec.dtype)
-            return Case(spec, lambda: aten.embedding_dense_backward.default(each, index, rows, -1, False), (each,), note=note)
+            return Case(
+                spec,
+                lambda: aten.embedding_dense_backward.default(each, index, rows, -1, False),
+                (each,),
+                note=note,
+                counted=UPDATES,
+            )
         dense = aten._embedding_bag_dense_backward.default
         return Case(
-            spec, lambda: dense(grad, index, bag_of, sizes, sizes, rows, False, 0, None, -1), (grad,), note=note
+            spec,
+            lambda: dense(grad, index, bag_of, sizes, sizes, rows, False, 0, None, -1),
+            (grad,),
+            note=note,
+            counted=UPDATES,
         )
 
     def sparse() -> Tensor:
@@ -70,17 +86,17 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
         return torch.sparse_coo_tensor(index.view(1, -1), values, (rows, spec["D"]), check_invariants=False)
 
     if spec.name in ("sparse", "embedding_sparse_backward", "_embedding_bag_sparse_backward"):
-        return Case(spec, sparse, (grad,), note=note)
+        return Case(spec, sparse, (grad,), note=note, counted=UPDATES)
     if spec.name == "sgd_sparse_update":
         update = sparse()
-        return Case(spec, lambda: weight.add_(update, alpha=-LEARNING_RATE), note=note)
+        return Case(spec, lambda: weight.add_(update, alpha=-LEARNING_RATE), note=note, counted=UPDATES)
     if spec.name in ("fused_sgd", "fused"):
 
         def update_rows() -> Tensor:
             each = torch.index_select(grad, 0, bag_of)
             return weight.index_add_(0, index, each, alpha=-LEARNING_RATE)
 
-        return Case(spec, update_rows, (grad,), note={**note, "kernel": "aten"})
+        return Case(spec, update_rows, (grad,), note={**note, "kernel": "aten"}, counted=UPDATES)
     raise UnsupportedCallError(f"embedding_backward {spec.op}: known are dense, sparse, fused_sgd")
 
 
@@ -103,21 +119,28 @@ def tril_index(spec: Spec, make: Maker) -> Case:
 
 
 def index(spec: Spec, make: Maker) -> Case:
-    """Rows of width H gathered or scattered by B row numbers; `bytes` is what is moved."""
+    """Rows of width H gathered or scattered by B row numbers; `bytes` is what is moved where B is not given."""
     import torch
 
     element = FLOAT_BYTES.get(spec.dtype, 8)
     width = spec.get("H", spec.get("D", 64))
-    count = max(spec.get("B", max(spec.get("bytes", 4096) // (element * width), 1)), 1)
+    count = max(spec.get("B", spec.get("bytes", 4096) // (element * width)), 1)
     table_rows = spec.get("E", count)
     table, values = make.tensor(table_rows, width, dtype=spec.dtype), make.tensor(count, width, dtype=spec.dtype)
     rows = make.indices(table_rows, count)
-    operations: dict[str, Callable[[], Any]] = {
-        "gather": lambda: torch.index_select(table, 0, rows), "index": lambda: table[rows],
-        "index_select": lambda: torch.index_select(table, 0, rows), "scatter": lambda: table.index_add_(0, rows, values),
+    gathers: dict[str, Callable[[], Any]] = {
+        "gather": lambda: torch.index_select(table, 0, rows),
+        "index_select": lambda: torch.index_select(table, 0, rows),
+        "index": lambda: table[rows],
+        "repeat_interleave": lambda: torch.index_select(table, 0, rows),
+    }
+    scatters: dict[str, Callable[[], Any]] = {
+        "scatter": lambda: table.index_add_(0, rows, values),
+        "scatter_add": lambda: table.index_add_(0, rows, values),
         "index_add": lambda: table.index_add_(0, rows, values),
+        "index_copy": lambda: table.index_copy_(0, rows, values),
         "index_put": lambda: table.index_put_((rows,), values, accumulate=True),
-    }  # fmt: skip
-    if spec.name not in operations:
-        raise UnsupportedCallError(f"index {spec.op}: known are {', '.join(operations)}")
-    return Case(spec, operations[spec.name], (values,) if spec.name not in ("gather", "index", "index_select") else ())
+    }
+    if spec.name not in gathers and spec.name not in scatters:
+        raise UnsupportedCallError(f"index {spec.op}: known are {', '.join([*gathers, *scatters])}")
+    return Case(spec, {**gathers, **scatters}[spec.name], (values,) if spec.name in scatters else ())

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def gemm(spec: Spec, make: Maker) -> Case:
-    """`linear` and `addmm` (with bias) or `mm`: (B M x N) times (N x K), N the reduction; operands stored as flagged."""
+    """`linear` and `addmm` (with bias) or `mm`: (B M x N) times (N x K), N the reduction; stored as flagged."""
     import torch
 
     m, n, k = spec.get("B", 1) * spec["M"], spec["N"], spec["K"]
@@ -105,9 +105,9 @@ def attention(spec: Spec, make: Maker) -> Case:
     causal = bool(spec.attributes.get("causal", False))
     if not spec.backward:
         return Case(spec, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v))
-    wrt = [t.requires_grad_() for t in (q, k, v)]
+    wrt = [tensor.requires_grad_() for tensor in (q, k, v)]
     with torch.enable_grad():
-        out = F.scaled_dot_product_attention(*wrt, is_causal=causal)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     grad = make.tensor(*out.shape, dtype=spec.dtype)
     return Case(spec, lambda: torch.autograd.grad(out, wrt, grad, retain_graph=True), (grad,))
 

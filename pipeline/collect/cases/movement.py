@@ -61,10 +61,7 @@ def memcpy(spec: Spec, make: Maker) -> Case:
 
     size = max(spec["bytes"], 1)
     here = make.counted(torch.ones(size, dtype=torch.uint8, device=make.device))
-    if spec.family == "memcpy_d2d":
-        there = make.counted(torch.ones_like(here))
-    else:
-        there = torch.ones(size, dtype=torch.uint8)
+    there = make.counted(torch.ones_like(here)) if spec.family == "memcpy_d2d" else torch.ones(size, dtype=torch.uint8)
     pinned = spec.family != "memcpy_d2d" and spec.op != "pageable" and spec.attributes.get("pinned", True)
     there = there.pin_memory() if pinned and make.device.type == "cuda" else there
     target, source = (there, here) if spec.family == "memcpy_d2h" else (here, there)
@@ -93,13 +90,47 @@ def optimizer(spec: Spec, make: Maker) -> Case:
     for parameter in parameters:
         parameter.grad = make.tensor(parameter.numel())
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "sgd": torch.optim.SGD, "sgd_momentum": lambda p, **k: torch.optim.SGD(p, momentum=0.9, **k),
-        "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad,
-    }  # fmt: skip
+        "sgd": torch.optim.SGD,
+        "sgd_momentum": lambda p, **k: torch.optim.SGD(p, momentum=0.9, **k),
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "adagrad": torch.optim.Adagrad,
+    }
+    if spec.name.startswith("foreach_"):
+        return _foreach(spec, [p.data for p in parameters], [p.grad for p in parameters if p.grad is not None])
     if spec.name not in kinds:
-        raise UnsupportedCallError(f"optimizer {spec.op}: known are {', '.join(kinds)}")
+        raise UnsupportedCallError(f"optimizer {spec.op}: known are foreach_* and {', '.join(kinds)}")
     stepper = kinds[spec.name](parameters, lr=1e-6, foreach=make.device.type == "cuda")
     return Case(spec, stepper.step)
+
+
+def _foreach(spec: Spec, tensors: list[Tensor], others: list[Tensor]) -> Case:
+    """One of the fused list operations that optimizers are made of, in place."""
+    import torch
+
+    third = [torch.ones_like(t) for t in others] if "addc" in spec.name else []
+    # add and copy take a second list where the call read twice the bytes that it wrote (or as many, for copy)
+    pair = spec.get("inputs", 2 * spec["bytes"]) > 1.5 * spec["bytes"]
+    operations: dict[str, Callable[[], Any]] = {
+        "add": lambda: (
+            torch._foreach_add_(tensors, others, alpha=-1e-6) if pair else torch._foreach_add_(tensors, 1e-6)
+        ),
+        "sub": lambda: torch._foreach_sub_(tensors, others, alpha=1e-6) if pair else torch._foreach_sub_(tensors, 1e-6),
+        "mul": lambda: torch._foreach_mul_(tensors, 0.9999999),
+        "div": lambda: torch._foreach_div_(tensors, 1.0000001),
+        "lerp": lambda: torch._foreach_lerp_(tensors, others, 1e-6),
+        "neg": lambda: torch._foreach_neg_(tensors),
+        "sqrt": lambda: torch._foreach_sqrt(tensors),
+        "zero": lambda: torch._foreach_zero_(tensors),
+        "norm": lambda: torch._foreach_norm(tensors),
+        "copy": lambda: torch._foreach_copy_(tensors, others),
+        "addcmul": lambda: torch._foreach_addcmul_(tensors, others, third, value=1e-6),
+        "addcdiv": lambda: torch._foreach_addcdiv_(tensors, others, third, value=-1e-6),
+    }
+    kind = spec.name.removeprefix("foreach_")
+    if kind not in operations:
+        raise UnsupportedCallError(f"optimizer {spec.op}: known are foreach_ {', '.join(operations)}")
+    return Case(spec, operations[kind])
 
 
 def sort(spec: Spec, make: Maker) -> Case:
@@ -108,9 +139,11 @@ def sort(spec: Spec, make: Maker) -> Case:
 
     keys = make.counted(torch.randint(1 << SORT_PASS_BITS, (max(spec["bytes"] // 8, 1),), device=make.device))
     operations: dict[str, Callable[[Tensor], Any]] = {
-        "sort": torch.sort, "unique": torch.unique, "topk": lambda x: torch.topk(x, min(8, x.numel())),
+        "sort": torch.sort,
+        "unique": torch.unique,
+        "topk": lambda x: torch.topk(x, min(8, x.numel())),
         "argsort": torch.argsort,
-    }  # fmt: skip
+    }
     if spec.name not in operations:
         raise UnsupportedCallError(f"sort {spec.op}: known are {', '.join(operations)}")
     return Case(spec, lambda: operations[spec.name](keys), (keys,))

@@ -26,19 +26,18 @@ def softmax(spec: Spec, make: Maker) -> Case:
 
 
 def layer_norm(spec: Spec, make: Maker) -> Case:
-    """Layer norm with scale and shift; `ln_weight_gradient` is the gradient of those alone."""
+    """Layer norm with scale and shift; `..._weight...` is the gradient of those alone, `..._input` that of x."""
     import torch
 
     aten, h = torch.ops.aten, spec["H"]
     x = make.tensor(spec.get("B", 1), h, dtype=spec.dtype)
     w, v = make.tensor(h, dtype=spec.dtype), make.tensor(h, dtype=spec.dtype)
-    if not spec.backward and "gradient" not in spec.name:
+    if not spec.backward and "weight" not in spec.name:
         return Case(spec, lambda: aten.native_layer_norm.default(x, [h], w, v, 1e-5), (x,))
     _, mean, deviation = aten.native_layer_norm.default(x, [h], w, v, 1e-5)
     grad = make.tensor(*x.shape, dtype=spec.dtype)
-    weights = "gradient" in spec.name
-    split = bool(spec.attributes.get("split")) or weights
-    mask = [not weights, weights or not split, weights or not split]
+    weights, inputs = "weight" in spec.name, "input" in spec.name
+    mask = [not weights, not inputs, not inputs]
     backward = aten.native_layer_norm_backward.default
     return Case(spec, lambda: backward(grad, x, [h], mean, deviation, w, v, mask), (grad,))
 
@@ -73,10 +72,12 @@ def pooling(spec: Spec, make: Maker) -> Case:
     kernel = min(spec.get("kernel_size", 3), side)
     stride, padding = spec.get("stride", 2), min(spec.get("padding", kernel // 2), kernel // 2)
     forward: dict[str, Callable[[], Tensor]] = {
-        "max": lambda: F.max_pool2d(x, kernel, stride, padding), "average": lambda: F.avg_pool2d(x, kernel, stride, padding),
+        "max": lambda: F.max_pool2d(x, kernel, stride, padding),
+        "average": lambda: F.avg_pool2d(x, kernel, stride, padding),
         "adaptive": lambda: F.adaptive_avg_pool2d(x, 1),
-    }  # fmt: skip
+    }
     name = spec.name.removesuffix("_backward")
+    name = {"max_pool2d": "max", "avg_pool2d": "average", "adaptive_avg_pool2d": "adaptive"}.get(name, name)
     if name not in forward:
         raise UnsupportedCallError(f"pooling {spec.op}: known are {', '.join(forward)}")
     return _differentiable(spec, make, forward[name], [x])

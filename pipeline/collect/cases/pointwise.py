@@ -20,13 +20,36 @@ def _unary() -> dict[str, Operation]:
     import torch.nn.functional as F
 
     return {
-        "relu": torch.relu, "clamp_min": lambda x: x.clamp_min(0), "sigmoid": torch.sigmoid, "gelu": F.gelu, "tanh": torch.tanh,
-        "silu": F.silu, "leaky_relu": F.leaky_relu, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "exp": torch.exp, "log": torch.log,
-        "neg": torch.neg, "abs": torch.abs, "addu": lambda x: x + 0.5, "subu": lambda x: x - 0.5, "mulu": lambda x: x * 0.5,
-        "divu": lambda x: x / 2.5, "powu": lambda x: x.pow(2), "pow": lambda x: x.pow(3), "fill": lambda x: x.fill_(1.0),
-        "zero": lambda x: x.zero_(), "ones_like": torch.ones_like, "zeros_like": torch.zeros_like, "clone": torch.clone,
-        "cast": lambda x: x.bfloat16() if x.dtype == torch.float32 else x.float(), "other": lambda x: x * 0.5,
-    }  # fmt: skip
+        "relu": torch.relu,
+        "clamp_min": lambda x: x.clamp_min(0),
+        "sigmoid": torch.sigmoid,
+        "gelu": F.gelu,
+        "tanh": torch.tanh,
+        "silu": F.silu,
+        "leaky_relu": F.leaky_relu,
+        "sqrt": torch.sqrt,
+        "rsqrt": torch.rsqrt,
+        "exp": torch.exp,
+        "log": torch.log,
+        "neg": torch.neg,
+        "abs": torch.abs,
+        "addu": lambda x: x + 0.5,
+        "subu": lambda x: x - 0.5,
+        "mulu": lambda x: x * 0.5,
+        "divu": lambda x: x / 2.5,
+        "powu": lambda x: x.pow(2),
+        "pow": lambda x: x.pow(3),
+        "fill": lambda x: x.fill_(1.0),
+        "zero": lambda x: x.zero_(),
+        "ones_like": torch.ones_like,
+        "zeros_like": torch.zeros_like,
+        "clone": torch.clone,
+        "tril": torch.tril,
+        "triu": torch.triu,
+        "arange": lambda x: torch.arange(x.numel(), device=x.device),
+        "cast": lambda x: x.bfloat16() if x.dtype == torch.float32 else x.float(),
+        "other": lambda x: x * 0.5,
+    }
 
 
 def _binary() -> dict[str, Operation]:
@@ -35,14 +58,25 @@ def _binary() -> dict[str, Operation]:
 
     aten = torch.ops.aten
     return {
-        "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow, "maximum": torch.maximum,
-        "minimum": torch.minimum, "where": lambda x, y: torch.where(x > 0, x, y), "lerp": lambda x, y: torch.lerp(x, y, 0.5),
-        "addcmul": lambda x, y: torch.addcmul(x, x, y), "addcdiv": lambda x, y: torch.addcdiv(x, x, y),
+        "add": torch.add,
+        "sub": torch.sub,
+        "mul": torch.mul,
+        "div": torch.div,
+        "pow": torch.pow,
+        "maximum": torch.maximum,
+        "minimum": torch.minimum,
+        "where": lambda x, y: torch.where(x > 0, x, y),
+        "lerp": lambda x, y: torch.lerp(x, y, 0.5),
+        "addcmul": lambda x, y: torch.addcmul(x, x, y),
+        "addcdiv": lambda x, y: torch.addcdiv(x, x, y),
         "relu_backward": lambda x, y: aten.threshold_backward(x, y, 0),
         "threshold_backward": lambda x, y: aten.threshold_backward(x, y, 0),
-        "sigmoid_backward": aten.sigmoid_backward, "tanh_backward": aten.tanh_backward, "gelu_backward": aten.gelu_backward,
-        "silu_backward": aten.silu_backward, "leaky_relu_backward": lambda x, y: aten.leaky_relu_backward(x, y, 0.01, False),
-    }  # fmt: skip
+        "sigmoid_backward": aten.sigmoid_backward,
+        "tanh_backward": aten.tanh_backward,
+        "gelu_backward": aten.gelu_backward,
+        "silu_backward": aten.silu_backward,
+        "leaky_relu_backward": lambda x, y: aten.leaky_relu_backward(x, y, 0.01, False),
+    }
 
 
 def elementwise(spec: Spec, make: Maker) -> Case:
@@ -67,7 +101,9 @@ def elementwise(spec: Spec, make: Maker) -> Case:
         if name in binary:
             return Case(spec, _in_place(binary[name], name, x, y) if in_place else lambda: binary[name](x, y), (x,))
     if name not in unary:
-        raise UnsupportedCallError(f"elementwise {spec.op}: no benchmark; give the graph, so that the op can be replayed")
+        raise UnsupportedCallError(
+            f"elementwise {spec.op}: no benchmark; give the graph, so that the op can be replayed"
+        )
     return Case(spec, _in_place(unary[name], name, x) if in_place else lambda: unary[name](x), (x,))
 
 
@@ -81,23 +117,30 @@ def _in_place(operation: Operation, name: str, x: Tensor, *rest: Tensor) -> Call
 
 
 def reduction(spec: Spec, make: Maker) -> Case:
-    """B x H reduced over rows, columns or all, as `outputs` (bytes) or the attribute `dim` says; columns by default."""
+    """B x H reduced over rows, columns or all, as the op (`sum_rows`, `sum_all`) or `outputs` (bytes) says."""
     import torch
 
     b, h = spec.get("B", 1), spec["H"]
     x = make.tensor(b, h, dtype=spec.dtype)
     operations: dict[str, Callable[..., Any]] = {
-        "sum": torch.sum, "mean": torch.mean, "max": torch.amax, "amax": torch.amax, "min": torch.amin,
-        "norm": lambda x, **k: torch.linalg.vector_norm(x, **k), "cumsum": lambda x, dim=0: torch.cumsum(x, dim),
+        "sum": torch.sum,
+        "mean": torch.mean,
+        "max": torch.amax,
+        "amax": torch.amax,
+        "min": torch.amin,
+        "norm": lambda x, **k: torch.linalg.vector_norm(x, **k),
         "var": torch.var,
-    }  # fmt: skip
-    if spec.name not in operations:
+        "argmax": torch.argmax,
+        "any": lambda x, **k: torch.any(x > 2, **k),
+        "all": lambda x, **k: torch.all(x > 2, **k),
+    }
+    name, _, side = spec.name.partition("_")
+    if name not in operations:
         raise UnsupportedCallError(f"reduction {spec.op}: known are {', '.join(operations)}")
-    operation, element = operations[spec.name], FLOAT_BYTES.get(spec.dtype, 8)
+    operation, element = operations[name], FLOAT_BYTES.get(spec.dtype, 8)
     size = spec.get("outputs", b * element) // element
-    dim = spec.attributes.get("dim", None if size <= 1 < b * h else 0 if size == h != b else 1)
-    if isinstance(dim, list):
-        dim = dim[0] if len(dim) == 1 and dim[0] in (0, 1, -1) else None
+    inferred = None if size <= 1 < b * h else 0 if size == h != b else 1
+    dim = {"all": None, "rows": 0, "columns": 1}.get(side, inferred)
     return Case(spec, (lambda: operation(x)) if dim is None else (lambda: operation(x, dim=dim)), (x,))
 
 
@@ -108,15 +151,18 @@ def loss(spec: Spec, make: Maker) -> Case:
 
     aten, b, h = torch.ops.aten, spec["B"], max(spec.get("H", 1), 1)
     kind = spec.name.removesuffix("_backward").removesuffix("_loss").removesuffix("_forward")
-    kind = {"binary_cross_entropy": "bce", "nll_loss": "nll", "mse_loss": "mse"}.get(kind, kind)
-    if kind in ("mse", "bce"):
+    kind = {"binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "logits"}.get(kind, kind)
+    if kind in ("mse", "bce", "logits"):
         x, y = make.tensor(b * h).abs_().clamp_(0.01, 0.99), make.tensor(b * h).abs_().clamp_(0.01, 0.99)
         one = make.tensor(1).squeeze()
         run: dict[tuple[str, bool], Callable[[], Any]] = {
-            ("mse", False): lambda: F.mse_loss(x, y), ("bce", False): lambda: F.binary_cross_entropy(x, y),
+            ("mse", False): lambda: F.mse_loss(x, y),
+            ("bce", False): lambda: F.binary_cross_entropy(x, y),
+            ("logits", False): lambda: F.binary_cross_entropy_with_logits(x, y),
+            ("logits", True): lambda: torch.sigmoid(x).sub_(y).mul_(one),
             ("mse", True): lambda: aten.mse_loss_backward.default(one, x, y, 1),
             ("bce", True): lambda: aten.binary_cross_entropy_backward.default(one, x, y, None, 1),
-        }  # fmt: skip
+        }
         return Case(spec, run[kind, spec.backward], (x,))
     if kind not in ("nll", "cross_entropy"):
         raise UnsupportedCallError(f"loss {spec.op}: known are mse, bce, nll, cross_entropy")

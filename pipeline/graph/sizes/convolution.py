@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.graph.sizes.libraries import convolution_extra
 from pipeline.graph.sizes.work import Rule, Work, rows_width, size
 from pipeline.graph.table import Node, Tensor
 
@@ -20,6 +21,7 @@ def convolution(node: Node, rule: Rule) -> list[Work] | None:
     family = "conv2d_backward_data" if transposed else "conv2d_forward"
     works = [Work(dims, _flops(dims, w, out if not transposed else x), float(x.bytes + w.bytes), float(out.bytes),
                   _dtype(node, x), family)]  # fmt: skip
+    works += convolution_extra(family, dims, works[0].dtype)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if isinstance(bias, Tensor):
         works.append(_bias(out, bias))
@@ -28,7 +30,7 @@ def convolution(node: Node, rule: Rule) -> list[Work] | None:
 
 @size("convolution_backward")
 def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
-    """convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, .., groups, mask)."""
+    """convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, .., mask)."""
     grad, x, w = node.tensor(0), node.tensor(1), node.tensor(2)
     if not x.numel:
         return None
@@ -40,18 +42,24 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
     if mask[0]:
         family = "conv2d_forward" if transposed else "conv2d_backward_data"
         works.append(Work(dims, flops, float(grad.bytes + w.bytes), float(x.bytes), dtype, family))
+        works += convolution_extra(family, dims, dtype)
     if mask[1]:
         works.append(Work(dims, flops, float(grad.bytes + x.bytes), float(w.bytes), dtype, "conv2d_backward_weight"))
+        works += convolution_extra("conv2d_backward_weight", dims, dtype)
     if mask[2]:
         channels = grad.shape[1] * 4
         sums = {"B": grad.numel // grad.shape[1], "H": grad.shape[1], "inputs": grad.bytes, "outputs": channels}
-        works.append(Work(sums, float(grad.numel), float(grad.bytes), float(channels), grad.dtype, "reduction", "sum_rows"))
+        works.append(
+            Work(sums, float(grad.numel), float(grad.bytes), float(channels), grad.dtype, "reduction", "sum_rows")
+        )
     return works
 
 
 def _bias(out: Tensor, bias: Tensor) -> Work:
     dims = {**rows_width(out), "inputs": out.bytes + bias.bytes, "outputs": out.bytes}
-    return Work(dims, float(out.numel), float(out.bytes + bias.bytes), float(out.bytes), out.dtype, "elementwise", "add")
+    return Work(
+        dims, float(out.numel), float(out.bytes + bias.bytes), float(out.bytes), out.dtype, "elementwise", "add"
+    )
 
 
 def _dtype(node: Node, x: Tensor) -> str:
@@ -105,7 +113,7 @@ def _output_shape(node: Node, x: Tensor, w: Tensor) -> tuple[int, ...]:
 
 @size("cudnn_convolution")
 def cudnn_convolution(node: Node, rule: Rule) -> list[Work] | None:
-    """cudnn_convolution(input, weight, padding, stride, dilation, groups, ..) of traces; bias is an operator of its own."""
+    """cudnn_convolution(input, weight, padding, stride, dilation, groups, ..) of traces; its bias is added apart."""
     x, w = node.tensor(0), node.tensor(1)
     padding, stride, dilation, groups = (node.value(i) for i in (2, 3, 4, 5))
     values = (None, None, None, stride, padding, dilation, rule.family == "conv2d_backward_data", None, groups)

@@ -72,7 +72,7 @@ def fused_backward_sgd(node: Node, rule: Rule) -> list[Work]:
     tables = range(shape["T"])
     long = [t for t in tables if shape["B"] * shape["lookups"][t] / shape["rows"][t] >= LONG_SEGMENT]
     short = [t for t in tables if t not in long]
-    updates = [_update(shape, long, node, "fused_sgd_block"), _update(shape, short, node, "fused_sgd_warp")]
+    updates = [_update(shape, long, node, "fused_sgd"), _update(shape, short, node, "fused_sgd")]
     return [linear, *sort_works(count, key_bits, index + 4.0), *zeros, start, runs, _fill(1, 4), start, scan,
             _fill(1, 4), _fill(1, 4), find, *updates, *_gradient_copy(gradient)]  # fmt: skip
 
@@ -81,7 +81,7 @@ def fused_backward_sgd(node: Node, rule: Rule) -> list[Work]:
 def bag_forward(node: Node, rule: Rule) -> Work:
     """PyTorch's EmbeddingBag, one table: weight (E, D), indices, offsets."""
     shape = _bag_shape(node.tensor(0), node.tensor(1), node.tensor(2))
-    return _lookup(shape, [0], node, "embedding_bag")
+    return _lookup(shape, [0], node, "bag")
 
 
 @size("bag_backward")
@@ -96,10 +96,12 @@ def bag_backward(node: Node, rule: Rule) -> list[Work]:
     dim, count = gradient.shape[-1], indices.numel
     if _is_sparse(node):
         moved = float(count * dim * DTYPE_BYTES.get(gradient.dtype, 4))
-        dims = {"B": count, "H": dim, "inputs": int(moved + 8 * count), "outputs": int(moved)}
-        return [Work(dims, 0.0, moved + 8.0 * count, moved, gradient.dtype, "index", "index_select")]
+        shape = _bag_shape(Tensor((rows, dim), gradient.dtype), indices, offsets)
+        dims, lists = _dims(shape, [0])
+        read = float(gradient.bytes) + 16.0 * count  # gradient rows repeat within a bag: from the cache
+        return [Work(dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=_describe(node, lists))]
     weight = Tensor((rows, dim), gradient.dtype)
-    return _dense_gradient(_bag_shape(weight, indices, offsets), weight, count, node, "embedding_bag_dense")
+    return _dense_gradient(_bag_shape(weight, indices, offsets), weight, count, node, "dense")
 
 
 @size("lookup_rows")
@@ -108,7 +110,7 @@ def lookup_rows(node: Node, rule: Rule) -> Work:
     weight, indices = node.tensor(0), node.tensor(1)
     shape = {"B": indices.numel, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": weight.shape[1],
              "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
-    return _lookup(shape, [0], node, "embedding")
+    return _lookup(shape, [0], node, "gather")
 
 
 @size("rows_backward")
@@ -121,23 +123,22 @@ def rows_backward(node: Node, rule: Rule) -> list[Work]:
     shape = {"B": indices.numel, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": weight.shape[1],
              "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
     if indices.numel <= 3072:
-        return [_zeros(weight), _update(shape, [0], node, "embedding_dense")]
-    return _dense_gradient(shape, weight, indices.numel, node, "embedding_dense")
+        return [_zeros(weight), _update(shape, [0], node, "dense")]
+    return _dense_gradient(shape, weight, indices.numel, node, "dense")
 
 
 @size("sparse_add")
 def sparse_add(node: Node, rule: Rule) -> list[Work]:
     """param.add_(sparse gradient, alpha): values scaled, then added row by row (SparseCUDATensorMath.cu)."""
-    weight = node.tensor(0)
-    shape, distribution = node.attributes["sparse"], node.attributes
-    count, dim = int(shape["rows"]), weight.shape[-1]
-    moved = float(count * dim * DTYPE_BYTES.get(weight.dtype, 4))
+    weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
+    dim, row = weight.shape[-1], sectors(weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4))
+    moved, places = float(count * row), _distinct(weight.shape[0], count) * row
     scale = {"B": count, "H": dim, "inputs": int(moved), "outputs": int(moved)}
-    spec = {"B": count, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": dim,
-            "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
-    update = _update(spec, [0], node, "sparse_index_add")
-    update.attributes["distribution"] = distribution.get("distribution", "uniform")
-    return [Work(scale, float(count * dim), moved, moved, weight.dtype, "elementwise", "mulu"), update]
+    dims = {"B": count, "H": dim, "inputs": int(moved + places), "outputs": int(places)}
+    return [
+        Work(scale, float(count * dim), moved, moved, weight.dtype, "elementwise", "mulu"),
+        Work(dims, float(count * dim), moved + places + 8.0 * count, places, weight.dtype, "index", "index_add"),
+    ]
 
 
 def _fused_shape(node: Node, weight: Tensor) -> dict[str, Any]:
@@ -156,7 +157,13 @@ def _bag_shape(weight: Tensor, indices: Tensor, offsets: Tensor) -> dict[str, An
 def _dims(shape: dict[str, Any], tables: Sequence[int]) -> tuple[dict[str, int], dict[str, Any]]:
     rows, lookups = [shape["rows"][t] for t in tables], [shape["lookups"][t] for t in tables]
     count = max(1, len(tables))
-    dims = {"B": shape["B"], "T": len(tables), "E": round(sum(rows) / count), "L": round(sum(lookups) / count), "D": shape["D"]}
+    dims = {
+        "B": shape["B"],
+        "T": len(tables),
+        "E": round(sum(rows) / count),
+        "L": round(sum(lookups) / count),
+        "D": shape["D"],
+    }
     return dims, {"rows": rows, "lookups": lookups}
 
 
@@ -171,7 +178,15 @@ def _lookup(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -
     per_output = [sectors(index * n) + n * row + 2 * SECTOR + SECTOR for n in lists["lookups"]]
     read = float(shape["B"] * sum(per_output))
     adds = float(shape["B"] * sum(lists["lookups"]) * shape["D"])
-    return Work(dims, adds, read, float(shape["B"] * len(tables) * row), shape["dtype"], op=op, attributes=_describe(node, lists))
+    return Work(
+        dims,
+        adds,
+        read,
+        float(shape["B"] * len(tables) * row),
+        shape["dtype"],
+        op=op,
+        attributes=_describe(node, lists),
+    )
 
 
 def _update(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -> Work:

@@ -20,10 +20,17 @@ RADIX_BITS = 8
 @size("concat")
 def concat(node: Node, rule: Rule) -> list[Work] | None:
     """cat: every element read and written once; long lists take several launches."""
+    if not node.tensors():
+        raise LookupError(f"{node.name}: no shapes")
     parts = [t for t in on_device(node.tensors()) if t.numel]
     if not parts:
         return None
     result = node.result()
+    if len(parts) == 1:
+        one = parts[0].bytes
+        return [
+            Work({"bytes": one}, 0.0, float(one), float(one), parts[0].dtype, "memcpy_d2d", "memcpy", "cudaMemcpyAsync")
+        ]
     works = []
     for start in range(0, len(parts), CAT_BATCH):
         group = parts[start : start + CAT_BATCH]
@@ -127,10 +134,10 @@ def sort_works(count: int, key_bits: int, pair_bytes: float) -> list[Work]:
         return [Work(dims, 0.0, moved, moved, "int64", "sort", "radix_sort_single_tile")]
     passes = math.ceil(key_bits / RADIX_BITS)
     keys = count * 8.0
+    bins = {"B": 1, "H": 256 * passes, "bytes": 1024 * passes}
     return [
         Work(dims, 0.0, keys, 0.0, "int64", "sort", "radix_sort_histogram"),
-        Work({"B": 1, "H": 256 * passes, "bytes": 1024 * passes}, 0.0, 1024.0 * passes, 1024.0 * passes, "int32", "sort",
-             "radix_sort_scan"),
+        Work(bins, 0.0, 1024.0 * passes, 1024.0 * passes, "int32", "sort", "radix_sort_scan"),
         *[Work(dims, 0.0, moved, moved, "int64", "sort", "radix_sort_pass") for _ in range(passes)],
     ]  # fmt: skip
 
@@ -175,8 +182,8 @@ def item(node: Node, rule: Rule) -> Work | None:
     x = node.tensors()[0]
     if x.host:
         return None
-    return Work({"bytes": x.bytes}, 0.0, float(x.bytes), float(x.bytes), x.dtype, api="cudaMemcpyAsync", blocking=True,
-                attributes={"pinned": False})  # fmt: skip
+    return Work({"bytes": x.bytes}, 0.0, float(x.bytes), float(x.bytes), x.dtype, op="pageable",
+                api="cudaMemcpyAsync", blocking=True)  # fmt: skip
 
 
 @size("index_put_nested")
@@ -184,3 +191,11 @@ def index_put_nested(node: Node, rule: Rule) -> list[Work] | None:
     """_index_put_impl_ in a trace: its arithmetic and copies are operators under it; sort and addition are its own."""
     works = index_put(node, rule)
     return None if works is None else [w for w in works if w.family in ("sort", "index", "tril_index_backward")]
+
+
+@size("pad")
+def pad(node: Node, rule: Rule) -> Work:
+    """constant_pad_nd: the input copied into the middle of the filled result."""
+    x = node.tensor(0)
+    dims = {**rows_width(x), "bytes": x.bytes, "inputs": x.bytes, "outputs": x.bytes}
+    return Work(dims, 0.0, float(x.bytes), float(x.bytes), x.dtype, op="transpose")

@@ -19,6 +19,8 @@ def foreach(node: Node, rule: Rule) -> list[Work] | None:
 
     A list of scalars that is given on the host takes no traffic.
     """
+    if not node.tensors():
+        raise LookupError(f"{node.name}: no shapes")
     lists = [tuple(t for t in argument if t.numel) for argument in node.inputs if isinstance(argument, tuple)]
     lists = [found for found in lists if on_device(found)]
     if not lists or not lists[0]:
@@ -38,7 +40,7 @@ def foreach_norm(node: Node, rule: Rule) -> list[Work] | None:
     """_foreach_norm: the chunks' norms, then one kernel that joins them."""
     works = foreach(node, rule)
     if works:
-        count = sum(work.dims["tensors"] for work in works)
+        count = sum(work.dims["tensors"] or 0 for work in works)
         small = {"B": count, "H": 320, "inputs": 1280 * count, "outputs": 4 * count}
         works.append(Work(small, 320.0 * count, 1280.0 * count, 4.0 * count, works[0].dtype, "reduction", "norm_join"))
     return works

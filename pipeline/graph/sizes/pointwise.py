@@ -21,7 +21,9 @@ def elementwise(node: Node, rule: Rule) -> Work | None:
     if "scalar" in rule.options and sum(t.numel > 1 or not t.host for t in node.tensors()) < 2:
         op = str(rule.options["scalar"])
     dims = {**rows_width(result), "inputs": int(read), "outputs": int(written)}
-    return Work(dims, float(result.numel) * float(rule.options.get("flops", 1)), read, float(written), main_dtype(node), op=op)
+    return Work(
+        dims, float(result.numel) * float(rule.options.get("flops", 1)), read, float(written), main_dtype(node), op=op
+    )
 
 
 @size("unary_in_turn")
@@ -41,6 +43,14 @@ def fill(node: Node, rule: Rule) -> Work | None:
     return Work(dims, 0.0, 0.0, float(result.bytes), result.dtype)
 
 
+@size("fill_input")
+def fill_input(node: Node, rule: Rule) -> Work | None:
+    """Zeros of the second input's shape: the gradient that a scatter then fills."""
+    target = node.tensor(1)
+    dims = {**rows_width(target), "inputs": 0, "outputs": target.bytes}
+    return Work(dims, 0.0, 0.0, float(target.bytes), target.dtype)
+
+
 @size("copy")
 def copy(node: Node, rule: Rule) -> Work | None:
     """copy_ and what makes one: a memory copy where both sides lie alike, else an elementwise kernel.
@@ -48,6 +58,8 @@ def copy(node: Node, rule: Rule) -> Work | None:
     Inputs are (target, source) for `copy_`, (source,) for clone, contiguous and the like.
     """
     tensors = node.tensors()
+    if not tensors:
+        raise LookupError(f"{node.name}: no shapes")
     source = tensors[1] if node.name == "aten::copy_" and len(tensors) > 1 else tensors[0]
     target = tensors[0] if node.name == "aten::copy_" else (node.result() or source)
     if not target.numel:
@@ -80,11 +92,11 @@ def clone(node: Node, rule: Rule) -> Work | None:
         target = Tensor(source.shape, source.dtype, _rows(source.shape), source.host)
     from dataclasses import replace
 
-    return copy(replace(node, name="aten::copy_", inputs=(target, source), outputs=()), rule)  # type: ignore[return-value]
+    return copy(replace(node, name="aten::copy_", inputs=(target, source), outputs=()), rule)
 
 
 @size("reduction")
-def reduction(node: Node, rule: Rule) -> Work | None:
+def reduction(node: Node, rule: Rule) -> list[Work] | Work | None:
     """sum, mean...: B rows of width H as the input lies; the op says which side is reduced."""
     source = on_device(node.tensors())[0] if on_device(node.tensors()) else node.tensors()[0]
     dims, side = _reduced(node, source)
@@ -94,8 +106,12 @@ def reduction(node: Node, rule: Rule) -> Work | None:
     element = source.bytes // source.numel
     rows, width = _split(source.shape, dims, side)
     read = float(source.stored_bytes)
-    return Work({"B": rows, "H": width, "inputs": int(read), "outputs": written * element}, float(source.numel), read,
+    main = Work({"B": rows, "H": width, "inputs": int(read), "outputs": written * element}, float(source.numel), read,
                 float(written * element), source.dtype, op=f"{rule.op}_{side}")  # fmt: skip
+    if not _across_blocks(rows, width, side):
+        return main
+    zeroed = Work({"bytes": 4 * written}, 0.0, 0.0, 4.0 * written, "int32", "memset", "semaphores", "cudaMemsetAsync")
+    return [zeroed, main]
 
 
 @size("loss")
@@ -112,12 +128,12 @@ def loss(node: Node, rule: Rule) -> list[Work]:
 
 
 def _between(source: Tensor, target: Tensor, node: Node) -> Work:
-    """A copy between host and device; it blocks the host unless it was asked not to (then memory is taken as pinned)."""
+    """A copy between host and device; blocks the host unless asked not to (memory is then taken as pinned)."""
     kind = "h2d" if source.host else "d2h"
     waits = not bool(node.value(2, False))
     dims = {"bytes": max(source.bytes, target.bytes)}
-    return Work(dims, 0.0, float(source.bytes), float(target.bytes), target.dtype, f"memcpy_{kind}", "copy_",
-                "cudaMemcpyAsync", waits, {"pinned": not waits})  # fmt: skip
+    return Work(dims, 0.0, float(source.bytes), float(target.bytes), target.dtype, f"memcpy_{kind}",
+                "pageable" if waits else "pinned", "cudaMemcpyAsync", waits)  # fmt: skip
 
 
 def _largest(node: Node) -> Tensor:
@@ -149,7 +165,9 @@ def _expanded(tensor: Tensor) -> bool:
 
 def _reduced(node: Node, source: Tensor) -> tuple[set[int], str]:
     """Reduced dimensions and the side they make: rows, columns or all."""
-    given = next((v for v in node.values[1:2] if isinstance(v, list) or (isinstance(v, int) and not isinstance(v, bool))), None)
+    given = next(
+        (v for v in node.values[1:2] if isinstance(v, list) or (isinstance(v, int) and not isinstance(v, bool))), None
+    )
     axes = [given] if isinstance(given, int) else given
     rank = len(source.shape)
     every = set(range(rank))
@@ -157,6 +175,15 @@ def _reduced(node: Node, source: Tensor) -> tuple[set[int], str]:
     if {i for i in every - dims if source.shape[i] > 1} == set():
         return every, "all"
     return dims, "columns" if rank - 1 in dims else "rows"
+
+
+def _across_blocks(rows: int, width: int, side: str) -> bool:
+    """Whether several blocks share one output, so that semaphores are cleared first (seen in a100x8_dlrm and
+    rtx2080ti_linear; the choice is made in ATen/native/cuda/Reduce.cuh).
+    """
+    if side == "rows":
+        return rows >= 16384 or (rows >= 1024 and width >= 128 and width % 4 == 0)
+    return side == "all" and rows * width >= 2**19
 
 
 def _split(shape: tuple[int, ...], dims: set[int], side: str) -> tuple[int, int]:

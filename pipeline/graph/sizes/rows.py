@@ -1,4 +1,4 @@
-"""Kernels over rows or channels: softmax, norms, dropout, pooling, cross-entropy's loss, attention, recurrent layers."""
+"""Kernels over rows or channels: softmax, norms, pooling, fused attention, recurrent layers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
     dims = {"B": x.numel // width, "H": width, "inputs": 2 * x.bytes, "outputs": x.bytes}
     return [
         Work(dims, 8.0 * x.numel, 2.0 * x.bytes, float(x.bytes), x.dtype, op="layer_norm_input"),
-        Work({**dims, "outputs": 8 * width}, 4.0 * x.numel, 2.0 * x.bytes, 8.0 * width, x.dtype, op="layer_norm_weight"),
+        Work(
+            {**dims, "outputs": 8 * width}, 4.0 * x.numel, 2.0 * x.bytes, 8.0 * width, x.dtype, op="layer_norm_weight"
+        ),
     ]
 
 
@@ -68,7 +70,9 @@ def attention(node: Node, rule: Rule) -> Work:
     flops = 2.0 * products * batch * heads * tokens * k.shape[2] * width * (0.5 if causal else 1.0)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) == 4) or q.bytes)
     dims = {"B": batch, "H": heads, "T": tokens, "D": width}
-    return Work(dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal, "keys": k.shape[2]})
+    return Work(
+        dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal, "keys": k.shape[2]}
+    )
 
 
 @size("rnn")
@@ -82,7 +86,12 @@ def rnn(node: Node, rule: Rule) -> Work:
     gates, width, layers, directions = shape["gates"], shape["hidden"], shape["layers"], shape["directions"]
     weights = float(shape["weight_bytes"])
     per_layer = [x.shape[-1], *[width * directions] * (layers - 1)]
-    flops = sum(2.0 * gates * (inputs + width) * width for inputs in per_layer) * directions * shape["tokens"] * shape["batch"]
+    flops = (
+        sum(2.0 * gates * (inputs + width) * width for inputs in per_layer)
+        * directions
+        * shape["tokens"]
+        * shape["batch"]
+    )
     out = shape["tokens"] * shape["batch"] * width * directions * (x.bytes // max(1, x.numel))
     dims = {"B": shape["batch"], "T": shape["tokens"], "I": x.shape[-1], "H": width, "layers": layers}
     factor = 2.0 if rule.options.get("backward") else 1.0

@@ -6,9 +6,9 @@ Work   one device call of known size
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.graph.table import Node, Tensor
 
@@ -25,13 +25,14 @@ class Rule:
     api: str = "cudaLaunchKernel"
     evidence: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    sms: int = 80  # of the GPU, where one is known; decides how libraries split work
 
 
 @dataclass
 class Work:
     """One device call: dims of its family, FLOPs, bytes; the rest overrides what the rule says."""
 
-    dims: dict[str, int]
+    dims: Mapping[str, int | None]
     flops: float
     read: float
     written: float
@@ -48,10 +49,13 @@ SIZES: dict[str, Size] = {}
 """Size functions by name."""
 
 
-def size(name: str) -> Callable[[Size], Size]:
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def size(name: str) -> Callable[[Function], Function]:
     """Register a size function under the name that `opmap.yaml` uses."""
 
-    def register(function: Size) -> Size:
+    def register(function: Function) -> Function:
         SIZES[name] = function
         return function
 

@@ -1,0 +1,113 @@
+"""Checks captured graphs: against public execution traces, PyTorch's FLOP counter, and published parameter counts.
+
+python benchmarks/graph/check_capture.py [DATASETS_DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rebuilt import gpt2_large, linear_stack
+
+from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.capture import capture, observe
+from pipeline.graph.execution_trace import import_execution_trace
+from pipeline.graph.match import sequence_match, top_level_names
+from pipeline.graph.table import Graph, write_nodes
+from pipeline.paths import config_dir, datasets_dir
+from pipeline.workloads import make_step
+
+PUBLISHED_MILLIONS = {
+    "resnet50": (25.557, "torchvision"), "inception_v3": (27.161, "torchvision, with the auxiliary head"),
+    "bert_large": (336.2, "Hugging Face, pre-training heads"), "gpt2_large": (774.0, "OpenAI"),
+    "opt_13": (1315.8, "Meta, 1.3 B"),
+}  # fmt: skip
+"""Parameter counts as published, in millions, with whose."""
+
+FLOP_MODELS = {"resnet50": 16, "gpt2_large": 1, "dlrm_default": 2048, "dlrm_ddp": 2048}
+
+
+def model_config(name: str, **changes: Any) -> dict[str, Any]:
+    """Content of a model's file, changed."""
+    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+
+
+def check_sequences(datasets: Path) -> None:
+    """Top-level sequences of rebuilt models against execution traces."""
+    print("trace | top-level operators, captured | in the trace | match %")
+    for folder, make, first in (("rtx2080ti_linear", linear_stack, False), ("gpt2_et", gpt2_large, True)):
+        step = make()
+        nodes, _ = observe(step, False, step.config, first)
+        ours = top_level_names(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
+        theirs = top_level_names(import_execution_trace(datasets / "traces" / folder / "execution_trace.json.gz"))
+        print(f"{folder} | {len(ours)} | {len(theirs)} | {100 * sequence_match(ours, theirs):.1f}")
+
+
+def counted_flops(config: dict[str, Any], batch: int) -> float:
+    """FLOPs of a step by `torch.utils.flop_counter`, on the meta device."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    step = make_step(config, batch, "meta")
+    with FlopCounterMode(display=False) as counter:
+        step.run(0)
+    return float(counter.get_total_flops())
+
+
+def check_flops() -> None:
+    """FLOPs of matrix products and convolutions against PyTorch's counter."""
+    print("\nmodel | batch | GFLOP, ours | torch.utils.flop_counter | difference %")
+    for name, batch in FLOP_MODELS.items():
+        config = model_config(name)
+        calls = map_calls(capture(config, batch))
+        heavy = calls["family"].isin(["gemm", "bmm"]) | calls["family"].str.startswith("conv2d")
+        ours, theirs = calls.loc[heavy, "flops"].sum(), counted_flops(config, batch)
+        print(f"{name} | {batch} | {ours / 1e9:.2f} | {theirs / 1e9:.2f} | {100 * (ours / theirs - 1):+.2f}")
+
+
+def gpt2_parameters(config: dict[str, Any]) -> int:
+    """12·d² + 13·d a layer, embeddings of tokens and positions, the last norm (Radford et al. 2019)."""
+    d, layers = config["width"], config["layers"]
+    return layers * (12 * d * d + 13 * d) + (config["vocabulary"] + config["positions"]) * d + 2 * d
+
+
+def check_models() -> None:
+    """Size, time and coverage of every model's capture."""
+    print("\nmodel | parameters, M | published, M | operators | calls | unknown | capture s")
+    for path in sorted((config_dir() / "model").glob("*.yaml")):
+        config = model_config(path.stem)
+        if path.stem == "custom":
+            continue
+        start = time.perf_counter()
+        graph = capture(config, int(config["batch_size"]))
+        seconds = time.perf_counter() - start
+        calls = map_calls(graph)
+        step = make_step(config, 1, "meta")
+        millions = (sum(p.numel() for p in step.parameters()) + sum(t.numel() for t in step.in_kernel)) / 1e6
+        published = PUBLISHED_MILLIONS.get(path.stem)
+        if config["architecture"] == "gpt2" and published is None:
+            published = (round(gpt2_parameters(config) / 1e6, 3), "GPT-2's formula")
+        known = f"{published[0]} ({published[1]})" if published else "-"
+        print(f"{path.stem} | {millions:.3f} | {known} | {len(graph.table)} | {len(calls)} | "
+              f"{unknown_operators(graph, calls)} | {seconds:.1f}")  # fmt: skip
+    print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
+    args = parser.parse_args()
+    if args.datasets is not None:
+        check_sequences(args.datasets)
+    check_flops()
+    check_models()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Models rebuilt to match public execution traces: a stack of linear layers, GPT-2 Large of `transformers` 4.4x."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.workloads.step import Batch, Step, phase
+
+
+def linear_stack(layers: int = 21, width: int = 1024, batch: int = 512) -> Step:
+    """`rtx2080ti_linear`: linear and ReLU in turn, a softmax, cross entropy; gradients zeroed after the forward."""
+    with torch.device("meta"):
+        blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)]
+        model = nn.Sequential(*blocks, nn.Softmax(1))
+
+    def procedure(batch_: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        x, label = batch_
+        with phase("forward"):
+            output = model(x)
+        with phase("zero_grad"):
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+        with phase("loss"):
+            value = F.cross_entropy(output, label)
+        with phase("backward"):
+            value.backward()
+        with phase("optimizer"):
+            optimizers[0].step()
+
+    inputs = torch.empty(batch, width, device="meta"), torch.empty(batch, dtype=torch.long, device="meta")
+    return Step([model], [inputs], model, None, "meta", {"optimizer": "sgd"}, procedure=procedure)
+
+
+class Projection(nn.Module):
+    """GPT-2's "Conv1D": a linear layer with the weight the other way round."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.empty(inputs, outputs)), nn.Parameter(torch.empty(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.size()[:-1], self.bias.shape[0])
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
+
+
+class Block(nn.Module):
+    """Attention and MLP with residuals, in the order of `transformers` 4.4x."""
+
+    def __init__(self, width: int, heads: int, positions: int) -> None:
+        super().__init__()
+        self.heads, self.width = heads, width
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = Projection(width, 3 * width), Projection(width, width)
+        self.up, self.down = Projection(width, 4 * width), Projection(4 * width, width)
+        self.drop = nn.Dropout(0.1)
+        mask = torch.ones(positions, positions, dtype=torch.bool).view(1, 1, positions, positions)
+        self.register_buffer("bias", mask, persistent=False)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view((*x.size()[:-1], self.heads, self.width // self.heads)).permute(0, 2, 1, 3)
+
+    def _attend(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).split(self.width, dim=2)
+        q, k, v = self._split(q), self._split(k), self._split(v)
+        weights = torch.matmul(q, k.transpose(-1, -2))
+        weights = weights / torch.full([], v.size(-1) ** 0.5, dtype=weights.dtype, device=weights.device)
+        queries, keys = q.size(-2), k.size(-2)
+        causal = self.bias[:, :, keys - queries : keys, :keys]
+        lowest = torch.full([], torch.finfo(weights.dtype).min, dtype=weights.dtype, device=weights.device)
+        weights = torch.where(causal, weights.to(weights.dtype), lowest)
+        weights = self.drop(F.softmax(weights, dim=-1).type(v.dtype))
+        merged = torch.matmul(weights, v).permute(0, 2, 1, 3).contiguous()
+        return self.drop(self.out(merged.view(*merged.size()[:-2], self.width)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._attend(self.ln1(x)) + x
+        y = self.up(self.ln2(x))
+        y = 0.5 * y * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0))))
+        return x + self.drop(self.down(y))
+
+
+class Gpt2(nn.Module):
+    """GPT-2 with its language-model head tied to the token embedding; returns the loss."""
+
+    def __init__(self, width: int = 1280, layers: int = 36, heads: int = 20, positions: int = 1024) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(50257, width), nn.Embedding(positions, width)
+        self.drop = nn.Dropout(0.1)
+        self.blocks = nn.ModuleList(Block(width, heads, positions) for _ in range(layers))
+        self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, 50257, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        shape = ids.size()
+        ids = ids.view(-1, shape[-1])
+        position = torch.arange(0, shape[-1], dtype=torch.long, device=ids.device).unsqueeze(0)
+        x = self.drop(self.tokens(ids) + self.positions(position))
+        for block in self.blocks:
+            x = block(x)
+        x = self.ln(x).view((-1, shape[-1], x.size(-1)))
+        logits = self.head(x)
+        labels = ids.to(logits.device)
+        shifted, wanted = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
+        return F.cross_entropy(shifted.view(-1, shifted.size(-1)), wanted.view(-1))
+
+
+def gpt2_large(tokens: int = 512) -> Step:
+    """`gpt2_et`: one step, the optimizer's first."""
+    with torch.device("meta"):
+        model = Gpt2()
+    ids = torch.empty(1, tokens, dtype=torch.long, device="meta")
+    return Step([model], [(ids,)], model, None, "meta", {"optimizer": "adam"})

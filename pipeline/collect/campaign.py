@@ -1,0 +1,186 @@
+"""Measure a GPU for step-time prediction: training steps, traces, kernels, peaks.
+
+    python -m pipeline.collect.campaign --out measurements/H100 --minutes 10
+
+Run it again with the same folder and it goes on where it ended, also after a kill. Needs torch, numpy, pandas, pyarrow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+T0 = time.monotonic()  # the limit counts the slow imports that follow
+
+PARTS = ("peaks", "steps", "kernels")
+SHARES = {"peaks": 0.12, "steps": 0.62, "kernels": 1.0}
+"""Share of the time by whose end a part gives way to the next; what a part leaves goes to those after it."""
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; wrong arguments end the process with exit code 2 and one line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.collect.campaign",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="exit codes: 0 done or out of time, 2 bad arguments, 3 the profiler sees no kernels, 4 device lost, "
+        "5 a unit hung. After each of them the folder holds what was measured so far.",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the results, new or of an interrupted campaign"
+    )
+    parser.add_argument("--minutes", type=_minutes, default=10.0, help="time limit, imports included (default 10)")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="an interrupted campaign to go on with: its results are "
+        "copied to --out first where that is another folder",
+    )
+    parser.add_argument(
+        "--only",
+        type=_pattern,
+        default="",
+        metavar="REGEX",
+        help="units to measure, such as 'steps/dlrm_ddp', 'kernels/gemm', 'peaks'",
+    )
+    parser.add_argument("--parts", type=_parts, default=PARTS, help="parts in order (default peaks,steps,kernels)")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--tiny", action="store_true", help="very small sizes: a trial, not a measurement")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the campaign; returns the exit code."""
+    begin = T0 if argv is None else time.monotonic()
+    args = parse_args(argv)
+    from pipeline.errors import SteptimeError
+
+    try:
+        return _run(args, begin)
+    except SteptimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(args: argparse.Namespace, begin: float) -> int:
+    from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
+    from pipeline.collect.output import CampaignFolder, check
+    from pipeline.collect.preflight import ProfilerError, preflight
+    from pipeline.collect.runner import (
+        EXIT_BAD_INPUT,
+        EXIT_DEVICE_LOST,
+        EXIT_DONE,
+        EXIT_NO_KERNELS,
+        Campaign,
+        DeviceLostError,
+        watchdog,
+    )
+
+    device = select_device(args.device)
+    fix_threads(device)
+    if device.type == "cpu":
+        keep_memory_mapped()
+    about = describe(device)
+    _take_over(args)
+    folder = CampaignFolder(args.out, about | {"tiny": args.tiny})
+    identity = folder.manifest.setdefault("campaign_id", f"{about['gpu']}-{int(time.time())}")
+    deadline = begin + 60 * args.minutes
+    campaign = Campaign(folder, device, about["gpu"], deadline, args.only, args.tiny, identity)
+    run = {"command": sys.argv[1:], "started_unix": int(time.time()), "minutes": args.minutes, "status": "running"}
+    folder.manifest["runs"].append(run)
+    folder.save()
+    timer = watchdog(deadline)
+    code = EXIT_DONE
+    try:
+        with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+            run["preflight"] = seen = preflight(device, Path(scratch))
+        for warning in seen["warnings"]:
+            print(f"warning: {warning}", file=sys.stderr)
+        for part in args.parts:
+            campaign.part_deadline = begin + 60 * args.minutes * (SHARES[part] if len(args.parts) > 1 else 1.0)
+            _part(part)(campaign)
+        run["status"] = "complete" if campaign.left() > 0 else "out of time"
+    except ProfilerError as error:
+        code, run["status"] = EXIT_NO_KERNELS, f"preflight failed: {error}"
+        print(f"error: {error}", file=sys.stderr)
+    except DeviceLostError as error:
+        code, run["status"] = EXIT_DEVICE_LOST, f"device lost: {error}"[:500]
+        print(f"error: {run['status']}", file=sys.stderr)
+    finally:
+        timer.cancel()
+    run["seconds"] = round(time.monotonic() - begin, 1)
+    folder.save()
+    problems = check(args.out)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    print(_summary(folder.manifest, args.out, run["seconds"]))
+    return code if code or not problems else EXIT_BAD_INPUT - 1
+
+
+def _take_over(args: argparse.Namespace) -> None:
+    """Copy an earlier campaign into a new --out folder."""
+    import shutil
+
+    from pipeline.collect.output import read_manifest
+    from pipeline.errors import InputError
+
+    if args.resume is None or args.resume.resolve() == args.out.resolve():
+        return
+    read_manifest(args.resume)  # refuses a folder that is none
+    if args.out.exists() and any(args.out.iterdir()):
+        raise InputError(f"--out {args.out}: holds files already; give --resume alone a folder, or a new --out")
+    args.out.mkdir(parents=True, exist_ok=True)
+    files = sorted(args.resume.iterdir(), key=lambda file: file.name == "manifest.json")  # the manifest last
+    for file in files:
+        if file.is_file() and not file.name.startswith("."):
+            shutil.copyfile(file, args.out / file.name)
+
+
+def _part(name: str) -> Callable[[Any], None]:
+    from pipeline.collect.campaign_kernels import run_kernels
+    from pipeline.collect.campaign_steps import run_steps
+    from pipeline.collect.peaks import run_peaks
+
+    return {"peaks": run_peaks, "steps": run_steps, "kernels": run_kernels}[name]
+
+
+def _summary(manifest: dict[str, Any], folder: Path, seconds: float) -> str:
+    counts: dict[str, int] = {}
+    for unit in manifest["units"].values():
+        counts[unit["status"]] = counts.get(unit["status"], 0) + 1
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) or "none"
+    return f"{folder}: units {told}; {size / 1e6:.1f} MB after {seconds:.0f} s. Run again to go on."
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0.05 <= value <= 24 * 60:
+        raise argparse.ArgumentTypeError("between 0.05 and 1440")
+    return value
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"not a regular expression: {error}") from None
+    return text
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

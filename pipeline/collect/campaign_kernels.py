@@ -1,0 +1,155 @@
+"""Campaign part `kernels`: microbenchmarks in rounds, the calls of the workloads first, then sizes around them."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.collect.bench import Cache
+from pipeline.collect.cases import Spec
+from pipeline.collect.cases.base import spec_from_row
+from pipeline.collect.grid import StepPlan, plans
+from pipeline.collect.kernels import measure_specs
+from pipeline.collect.reader import TraceMember, read_traces
+from pipeline.collect.runner import Campaign, DeviceLostError, Outcome
+from pipeline.collect.sampler import around, distinct, interleaved
+from pipeline.collect.seeds import seeds
+from pipeline.errors import MeasurementError, SteptimeError
+
+ROUND = 48
+"""Distinct calls of a round, all families in turn."""
+ROUND_SECONDS = 12.0
+COLD_SHARE, WARM_SHARE = 1 / 6, 1 / 6
+"""Shares of the rounds in which calls meet a cold or a warm cache; the others meet it as in a step."""
+TINY_LIMIT, TINY_ROUNDS = 64, 2
+"""Largest dimension in a trial on a CPU, and its number of rounds."""
+
+
+def run_kernels(campaign: Campaign) -> None:
+    """Measure rounds of calls until time or room is used."""
+    wanted = interleaved([*workload_calls(campaign), *distinct(list(seeds()))])
+    if campaign.tiny:
+        wanted = distinct([shrunk(spec) for spec in wanted])
+    families = {spec.family for spec in wanted}
+    chosen = {name for name in families if campaign.wants(f"kernels/{name}")} or families
+    wanted = [spec for spec in wanted if spec.family in chosen]
+    suffix = "" if chosen == families else "~" + "+".join(sorted(chosen))
+    exact = [wanted[i : i + ROUND] for i in range(0, len(wanted), ROUND)]
+    number = 0
+    while campaign.left() > (1 if campaign.tiny else ROUND_SECONDS) and not campaign.folder.samples_full():
+        if campaign.tiny and number >= TINY_ROUNDS:
+            return
+        # one round of exact calls, one of sampled sizes; exact ones come again with another cache when all had a turn
+        specs = exact[number // 2 % len(exact)] if number % 2 == 0 else list(islice(_sampled(wanted, number), ROUND))
+        unit, cache = f"kernels/r{number:04d}{suffix}", cache_of(number)
+        only, campaign.only = campaign.only, ""  # the families are filtered already
+        try:
+            campaign.run(unit, 0.0, lambda s=specs, u=unit, n=number, c=cache: measure_round(campaign, u, s, n, c))  # type: ignore[misc]
+        finally:
+            campaign.only = only
+        number += 1
+
+
+def measure_round(campaign: Campaign, unit: str, specs: Sequence[Spec], seed: int, cache: Cache) -> Outcome:
+    """Measure one round and add its rows.
+
+    Raises:
+        DeviceLostError: the device is gone.
+    """
+    try:
+        frame = measure_specs(
+            specs,
+            campaign.device,
+            campaign.left() - 2,
+            cache=cache,
+            seed=seed,
+            gpu=campaign.gpu,
+            campaign_id=f"{campaign.identity}:{unit}",
+            source=campaign.identity,
+        )
+    except MeasurementError as error:
+        raise DeviceLostError(str(error)) from error
+    campaign.folder.add_samples(frame)
+    reasons = frame.attrs["unmeasured"]
+    short = "partial" if frame.attrs["cut"] else "done"
+    return {
+        "status": "done",
+        "extent": short,
+        "rows": len(frame),
+        "cache": cache.value,
+        "unmeasured": reasons,
+        "note": f"{len(frame)} rows, {sum(reasons.values())} without a benchmark",
+    }
+
+
+def workload_calls(campaign: Campaign) -> list[Spec]:
+    """The distinct calls that the grid's workloads make: as traced by this campaign, else captured without running.
+
+    Both need PyYAML (the map from operators to calls is a YAML file). Without it the seeds, which hold the workloads'
+    main shapes, stand alone; the manifest says so.
+    """
+    found: list[Spec] = []
+    notes: dict[str, str] = {}
+    traced = {member.model: member for member in read_traces(campaign.folder.path) if member.execution_trace}
+    for plan in plans(campaign.tiny):
+        member = traced.get(plan.model)
+        same = member is not None and (member.variant, member.batch_size) == (plan.variant, plan.batch_size)
+        # one trace stands for its model: sizes around it are sampled, other batches are captured only where none ran
+        if plan.overrides.get("dtype") is not None or (member is not None and not same):
+            continue
+        try:
+            found += _traced(member, campaign) if member is not None else [] if campaign.tiny else _captured(plan)
+        except (ImportError, SteptimeError, RuntimeError, ValueError, TypeError, LookupError) as error:
+            notes[plan.unit] = f"{type(error).__name__}: {error}"[:200]
+    campaign.folder.manifest["calls_not_known"] = notes
+    return distinct(found)
+
+
+def cache_of(number: int) -> Cache:
+    """The cache's state in a round: reproducible, exact and sampled rounds alike."""
+    draw = random.Random(number // 2).random()
+    return Cache.COLD if draw < COLD_SHARE else Cache.WARM if draw < COLD_SHARE + WARM_SHARE else Cache.STEP
+
+
+def shrunk(spec: Spec) -> Spec:
+    """The call at a size that a trial on a CPU can afford."""
+    large = {"bytes": 1 << 14, "inputs": 1 << 14, "outputs": 1 << 14, "E": 1000, "B": 32, "HW": 64, "input_size": 16}
+    limits = {name: large.get(name, TINY_LIMIT) for name in spec.dims}
+    dims = {name: min(value, limits[name]) for name, value in spec.dims.items()}
+    kept = {key: value for key, value in spec.attributes.items() if key in ("distribution", "index_bytes")}
+    return replace(spec, dims=dims, attributes=kept)
+
+
+def _captured(plan: StepPlan) -> list[Spec]:
+    from pipeline.graph.calls import map_calls
+    from pipeline.graph.capture import capture
+
+    return _specs(map_calls(capture(plan.config(), plan.batch_size)))
+
+
+def _traced(member: TraceMember, campaign: Campaign) -> list[Spec]:
+    from pipeline.graph.calls import map_calls
+    from pipeline.graph.execution_trace import import_execution_trace
+
+    with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+        _, path = member.extract(Path(scratch))
+        if path is None:
+            return []
+        return _specs(map_calls(import_execution_trace(path), None, campaign.device.type))
+
+
+def _specs(calls: pd.DataFrame) -> list[Spec]:
+    return [spec_from_row(row) for row in calls.to_dict("records") if not str(row["api"]).endswith("Synchronize")]
+
+
+def _sampled(wanted: Sequence[Spec], seed: int) -> Iterator[Spec]:
+    order: list[Any] = list(wanted)
+    random.Random(seed).shuffle(order)
+    return around(order, seed)

@@ -1,0 +1,112 @@
+"""Campaign part `steps`: unprofiled step times and traces of the workload grid."""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.collect.device import gpu_state, set_tf32
+from pipeline.collect.grid import StepPlan, plans
+from pipeline.collect.runner import Campaign, Outcome
+from pipeline.collect.timing import StepTimes, step_times_row, time_steps, warm_up
+from pipeline.collect.tracing import EXECUTION_TRACE, KINETO, execution_trace, profile_steps
+
+if TYPE_CHECKING:
+    import torch
+
+STEP_SECONDS = 1.2
+"""Unprofiled time of a step before its profile, and as much after it."""
+FREE_BYTES = 12 << 30
+"""Device memory that embedding tables must leave to everything else."""
+
+
+def run_steps(campaign: Campaign) -> None:
+    """Measure every planned step that fits the time."""
+    for plan in plans(campaign.tiny):
+        campaign.run(plan.unit, plan.seconds, lambda plan=plan: measure_step(campaign, plan))  # type: ignore[misc]
+    set_tf32(False)
+
+
+def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
+    """Time and profile one step; its row and traces go to the folder.
+
+    Raises:
+        InputError: the workload needs a package that is not installed.
+        RuntimeError: the step fails, for example for want of memory.
+    """
+    import torch
+
+    from pipeline.workloads import make_step
+
+    device, folder = campaign.device, campaign.folder
+    torch.manual_seed(0)
+    config, capped = cap_tables(plan.config(), device)
+    set_tf32(config.get("dtype") == "tf32")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    step = make_step(config, plan.batch_size, device.type)
+    seconds = 0.02 if campaign.tiny else STEP_SECONDS
+    took = warm_up(step.run, device, limit_s=4 * seconds)
+    times = StepTimes()
+    times.add(time_steps(step.run, device, seconds, took))
+    with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+        profile = profile_steps(step.run, device, plan.iterations, Path(scratch) / "kineto.json")
+        times.add(time_steps(step.run, device, seconds, took))
+        members = {KINETO: gzip.compress(profile.path.read_bytes(), 9, mtime=0)}
+        note = ""
+        if config.get("dtype") != "tf32":  # TF32 has the graph of fp32
+            try:
+                members[EXECUTION_TRACE] = gzip.compress(execution_trace(step.run, device, Path(scratch)), 9, mtime=0)
+            except (RuntimeError, OSError, TypeError) as error:
+                note = f"no execution trace: {error}"[:200]
+    prefix = plan.unit.removeprefix("steps/")
+    archive = folder.archive({f"{prefix}/{name}": data for name, data in members.items()})
+    facts = {
+        "unit": plan.unit, "config": config, "rows_capped": capped, "trace": archive, "note": note,
+        "profiled_step_us": profile.step_us, "profiled_kernel_us": profile.kernel_us, "iterations": plan.iterations,
+        "device_calls": profile.device_calls, "state": gpu_state() if device.type == "cuda" else {},
+    }  # fmt: skip
+    row = step_times_row(times, facts, device)
+    identity = {"gpu": campaign.gpu, "model": plan.model, "variant": plan.variant, "batch_size": plan.batch_size}
+    folder.add_step_times({**row, **identity, "source": campaign.identity})
+    return {
+        "trace": archive,
+        "note": f"{times.median_us:.0f} us, profiled {profile.step_us:.0f} us, kernels {profile.kernel_us:.0f} us",
+    }
+
+
+def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, Any], int | None]:
+    """The configuration with embedding tables that the device can hold, and the cap (None where none was needed).
+
+    `dlrm_mlperf` has 90 GiB of tables: on a smaller device its largest ones lose rows, which the row says.
+    """
+    rows, dim = config.get("rows"), config.get("dim")
+    if rows is None or dim is None:
+        return config, None
+    sizes = [int(r) for r in rows] if isinstance(rows, list) else [int(rows)] * int(config.get("tables") or 1)
+    copies = 2 if config.get("embedding") == "dense" else 1  # a dense gradient is as large as its table
+    free = _free_bytes(device) - FREE_BYTES if device.type == "cuda" else _free_bytes(device) // 4
+    cap = largest = max(sizes)
+    while 4 * int(dim) * copies * sum(min(size, cap) for size in sizes) > free and cap > 1000:
+        cap = int(0.9 * cap)
+    if cap == largest:
+        return config, None
+    return {**config, "rows": [min(size, cap) for size in sizes], "tables": None}, cap
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    import os
+
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def trace_members(row: Mapping[str, Any]) -> str:
+    """Folder of a step's traces inside the archives."""
+    return f"{row['model']}/{row['variant']}/b{row['batch_size']}"

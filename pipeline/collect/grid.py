@@ -1,0 +1,112 @@
+"""Which training steps a campaign measures, in order of value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.collect.model_config import load_model
+
+DLRM_BATCHES, IMAGE_BATCHES = (2048, 512, 4096, 1024), (32, 64, 16)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Steps of one workload; every tuple is in order of value, its first entry the pipeline's default.
+
+    `tiny` holds the overrides of a trial; None leaves the workload out of it. `seconds` is what a unit takes on a
+    data-centre GPU, model building and profiling included.
+    """
+
+    batches: tuple[int, ...]
+    seconds: float
+    dtypes: tuple[str, ...] = ("fp32", "tf32")
+    options: tuple[Mapping[str, Any], ...] = ({},)
+    iterations: int = 10
+    tiny: Mapping[str, Any] | None = None
+
+
+_DLRM_OPTIONS: tuple[Mapping[str, Any], ...] = ({}, {"embedding": "sparse"}, {"embedding": "dense"})
+_TINY_DLRM = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
+_TINY_LANGUAGE = {"width": 32, "layers": 1, "heads": 2, "vocabulary": 100, "seq_len": 16, "positions": 16}
+_LARGE = ("fp32", "tf32", "bf16")
+
+GRIDS: Mapping[str, Grid] = {
+    "dlrm_default": Grid(DLRM_BATCHES, 8, options=_DLRM_OPTIONS, tiny=_TINY_DLRM),
+    "dlrm_ddp": Grid(DLRM_BATCHES, 6, options=_DLRM_OPTIONS, tiny=_TINY_DLRM),
+    "dlrm_mlperf": Grid(DLRM_BATCHES, 12, options=_DLRM_OPTIONS[:2], tiny=_TINY_DLRM),
+    "resnet50": Grid(IMAGE_BATCHES, 9, _LARGE, tiny={"image_size": 32}),
+    "bert_large": Grid((2, 8), 14, _LARGE, ({"optimizer": "none"}, {}), 3, _TINY_LANGUAGE),
+    "transformer": Grid((64, 32), 9, _LARGE, tiny=_TINY_LANGUAGE),
+    "inception_v3": Grid(IMAGE_BATCHES, 11, _LARGE, iterations=6),
+    "gpt2_large": Grid((1, 4), 20, _LARGE, ({"optimizer": "none"}, {}), 3, _TINY_LANGUAGE),
+    "gnmt": Grid((64, 128), 10, _LARGE, iterations=6, tiny={"width": 16, "vocabulary": 100, "seq_len": 8}),
+    "dcgan": Grid((64, 128), 8, _LARGE, tiny={"width": 4, "noise": 8}),
+}
+"""The paper's grid (Lin et al.), Surfer's five, BERT and GPT-2; language models also without optimizer."""
+
+TINY_BATCHES = {"dlrm": (16, 32), "other": (2,)}
+TINY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One training step to measure: `overrides` of the model's configuration, `variant` names them in the tables."""
+
+    model: str
+    batch_size: int
+    overrides: Mapping[str, Any]
+    rank: float
+    seconds: float
+    iterations: int
+
+    @property
+    def variant(self) -> str:
+        """`default`, or the overrides that change the result."""
+        shown = {key: value for key, value in self.overrides.items() if key in ("embedding", "optimizer", "dtype")}
+        return "-".join(f"{key}={value}" for key, value in sorted(shown.items())) or "default"
+
+    @property
+    def unit(self) -> str:
+        """Name of the unit."""
+        return f"steps/{self.model}/{self.variant}/b{self.batch_size}"
+
+    def config(self) -> dict[str, Any]:
+        """The model's configuration with the overrides.
+
+        Raises:
+            UnknownNameError: there is no such model.
+        """
+        known = load_model(self.model)
+        # a tiny override that the model has no use for would only be confusing
+        return known | {key: value for key, value in self.overrides.items() if key in known}
+
+
+def plans(tiny: bool = False) -> list[StepPlan]:
+    """All steps in order of value: every workload once, then more batch sizes, variants, dtypes."""
+    found = []
+    for model, grid in GRIDS.items():
+        for o, option in enumerate(grid.options):
+            for d, dtype in enumerate(grid.dtypes):
+                for b, batch in enumerate(grid.batches):
+                    rank = b + 1.5 * o + (2.5 if d else 0.0) + d
+                    overrides = dict(option) | ({"dtype": dtype} if d else {})
+                    found.append(StepPlan(model, batch, overrides, rank, grid.seconds, grid.iterations))
+    found = _tiny(found) if tiny else found
+    return sorted(found, key=lambda plan: plan.rank)
+
+
+def _tiny(found: list[StepPlan]) -> list[StepPlan]:
+    """Two batch sizes of each workload's first variant at sizes that a CPU can afford."""
+    kept = []
+    for plan in found:
+        batches = TINY_BATCHES["dlrm" if plan.model.startswith("dlrm") else "other"]
+        first = plan.overrides == dict(GRIDS[plan.model].options[0])  # its rank is then the place of its batch size
+        small = GRIDS[plan.model].tiny
+        if small is None or not first or plan.rank >= len(batches):
+            continue
+        overrides = {**small, **plan.overrides}
+        size = batches[round(plan.rank)]
+        kept.append(replace(plan, batch_size=size, overrides=overrides, seconds=TINY_SECONDS, iterations=2))
+    return kept

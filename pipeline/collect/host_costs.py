@@ -1,0 +1,185 @@
+"""Costs on the host's side: launches, copies, events, synchronisation, and the profiler's own."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.collect.device import synchronise
+from pipeline.collect.windows import LAUNCH_CATEGORIES, Window, activities, attribute, load_events
+
+if TYPE_CHECKING:
+    import torch
+
+Cost = tuple[str, float, str, str]
+"""Name, value, unit, note."""
+
+BATCHES, CALLS = 9, 400
+"""Batches of calls timed together: short enough for the launch queue, long enough for the clock."""
+SLEEP_CYCLES = 20_000
+"""About 10 µs of an otherwise empty kernel."""
+
+
+def call_us(device: torch.device, function: Callable[[], Any], count: int) -> float:
+    """Host time of one call (µs): the median over batches, the first left out."""
+    taken = []
+    for _ in range(BATCHES):
+        synchronise(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            function()
+        taken.append((time.perf_counter() - start) / count * 1e6)
+    return statistics.median(taken[1:])
+
+
+def host_costs(device: torch.device, scratch: Path, tiny: bool) -> Iterator[Cost]:
+    """Host cost per call of what steps are made of; on CUDA also launch latency and kernel gaps."""
+    import torch
+    from torch.profiler import profile
+
+    count = 50 if tiny else CALLS
+    x, other = torch.ones(1, device=device), torch.ones(1)
+    other = other.pin_memory() if device.type == "cuda" else other
+    costs: dict[str, Callable[[], Any]] = {
+        "host_add_": lambda: x.add_(1),
+        "host_view": lambda: x.view(1),
+        "host_empty": lambda: torch.empty(1, device=device),
+        "host_copy_pinned": lambda: x.copy_(other, non_blocking=True),
+        "host_item": x.item,
+    }
+    if device.type == "cuda":
+        stream, event = torch.cuda.current_stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        costs |= {
+            "host_empty_kernel": lambda: _sleep(0),
+            "host_stream_synchronize_idle": stream.synchronize,
+            "host_device_synchronize_idle": torch.cuda.synchronize,
+            "host_event_record": event.record,
+            "host_event_query": event.query,
+            "host_event_synchronize_done": event.synchronize,
+            "host_stream_wait_event": lambda: stream.wait_event(event),
+            "sync_round_trip": _launch_and_wait(x, stream),
+        }
+    for name, function in costs.items():
+        yield name, call_us(device, function, count), "us", "per call from Python"
+    with profile(activities=activities(device)):
+        for name in ("host_add_", "host_view", "host_empty"):
+            yield f"{name}_profiled", call_us(device, costs[name], count), "us", "per call from Python, profiled"
+    if device.type == "cuda":
+        yield from launch_costs(device, scratch)
+
+
+def _sleep(cycles: int) -> None:
+    """A kernel that does nothing for so many clock cycles."""
+    import torch
+
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def _launch_and_wait(x: torch.Tensor, stream: torch.cuda.Stream) -> Callable[[], None]:
+    def call() -> None:
+        x.add_(1)
+        stream.synchronize()
+
+    return call
+
+
+def launch_costs(device: torch.device, scratch: Path) -> Iterator[Cost]:
+    """What the profiler sees of launches: their duration, the way to the kernel's start, gaps between kernels."""
+    import torch
+    from torch.profiler import profile, record_function
+
+    patterns = {"s0r0": (SLEEP_CYCLES, False), "s1r0": (SLEEP_CYCLES, True), "s2r0": (0, False)}
+    with profile(activities=activities(device)) as profiler:
+        for label, (cycles, wait) in patterns.items():
+            torch.cuda.synchronize(device)
+            with record_function(label):
+                for _ in range(200):
+                    _sleep(cycles)
+                    if wait:
+                        torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device)
+    path = scratch / "launches.json"
+    profiler.export_chrome_trace(str(path))
+    events = load_events(path)
+    windows = attribute(events, r"s\d+r\d+").windows
+    if any(len(windows[label].kernels) < 40 for label in patterns if label in windows) or len(windows) < len(patterns):
+        return
+    launches = {
+        e["args"]["correlation"]: e
+        for e in events
+        if e.get("cat") in LAUNCH_CATEGORIES and "correlation" in e.get("args", {})
+    }
+
+    def gap(window: Window) -> float:
+        pairs = zip(window.kernels[20:], window.kernels[21:], strict=False)
+        return statistics.median(float(b["ts"]) - float(a["ts"]) - float(a["dur"]) for a, b in pairs)
+
+    def launch_of(label: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        kernels = windows[label].kernels[20:]
+        return [(k, launches[c]) for k in kernels if (c := k["args"].get("correlation")) in launches]
+
+    waits = [float(kernel["ts"]) - float(launch["ts"]) for kernel, launch in launch_of("s1r0")]
+    durations = [float(launch["dur"]) for _, launch in launch_of("s0r0")]
+    yield "kernel_gap_queued", gap(windows["s0r0"]), "us", "between queued kernels of about 10 us, profiled"
+    yield "kernel_gap_host_bound", gap(windows["s2r0"]), "us", "between empty kernels, profiled"
+    if waits and durations:
+        yield (
+            "launch_to_start",
+            statistics.median(waits),
+            "us",
+            "from the launch call's begin to the kernel's, idle device",
+        )
+        yield "launch_call_duration", statistics.median(durations), "us", "T4 of a kernel launch, profiled"
+
+
+def profiler_costs(device: torch.device, scratch: Path, tiny: bool) -> Iterator[Cost]:
+    """The same small training step unprofiled and profiled: what an event costs the host.
+
+    `profiler_event_us` is the extra host time per recorded op, as `ProfilerCost` of the overheads room wants it.
+    """
+    import torch
+    from torch import nn
+    from torch.profiler import ProfilerActivity, profile
+
+    widths = (64,) * 9
+    layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+    model = nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.rand(32, 64, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    count = 3 if tiny else 15  # few: each profiled step leaves hundreds of events to export
+    call_us(device, step, count)
+    plain = call_us(device, step, count)
+    yield "mlp_step_plain", plain, "us", "host time of a step, unprofiled"
+    modes = {
+        "cpu": ([ProfilerActivity.CPU], False),
+        "all": (activities(device), False),
+        "all_shapes": (activities(device), True),
+    }
+    profiled, path = plain, scratch / "profiler.json"
+    for name, (recorded, shapes) in modes.items():
+        with profile(activities=recorded, record_shapes=shapes) as profiler:
+            profiled = call_us(device, step, count)
+        profiler.export_chrome_trace(str(path))  # the last one stays
+        yield f"mlp_step_profiled_{name}", profiled, "us", "host time of a step while profiled"
+    categories = [event.get("cat") for event in load_events(path)]
+    for category in ("cpu_op", "cuda_runtime", "cuda_driver", "kernel"):
+        yield f"mlp_step_events_{category}", categories.count(category) / (BATCHES * count), "events/step", ""
+    ops = categories.count("cpu_op") / (BATCHES * count)
+    if ops:
+        yield (
+            "profiler_event_us",
+            max(profiled - plain, 0.0) / ops,
+            "us",
+            "extra host time per recorded op, launches included",
+        )

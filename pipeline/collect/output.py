@@ -1,0 +1,223 @@
+"""The folder of a campaign: what it holds, how much it may hold, and how it survives a kill.
+
+    manifest.json         what ran, where, with which result; the last file written after each unit
+    step_times.parquet    unprofiled steps (schema `step_times`), peaks.parquet (bandwidths, throughputs, host costs)
+    samples.parquet       kernel microbenchmarks (schema `samples`)
+    traces_a.tar ...      per unit a folder with kineto.json.gz and execution_trace.json.gz
+
+Tables are written before the manifest that speaks of them. A run that is killed between the two finds rows of a unit
+that is not done: they are dropped when the folder is opened again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import InputError, SteptimeError, TableError
+from pipeline.schemas import PROVENANCE_KEY, atomic_path, read_table, write_table
+
+MANIFEST, STEP_TIMES, SAMPLES, PEAKS = "manifest.json", "step_times.parquet", "samples.parquet", "peaks.parquet"
+SCHEMA_VERSION = 2
+"""Of the folder's layout; version 1 is that of the stand-alone script (`pipeline.collect.standalone`)."""
+
+TOTAL_BYTES, FILE_BYTES, ARCHIVES = 19_000_000, 3_900_000, 4
+"""Limits of a folder: 20 MB in 8 files, each under 4 MB, with a margin for the manifest."""
+
+PEAK_SCHEMA = pa.schema(
+    [pa.field(name, kind, nullable=name in ("size", "note"))
+     for name, kind in (("unit_name", pa.string()), ("name", pa.string()), ("size", pa.int64()),
+                        ("value", pa.float64()), ("unit", pa.string()), ("note", pa.string()))]
+)  # fmt: skip
+"""One row per measured peak or cost: `value` in `unit`, at `size` bytes (or side of a matrix)."""
+
+
+class CampaignFolder:
+    """A new or an interrupted campaign's folder.
+
+    Raises:
+        InputError: the folder holds something else, or a campaign of another device.
+    """
+
+    def __init__(self, path: Path, device: Mapping[str, Any]) -> None:
+        self.path = path
+        self.manifest: dict[str, Any] = {"schema": SCHEMA_VERSION, "device": dict(device), "units": {}, "runs": []}
+        self.samples = pd.DataFrame()
+        self.step_times = pd.DataFrame()
+        self.peaks = pd.DataFrame()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {path}: {error.strerror or error}; name a folder") from None
+        if (path / MANIFEST).exists():
+            self._open(device)
+        elif any(not entry.name.startswith(".") for entry in path.iterdir()):
+            raise InputError(f"--out {path}: holds files but no {MANIFEST}; name a new folder or one of a campaign")
+        for part in path.glob(".*.part"):  # left by a kill
+            part.unlink(missing_ok=True)
+
+    @property
+    def units(self) -> dict[str, dict[str, Any]]:
+        """Units by name: status, seconds, error."""
+        found: dict[str, dict[str, Any]] = self.manifest["units"]
+        return found
+
+    def room(self) -> int:
+        """Bytes that may still be written."""
+        return TOTAL_BYTES - sum(entry.stat().st_size for entry in self.path.iterdir() if entry.is_file())
+
+    def save(self) -> None:
+        """Write the manifest."""
+        text = json.dumps(self.manifest, indent=1, default=str)
+        with atomic_path(self.path / MANIFEST) as part:
+            part.write_text(text)
+
+    def add_samples(self, rows: pd.DataFrame) -> None:
+        """Append microbenchmark rows and write the table."""
+        self.samples = _joined(self.samples, rows)
+        write_table(self.samples, self.path / SAMPLES, "samples", {"device": self.manifest["device"]})
+
+    def add_step_times(self, row: Mapping[str, Any]) -> None:
+        """Append one step-times row and write the table."""
+        self.step_times = _joined(self.step_times, pd.DataFrame([dict(row)]))
+        write_table(self.step_times, self.path / STEP_TIMES, "step_times", {"device": self.manifest["device"]})
+
+    def add_peaks(self, rows: pd.DataFrame) -> None:
+        """Append peaks and write the table."""
+        self.peaks = _joined(self.peaks, rows)
+        write_peaks(self.peaks, self.path / PEAKS, self.manifest["device"])
+
+    def samples_full(self) -> bool:
+        """Whether the table of samples is as large as it may be."""
+        file = self.path / SAMPLES
+        return (file.stat().st_size if file.exists() else 0) > FILE_BYTES - 300_000 or self.room() < 500_000
+
+    def archive(self, members: Mapping[str, bytes]) -> str | None:
+        """Add files to the first trace archive with room for all of them; its name, or None when none has."""
+        need = sum(1024 + len(data) for data in members.values()) + 10240  # headers, padding, end of the archive
+        for letter in "abcdefgh"[:ARCHIVES]:
+            target = self.path / f"traces_{letter}.tar"
+            size = target.stat().st_size if target.exists() else 0
+            # the samples must still find room, they are worth more than a further trace
+            if size + need > FILE_BYTES or need > self.room() - FILE_BYTES:
+                continue
+            with atomic_path(target) as part:
+                if size:
+                    shutil.copyfile(target, part)
+                else:
+                    part.unlink()
+                with tarfile.open(part, "a", format=tarfile.USTAR_FORMAT) as tar:
+                    for name, data in members.items():
+                        info = tarfile.TarInfo(name)
+                        info.size = len(data)
+                        tar.addfile(info, io.BytesIO(data))
+            return target.name
+        return None
+
+    def _open(self, device: Mapping[str, Any]) -> None:
+        self.manifest = read_manifest(self.path)
+        if self.manifest.get("schema") != SCHEMA_VERSION:
+            raise InputError(f"--out {self.path}: holds a run of another kind; name a new folder")
+        was = self.manifest["device"].get("gpu")
+        if was != device.get("gpu"):
+            raise InputError(f"--out {self.path}: holds a campaign on {was}, this is {device.get('gpu')}; name another")
+        done = {name for name, unit in self.units.items() if unit.get("status") == "done"}
+        if (self.path / SAMPLES).exists():
+            found = read_table(self.path / SAMPLES, "samples")
+            self.samples = found[found["campaign_id"].str.partition(":")[2].isin(done)]
+        if (self.path / STEP_TIMES).exists():
+            found = read_table(self.path / STEP_TIMES, "step_times")
+            units = [json.loads(text)["unit"] for text in found["config"]]
+            self.step_times = found[[unit in done for unit in units]]
+        if (self.path / PEAKS).exists():
+            found = read_peaks(self.path / PEAKS)
+            self.peaks = found[found["unit_name"].isin(done)]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a campaign.
+
+    Raises:
+        InputError: the folder holds none, or it is damaged.
+    """
+    try:
+        found = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError:
+        raise InputError(f"{folder}: holds no {MANIFEST}; name the folder of a campaign") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / MANIFEST}: damaged ({error}); measure again") from None
+    if not isinstance(found, dict) or not isinstance(found.get("units"), dict) or "device" not in found:
+        raise InputError(f"{folder / MANIFEST}: not the manifest of a campaign; measure again")
+    return found
+
+
+def write_peaks(frame: pd.DataFrame, path: Path, device: Mapping[str, Any]) -> None:
+    """Write peaks completely or not at all.
+
+    Raises:
+        TableError: the table does not fit its schema.
+    """
+    try:
+        table = pa.Table.from_pandas(frame, schema=PEAK_SCHEMA, preserve_index=False)
+    except (pa.ArrowException, KeyError, TypeError) as error:
+        raise TableError(f"{path}: {str(error).splitlines()[0]}") from None
+    text = json.dumps({"schema": "peaks", "device": dict(device)}, default=str)
+    with atomic_path(path) as part:
+        pq.write_table(table.replace_schema_metadata({PROVENANCE_KEY: text.encode()}), part, compression="zstd")
+
+
+def read_peaks(path: Path) -> pd.DataFrame:
+    """Read and check a table of peaks.
+
+    Raises:
+        TableError: the file is missing, damaged, or of another kind.
+    """
+    try:
+        table = pq.read_table(path)
+        found: pd.DataFrame = table.select(PEAK_SCHEMA.names).cast(PEAK_SCHEMA).to_pandas()
+        return found
+    except FileNotFoundError:
+        raise TableError(f"{path}: no such file; run the campaign's peaks") from None
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise TableError(f"{path}: not a table of peaks ({str(error).splitlines()[0]}); measure again") from None
+
+
+def check(folder: Path) -> list[str]:
+    """What is wrong with a campaign's folder; empty when every file fits its schema and the limits hold."""
+    found: list[str] = []
+    files = [entry for entry in folder.iterdir() if entry.is_file()]
+    total = sum(file.stat().st_size for file in files)
+    if len(files) > 8 or total > 20_000_000:
+        found.append(f"{folder}: {len(files)} files, {total} bytes; at most 8 and 20 MB")
+    readers: dict[str, Any] = {
+        MANIFEST: lambda path: read_manifest(path.parent), PEAKS: read_peaks,
+        STEP_TIMES: lambda path: read_table(path, "step_times"), SAMPLES: lambda path: read_table(path, "samples"),
+    }  # fmt: skip
+    for file in sorted(files):
+        try:
+            if file.suffix == ".tar":
+                with tarfile.open(file) as tar:
+                    tar.getnames()
+            elif file.name in readers:
+                readers[file.name](file)
+            else:
+                found.append(f"{file}: not a file of a campaign")
+        except (SteptimeError, tarfile.TarError, OSError) as error:
+            found.append(str(error))
+    return found
+
+
+def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """Both, without the column types that empty tables would impose."""
+    parts = [part.astype(object) for part in (old, new) if len(part)]
+    joined = pd.concat(parts, ignore_index=True) if parts else new
+    return joined.where(joined.notna(), None)

@@ -1,0 +1,151 @@
+"""Measured peaks of a device: copy and cache bandwidths over sizes, throughput of products per dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from pipeline.collect.bench import Bench, Cache, Timing
+from pipeline.collect.cases import Case, Maker, Spec
+from pipeline.collect.device import release, set_tf32
+from pipeline.collect.host_costs import host_costs, profiler_costs
+from pipeline.collect.runner import Campaign, Outcome
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REPETITIONS = 4
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One figure: `value` in `unit`, at `size` bytes (or side of a matrix) where it has one."""
+
+    name: str
+    size: int | None
+    value: float
+    unit: str
+    note: str = ""
+
+
+Measurement = Callable[[Bench, bool], Iterator[Peak]]
+
+
+def run_peaks(campaign: Campaign) -> None:
+    """Measure all peaks that fit the time, the most valuable first."""
+    units: tuple[tuple[str, Measurement, float], ...] = (
+        ("products", products, 10), ("host", _host, 8), ("profiler", _profiler, 6), ("cache", cache_curves, 15),
+        ("copies", copies, 20),
+    )  # fmt: skip
+    for name, measurement, seconds in units:
+        unit = f"peaks/{name}"
+        need = 0.5 if campaign.tiny else seconds
+        campaign.run(unit, need, lambda u=unit, m=measurement: measure_peaks(campaign, u, m))  # type: ignore[misc]
+
+
+def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Outcome:
+    """Run one measurement and add its rows."""
+    rows = [
+        {
+            "unit_name": unit,
+            "name": peak.name,
+            "size": peak.size,
+            "value": peak.value,
+            "unit": peak.unit,
+            "note": peak.note,
+        }
+        for peak in measurement(Bench(campaign.device), campaign.tiny)
+    ]
+    campaign.folder.add_peaks(pd.DataFrame(rows))
+    return {"rows": len(rows), "note": f"{len(rows)} rows"}
+
+
+def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
+    """Throughput of square products per dtype, on random data (power depends on it)."""
+    make = Maker(bench.device)
+    cuda = bench.device.type == "cuda"
+    for n in (64, 128) if tiny else (2048, 4096, 8192) if cuda else (512, 1024):
+        for dtype in ("bf16", "fp16", "tf32", "fp32") if cuda else ("fp32",):
+            a, b = make.tensor(n, n, dtype=dtype), make.tensor(n, n, dtype=dtype)
+            taken = _measured(bench, {n: _product(a, b)}, dtype)
+            yield Peak(f"gemm_{dtype}", n, 2 * n**3 / taken[n] / 1e6, "TFLOP/s", "median kernel time, random data")
+    set_tf32(False)
+
+
+def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
+    """Warm scaling, sum and triad over sizes: the plateau below the cache's size is its bandwidth, above it DRAM's."""
+    import torch
+
+    top = 14 if tiny else 30 if bench.device.type == "cuda" else 28
+    sizes = [size for e in range(12, top) for size in (1 << e, 3 << (e - 1))]
+    make = Maker(bench.device)
+    x, y = make.tensor(max(sizes) // 4), make.tensor(max(sizes) // 4)
+    views = {size: (x[: size // 4], y[: size // 4]) for size in sizes}
+    kinds: dict[str, tuple[int, Callable[[Tensor, Tensor], Callable[[], object]]]] = {
+        "scale": (2, lambda a, b: lambda: torch.mul(a, 2.0, out=b)), "sum": (1, lambda a, b: a.sum),
+        "triad": (3, lambda a, b: lambda: torch.add(a, b, out=b)),
+    }  # fmt: skip
+    for name, (factor, maker) in kinds.items():
+        taken = _measured(bench, {size: maker(*views[size]) for size in sizes})
+        for size, us in taken.items():
+            yield Peak(f"warm_{name}", size, factor * size / us / 1e3, "GB/s", "read and written; size of one buffer")
+
+
+def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
+    """Copy bandwidth over sizes: on the device, and to and from pinned and pageable host memory."""
+    import torch
+
+    device = bench.device
+    cuda = device.type == "cuda"
+    kinds = (
+        {"d2d": 31, "h2d_pinned": 30, "d2h_pinned": 30, "h2d_pageable": 28, "d2h_pageable": 28} if cuda else {"d2d": 27}
+    )
+    for kind, top in kinds.items():
+        top = 14 if tiny else top
+        here = torch.ones(1 << top, dtype=torch.uint8, device=device)
+        there = torch.ones(1 << top, dtype=torch.uint8, device=device if kind == "d2d" else "cpu")
+        there = there.pin_memory() if "pinned" in kind else there
+        source, target = (here, there) if kind.startswith("d2h") else (there, here)
+        runs = {1 << e: _copy(source, target, 1 << e, "pageable" not in kind) for e in range(10, top + 1)}
+        for size, us in _measured(bench, runs).items():
+            factor = 2 if kind == "d2d" else 1
+            yield Peak(
+                f"copy_{kind}", size, factor * size / us / 1e3, "GB/s", "read and written" if factor == 2 else ""
+            )
+            yield Peak(f"copy_{kind}_time", size, us, "us", "device time")
+        del here, there, source, target, runs
+        release(device)
+
+
+def _host(bench: Bench, tiny: bool) -> Iterator[Peak]:
+    for name, value, unit, note in host_costs(bench.device, bench.scratch, tiny):
+        yield Peak(name, None, value, unit, note)
+
+
+def _profiler(bench: Bench, tiny: bool) -> Iterator[Peak]:
+    for name, value, unit, note in profiler_costs(bench.device, bench.scratch, tiny):
+        yield Peak(name, None, value, unit, note)
+
+
+def _measured(bench: Bench, runs: dict[int, Callable[[], object]], dtype: str = "fp32") -> dict[int, float]:
+    """Warm device time (µs) of each call by its size; calls without a device time are left out."""
+    timings = {
+        size: Timing(Case(Spec("peak", "peak", "forward", dtype, {"bytes": size}), run), Cache.WARM)
+        for size, run in runs.items()
+    }
+    for timing in timings.values():
+        bench.warm_up(timing)
+    bench.measure(list(timings.values()), REPETITIONS)
+    rows = {size: timing.row() for size, timing in timings.items()}
+    return {size: row["kernel_us"] for size, row in rows.items() if row}
+
+
+def _product(a: Tensor, b: Tensor) -> Callable[[], object]:
+    return lambda: a @ b
+
+
+def _copy(source: Tensor, target: Tensor, size: int, non_blocking: bool) -> Callable[[], object]:
+    return lambda: target[:size].copy_(source[:size], non_blocking=non_blocking)

@@ -1,0 +1,80 @@
+"""Whether measurements can be trusted here: the profiler sees kernels, and nobody else uses the device."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.collect.device import between_us, gpu_state, mark, synchronise
+from pipeline.collect.windows import activities, attribute, load_events
+from pipeline.errors import MeasurementError
+
+if TYPE_CHECKING:
+    import torch
+
+NOISY_SPREAD = 0.10
+"""Spread of a repeated product (p90 over median, less 1) from which a device counts as shared or throttled."""
+BUSY_SHARE = 15
+"""Utilisation in percent, before anything runs here, from which somebody else is at work."""
+
+
+class ProfilerError(MeasurementError):
+    """The profiler records no kernels on this machine."""
+
+
+def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
+    """Check one profiled product and the steadiness of many; returns what was seen, with a list of `warnings`.
+
+    Raises:
+        ProfilerError: the profiler shows no kernel of a matmul.
+    """
+    import torch
+    from torch.profiler import profile, record_function
+
+    state = gpu_state() if device.type == "cuda" else {}
+    x = torch.randn(256, 256, device=device)
+    with profile(activities=activities(device)):
+        x @ x  # the first run pays for the profiler's initialisation
+        synchronise(device)
+    with profile(activities=activities(device)) as profiler:
+        with record_function("s0r0"):
+            x @ x
+        synchronise(device)
+    path = scratch / "preflight.json"
+    profiler.export_chrome_trace(str(path))
+    found = attribute(load_events(path), r"s\d+r\d+")
+    window = found.windows.get("s0r0")
+    if window is None or (device.type == "cuda" and not window.kernels):
+        raise ProfilerError(
+            f"the profiler recorded no kernel of a matmul ({found.device_events} device events): kernel times cannot "
+            "be measured here. Is CUPTI usable by this user (NVreg_RestrictProfilingToAdminUsers=0, container rights)?"
+        )
+    seen: dict[str, Any] = {"device_events": found.device_events, "state": state, "warnings": []}
+    seen["spread"] = _spread(device)
+    if seen["spread"] > NOISY_SPREAD:
+        seen["warnings"].append(
+            f"a repeated product varies by {100 * seen['spread']:.0f} %: shared or throttled device?"
+        )
+    used = state.get("utilization.gpu", "")
+    if used.isdigit() and int(used) > BUSY_SHARE:
+        seen["warnings"].append(f"the GPU was {used} % busy before the campaign: another process uses it")
+    return seen
+
+
+def _spread(device: torch.device) -> float:
+    """p90 over median, less 1, of a product repeated 40 times."""
+    import torch
+
+    n = 2048 if device.type == "cuda" else 256
+    x = torch.randn(n, n, device=device)
+    taken = []
+    for _ in range(45):
+        synchronise(device)
+        first = mark(device)
+        torch.mm(x, x)
+        last = mark(device)
+        synchronise(device)
+        taken.append(between_us(first, last))
+    taken = sorted(taken[5:])
+    return round(taken[int(0.9 * len(taken))] / statistics.median(taken) - 1, 4)

@@ -1,0 +1,193 @@
+"""Reading what a campaign measured: `measurements/<GPU>/`, or the output of the stand-alone script.
+
+Both layouts give the same tables; the manifest's `schema` says which one a folder has.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.collect import standalone
+from pipeline.collect.output import PEAKS, SAMPLES, SCHEMA_VERSION, STEP_TIMES, read_manifest, read_peaks
+from pipeline.collect.tracing import EXECUTION_TRACE, KINETO
+from pipeline.errors import InputError, TraceError
+from pipeline.schemas import SCHEMAS, read_provenance, read_table
+
+NO_LATENCY_US = 0.05
+"""Times below this are no measurement."""
+
+
+@dataclass(frozen=True)
+class TraceMember:
+    """One step's traces inside a campaign's archives; `execution_trace` is None where there is none."""
+
+    model: str
+    variant: str
+    batch_size: int
+    archive: Path
+    kineto: str
+    execution_trace: str | None
+
+    def extract(self, folder: Path) -> tuple[Path, Path | None]:
+        """Write the traces to a folder; returns the paths of `kineto.json.gz` and `execution_trace.json.gz`.
+
+        Raises:
+            TraceError: the archive is damaged.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        written: list[Path | None] = []
+        try:
+            with tarfile.open(self.archive) as tar:
+                for member, name in ((self.kineto, KINETO), (self.execution_trace, EXECUTION_TRACE)):
+                    stream = tar.extractfile(member) if member else None
+                    if stream is not None:
+                        (folder / name).write_bytes(stream.read())
+                    written.append(None if stream is None else folder / name)
+        except (tarfile.TarError, OSError, KeyError) as error:
+            raise TraceError(f"{self.archive}: damaged archive ({error}); measure again") from None
+        if written[0] is None:
+            raise TraceError(f"{self.archive}: holds no {self.kineto}; measure again")
+        return written[0], written[1]
+
+
+def read_samples(folder: str | Path) -> pd.DataFrame:
+    """Kernel samples of a campaign (`samples` schema); rows without a usable time are dropped.
+
+    Raises:
+        InputError, TableError: the folder is no campaign's, or a table is damaged.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if manifest.get("schema") == standalone.SCHEMA_VERSION:
+        found = standalone.read_samples(folder, manifest)
+    elif (folder / SAMPLES).exists():
+        found = read_table(folder / SAMPLES, "samples")
+    else:
+        found = pd.DataFrame(columns=SCHEMAS["samples"].names)
+    kernel = found["kernel_us"].fillna(found["latency_us"]).astype(float)
+    return found[kernel > NO_LATENCY_US].reset_index(drop=True)
+
+
+def read_step_times(folder: str | Path) -> pd.DataFrame:
+    """Unprofiled step times of a campaign (`step_times` schema).
+
+    Raises:
+        InputError, TableError: the folder is no campaign's, or the table is damaged.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if manifest.get("schema") == standalone.SCHEMA_VERSION:
+        return standalone.read_step_times(folder, manifest)
+    if not (folder / STEP_TIMES).exists():
+        return pd.DataFrame(columns=SCHEMAS["step_times"].names)
+    return read_table(folder / STEP_TIMES, "step_times")
+
+
+def read_step_time(
+    path: str | Path, model: str | None = None, variant: str | None = None, batch_size: int | None = None
+) -> float | None:
+    """The measured step time (µs): the one row of a `step_times.parquet`, or the row of a campaign that is named.
+
+    None where a campaign has no such row.
+
+    Raises:
+        TableError: the table is damaged.
+        InputError: several rows fit.
+    """
+    path = Path(path)
+    rows = read_step_times(path) if path.is_dir() else read_table(path, "step_times")
+    for column, value in (("model", model), ("variant", variant), ("batch_size", batch_size)):
+        if value is not None:
+            rows = rows[rows[column] == value]
+    if len(rows) > 1:
+        raise InputError(f"{path}: {len(rows)} step times fit; name model, variant and batch size")
+    return float(rows["step_us"].iloc[0]) if len(rows) else None
+
+
+def read_traces(folder: str | Path) -> Iterator[TraceMember]:
+    """The traces in a campaign's archives.
+
+    Raises:
+        InputError: the folder is no campaign's.
+        TraceError: an archive is damaged.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    place = standalone.place_of if manifest.get("schema") == standalone.SCHEMA_VERSION else _place_of
+    for archive in sorted(folder.glob("traces_*.tar")):
+        try:
+            with tarfile.open(archive) as tar:
+                names = tar.getnames()
+        except (tarfile.TarError, OSError) as error:
+            raise TraceError(f"{archive}: damaged archive ({error}); measure again") from None
+        for name in names:
+            prefix, _, last = name.rpartition("/")
+            if last == KINETO and (where := place(prefix)) is not None:
+                pair = f"{prefix}/{EXECUTION_TRACE}"
+                yield TraceMember(*where, archive, name, pair if pair in names else None)
+
+
+def read_peaks_of(folder: str | Path) -> pd.DataFrame:
+    """Peaks and host costs of a campaign: `name, size, value, unit, note`; empty where none were measured."""
+    path = Path(folder) / PEAKS
+    return (
+        read_peaks(path)
+        if path.exists()
+        else pd.DataFrame(columns=["unit_name", "name", "size", "value", "unit", "note"])
+    )
+
+
+def measured_peaks(folder: str | Path) -> dict[str, float]:
+    """Figures for a GPU file: `fp32_gflop_per_s`, `tf32...`, `dram_gb_per_s`, `l2_gb_per_s`, `pcie_gb_per_s`.
+
+    DRAM is the best triad at or above four times the cache's size, L2 the best scaling at or below half of it, PCIe the
+    lesser of the two directions from pinned memory. Figures that the campaign lacks are left out.
+    """
+    peaks = read_peaks_of(folder)
+    cache = read_manifest(Path(folder))["device"].get("cache_bytes") or read_manifest(Path(folder))["device"].get(
+        "l2_bytes"
+    )
+    found = {}
+    for dtype in ("fp32", "tf32", "bf16", "fp16"):
+        values = peaks.loc[peaks["name"] == f"gemm_{dtype}", "value"]
+        if len(values):
+            found[f"{dtype}_gflop_per_s"] = 1e3 * float(values.max())
+    if cache:
+        dram = peaks.loc[(peaks["name"] == "warm_triad") & (peaks["size"] >= 4 * cache), "value"]
+        near = peaks.loc[(peaks["name"] == "warm_scale") & (2 * peaks["size"] <= cache / 2), "value"]
+        found |= {name: float(v.max()) for name, v in (("dram_gb_per_s", dram), ("l2_gb_per_s", near)) if len(v)}
+    ways = [peaks.loc[peaks["name"] == f"copy_{way}_pinned", "value"] for way in ("h2d", "d2h")]
+    if all(len(way) for way in ways):
+        found["pcie_gb_per_s"] = min(float(way.max()) for way in ways)
+    return found
+
+
+def profiler_event_us(folder: str | Path) -> float | None:
+    """Extra host time (µs) per recorded op while profiling, as measured; None where it was not."""
+    peaks = read_peaks_of(folder)
+    values = peaks.loc[peaks["name"] == "profiler_event_us", "value"]
+    return float(values.iloc[-1]) if len(values) else None
+
+
+def provenance(folder: str | Path) -> dict[str, Any]:
+    """Where a campaign's figures come from: device, versions, campaign, runs."""
+    manifest = read_manifest(Path(folder))
+    samples = Path(folder) / SAMPLES
+    kept = ("schema", "device", "campaign_id", "runs", "command", "started_unix", "gpu_before")
+    return {key: manifest[key] for key in kept if key in manifest} | (
+        {"tables": read_provenance(samples)} if manifest.get("schema") == SCHEMA_VERSION and samples.exists() else {}
+    )
+
+
+def _place_of(prefix: str) -> tuple[str, str, int] | None:
+    """(model, variant, batch size) of a folder `model/variant/b<batch>`."""
+    parts = prefix.split("/")
+    if len(parts) != 3 or not parts[2].removeprefix("b").isdigit():
+        return None
+    return parts[0], parts[1], int(parts[2].removeprefix("b"))

@@ -1,0 +1,206 @@
+"""Reading the output of the stand-alone script (`measure.py`, layout version 1) into this project's tables.
+
+Its `fused` DLRM is one `embedding_bag` over all tables with a sparse gradient, which is not this project's `fused`: its
+variant is kept apart as `embedding=joint_sparse`, so that what was run is what is modelled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import TableError
+from pipeline.schemas import DIMS, SCHEMAS
+
+SCHEMA_VERSION = 1
+
+FAMILIES = {"transpose": "copy", "tril_index": "tril_index_forward"}
+"""Families that have another name here; `tril_index` backward is a family of its own."""
+
+OPS = {
+    ("embedding_forward", "embedding_bag"): "bag",
+    ("embedding_backward", "embedding_bag_sparse"): "sparse",
+    ("embedding_backward", "embedding_bag_dense"): "dense",
+    ("conv2d_forward", "conv2d"): "conv",
+    ("conv2d_backward_data", "conv2d"): "conv",
+    ("conv2d_backward_weight", "conv2d"): "conv",
+    ("layer_norm", "layer_norm"): "ln",
+    ("pooling", "max_pool2d"): "max",
+    ("pooling", "avg_pool2d"): "average",
+    ("pooling", "adaptive_avg_pool2d"): "adaptive",
+    ("copy", "clone"): "copy",
+    ("copy", "contiguous"): "transpose",
+    ("elementwise", "mul_scalar"): "mulu",
+    ("elementwise", "add_inplace"): "addu",
+    ("elementwise", "zero_"): "fill",
+    ("elementwise", "pow2"): "powu",
+    ("elementwise", "pow3"): "powu",
+    ("attention", "sdpa"): "flash",
+    ("memcpy_d2d", "copy_"): "memcpy",
+    ("tril_index_forward", "index"): "index",
+    ("tril_index_backward", "index"): "index_put",
+}
+"""(family, the script's op) -> op."""
+
+PHASES = {"backward_data": "backward", "backward_weight": "backward", "update": "optimizer"}
+VARIANTS = {"fused": "embedding=joint_sparse", "sparse": "embedding=sparse", "dense": "embedding=dense", "": "default"}
+
+
+def gpu_of(manifest: Mapping[str, Any]) -> str:
+    """The project's name of the GPU that a manifest describes; `cpu` where there was none."""
+    driver = manifest["device"].get("gpu")
+    if not driver:
+        return "cpu"
+    try:
+        from pipeline.hardware.spec import load_gpu
+
+        return str(load_gpu(str(driver)).name)
+    except Exception:  # a card without a file keeps its driver's name
+        return re.sub(r"[^A-Za-z0-9.-]+", "", re.sub(r"\b(NVIDIA|Tesla|GeForce)\b", "", str(driver)))
+
+
+def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    """`kernels_*.parquet` as a `samples` table.
+
+    Raises:
+        TableError: a file is damaged.
+    """
+    tables = [_read(path) for path in sorted(folder.glob("kernels_*.parquet"))]
+    if not tables:
+        return pd.DataFrame(columns=SCHEMAS["samples"].names)
+    raw = pd.concat(tables, ignore_index=True)
+    raw = raw[(raw["kernel_us"] > 0) & raw["event_us"].notna()].reset_index(drop=True)
+    family = raw["family"].replace(FAMILIES)
+    backward = raw["phase"].eq("backward")
+    family = family.mask((family == "tril_index_forward") & backward, "tril_index_backward")
+    family = family.mask((family == "embedding_backward") & raw["op"].eq("sgd_sparse_update"), "index")
+    found = pd.DataFrame(
+        {"family": family, "op": raw["op"], "phase": raw["phase"].replace(PHASES), "dtype": raw["dtype"]}
+    )
+    pairs = pd.Series(list(zip(found["family"], found["op"], strict=True)), index=found.index)
+    pinned = raw["attrs"].fillna("").str.contains('"pinned": true')
+    link = found["family"].isin(["memcpy_h2d", "memcpy_d2h"])
+    found["op"] = pairs.map(OPS).fillna(found["op"]).mask(link, pinned.map({True: "pinned", False: "pageable"}))
+    found["op"] = found["op"].mask(raw["op"].eq("sgd_sparse_update"), "index_add")
+    for name in DIMS:
+        found[name] = raw[name].astype("Int64") if name in raw else pd.Series(pd.NA, index=raw.index, dtype="Int64")
+    _attention_dims(found)
+    found["latency_us"], found["kernel_us"], found["cold"] = raw["event_us"], raw["kernel_us"], raw["cold"].astype(bool)
+    found["attributes"] = [_attributes(text, reps) for text, reps in zip(raw["attrs"], raw["reps"], strict=True)]
+    found["kernel_name"] = [
+        _longest(n, d) for n, d in zip(raw["kernel_names"], raw["kernel_durations_us"], strict=True)
+    ]
+    found["kernels"] = raw["n_kernels"].astype("Int64")
+    for name in ("grid", "block"):
+        found[name] = [
+            json.dumps([int(v) for v in value]) if hasattr(value, "__len__") else None for value in raw[name]
+        ]
+    for name in ("registers", "shared_memory"):
+        found[name] = raw[name].astype("Int64")
+    identity = f"standalone-{int(float(manifest.get('started_unix', 0)))}"
+    found = found.assign(gpu=gpu_of(manifest), source="measure.py", campaign_id=identity + ":" + raw["unit"])
+    return found.reindex(columns=SCHEMAS["samples"].names)
+
+
+def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    """`step_times.parquet` as a `step_times` table: `step_us` is the free-running step.
+
+    Raises:
+        TableError: the file is damaged.
+    """
+    path = folder / "step_times.parquet"
+    if not path.exists():
+        return pd.DataFrame(columns=SCHEMAS["step_times"].names)
+    raw = _read(path)
+    each = raw["free_event_each_us"]
+    variants = [
+        _variant(*row)
+        for row in zip(raw["variant"].fillna(""), raw["dtype"], raw["optimizer"], raw["workload"], strict=True)
+    ]
+    facts = [
+        json.dumps(
+            {
+                "config": json.loads(config),
+                "unit": unit,
+                "trace": trace,
+                "state": {"clocks.sm": clock, "temperature.gpu": heat},
+            }
+        )
+        for config, unit, trace, clock, heat in zip(
+            raw["config"], raw["unit"], raw["trace_file"], raw["sm_clock_mhz"], raw["temperature_c"], strict=True
+        )
+    ]
+    return pd.DataFrame(
+        {
+            "gpu": gpu_of(manifest),
+            "model": raw["workload"],
+            "variant": variants,
+            "batch_size": raw["batch"],
+            "step_us": raw["free_step_us"],
+            "p10_us": [pd.Series(v).quantile(0.1) for v in each],
+            "p90_us": [pd.Series(v).quantile(0.9) for v in each],
+            "count": raw["steps"],
+            "source": "measure.py",
+            "device_us": raw["sync_event_median_us"],
+            "host_us": raw["sync_enqueue_median_us"],
+            "memory_bytes": raw["max_memory_bytes"].astype("Int64"),
+            "config": facts,
+        }
+    )
+
+
+def place_of(prefix: str) -> tuple[str, str, int] | None:
+    """(model, variant, batch size) of the script's trace folder `workload[-variant]-b<batch>-dtype-optimizer`."""
+    match = re.fullmatch(r"(\w+?)(?:-(fused|sparse|dense))?-b(\d+)-(\w+)-(\w+)", prefix)
+    if match is None:
+        return None
+    workload, variant, batch, dtype, optimizer = match.groups()
+    return workload, _variant(variant or "", dtype, optimizer, workload), int(batch)
+
+
+def _variant(embedding: str, dtype: str, optimizer: str, workload: str) -> str:
+    """The script's variant in this project's words; the optimizer is named where it is not the workload's own."""
+    parts = [] if not embedding else [VARIANTS[embedding]]
+    parts += [f"dtype={dtype}"] if dtype != "fp32" else []
+    own = {"bert_large": "adam", "gpt2_large": "adam"}.get(workload)
+    parts += [f"optimizer={optimizer}"] if own is not None and optimizer != own else []
+    return "-".join(sorted(parts)) or "default"
+
+
+def _attention_dims(found: pd.DataFrame) -> None:
+    """The script writes B samples, H heads, T tokens of width D; here B is samples x heads, M = N tokens, K width."""
+    rows = found["family"].eq("attention")
+    if not rows.any():
+        return
+    part = found.loc[rows]
+    found.loc[rows, "B"], found.loc[rows, "M"] = part["B"] * part["H"], part["T"]
+    found.loc[rows, "N"], found.loc[rows, "K"] = part["T"], part["D"]
+    found.loc[rows, ["H", "T", "D"]] = pd.NA
+
+
+def _attributes(text: object, repetitions: int) -> str:
+    notes = json.loads(text) if isinstance(text, str) else {}
+    if "indices" in notes:
+        notes["distribution"] = {"zipf1.05": "zipf:1.05"}.get(notes.pop("indices"), "uniform")
+    return json.dumps({**notes, "repetitions": int(repetitions)}, sort_keys=True)
+
+
+def _longest(names: Any, durations: Any) -> str | None:
+    if not hasattr(names, "__len__") or len(names) == 0:
+        return None
+    return str(names[max(range(len(names)), key=lambda i: durations[i])])[:200]
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        found: pd.DataFrame = pq.read_table(path).to_pandas()
+        return found
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path}: not a readable parquet file ({str(error).splitlines()[0]}); measure again") from None

@@ -1,0 +1,112 @@
+"""Unprofiled times of training steps that run freely."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pipeline.collect.device import between_us, mark, synchronise, undisturbed
+
+if TYPE_CHECKING:
+    import torch
+
+LEAST_STEPS, MOST_STEPS = 4, 400
+"""Unprofiled steps per round."""
+MOST_QUEUED = 30
+"""Steps that may be queued on CUDA before the host waits: the launch queue and pinned batches are finite."""
+
+Step = Callable[[int], None]
+
+
+@dataclass
+class StepTimes:
+    """Unprofiled times of single steps, µs; `core` is CPU time of the host thread."""
+
+    step: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+    core: list[float] = field(default_factory=list)
+
+    def add(self, other: StepTimes) -> None:
+        """Append the steps of another round."""
+        self.step += other.step
+        self.host += other.host
+        self.core += other.core
+
+    @property
+    def kept(self) -> list[float]:
+        """Intervals between steps; on a CPU those in which the step had the core to itself."""
+        return undisturbed(self.step, self.core) if len(self.core) == len(self.step) else self.step
+
+    @property
+    def median_us(self) -> float:
+        """Median interval between steps."""
+        return statistics.median(self.kept)
+
+
+def step_times_row(times: StepTimes, facts: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The measured columns of a `step_times` row; `facts` go to its `config` column."""
+    import torch
+
+    kept = times.kept
+    quantiles = statistics.quantiles(kept, n=10) if len(kept) > 1 else kept * 10
+    cuda = device.type == "cuda"
+    return {
+        "step_us": times.median_us,
+        "p10_us": quantiles[0],
+        "p90_us": quantiles[-1],
+        "count": len(kept),
+        "device_us": times.median_us if cuda else None,
+        "host_us": times.median_us if not cuda else statistics.median(times.host),
+        "memory_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
+        "config": json.dumps({**facts, "disturbed_steps": len(times.step) - len(kept)}, default=str, sort_keys=True),
+    }
+
+
+def warm_up(step: Step, device: torch.device, least: int = 3, most: int = 20, limit_s: float = 20.0) -> float:
+    """Run steps until two in a row agree within 5 %; returns the last one's seconds."""
+    taken: list[float] = []
+    begin = time.perf_counter()
+    while len(taken) < most:
+        start = time.perf_counter()
+        step(len(taken))
+        synchronise(device)
+        taken.append(time.perf_counter() - start)
+        agree = len(taken) > 1 and abs(taken[-1] / taken[-2] - 1) < 0.05
+        if len(taken) >= least and (agree or time.perf_counter() - begin > limit_s):
+            break
+    return taken[-1]
+
+
+def time_steps(step: Step, device: torch.device, seconds: float, took: float) -> StepTimes:
+    """Unprofiled steps for about `seconds`, running freely; `took` is how long one takes (s)."""
+    steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / max(took, 1e-6))))
+    times = StepTimes()
+    gc.collect()
+    gc.disable()  # a collection within a step would be timed as training
+    try:
+        done = 0
+        while done < steps:
+            count = min(MOST_QUEUED, steps - done)
+            synchronise(device)
+            marks = [mark(device)]
+            for number in range(count):
+                start, core = time.perf_counter(), time.thread_time()
+                step(done + number)
+                times.host.append((time.perf_counter() - start) * 1e6)
+                if device.type == "cpu":
+                    times.core.append((time.thread_time() - core) * 1e6)
+                marks.append(mark(device))
+            synchronise(device)
+            intervals = [between_us(a, b) for a, b in pairwise(marks)]
+            # the first interval starts on an idle device and so lacks the overlap that free running has
+            times.step += intervals[1:] if device.type == "cuda" and count > LEAST_STEPS else intervals
+            done += count
+    finally:
+        gc.enable()
+    return times

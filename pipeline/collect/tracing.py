@@ -1,0 +1,79 @@
+"""Profiler and execution traces of training steps."""
+
+from __future__ import annotations
+
+import gzip
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.collect.device import synchronise
+from pipeline.collect.timing import Step
+from pipeline.collect.windows import STEP_LABEL, activities, attribute, load_events
+from pipeline.errors import MeasurementError
+from pipeline.schemas import atomic_path
+
+if TYPE_CHECKING:
+    import torch
+
+KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A Kineto trace on disk with its median step and kernel time (µs)."""
+
+    path: Path
+    step_us: float
+    kernel_us: float
+    device_calls: int
+
+
+def profile_steps(step: Step, device: torch.device, iterations: int, path: Path, observer: Any = None) -> Profile:
+    """Profile `iterations` steps, each in its `ProfilerStep#k`, after one that only warms the profiler up.
+
+    Raises:
+        MeasurementError: the trace holds no step.
+    """
+    from torch.profiler import profile, schedule
+
+    extra = {"execution_trace_observer": observer} if observer is not None else {}
+    plan = schedule(wait=0, warmup=1, active=iterations, repeat=1)
+    with profile(activities=activities(device), record_shapes=True, schedule=plan, **extra) as profiler:
+        for number in range(iterations + 1):
+            step(number)
+            if number in (0, iterations):
+                synchronise(device)  # no backlog from the warm-up, and the last step's kernels belong to the trace
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
+    windows = list(attribute(load_events(path), STEP_LABEL).windows.values())
+    if not windows:
+        raise MeasurementError("the profiler recorded no step: run `steptime doctor` to see what it can do here")
+    return Profile(
+        path,
+        statistics.median(w.host_us for w in windows),
+        statistics.median(w.device_us for w in windows),
+        round(statistics.median(len(w.kernels) for w in windows)),
+    )
+
+
+def execution_trace(step: Step, device: torch.device, scratch: Path) -> bytes:
+    """The execution trace (JSON) of one step."""
+    from torch.profiler import ExecutionTraceObserver
+
+    raw = scratch / "execution_trace.json"
+    observer = ExecutionTraceObserver()
+    observer.register_callback(str(raw))
+    try:
+        profile_steps(step, device, 1, scratch / "execution_kineto.json", observer)
+    finally:
+        observer.unregister_callback()
+    # names may hold bytes that are no UTF-8; readers shall not have to care
+    return raw.read_bytes().decode("utf-8", "replace").encode("utf-8")
+
+
+def write_gzip(data: bytes, path: Path) -> None:
+    """Write compressed bytes completely or not at all; the same bytes always give the same file."""
+    with atomic_path(path) as part:
+        part.write_bytes(gzip.compress(data, 6, mtime=0))

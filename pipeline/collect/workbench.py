@@ -1,0 +1,120 @@
+"""Building and warming up microbenchmark cases under a time and a memory limit, and the table that they end in."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from pipeline.collect.bench import Bench, Cache, Timing
+from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError, build_case
+from pipeline.collect.replay import Replayer
+from pipeline.errors import MeasurementError
+from pipeline.schemas import DIMS, SCHEMAS
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK = 16
+"""Sampled cases that are alive together."""
+REPETITIONS = {"cpu": 7, "cuda": 4}
+"""Repetitions of a sampled case, and of an exact one per round on CUDA."""
+SLOWEST_US = 400_000.0
+"""A sampled case above this is dropped after its warm-up: it would eat the time of many others."""
+
+
+@dataclass
+class Unmeasured:
+    """Calls without a benchmark: how many distinct ones, by reason."""
+
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def add(self, error: Exception) -> None:
+        """Count one."""
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+
+GraphNode = tuple[Replayer, int]
+"""Where the operator of a call can be looked up: its graph, and its `node_id` there."""
+
+
+@dataclass
+class Workbench:
+    """One measurement run: what is needed at every step of it."""
+
+    bench: Bench
+    device: torch.device
+    deadline: float
+    budget_bytes: int
+    seed: int
+    unmeasured: Unmeasured = field(default_factory=Unmeasured)
+    made: int = 0
+
+    def build(self, spec: Spec, cache: Cache, node: GraphNode | None) -> tuple[Timing, int] | None:
+        """A warmed-up case and the bytes that it holds; None where it has no benchmark."""
+        self.made += 1
+        make = Maker(self.device, self.seed + self.made)
+        try:
+            timing = Timing(self._case(spec, node, make), cache)
+            took = self.bench.warm_up(timing, SLOWEST_US)
+            if node is None and took > SLOWEST_US:
+                return None
+            return timing, make.bytes
+        except UnsupportedCallError as error:
+            self.unmeasured.add(error)
+        except (RuntimeError, ValueError) as error:
+            if "CUDA error" in str(error):
+                raise MeasurementError(f"the device was lost in {spec.family} {spec.op}: {error}") from error
+            self.unmeasured.add(MeasurementError(f"{spec.family} {spec.op}: {error}"))
+        return None
+
+    def _case(self, spec: Spec, node: GraphNode | None, make: Maker) -> Case:
+        """On a CPU the graph's own operator comes first: it is what the step runs. A builder stands in."""
+        import torch
+
+        with torch.no_grad():
+            if node is not None:
+                try:
+                    return node[0].build(spec, node[1], make)
+                except UnsupportedCallError:
+                    pass
+            return build_case(spec, make)
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+
+def samples_frame(rows: Sequence[dict[str, Any]], gpu: str, source: str, campaign_id: str) -> pd.DataFrame:
+    """Measured rows as a table of the `samples` schema."""
+    frame = pd.DataFrame([{**_identity(row["spec"]), **{k: v for k, v in row.items() if k != "spec"}} for row in rows])
+    frame = frame.assign(gpu=gpu, source=source, campaign_id=campaign_id)
+    return frame.reindex(columns=SCHEMAS["samples"].names).astype(dict.fromkeys(DIMS, "Int64"))
+
+
+def measured_row(timing: Timing) -> dict[str, Any]:
+    """What was measured of a case, with its specification under `spec`; empty when it did nothing on the device."""
+    measured = timing.row()
+    return {"spec": timing.case.spec, **measured} if measured else {}
+
+
+def _identity(spec: Spec) -> dict[str, Any]:
+    return {"family": spec.family, "op": spec.op, "phase": spec.phase, "dtype": spec.dtype, **spec.dims}
+
+
+def budget_bytes(device: torch.device) -> int:
+    """Memory that cases may hold together: a part of what is free, so that a shared machine stays usable."""
+    if device.type == "cuda":
+        import torch
+
+        return int(0.5 * torch.cuda.mem_get_info(device)[0])
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        free = 4 << 30
+    return min(int(0.3 * free), 4 << 30)

@@ -1,0 +1,39 @@
+"""How alike two operator sequences are: the longest common subsequence of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.graph.normalise import ALIASES
+from pipeline.graph.table import Graph
+
+
+def top_level_names(graph: Graph) -> list[str]:
+    """Names of a graph's top-level operators in host order, spelled alike for all PyTorch versions."""
+    names = graph.table.sort_values("order").loc[lambda table: table["is_top_level"], "name"]
+    return [plain_name(str(name)) for name in names]
+
+
+def plain_name(name: str) -> str:
+    """A name without what differs between PyTorch versions: in-place marks, view variants, overload numbers."""
+    if name.startswith("autograd::"):
+        return name.replace("ReshapeAliasBackward0", "ViewBackward0").replace("UnsafeViewBackward0", "ViewBackward0")
+    return ALIASES.get(name, name)
+
+
+def sequence_match(ours: Sequence[str], theirs: Sequence[str]) -> float:
+    """Longest common subsequence over the longer sequence's length, 0 to 1.
+
+    Bit-parallel (Hyyrö 2004): one big-integer step per element, so that ten thousand operators take milliseconds.
+    """
+    if not ours or not theirs:
+        return float(not ours and not theirs)
+    places: dict[str, int] = {}
+    for i, name in enumerate(ours):
+        places[name] = places.get(name, 0) | (1 << i)
+    full = (1 << len(ours)) - 1
+    row = full
+    for name in theirs:
+        common = row & places.get(name, 0)
+        row = ((row + common) | (row - common)) & full
+    return (len(ours) - row.bit_count()) / max(len(ours), len(theirs))

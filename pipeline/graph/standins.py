@@ -1,0 +1,76 @@
+"""Stand-ins: what workloads run on the meta device in place of operators that only CUDA has, and CUDA's names for them.
+
+A stand-in is a `torch.autograd.Function` around an operator of ours that computes shapes. Capture gives its nodes the
+names that a CUDA run records, so that overheads measured there apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from pipeline.graph.table import Node, Tensor
+
+EFFICIENT, FLASH = "efficient", "flash"
+
+NAMES = {
+    "CudnnLstmBackward": "CudnnRnnBackward0",
+    "CudnnLstm": "aten::lstm",
+    "steptime_rnn::rnn_backward": "aten::_cudnn_rnn_backward",
+    "steptime_rnn::rnn": "aten::_cudnn_rnn",
+    "FusedAttentionBackward": "ScaledDotProduct{Attention}AttentionBackward0",
+    "FusedAttention": "aten::scaled_dot_product_attention",
+    "steptime_attention::forward": "aten::_scaled_dot_product_{attention}_attention",
+    "steptime_attention::backward": "aten::_scaled_dot_product_{attention}_attention_backward",
+}
+"""Names of stand-ins and of what they stand for; `{attention}` is the kernel that CUDA picks."""
+
+
+def name_standins(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node]:
+    """Give stand-ins CUDA's names, describe recurrent layers, and put `aten::dropout` above what stands for it."""
+    kind = FLASH if config.get("dtype") in ("bf16", "fp16") else EFFICIENT
+    named: list[Node] = []
+    fresh = max((node.node_id for node in nodes), default=0) + 1
+    for node in nodes:
+        found = replace(node, name=_name(node.name, kind))
+        if found.name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
+            found.attributes["rnn"] = _describe_rnn(found)
+        if found.name == "aten::native_dropout":
+            named.append(replace(found, node_id=fresh, name="aten::dropout", attributes={}))
+            found.parent_id, found.is_top_level = fresh, False
+            fresh += 1
+        named.append(found)
+    return named
+
+
+@contextmanager
+def as_on_cuda() -> Iterator[None]:
+    """While the body runs, dropout is one fused operator, as it is on CUDA."""
+    import torch
+    import torch.nn.functional as F
+
+    def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
+
+    with mock.patch.object(F, "dropout", dropout):
+        yield
+
+
+def _name(name: str, kind: str) -> str:
+    for stand_in, real in NAMES.items():
+        if stand_in in name:
+            return name.replace(stand_in, real.format(attention=kind, Attention=kind.capitalize()))
+    return name
+
+
+def _describe_rnn(node: Node) -> dict[str, Any]:
+    """Sizes of an LSTM from its stand-in's arguments: x (B, T, I), weights, hidden width, layers, directions."""
+    backward = node.name.endswith("backward")
+    x = node.tensor(1 if backward else 0)
+    hidden, layers, directions = (int(v) for v in node.values[-3:])
+    weights: Sequence[Tensor] = node.tensor_list(2 if backward else 1)
+    return {"gates": 4, "hidden": hidden, "layers": layers, "directions": directions, "batch": x.shape[0],
+            "tokens": x.shape[1], "weight_bytes": sum(w.bytes for w in weights)}  # fmt: skip

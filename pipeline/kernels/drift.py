@@ -1,0 +1,90 @@
+"""Disturbances of a measuring session: a cost per call that grows while samples are taken.
+
+The public convolution latencies were taken one after another in random order of sizes, and the time of the smallest
+ones grows steadily with the row number: from 68 to 300 us on V100, from 108 to 760 us on P100, alike for small and large
+kernels. It belongs to the session, not to the kernel: knowing the row number halves the error of any model. So the
+disturbance is estimated as a function of the row's position, taken out before fitting, and only its typical size is
+added back to a predicted *latency*; kernel times are free of it. Samples in an order that shows no drift are left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.kernels.trees import train_trees
+from pipeline.kernels.work import Array
+
+BINS = 30
+"""Positions are binned; within a bin the median residual is taken."""
+
+FEWEST = 600
+"""Samples below which no drift can be told from noise (20 in a bin)."""
+
+ROUNDS = 4
+"""Rounds of fitting times and drift in turn; the drift has settled after three on all five GPUs."""
+
+LEAST_GAIN = 0.2
+"""Share by which the error must fall for a drift to be believed."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Microseconds that each sample's latency holds beyond the undisturbed one, shape (rows,), and its typical size."""
+
+    extra_us: Array
+    typical_us: float
+
+    @property
+    def found(self) -> bool:
+        """Whether there is any."""
+        return self.typical_us > 0
+
+
+def estimate_drift(features: Array, baseline: Array, latency_us: Array, folds: Array, seed: int = 0) -> Drift:
+    """Estimate how latencies grew from row to row.
+
+    Args:
+        features: shape (rows, columns), rows in the order of measurement.
+        baseline: log of the expected latency, shape (rows,); trees fit what is left.
+        latency_us: measured, shape (rows,).
+        folds: fold number per row; every row is judged by trees that have not seen it.
+        seed: of the trees.
+    """
+    rows = len(latency_us)
+    nothing = Drift(np.zeros(rows), 0.0)
+    if rows < FEWEST:
+        return nothing
+    position = np.arange(rows) / rows
+    extra = np.zeros(rows)
+    errors = []
+    for _ in range(ROUNDS):
+        clean = np.maximum(latency_us - extra, 0.2 * latency_us)
+        expected = np.empty(rows)
+        for fold in np.unique(folds):
+            held = folds == fold
+            trees = train_trees(features[~held], np.log(clean[~held]) - baseline[~held], seed, rounds=250)
+            expected[held] = np.exp(trees.predict(features[held]) + baseline[held])
+        errors.append(float(np.median(np.abs(np.log(expected / clean)))))
+        extra = _smooth_drift(position, latency_us - expected, latency_us)
+    if errors[-1] > (1.0 - LEAST_GAIN) * errors[0]:
+        return nothing
+    return Drift(extra, float(np.median(extra)))
+
+
+def _smooth_drift(position: Array, residual: Array, latency_us: Array) -> Array:
+    """Median residual by position, from the shorter half of the samples, whose errors in us are small; least is 0."""
+    short = latency_us <= np.median(latency_us)
+    edges = np.linspace(0.0, 1.0, BINS + 1)
+    centres, values = [], []
+    for low, high in zip(edges[:-1], edges[1:], strict=True):
+        inside = short & (position >= low) & (position < high)
+        if inside.sum() >= 5:
+            centres.append((low + high) / 2.0)
+            values.append(float(np.median(residual[inside])))
+    if len(values) < 3:
+        return np.zeros_like(position)
+    smooth = np.convolve(np.pad(values, 1, mode="edge"), [0.25, 0.5, 0.25], mode="valid")
+    drift = np.interp(position, centres, smooth)
+    return np.asarray(drift - drift.min())

@@ -1,0 +1,181 @@
+"""Reading and checking samples: what is refused, what is dropped, and how shapes are split."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import TableError
+from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, family
+from pipeline.kernels.work import Dims
+
+LONGEST_LATENCY_US = 1e8
+"""No single kernel runs for 100 seconds; beyond it a latency is taken for a slip of units or a clock gone wrong."""
+
+LARGEST_DIM = 1e12
+"""No dimension of a call is larger, bytes included."""
+
+LARGEST_SIDE = 2.0**31
+"""Most rows, columns or channels of one operand: libraries index them with 32 bits."""
+
+MOST_BYTES = 1e13
+"""Traffic of one call beyond 10 TB fits no device's memory."""
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """A parquet table of samples or calls.
+
+    Raises:
+        TableError: the file is missing or not parquet, or empty.
+    """
+    path = Path(path)
+    try:
+        table = pq.read_table(path).to_pandas()
+    except (FileNotFoundError, IsADirectoryError):
+        raise TableError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+    return table
+
+
+def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
+    """Add `family`, `phase` and `dtype` to a table with NeuSight's `op` names; a table that has families keeps them.
+
+    Raises:
+        TableError: there is no `op` column, or an op or family is unknown; the message lists the choices.
+    """
+    if "op" not in table.columns:
+        raise TableError(f"{where}: misses column op; give one of {', '.join(NEUSIGHT_OPS)} per row")
+    op = table["op"].astype("string")
+    found = op.map(NEUSIGHT_OPS).astype(object)
+    if "family" in table.columns:
+        given = table["family"].astype(object)
+        found = given.where(given.notna(), found)
+    bad = found.isna() | ~found.isin(list(FAMILIES))
+    if bad.any():
+        row = int(np.flatnonzero(bad.to_numpy())[0])
+        choices = ", ".join(NEUSIGHT_OPS)
+        raise TableError(f"{where}: row {row}: unknown op {str(table['op'].iloc[row])!r}: choose one of {choices}")
+    full = table.assign(op=op.astype(object), family=found)
+    for column, value in (("phase", "forward"), ("dtype", "fp32")):
+        full[column] = full[column].fillna(value) if column in full.columns else value
+    return full
+
+
+def bad_dims(table: pd.DataFrame) -> pd.Series:
+    """Per row what is wrong with its dims ("" where nothing is): missing, not a whole number, not positive, absurd."""
+    problem = np.full(len(table), "", dtype=object)
+    rows = table.reset_index(drop=True)
+    for name, group in rows.groupby("family", sort=False, observed=True):
+        entry, at = family(str(name)), group.index.to_numpy()
+        for dim in entry.dims:
+            required = dim in entry.required
+            if dim not in rows.columns:
+                if required:
+                    problem[at] = f"column {dim} is missing"
+                continue
+            values = pd.to_numeric(group[dim], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+            given = group[dim].notna().to_numpy()
+            least = 0.0 if dim in ("padding", "padding_w", "trans_a", "trans_b", "inputs", "outputs") else 1.0
+            limit = LARGEST_DIM if dim in ("bytes", "inputs", "outputs") else LARGEST_SIDE
+            with np.errstate(invalid="ignore"):
+                wrong = given & ~((values >= least) & (values <= limit) & (values == np.floor(values)))
+            wrong |= required & ~given
+            problem[at[wrong]] = [f"{dim} = {value}" for value in group[dim].to_numpy(dtype=object)[wrong]]
+        fine = problem[at] == ""
+        if fine.any():
+            calls = group[fine]
+            traffic = entry.work(Dims(calls)).bytes
+            problem[at[fine]] = np.where(traffic > MOST_BYTES, "more than 10 TB of operands", "")
+            if {"kernel_size", "input_size"} <= set(entry.required):
+                d = Dims(calls)
+                hollow = d("kernel_size") > d("input_size") + 2 * d("padding", 0.0)
+                problem[at[fine]] = np.where(hollow, "a window larger than the padded image", problem[at[fine]])
+    return pd.Series(problem, index=table.index)
+
+
+def check_calls(table: pd.DataFrame, where: str) -> None:
+    """Refuse calls that cannot be predicted.
+
+    Raises:
+        TableError: naming the first bad row and what is wrong with it.
+    """
+    problem = bad_dims(table)
+    if (problem != "").any():
+        row = int(np.flatnonzero((problem != "").to_numpy())[0])
+        count = int((problem != "").sum())
+        more = f" (and {count - 1} more rows)" if count > 1 else ""
+        what = f"{table['op'].iloc[row]}: {problem.iloc[row]}"
+        raise TableError(f"{where}: row {row}: {what}; dims must be positive whole numbers of plausible size{more}")
+
+
+def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame:
+    """Drop samples that cannot be measurements, with a warning that counts them.
+
+    Dropped are rows whose latency is not a number, not positive or longer than `LONGEST_LATENCY_US`, and rows with bad
+    dims. Row order is kept.
+
+    Raises:
+        TableError: a required column is missing, or no usable row is left.
+    """
+    if "latency_us" not in samples.columns:
+        raise TableError(f"{where}: misses column latency_us")
+    latency = pd.to_numeric(samples["latency_us"], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    with np.errstate(invalid="ignore"):
+        plausible = (latency > 0) & (latency <= LONGEST_LATENCY_US)
+    problem = bad_dims(samples).to_numpy(dtype=object)
+    keep = plausible & (problem == "")
+    if not keep.any():
+        first = f"row 0: {problem[0]}" if len(problem) and problem[0] else "latency_us must be positive microseconds"
+        raise TableError(f"{where}: no usable sample ({first})")
+    if not keep.all():
+        dropped = int((~keep).sum())
+        warnings.warn(f"{where}: {dropped} of {len(keep)} samples dropped: bad latency or dims", stacklevel=2)
+    return samples.assign(latency_us=latency)[keep].reset_index(drop=True)
+
+
+def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.object_]:
+    """One key per shape: equal dims give equal keys whatever op, dtype or phase ran on them."""
+    names = sorted({dim for name in samples["family"].unique() for dim in family(str(name)).dims} & set(samples.columns))
+    columns = [pd.to_numeric(samples[name], errors="coerce").fillna(-1).astype("int64") for name in names]
+    return pd.util.hash_pandas_object(pd.DataFrame(dict(zip(names, columns, strict=True))), index=False).to_numpy()
+
+
+def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> npt.NDArray[np.int64]:
+    """A fold number per row, the same for all rows of one shape; folds hold equally many shapes."""
+    shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
+    numbers = np.arange(len(shapes)) % max(folds, 1)
+    np.random.default_rng(seed).shuffle(numbers)
+    return np.asarray(numbers[inverse], dtype=np.int64)
+
+
+def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """True for held-out rows: a share of the shapes, each held out for all ops at once."""
+    shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
+    held = np.zeros(len(shapes), dtype=bool)
+    held[np.random.default_rng(seed).permutation(len(shapes))[: round(share * len(shapes))]] = True
+    return np.asarray(held[inverse])
+
+
+def families_of(samples: pd.DataFrame, wanted: Sequence[str] | None) -> list[str]:
+    """Families to fit, most samples first.
+
+    Raises:
+        UnknownNameError: a wanted family does not exist.
+        TableError: a wanted family has no samples.
+    """
+    counts = samples["family"].value_counts()
+    if not wanted:
+        return [str(name) for name in counts.index]
+    for name in wanted:
+        family(name)
+        if name not in counts:
+            raise TableError(f"no samples of family {name}: the table has {', '.join(map(str, counts.index))}")
+    return list(wanted)

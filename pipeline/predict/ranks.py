@@ -1,0 +1,138 @@
+"""Several ranks of one job, simulated together: a collective ends when its slowest rank has arrived and moved its part.
+
+The measured duration of a collective on one rank holds its wait for the others. The transfer itself is at least the
+shortest duration over the ranks, and the rank that measured it arrived last. So for the k-th collective of every rank:
+    end = latest arrival over the ranks + least duration over the ranks
+Arrivals depend on earlier collectives; passes over all ranks repeat until nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import InputError, TraceError
+from pipeline.overheads.model import OverheadModel
+from pipeline.overheads.statistics import summarise
+from pipeline.predict.critical_path import simulate
+from pipeline.predict.program import Program
+from pipeline.predict.replay import Options, Source, build, learn
+from pipeline.predict.timeline import Timeline
+from pipeline.predict.trace_program import Iteration
+from pipeline.trace.load import load_trace
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MAX_PASSES = 20
+SETTLED_US = 0.01
+"""Passes end when no collective moves by more than this."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One rank of a co-simulated job.
+
+    Attributes:
+        iteration: what was measured.
+        timeline: what was simulated.
+        error: predicted over measured span, less 1.
+        compute_us: active time of everything but collectives, predicted.
+        communication_us: active time of collectives, predicted.
+    """
+
+    iteration: Iteration
+    timeline: Timeline
+    error: float
+    compute_us: float
+    communication_us: float
+
+
+def simulate_ranks(
+    programs: Sequence[Program],
+    kernel_us: Sequence[Floats],
+    collectives: Sequence[Ints],
+    begin_us: Sequence[float] | None = None,
+) -> tuple[list[Timeline], int]:
+    """Timelines of all ranks and the number of passes it took.
+
+    Args:
+        programs: one program per rank.
+        kernel_us: kernel times per rank, shape (calls,); those of collectives are what the rank measured.
+        collectives: per rank its collective calls, in launch order; the k-th ones belong together.
+        begin_us: when each rank's step begins, on a common clock; all at once by default.
+
+    Raises:
+        InputError: the ranks do not take part in the same number of collectives.
+    """
+    counts = {len(calls) for calls in collectives}
+    if len(counts) != 1:
+        raise InputError(f"ranks take part in {sorted(counts)} collectives; give traces of the same step")
+    times = [np.array(values, float) for values in kernel_us]
+    own = np.array([values[calls] for values, calls in zip(times, collectives, strict=True)])
+    transfer = own.min(axis=0)
+    for values, calls in zip(times, collectives, strict=True):
+        values[calls] = transfer
+    begin = np.zeros((len(programs), 1)) if begin_us is None else np.asarray(begin_us, float)[:, None]
+    last_ends = np.zeros_like(own)
+    passes = 0
+    while passes < MAX_PASSES:
+        passes += 1
+        timelines = [simulate(program, values) for program, values in zip(programs, times, strict=True)]
+        arrival = np.array([t.device_start[calls, 0] for t, calls in zip(timelines, collectives, strict=True)])
+        ends = (arrival + begin).max(axis=0) + transfer - begin
+        for values, calls, end, start in zip(times, collectives, ends, arrival, strict=True):
+            values[calls] = end - start
+        if np.abs(ends - last_ends).max(initial=0.0) <= SETTLED_US:
+            break
+        last_ends = ends
+    return timelines, passes
+
+
+def replay_ranks(paths: Sequence[str | Path], options: Options | None = None) -> list[RankResult]:
+    """Replay one step of a job from the traces of its ranks, each rank's host time from the statistics of the others.
+
+    When each rank begins is given, by the clock of the traces: ranks of one host, or of hosts with synchronous clocks.
+
+    Raises:
+        TraceError: a trace cannot be read, or holds no operators.
+        InputError: fewer than two ranks, or ranks of different steps.
+    """
+    if len(paths) < 2:
+        raise InputError("co-simulation needs the traces of two ranks or more")
+    sources = [Source.of(load_trace(path)) for path in paths]
+    for path, source in zip(paths, sources, strict=True):
+        if not source.chosen:
+            raise TraceError(f"{path}: no operators in any iteration")
+    programs, times, collectives = [], [], []
+    for rank, source in enumerate(sources):
+        samples, waits = learn([other for number, other in enumerate(sources) if number != rank])
+        model = OverheadModel(summarise(samples, estimator=(options or Options()).estimator))
+        iteration = source.chosen[-1]
+        programs.append(build(source, iteration, model, waits, options))
+        times.append(iteration.kernel_us)
+        collectives.append(_collectives(source, iteration))
+    starts = np.array([source.chosen[-1].start_ns for source in sources])
+    timelines, _ = simulate_ranks(programs, times, collectives, (starts - starts.min()) / 1000.0)
+    out = []
+    for source, timeline, calls in zip(sources, timelines, collectives, strict=True):
+        iteration = source.chosen[-1]
+        is_collective = np.zeros(len(iteration.calls), bool)
+        is_collective[calls] = True
+        out.append(
+            RankResult(
+                iteration, timeline, float(timeline.step_us[0] / iteration.span_us - 1.0),
+                float(timeline.active_of(~is_collective)[0]), float(timeline.active_of(is_collective)[0]),
+            )
+        )  # fmt: skip
+    return out
+
+
+def _collectives(source: Source, iteration: Iteration) -> Ints:
+    """Collective calls of an iteration that all ranks take part in, by kernel name."""
+    names = source.act.trace.names[source.act.call_event[iteration.calls]]
+    return np.flatnonzero([name.lower().startswith(("ncclkernel", "nccldevkernel", "rcclkernel")) for name in names])

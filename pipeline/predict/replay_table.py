@@ -1,0 +1,38 @@
+"""A replay for the terminal: prediction, measurement and the baselines that it has to beat, in one table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def table(facts: dict[str, Any]) -> Table:
+    """Rich table of `ReplayResult.as_dict()`."""
+    from rich.table import Table
+
+    base = facts["baselines"]
+    caption = f"{facts['iterations']} iterations evaluated, split: {facts['split']}"
+    notes = "\n".join([caption, *facts["notes"]])
+    out = Table(title=f"{facts['trace']} on {facts['device']}", caption=notes, caption_justify="left")
+    out.add_column("span of an iteration")
+    for name in ("us", "error", "mean absolute error"):
+        out.add_column(name, justify="right")
+
+    def row(label: str, value: float, error: float | None, absolute: float | None) -> None:
+        out.add_row(label, f"{value:,.1f}", *("" if e is None else f"{e:+.2%}" for e in (error, absolute)))
+
+    row("measured", facts["measured_us"], None, None)
+    row("predicted", facts["predicted_us"], facts["error"], facts["mean_absolute_error"])
+    row("baseline: kernel sum", base["kernel_sum_us"], base["kernel_sum_error"], base["kernel_sum_mean_absolute_error"])
+    row("baseline: mean of training iterations", base["train_mean_us"], base["train_mean_error"],
+        base["train_mean_mean_absolute_error"])  # fmt: skip
+    out.add_section()
+    measured, predicted = facts["active_measured_us"], facts["active_predicted_us"]
+    row("device active, measured", measured, None, None)
+    row("device active, predicted", predicted, predicted / measured - 1.0 if measured else None, None)
+    out.add_section()
+    for kind, values in facts["overheads"].items():
+        out.add_row(f"{kind}: mean of {values['count']} observations", f"{values['mean_us']:,.2f}", "", "")
+    return out

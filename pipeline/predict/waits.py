@@ -1,0 +1,127 @@
+"""Which call waits for which on another stream, learned from the iterations that statistics come from.
+
+A stream waits for an event of another stream (`cudaStreamWaitEvent`). Newer traces name the awaited stream; older ones
+show only that a wait was enqueued. There, the first call launched behind a wait is a *waiter*, and the edge to the last
+call launched before it on another stream is kept if the waiter began behind that call's end in all training iterations.
+
+Edges are keyed by what an iteration repeats (op, kernel, how many of these came before), so that they carry over to an
+iteration, or a rank, that was not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.overheads.extract import ItemKeys
+from pipeline.predict.trace_program import Iteration
+from pipeline.trace.activity import Activity
+from pipeline.trace.fields import WAIT_EVENT_APIS, Category
+
+Ints = npt.NDArray[np.int64]
+Edge = tuple[str, str, int, int, int]
+"""(op, kernel, occurrence, stream of the waiter, stream awaited)."""
+
+TOLERANCE_NS = 2_000
+"""A waiter may begin this much ahead of the awaited end: stamps are rounded to a microsecond."""
+
+_MOST_BROKEN = 0.1
+"""An edge is dropped where more than this share of its training occurrences contradicts it."""
+
+
+@dataclass
+class WaitModel:
+    """Edges seen in training: how often each occurred, and how often the trace contradicts it."""
+
+    seen: dict[Edge, int] = field(default_factory=dict)
+    broken: dict[Edge, int] = field(default_factory=dict)
+
+    def learn(self, act: Activity, keys: ItemKeys, chosen: Iterable[Iteration]) -> WaitModel:
+        """Add the waits of some iterations; returns itself."""
+        for iteration in chosen:
+            for edge, waiter, awaited in _candidates(act, keys, iteration):
+                calls = iteration.calls
+                late = act.call_start[calls[waiter]] + TOLERANCE_NS < act.call_end[calls[awaited]]
+                self.seen[edge] = self.seen.get(edge, 0) + 1
+                self.broken[edge] = self.broken.get(edge, 0) + int(late)
+        return self
+
+    def holds(self, edge: Edge) -> bool:
+        """Whether training saw this edge and did not contradict it."""
+        return edge in self.seen and self.broken[edge] <= _MOST_BROKEN * self.seen[edge]
+
+    def edges(self, act: Activity, keys: ItemKeys, iteration: Iteration) -> dict[int, list[int]]:
+        """Waiter -> awaited calls of an iteration, numbered within it; only its order of calls is used."""
+        out: dict[int, list[int]] = {}
+        for edge, waiter, awaited in _candidates(act, keys, iteration):
+            if self.holds(edge):
+                out.setdefault(waiter, []).append(awaited)
+        return out
+
+
+def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tuple[Edge, int, int]]:
+    """Possible edges of an iteration: (key, waiter, awaited call)."""
+    calls = iteration.calls
+    if not len(calls):
+        return []
+    waits = _waits(act, iteration)
+    if not len(waits):
+        return []
+    launch = act.call_action[calls]
+    stamp = act.action_start[launch]
+    order = np.argsort(stamp, kind="stable")
+    stream, thread = act.call_stream[calls], act.trace.columns["tid"][act.action_event[launch]]
+    names, kernels = keys.name[act.action_item[launch]], act.trace.names[act.call_event[calls]]
+    occurrence = _occurrence(names, kernels, order)
+    named = _named_streams(act)
+    last: dict[int, int] = {}  # stream -> latest call launched on it so far
+    pending: dict[int, list[tuple[dict[int, int], int]]] = {}  # thread -> waits since its last launch
+    out = []
+    events = sorted(
+        [(int(stamp[c]), 1, int(c)) for c in order] + [(int(act.trace.columns["ts_ns"][w]), 0, int(w)) for w in waits]
+    )
+    for _, is_call, which in events:
+        if not is_call:
+            tid = int(act.trace.columns["tid"][which])
+            pending.setdefault(tid, []).append(
+                (dict(last), named.get(int(act.trace.columns["correlation"][which]), -1))
+            )
+            continue
+        own = int(stream[which])
+        sources: dict[int, int] = {}
+        for heads, only in pending.pop(int(thread[which]), []):
+            sources |= {s: c for s, c in heads.items() if s != own and only in (-1, s)}
+        for source, awaited in sources.items():
+            edge = (str(names[which]), str(kernels[which]), int(occurrence[which]), own, source)
+            out.append((edge, which, awaited))
+        last[own] = which
+    return out
+
+
+def _waits(act: Activity, iteration: Iteration) -> Ints:
+    """Events of the stream waits enqueued during an iteration."""
+    trace = act.trace
+    runtime = trace.is_category(Category.RUNTIME, Category.DRIVER) & trace.texts_in("name", WAIT_EVENT_APIS)
+    stamp = trace.columns["ts_ns"]
+    return np.flatnonzero(runtime & (stamp >= iteration.start_ns) & (stamp <= act.end[iteration.items].max()))
+
+
+def _named_streams(act: Activity) -> dict[int, int]:
+    """Correlation id -> awaited stream, where the trace says so (`cuda_sync` events)."""
+    columns = act.trace.columns
+    rows = np.flatnonzero(act.trace.is_category(Category.SYNC) & (columns["wait_stream"] >= 0))
+    return dict(zip(columns["correlation"][rows].tolist(), columns["wait_stream"][rows].tolist(), strict=True))
+
+
+def _occurrence(names: npt.NDArray[np.object_], kernels: npt.NDArray[np.object_], order: Ints) -> Ints:
+    """How many calls of the same op and kernel were launched before each call."""
+    seen: dict[tuple[str, str], int] = {}
+    out = np.zeros(len(names), np.int64)
+    for row in order.tolist():
+        key = (names[row], kernels[row])
+        out[row] = seen.get(key, 0)
+        seen[key] = int(out[row]) + 1
+    return out

@@ -1,0 +1,1 @@
+"""The project's figures, one function each; every function takes tables and returns a matplotlib figure."""

@@ -1,0 +1,48 @@
+"""Overhead statistics as an MLflow run: one per GPU and estimator, with the table and a picture of T1 to T5."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.report.tracking import log_run
+
+TYPES = ("T1", "T2", "T3", "T4", "T5")
+
+
+def track_overheads(
+    observations: pd.DataFrame, statistics: pd.DataFrame, gpu: str, settings: Mapping[str, Any], folder: Path
+) -> None:
+    """Log a host's overheads.
+
+    Args:
+        observations: `overhead_samples` table.
+        statistics: `overheads` table made of them.
+        settings: the `overheads` section of the configuration.
+        folder: MLflow folder.
+    """
+    from pipeline.report.figures.overheads import overhead_types
+
+    metrics: dict[str, float] = {"observations": len(observations)}
+    for name in TYPES:
+        values = observations.loc[observations["type"] == name, "value_us"]
+        if len(values):
+            metrics |= {f"{name}_mean_us": float(values.mean()), f"{name}_median_us": float(values.median())}
+    workloads = sorted(set(observations["workload"].astype(str)))
+    with tempfile.TemporaryDirectory() as scratch:
+        table = Path(scratch) / "overheads.csv"
+        statistics.to_csv(table, index=False)
+        log_run(
+            folder,
+            "overheads",
+            f"{gpu} {settings['name']}",
+            params={**settings, "workloads": ", ".join(workloads)},
+            metrics=metrics,
+            tags={"gpu": gpu, "estimator": str(settings["estimator"])},
+            artifacts={"statistics": table},
+            figures={"overheads.png": overhead_types(observations, gpu)},
+        )

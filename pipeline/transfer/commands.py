@@ -1,0 +1,127 @@
+"""`steptime transfer`: a table measured on one GPU in, the same rows predicted on another out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import InputError, TableError
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.families import NEUSIGHT_OPS
+from pipeline.schemas import atomic_path
+from pipeline.transfer.kernels import load_models
+from pipeline.transfer.methods import by_auto, method
+from pipeline.transfer.probes import Calibration, calibrate
+from pipeline.transfer.utilisation import UtilisationModel
+
+ADDED = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
+"""Columns that the output has beside the input's."""
+
+
+def transfer_command(
+    from_gpu: str, to_gpu: str, method_name: str, in_path: Path, out_path: Path, probes: Path | None = None
+) -> dict[str, Any]:
+    """Scale the latencies of a table from one GPU to another, and write the same rows with `ADDED`.
+
+    Args:
+        from_gpu: GPU of the measurements; rows of other GPUs in a `gpu` column are refused.
+        to_gpu: GPU to predict.
+        method_name: wave, mlp or auto.
+        in_path: parquet with `op`, dims, `latency_us` and launch geometry as in NeuSight's kernels table.
+        out_path: parquet to write.
+        probes: parquet of a few rows measured on the destination; for `auto`.
+
+    Returns:
+        Facts to show: rows, methods' shares, where the table was written.
+
+    Raises:
+        InputError: an unknown GPU or method, or a table that cannot be used.
+    """
+    origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
+    predict = method(method_name)
+    if probes is not None and method_name != "auto":
+        raise InputError(f"--probes calibrate the method auto, not {method_name}")
+    table = read_measured(in_path)
+    samples = as_samples(table, str(in_path))
+    _check_origin(table, origin, in_path)
+    if probes is not None:
+        models = load_models()
+        measured = as_samples(read_measured(probes), str(probes))
+        found = by_auto(samples, origin, destination, models, calibrate_all(models, measured, destination))
+    else:
+        found = predict(samples, origin, destination)
+    result = table.assign(**{name: found[name].to_numpy() for name in ADDED})
+    with atomic_path(Path(out_path)) as part:
+        pq.write_table(pa.Table.from_pandas(result, preserve_index=False), part, compression="zstd")
+    share = found["method"].value_counts(normalize=True)
+    return {
+        "from": origin.name,
+        "to": destination.name,
+        "rows": len(result),
+        "methods": {str(name): round(float(value), 4) for name, value in share.items()},
+        "median_ratio": float(np.median(found["predicted_us"] / table["latency_us"])) if len(result) else None,
+        "out": str(out_path),
+    }
+
+
+def calibrate_all(models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu: GpuSpec) -> dict[str, Calibration]:
+    """Calibrate every model whose family has probes."""
+    return {
+        name: calibrate(model, probes[probes["family"] == name], gpu)
+        for name, model in models.items()
+        if (probes["family"] == name).any()
+    }
+
+
+def read_measured(path: Path) -> pd.DataFrame:
+    """Read a table of measured rows.
+
+    Raises:
+        TableError: the file is missing or damaged, lacks `op` or `latency_us`, or holds times that are not positive.
+    """
+    try:
+        table: pd.DataFrame = pq.read_table(path).to_pandas()
+    except (FileNotFoundError, IsADirectoryError):
+        raise TableError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+    missing = [name for name in ("op", "latency_us") if name not in table.columns]
+    if missing:
+        raise TableError(f"{path}: misses column {', '.join(missing)}")
+    times = pd.to_numeric(table["latency_us"], errors="coerce").to_numpy(dtype=np.float64)
+    bad = ~(np.isfinite(times) & (times > 0))
+    if bad.any():
+        raise TableError(f"{path}: latency_us of row {int(np.flatnonzero(bad)[0])} is not a positive number")
+    return table
+
+
+def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
+    """The table with a `family` column; an op that no family knows is `other` and scaled by waves.
+
+    Raises:
+        TableError: a dimension is not positive.
+    """
+    family = table["op"].astype(str).map(NEUSIGHT_OPS).fillna("other")
+    if "family" in table.columns:
+        family = table["family"].astype(object).where(table["family"].notna(), family)
+    dims = [name for name in ("B", "M", "N", "K", "H", "in_channels", "out_channels", "input_size") if name in table]
+    for name in dims:
+        values = pd.to_numeric(table[name], errors="coerce")
+        if (values < 1).any():
+            raise TableError(f"{where}: {name} of row {int(np.flatnonzero((values < 1).to_numpy())[0])} is below 1")
+    return table.assign(family=family.astype(str), op=table["op"].astype(str))
+
+
+def _check_origin(table: pd.DataFrame, origin: GpuSpec, path: Path) -> None:
+    if "gpu" not in table.columns or table.empty:
+        return
+    others = {str(name) for name in table["gpu"].dropna().unique()} - {origin.name, *origin.aliases}
+    # conv of the A100 was measured on the 80 GB card: a sibling with the same SMs counts as the origin
+    strange = [name for name in sorted(others) if load_gpu(name).compute_capability != origin.compute_capability]
+    if strange:
+        raise InputError(f"{path}: holds rows of {', '.join(strange)}, --from says {origin.name}; filter the table")

@@ -1,0 +1,86 @@
+"""Kernel times on GPUs without samples: the shipped utilisation models applied to tables of calls."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.families import FAMILIES
+from pipeline.paths import packs_dir
+from pipeline.transfer.features import COVERED
+from pipeline.transfer.utilisation import Correction, UtilisationModel, load_cached
+
+COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
+
+
+def models_dir() -> Path:
+    """The folder of shipped cross-GPU models."""
+    return packs_dir() / "transfer"
+
+
+@lru_cache(maxsize=8)
+def _available(folder: Path) -> tuple[str, ...]:
+    return tuple(name for name in COVERED if (folder / f"{name}.safetensors").is_file())
+
+
+def load_models(folder: Path | None = None) -> dict[str, UtilisationModel]:
+    """The cross-GPU models at hand, by family; files are read once per process.
+
+    Raises:
+        PackError: a file is damaged.
+    """
+    folder = folder or models_dir()
+    return {name: load_cached(folder / f"{name}.safetensors") for name in _available(folder)}
+
+
+def covered(calls: pd.DataFrame) -> pd.Series:
+    """Whether the cross-GPU models cover a call: fp32 forward of a covered family with all its dims."""
+    found = calls["family"].astype(str).isin(COVERED)
+    if "dtype" in calls.columns:
+        found &= calls["dtype"].isna() | (calls["dtype"].astype(str) == "fp32")
+    if "phase" in calls.columns:
+        found &= calls["phase"].isna() | (calls["phase"].astype(str) != "backward")
+    for name in COVERED:
+        rows = found & (calls["family"].astype(str) == name)
+        if rows.any():
+            missing = [dim for dim in FAMILIES[name].required if dim not in calls.columns]
+            present = calls.loc[rows, list(FAMILIES[name].required)].notna().all(axis=1) if not missing else False
+            found = found.where(~rows, present)
+    return found
+
+
+def predict_calls(
+    calls: pd.DataFrame,
+    gpu: GpuSpec,
+    models: dict[str, UtilisationModel] | None = None,
+    corrections: dict[str, Correction] | None = None,
+) -> pd.DataFrame:
+    """Times of calls on a GPU that is known by its spec alone.
+
+    Args:
+        calls: rows with `family`, `op` and dims (NeuSight's or the calls schema's, which share names).
+        gpu: the destination.
+        models: cross-GPU models by family; the shipped ones by default.
+        corrections: by family, what probes of that GPU ask for.
+
+    Returns:
+        Same rows and index: `predicted_us` (latency, floor included), `kernel_us`, `p10_us`, `p90_us` (of the
+        kernel); NaN where no model covers the call, for the caller's roofline.
+    """
+    models = load_models() if models is None else models
+    result = pd.DataFrame(np.nan, index=calls.index, columns=list(COLUMNS))
+    known = covered(calls).to_numpy(dtype=bool)
+    family = calls["family"].astype(str).to_numpy()
+    for name, model in models.items():
+        at = np.flatnonzero(known & (family == name))
+        if not len(at):
+            continue
+        correction = (corrections or {}).get(name)
+        kernel, latency = model.kernel_and_latency(calls.iloc[at], gpu, correction=correction)
+        low, high = np.exp(model.log_p10), np.exp(model.log_p90)
+        result.iloc[at] = np.column_stack([latency, kernel, kernel * low, kernel * high])
+    return result

@@ -1,0 +1,153 @@
+"""The methods that carry measured latencies from an origin GPU to a destination: wave, mlp, and the choice, auto.
+
+`auto` takes per row the first that applies:
+1. the same GPU: the measurement itself;
+2. a covered family (`features.COVERED`): the utilisation model's prediction for the destination, times the model's
+   residual on the origin to the power of `RESIDUAL_SHARE`: all of it between GPUs of one architecture, a family's share
+   otherwise, as left-out GPUs show (docs/transfer.md);
+3. wave scaling. Every row says which, in `method`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import UnknownNameError
+from pipeline.hardware.spec import GpuSpec
+from pipeline.transfer import wave
+from pipeline.transfer.kernels import covered, load_models, models_dir
+from pipeline.transfer.mlp import DIMS, TransferMlp
+from pipeline.transfer.probes import Calibration, log_sizes
+from pipeline.transfer.utilisation import UtilisationModel
+
+Array = npt.NDArray[np.float64]
+
+RESIDUAL_SHARE: dict[str, float] = {
+    "gemm": 0.0, "bmm": 0.0, "conv2d_forward": 0.5, "elementwise": 0.0, "softmax": 0.0, "layer_norm": 0.0,
+}  # fmt: skip
+"""How much of the origin's residual (measured over modelled) the destination shares, between architectures: best of
+0, 0.25, 0.5, 0.75 and 1 over pairs of the development GPUs."""
+
+WAVE_LOG_SIGMA = 0.45
+"""Log error of wave scaling over the pairs of the public GPUs, for its interval."""
+
+MLP_LOG_SIGMA = 0.35
+"""Log error of the networks' ratio over the pairs of the public GPUs, for its interval."""
+
+TENTH = 1.2816
+"""Standard deviations from the middle to p90."""
+
+
+def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
+    """Wave scaling of every row; exact where the launch geometry is known."""
+    measured = samples["latency_us"].to_numpy(dtype=np.float64)
+    intensity = wave.intensity_of(samples)
+    launches = wave.Launches.of(samples)
+    predicted = wave.scale(measured, launches, origin, destination, intensity, exact=True)
+    return _frame(samples, predicted, _half_width(WAVE_LOG_SIGMA, origin, destination), "wave", origin, destination)
+
+
+def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, folder: Path | None = None) -> pd.DataFrame:
+    """The pre-trained networks' ratio for kernel-varying families, wave scaling for the others."""
+    result = by_wave(samples, origin, destination)
+    for family, dims in DIMS.items():
+        rows = (samples["family"].astype(str) == family).to_numpy()
+        path = (folder or models_dir()) / f"mlp_{family}.safetensors"
+        if not rows.any() or not path.is_file():
+            continue
+        complete = rows & samples.reindex(columns=list(dims)).notna().all(axis=1).to_numpy()
+        part = samples[complete]
+        ratio = TransferMlp.load(path).ratio(part, origin, destination)
+        predicted = part["latency_us"].to_numpy(dtype=np.float64) * ratio
+        wide = _half_width(MLP_LOG_SIGMA, origin, destination)
+        result.loc[complete] = _frame(part, predicted, wide, "mlp", origin, destination)
+    return result
+
+
+def by_auto(
+    samples: pd.DataFrame,
+    origin: GpuSpec,
+    destination: GpuSpec,
+    models: dict[str, UtilisationModel] | None = None,
+    calibrations: dict[str, Calibration] | None = None,
+) -> pd.DataFrame:
+    """The best method per row; see the module's text."""
+    result = by_wave(samples, origin, destination)
+    if origin == destination:
+        return result.assign(method="same_gpu", evidence="measured")
+    usable = covered(samples).to_numpy(dtype=bool)
+    family = samples["family"].astype(str).to_numpy()
+    for name, model in (load_models() if models is None else models).items():
+        at = np.flatnonzero(usable & (family == name))
+        if not len(at):
+            continue
+        part = samples.iloc[at]
+        found = (calibrations or {}).get(name)
+        _, latency = model.kernel_and_latency(part, destination, correction=found.correction if found else None)
+        if found is not None:
+            latency = latency * np.exp(found.log_factor(log_sizes(name, part)))
+        share = residual_share(name, origin, destination) if found is None else 0.0
+        if share:
+            latency = latency * _residual(model, part, origin) ** share
+        kind = "utilisation+probes" if found is not None else "utilisation"
+        bounds = {"p10_us": latency * np.exp(model.log_p10), "p90_us": latency * np.exp(model.log_p90)}
+        row = pd.DataFrame({"predicted_us": latency, **bounds, "method": kind, "evidence": "transferred"}, part.index)
+        result.iloc[at] = row
+    return result
+
+
+def residual_share(family: str, origin: GpuSpec, destination: GpuSpec) -> float:
+    """Share of the origin's residual that carries over, by architecture and SMs and never by bandwidth or clock."""
+    alike = origin.compute_capability == destination.compute_capability and origin.sms == destination.sms
+    return 1.0 if alike else RESIDUAL_SHARE[family]
+
+
+def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> Array:
+    """Measured over modelled latency on the origin, with the origin's own floors where the model knows them."""
+    own = model.gpu_floors_us.get(origin.name)
+    floors = None if own is None else {**model.floors_us, **own}
+    _, modelled = model.kernel_and_latency(part, origin, floors, model.own(origin.name))
+    return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) / modelled)
+
+
+def _frame(
+    samples: pd.DataFrame, predicted: Array, half_width: float, method: str, origin: GpuSpec, destination: GpuSpec
+) -> pd.DataFrame:
+    evidence = "measured" if origin == destination else "transferred"
+    return pd.DataFrame(
+        {
+            "predicted_us": predicted,
+            "p10_us": predicted / half_width,
+            "p90_us": predicted * half_width,
+            "method": method,
+            "evidence": evidence,
+        },
+        index=samples.index,
+    )
+
+
+def _half_width(log_sigma: float, origin: GpuSpec, destination: GpuSpec) -> float:
+    return 1.0 if origin == destination else float(np.exp(TENTH * log_sigma))
+
+
+METHODS: dict[str, Callable[[pd.DataFrame, GpuSpec, GpuSpec], pd.DataFrame]] = {
+    "wave": by_wave,
+    "mlp": by_mlp,
+    "auto": by_auto,
+}
+
+
+def method(name: str) -> Callable[[pd.DataFrame, GpuSpec, GpuSpec], pd.DataFrame]:
+    """Look a method up.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+    """
+    if name not in METHODS:
+        raise UnknownNameError("method", name, list(METHODS))
+    return METHODS[name]

@@ -1,0 +1,159 @@
+"""Pre-trained networks for ops whose kernel varies with the GPU (Habitat / Surfer): published form and size by choice.
+
+Inputs are the op's dims and four features of the destination (memory, bandwidth, SMs, peak FLOP/s), all as logarithms;
+the target is the latency, the loss MAPE. A prediction scales the measured origin by the ratio of the network's answers
+for the two GPUs. Published size 8 x 1024 (34 MB an op); the shipped ones are 3 x 96.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import InputError, PackError
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.schemas import atomic_path
+from pipeline.transfer.features import ARITHMETIC
+
+Array = npt.NDArray[np.float64]
+
+DIMS: dict[str, tuple[str, ...]] = {
+    "gemm": ("M", "N", "K"),
+    "bmm": ("B", "M", "N", "K"),
+    "conv2d_forward": ("B", "in_channels", "out_channels", "input_size"),
+}
+"""Dims by family. LSTM and batch norm have no samples: they fall to the roofline until there are some."""
+
+SHIPPED = (3, 96)
+"""Hidden layers and width of the shipped networks."""
+
+PUBLISHED = (8, 1024)
+"""Hidden layers and width of the published networks."""
+
+
+def inputs(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Array:
+    """Log dims and log destination features, shape (rows, dims + 4)."""
+    sizes = np.column_stack([np.log(calls[name].to_numpy(dtype=np.float64)) for name in DIMS[family]])
+    device = np.log([gpu.memory_bytes, gpu.dram_gb_per_s, gpu.sms, gpu.fp32_gflop_per_s])
+    return np.hstack([sizes, np.broadcast_to(device, (len(calls), 4))])
+
+
+@dataclass(frozen=True)
+class TransferMlp:
+    """A trained network: `parameters` holds `weight0`, `bias0`..., `mean`, `scale`; its output is log µs."""
+
+    family: str
+    layers: int
+    parameters: dict[str, npt.NDArray[np.float32]]
+    provenance: dict[str, Any]
+
+    def predict(self, calls: pd.DataFrame, gpu: GpuSpec) -> Array:
+        """Latency in µs, shape (rows,)."""
+        p = self.parameters
+        hidden = (inputs(self.family, calls, gpu) - p["mean"]) / p["scale"]
+        for layer in range(self.layers):
+            hidden = np.maximum(hidden @ p[f"weight{layer}"] + p[f"bias{layer}"], 0.0)
+        out = hidden @ p[f"weight{self.layers}"] + p[f"bias{self.layers}"]
+        return np.asarray(np.exp(out[:, 0]))
+
+    def ratio(self, calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> Array:
+        """Time on the destination over time on the origin, shape (rows,); exactly 1 for the same GPU."""
+        if origin == destination:
+            return np.ones(len(calls))
+        return self.predict(calls, destination) / self.predict(calls, origin)
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file."""
+        from safetensors.numpy import save_file
+
+        facts = {"family": self.family, "layers": self.layers, "provenance": self.provenance}
+        with atomic_path(path) as part:
+            save_file(self.parameters, part, metadata={"mlp": json.dumps(facts, sort_keys=True)})
+
+    @classmethod
+    def load(cls, path: Path) -> TransferMlp:
+        """Read a file that `save` wrote.
+
+        Raises:
+            PackError: the file is missing or damaged.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="np") as file:
+                facts = json.loads(file.metadata()["mlp"])
+                return cls(parameters={key: file.get_tensor(key) for key in file.keys()}, **facts)  # noqa: SIM118
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise PackError(f"{path}: not a transfer network ({error}); rebuild with `make packs`") from None
+
+
+def train_mlp(
+    samples: pd.DataFrame,
+    family: str,
+    size: tuple[int, int] = SHIPPED,
+    steps: int = 1500,
+    rows: int = 1024,
+    seed: int = 0,
+    rate: float = 3e-3,
+) -> TransferMlp:
+    """Fit a network to samples of several GPUs (needs torch).
+
+    Args:
+        samples: a samples table; rows of other families are passed over.
+        family: gemm, bmm or conv2d_forward.
+        size: hidden layers and width; `PUBLISHED` is (8, 1024).
+        steps: optimizer steps.
+        rows: samples per step.
+        seed: of initial weights and sampling.
+        rate: peak learning rate.
+
+    Raises:
+        InputError: no network exists for the family, or there are no samples of it.
+    """
+    import torch
+
+    if family not in DIMS:
+        raise InputError(f"no network for family {family}: choose one of {', '.join(sorted(ARITHMETIC))}")
+    own = samples[samples["family"] == family]
+    if own.empty:
+        raise InputError(f"no samples of family {family} to train on")
+    groups = [(part, load_gpu(str(gpu))) for gpu, part in own.groupby("gpu", sort=True)]
+    x = np.concatenate([inputs(family, part, gpu) for part, gpu in groups])
+    y = np.concatenate([np.log(part["latency_us"].to_numpy(dtype=np.float64)) for part, _ in groups])
+    mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
+    torch.manual_seed(seed)
+    layers, width = size
+    sizes = [x.shape[1], *[width] * layers, 1]
+    network = [torch.nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+    with torch.no_grad():
+        network[-1].bias.fill_(float(y.mean()))
+    parameters = [p for layer in network for p in layer.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
+    features = torch.tensor((x - mean) / scale, dtype=torch.float32)
+    target = torch.tensor(y, dtype=torch.float32)
+    for _ in range(steps):
+        batch = torch.randint(0, len(target), (rows,))
+        hidden = features[batch]
+        for layer in network[:-1]:
+            hidden = torch.relu(layer(hidden))
+        error = network[-1](hidden)[:, 0] - target[batch]
+        # MAPE of the latency; the exponent is held back so that a wild first guess does not overflow
+        loss = (torch.exp(error.clamp(max=3.0)) - 1.0).abs().mean() + torch.relu(error - 3.0).mean()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+    arrays = {"mean": mean.astype(np.float32), "scale": scale.astype(np.float32)}
+    for index, layer in enumerate(network):
+        arrays[f"weight{index}"] = np.ascontiguousarray(layer.weight.detach().numpy().T)
+        arrays[f"bias{index}"] = layer.bias.detach().numpy()
+    facts = {"gpus": [gpu.name for _, gpu in groups], "samples": len(own), "seed": seed, "steps": steps}
+    return TransferMlp(family, layers, arrays, facts)

@@ -1,0 +1,59 @@
+"""Resident thread blocks per SM, from threads, registers and shared memory per block and the architecture's limits.
+
+The arithmetic of NVIDIA's occupancy calculator, vectorised. Profiler traces carry registers and shared memory; the
+public kernel tables do not, for which `TYPICAL_REGISTERS` and no shared memory are assumed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.hardware.architectures import Architecture
+from pipeline.hardware.spec import GpuSpec
+
+Array = npt.NDArray[np.float64]
+
+TYPICAL_REGISTERS = 32.0
+"""Registers per thread where a table does not say: element-wise PyTorch kernels take 16 to 40. Matrix kernels take more
+(128 x 128 tiles over 100), so that their residency, and with it the wave, is overestimated on both GPUs alike."""
+
+_DEFAULT = Architecture(2048, 64, 32, 65536, 98304, 64)
+
+
+def blocks_per_sm(
+    gpu: GpuSpec, threads: Array, registers: Array | None = None, shared_bytes: Array | None = None
+) -> Array:
+    """Blocks that one SM holds at once.
+
+    Args:
+        gpu: the GPU.
+        threads: threads per block, shape (rows,).
+        registers: registers per thread; NaN or None where unknown.
+        shared_bytes: static plus dynamic shared memory per block; NaN or None where unknown.
+
+    Returns:
+        Blocks per SM, shape (rows,), at least 1: a launch that ran fits the SM.
+    """
+    units = gpu.limits or _DEFAULT
+    threads = np.maximum(np.asarray(threads, dtype=np.float64), 1.0)
+    known = np.full(threads.shape, np.nan) if registers is None else np.asarray(registers, dtype=np.float64)
+    per_thread = np.where(np.isnan(known), TYPICAL_REGISTERS, np.maximum(known, 1.0))
+    shared = np.zeros(threads.shape) if shared_bytes is None else np.nan_to_num(np.asarray(shared_bytes, np.float64))
+    warps = np.ceil(threads / units.warp_size)
+    by_threads = np.floor(gpu.max_threads_per_sm / (warps * units.warp_size))
+    by_warps = np.floor(gpu.max_warps_per_sm / warps)
+    rounded_warps = np.ceil(warps / units.warp_unit) * units.warp_unit
+    per_warp = np.ceil(per_thread * units.warp_size / units.register_unit) * units.register_unit
+    by_registers = np.floor(gpu.registers_per_sm / (rounded_warps * per_warp))
+    taken = np.ceil((shared + units.shared_reserved_bytes) / units.shared_unit_bytes) * units.shared_unit_bytes
+    by_shared = np.where(taken > 0, np.floor(gpu.shared_memory_per_sm_bytes / np.maximum(taken, 1.0)), np.inf)
+    least = np.minimum.reduce([by_threads, by_warps, by_registers, by_shared])
+    return np.asarray(np.clip(least, 1.0, gpu.max_blocks_per_sm))
+
+
+def blocks_per_wave(
+    gpu: GpuSpec, threads: Array, registers: Array | None = None, shared_bytes: Array | None = None
+) -> Array:
+    """Blocks that the whole GPU holds at once: W in wave scaling."""
+    return gpu.sms * blocks_per_sm(gpu, threads, registers, shared_bytes)

@@ -1,0 +1,98 @@
+"""Device calls of a trace as a table that the transfer methods take: family, dims, launch geometry, measured time.
+
+Dims come from the launching op's input shapes (recorded with `record_shapes=True`); without shapes a call is scaled by
+waves. Matrix products and forward convolutions get their family; copies between host and device, and collectives, are
+told apart because no wave moves them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.trace.activity import Activity
+
+Ints = npt.NDArray[np.int64]
+
+PRODUCT_OPS = {"aten::addmm": "gemm", "aten::mm": "gemm", "aten::linear": "gemm", "aten::bmm": "bmm",
+               "aten::baddbmm": "bmm"}  # fmt: skip
+"""Family of ops whose main kernel is a matrix product."""
+
+CONVOLUTIONS = ("aten::cudnn_convolution", "aten::convolution", "aten::_convolution", "aten::conv2d")
+
+PRODUCT_KERNELS = "gemm|cutlass|gemv"
+"""What the names of matrix-product kernels hold; other kernels of such an op (bias, split-K reduction) go by waves."""
+
+CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv"
+
+
+def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
+    """One row per call of `calls` (positions in the activity), in their order.
+
+    Returns:
+        Columns `kernel_name, stream, op, family, kind, latency_us, grid, block, registers, shared_memory, bytes` and
+        dims. `kind` is kernel, copy (device only), link (host and device) or collective.
+    """
+    events = act.trace.events
+    columns = ["name", "category", "stream", "grid", "block", "registers", "shared_memory", "bytes"]
+    table = events.loc[act.call_event[calls], columns].reset_index(drop=True)
+    table = table.astype({name: object for name in ("name", "category", "grid", "block")})
+    launch = act.action_event[act.call_action[calls]]
+    op_event = events["op"].to_numpy(dtype=np.float64, na_value=np.nan)[launch]
+    known = ~np.isnan(op_event)
+    row = np.where(known, op_event, 0).astype(np.int64)
+    op = np.where(known, act.trace.names[row], "unknown")
+    shapes = events["input_shapes"].astype(object).to_numpy()[row]
+    shapes[~known] = None
+    frame = table.rename(columns={"name": "kernel_name"}).assign(
+        op=op, latency_us=(act.call_end - act.call_start)[calls] / 1000.0
+    )
+    name = frame["kernel_name"].astype(str)
+    frame["kind"] = np.select(
+        [
+            name.str.contains("HtoD|DtoH|Host"),
+            name.str.contains("nccl", case=False),
+            name.str.contains("Mem(?:cpy|set)"),
+        ],
+        ["link", "collective", "copy"],
+        "kernel",
+    )
+    dims = pd.DataFrame([_dims(str(o), s) for o, s in zip(op, shapes, strict=True)], index=frame.index)
+    for column in ("family", "B", "M", "N", "K", "in_channels", "out_channels", "kernel_size", "input_size"):
+        frame[column] = dims.get(column, np.nan)
+    main = name.str.contains(PRODUCT_KERNELS, case=False) | (
+        (frame["family"] == "conv2d_forward") & name.str.contains(CONVOLUTION_KERNELS, case=False)
+    )
+    frame["family"] = frame["family"].where(main, "other").fillna("other")
+    frame["stride"], frame["padding"] = 1, np.floor(frame["kernel_size"] / 2)
+    return frame
+
+
+def _dims(op: str, shapes: Any) -> dict[str, Any]:
+    """Family and dims of an op from the JSON text of its input shapes; empty where they do not say."""
+    try:
+        sizes = [s for s in json.loads(shapes) if isinstance(s, list) and s and isinstance(s[0], int)]
+    except (TypeError, ValueError):
+        return {}
+    family = PRODUCT_OPS.get(op)
+    if family == "gemm":
+        matrices = [s for s in sizes if len(s) >= 2][-2:]
+        if len(matrices) == 2:
+            left, right = matrices
+            m, n = int(np.prod(left[:-1])), left[-1]
+            k = right[0] if op == "aten::linear" else right[-1]
+            return {"family": family, "B": 1, "M": m, "N": n, "K": k}
+    if family == "bmm":
+        matrices = [s for s in sizes if len(s) == 3][-2:]
+        if len(matrices) == 2:
+            (b, m, n), (_, _, k) = matrices
+            return {"family": family, "B": b, "M": m, "N": n, "K": k}
+    if op in CONVOLUTIONS and len(sizes) >= 2 and len(sizes[0]) == 4 and len(sizes[1]) == 4:
+        (b, c, size, _), (out, _, window, _) = sizes[:2]
+        return {"family": "conv2d_forward", "B": b, "in_channels": c, "out_channels": out, "kernel_size": window,
+                "input_size": size}  # fmt: skip
+    return {}

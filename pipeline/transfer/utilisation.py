@@ -1,0 +1,253 @@
+"""Kernel times on a GPU known only by its spec file: bounded utilisation of sustained throughput and bandwidth.
+
+A kernel takes the p-norm of three times: arithmetic over the sustained throughput, traffic over the sustained DRAM
+bandwidth (L2's where the working set fits), and thread steps over the threads that the device keeps resident. Each is
+divided by a utilisation that a small network reads from device-normalised features (`features.py`). Bandwidth, clock
+and throughput enter as divisors only, so that more of any of them never predicts a slower kernel. A latency, as event
+timing sees it, is the larger of the host's floor and the launch offset plus the kernel, smoothly.
+
+Inference is NumPy; training is in `train.py`. Several networks (seeds) are averaged in log time.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import PackError
+from pipeline.hardware.spec import GpuSpec
+from pipeline.schemas import atomic_path
+from pipeline.transfer.features import ARITHMETIC, describe
+from pipeline.transfer.sustained import arithmetic_us, sustained_dram_gb_per_s
+
+Array = npt.NDArray[np.float64]
+
+FLOOR_SHARPNESS = 12.0
+"""p-norm exponent between the host's floor and launch offset plus kernel: a corner about 6 % high."""
+
+FEATURE_CLIP = 4.0
+"""Standardised features are held within this many standard deviations: sizes beyond the samples count as the edge."""
+
+NOMINAL_STEP_CYCLES = 100.0
+"""Cycles per element and resident thread that a thread step is quoted in; the network scales it."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Logarithms of a call's times in µs at full utilisation, each of shape (rows,), and its features (rows, features).
+
+    `arithmetic` at sustained throughput, `dram` and `l2` for the traffic, `steps` of the resident threads;
+    `per_l2` is the logarithm of traffic over the L2 size.
+    """
+
+    arithmetic: Array
+    dram: Array
+    l2: Array
+    steps: Array
+    per_l2: Array
+    x: Array
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Log factors on compute time, memory time and host floor that probes of a GPU ask for; zero without probes."""
+
+    compute: float = 0.0
+    memory: float = 0.0
+    floor: float = 0.0
+
+
+def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
+    """Times at full utilisation and features of calls of a covered family on a GPU."""
+    seen = describe(family, calls, gpu)
+    # memory-bound kernels issue few instructions: their rate is the clock's, not the power-limited product rate
+    flops = np.maximum(seen.flops, 1.0)
+    arithmetic = arithmetic_us(gpu, flops) if family in ARITHMETIC else flops / gpu.fp32_gflop_per_s / 1e3
+    threads_per_us = gpu.sms * gpu.max_threads_per_sm * gpu.boost_clock_mhz
+    return Terms(
+        np.log(arithmetic),
+        np.log(seen.bytes / sustained_dram_gb_per_s(gpu) / 1e3),
+        np.log(seen.bytes / gpu.peak_l2_gb_per_s() / 1e3),
+        np.log(NOMINAL_STEP_CYCLES * seen.bytes / 8.0 / threads_per_us),
+        np.log(seen.bytes / gpu.l2_bytes),
+        seen.x,
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a family's networks look like.
+
+    Attributes:
+        width, depth: hidden layers of the network.
+        compute_bound: largest utilisation of throughput; above 1 where algorithms save arithmetic (Winograd).
+        memory_low, memory_high: range of the utilisation of bandwidth; the low end is traffic amplification by tiles
+            that L2 does not hold, above 1 where the sustained figure is cautious.
+        norm: exponent p of the norm over the three times.
+        thread_steps: whether the third time counts.
+    """
+
+    width: int = 64
+    depth: int = 3
+    compute_bound: float = 1.0
+    memory_low: float = 0.07
+    memory_high: float = 1.3
+    norm: float = 2.0
+    thread_steps: bool = False
+
+
+@dataclass(frozen=True)
+class UtilisationModel:
+    """Trained networks of one family.
+
+    Attributes:
+        family: the kernel family.
+        ops: ops in the order of `op_bias` and `launch`.
+        shape: sizes and bounds of the networks.
+        parameters: arrays with a leading axis of networks: `weight0`, `bias0`... (in, out), `op_bias` (ops, 3),
+            `launch` (ops,), `l2` (2,); and `mean`, `scale` of the features without that axis.
+        floors_us: latency floor by op that an unknown host is assumed to have.
+        gpu_floors_us: floors by GPU and op, of the GPUs with samples.
+        gpu_corrections: what each trained GPU differs by from the common model: {gpu: [compute, memory]}.
+        log_p10, log_p90: ends of the p10-p90 interval of log(measured / predicted), from leaving each GPU out.
+        provenance: where the samples come from and how it was trained.
+    """
+
+    family: str
+    ops: tuple[str, ...]
+    shape: Shape
+    parameters: dict[str, npt.NDArray[np.float32]]
+    floors_us: dict[str, float]
+    gpu_floors_us: dict[str, dict[str, float]] = field(default_factory=dict)
+    gpu_corrections: dict[str, list[float]] = field(default_factory=dict)
+    log_p10: float = -0.25
+    log_p90: float = 0.25
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def kernel_and_latency(
+        self,
+        calls: pd.DataFrame,
+        gpu: GpuSpec,
+        floors_us: dict[str, float] | None = None,
+        correction: Correction | None = None,
+    ) -> tuple[Array, Array]:
+        """Kernel time and latency in µs, each of shape (rows,), averaged over the networks in log time.
+
+        Args:
+            calls: rows of this family (`op` and dims).
+            gpu: the GPU, known by its spec.
+            floors_us: latency floor by op; the unknown host's where not given.
+            correction: what probes or samples of the GPU ask for.
+        """
+        correction = correction or Correction()
+        seen = terms(self.family, calls, gpu)
+        op = pd.Series(calls["op"].astype(str)).map({name: i for i, name in enumerate(self.ops)})
+        # an op that no sample shows behaves as the first of its family, which is the commonest
+        code = np.asarray(op.fillna(0), dtype=np.int64)
+        known = self.floors_us if floors_us is None else floors_us
+        usual = float(np.median(list(known.values())))
+        floor = np.array([known.get(name, usual) for name in calls["op"].astype(str)], dtype=np.float64)
+        log_floor = np.log(floor) + correction.floor
+        kernels, latencies = [], []
+        for network in range(self.parameters["op_bias"].shape[0]):
+            kernel = self._log_kernel(network, seen, code, correction)
+            start = log_floor + _log_sigmoid(self.parameters["launch"][network].astype(np.float64)[code])
+            kernels.append(kernel)
+            latencies.append(_norm(FLOOR_SHARPNESS, log_floor, np.logaddexp(start, kernel)))
+        return np.exp(np.mean(kernels, axis=0)), np.exp(np.mean(latencies, axis=0))
+
+    def _log_kernel(self, network: int, seen: Terms, code: npt.NDArray[np.int64], correction: Correction) -> Array:
+        p = self.parameters
+        shape = self.shape
+        hidden = np.clip((seen.x - p["mean"]) / p["scale"], -FEATURE_CLIP, FEATURE_CLIP)
+        for layer in range(shape.depth):
+            hidden = hidden @ p[f"weight{layer}"][network] + p[f"bias{layer}"][network]
+            hidden = hidden / (1.0 + np.exp(-hidden))
+        last = shape.depth
+        z = hidden @ p[f"weight{last}"][network] + p[f"bias{last}"][network] + p["op_bias"][network][code]
+        use_compute = _log_sigmoid(z[:, 0]) + np.log(shape.compute_bound)
+        span = shape.memory_high - shape.memory_low
+        use_memory = np.log(shape.memory_low + span * np.exp(_log_sigmoid(z[:, 1])))
+        centre, steep = (float(v) for v in p["l2"][network])
+        missed = _log_sigmoid(np.exp(steep) * (seen.per_l2 - centre))
+        memory = _norm(shape.norm, seen.dram + np.logaddexp(missed, np.log(1e-6)), seen.l2)
+        log_kernel = _norm(
+            shape.norm,
+            seen.arithmetic - use_compute + correction.compute,
+            memory - use_memory + correction.memory,
+        )
+        return _norm(shape.norm, log_kernel, seen.steps + z[:, 2]) if shape.thread_steps else log_kernel
+
+    def own(self, gpu: str) -> Correction:
+        """The correction of a GPU that the model was trained on; none for others."""
+        found = self.gpu_corrections.get(gpu)
+        return Correction() if found is None else Correction(found[0], found[1])
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file: arrays, with everything else as JSON in its metadata."""
+        from safetensors.numpy import save_file
+
+        facts = {
+            "family": self.family,
+            "ops": self.ops,
+            "shape": self.shape.__dict__,
+            "floors_us": self.floors_us,
+            "gpu_floors_us": self.gpu_floors_us,
+            "gpu_corrections": self.gpu_corrections,
+            "log_p10": self.log_p10,
+            "log_p90": self.log_p90,
+            "provenance": self.provenance,
+        }
+        with atomic_path(path) as part:
+            save_file(
+                {key: np.ascontiguousarray(value) for key, value in self.parameters.items()},
+                part,
+                metadata={"utilisation": json.dumps(facts, sort_keys=True)},
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> UtilisationModel:
+        """Read a file that `save` wrote.
+
+        Raises:
+            PackError: the file is missing or damaged.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="np") as file:
+                facts = json.loads(file.metadata()["utilisation"])
+                parameters = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+            ops, shape = tuple(facts.pop("ops")), Shape(**facts.pop("shape"))
+            return cls(ops=ops, shape=shape, parameters=parameters, **facts)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise PackError(f"{path}: not a cross-GPU model ({error}); rebuild with `make packs`") from None
+
+    def with_interval(self, log_p10: float, log_p90: float) -> UtilisationModel:
+        """The same model with another interval."""
+        return replace(self, log_p10=log_p10, log_p90=log_p90)
+
+
+def _log_sigmoid(z: Array) -> Array:
+    return np.asarray(-np.logaddexp(0.0, -z))
+
+
+def _norm(p: float, *logs: Array) -> Array:
+    """Logarithm of the p-norm of times given by their logarithms."""
+    total = p * logs[0]
+    for other in logs[1:]:
+        total = np.logaddexp(total, p * other)
+    return np.asarray(total / p)
+
+
+@lru_cache(maxsize=32)
+def load_cached(path: Path) -> UtilisationModel:
+    """`UtilisationModel.load`, once per file and process."""
+    return UtilisationModel.load(path)

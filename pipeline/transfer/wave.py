@@ -1,0 +1,134 @@
+"""Wave scaling (Yu et al., Habitat / Surfer, USENIX ATC 2021, section 3): a kernel that is the same code on both GPUs.
+
+With B thread blocks, W blocks per wave, D memory bandwidth, C clock, on the origin o and the destination d:
+
+    exact       T_d = ceil(B/W_d) (D_o W_d / (D_d W_o))^g (C_o/C_d)^(1-g) T_o / ceil(B/W_o)
+    simplified  T_d = T_o (D_o/D_d)^g (W_o C_o / (W_d C_d))^(1-g), for many waves
+
+and g from the roofline on d: with arithmetic intensity x and ridge point R, g = 1 - x/(2R) below R, else R/(2x).
+Because the published g moves with the destination, a destination with more bandwidth can be predicted slower: its
+ridge point falls, g falls, and the clock ratio gains weight. At fixed g the simplified form is monotone in D and C.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.families import work_of
+from pipeline.transfer.occupancy import blocks_per_wave
+
+Array = npt.NDArray[np.float64]
+
+UNKNOWN_INTENSITY = 0.25
+"""FLOP per byte of calls whose work nobody knows: one operation per element read and written, bound by memory."""
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Launch geometry of kernels, each of shape (rows,); NaN where unknown.
+
+    Attributes:
+        blocks: thread blocks of the grid.
+        threads: threads per block.
+        registers: registers per thread.
+        shared_bytes: shared memory per block.
+    """
+
+    blocks: Array
+    threads: Array
+    registers: Array
+    shared_bytes: Array
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Launches:
+        """Read `grid_x.. block_x..` columns, or `grid` and `block` texts such as `[8,1,1]`; either may be absent."""
+        rows = len(table)
+
+        def column(name: str) -> Array:
+            if name not in table.columns:
+                return np.full(rows, np.nan)
+            return np.asarray(pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan))
+
+        def volume(name: str) -> Array:
+            axes = np.stack([column(f"{name}_{axis}") for axis in "xyz"])
+            size = np.where(np.isnan(axes[0]), np.nan, np.nanprod(axes, axis=0))
+            return np.asarray(size if name not in table.columns else np.where(np.isnan(size), _text(table[name]), size))
+
+        blocks, threads = volume("grid"), volume("block")
+        usable = (blocks >= 1) & (threads >= 1)
+        blank = np.full(rows, np.nan)
+        return cls(
+            np.where(usable, blocks, blank),
+            np.where(usable, threads, blank),
+            column("registers"),
+            column("shared_memory"),
+        )
+
+
+def _text(values: pd.Series) -> Array:
+    """Product of the numbers in texts such as `[8, 1, 1]`; NaN where there are none."""
+    sizes = {text: float(np.prod([float(n) for n in re.findall(r"\d+", text)] or [np.nan])) for text in
+             set(values.dropna().astype(str))}  # fmt: skip
+    return values.astype(object).map(lambda text: sizes.get(str(text), np.nan)).to_numpy(dtype=np.float64)
+
+
+def gamma(intensity: Array, gpu: GpuSpec) -> Array:
+    """Share of memory-boundedness on a GPU: 1 for pure traffic, towards 0 for pure arithmetic, 0.5 at the ridge."""
+    ridge = gpu.peak_gflop_per_s() / gpu.peak_dram_gb_per_s()
+    x = np.asarray(intensity, dtype=np.float64)
+    return np.where(x < ridge, 1.0 - x / (2.0 * ridge), ridge / (2.0 * np.maximum(x, 1e-9)))
+
+
+def intensity_of(calls: pd.DataFrame) -> Array:
+    """FLOP per byte by family and dims, shape (rows,); `UNKNOWN_INTENSITY` where neither is known."""
+    intensity = np.full(len(calls), UNKNOWN_INTENSITY)
+    plain = calls.reset_index(drop=True)
+    for family, part in plain.groupby("family", sort=False):
+        work = work_of(str(family), part)
+        ratio = work.flops / np.maximum(work.bytes, 1.0)
+        intensity[part.index.to_numpy()] = np.where(np.isfinite(ratio), ratio, UNKNOWN_INTENSITY)
+    return intensity
+
+
+def scale(
+    measured_us: Array,
+    launches: Launches,
+    origin: GpuSpec,
+    destination: GpuSpec,
+    intensity: Array | None = None,
+    fixed_gamma: Array | float | None = None,
+    exact: bool = False,
+) -> Array:
+    """Times on `destination` of kernels measured on `origin`, µs, shape (rows,).
+
+    Args:
+        measured_us: kernel times on the origin.
+        launches: launch geometry; unknown geometry takes the blocks per wave of 256-thread blocks.
+        origin: GPU of the measurements.
+        destination: GPU to predict.
+        intensity: FLOP per byte, for the published gamma.
+        fixed_gamma: use this gamma instead.
+        exact: count whole waves (the paper's first form); rows without geometry use the simplified form.
+    """
+    threads = np.where(np.isnan(launches.threads), 256.0, launches.threads)
+    w_o = blocks_per_wave(origin, threads, launches.registers, launches.shared_bytes)
+    w_d = blocks_per_wave(destination, threads, launches.registers, launches.shared_bytes)
+    if fixed_gamma is None:
+        x = np.full(threads.shape, UNKNOWN_INTENSITY) if intensity is None else intensity
+        g = gamma(x, destination)
+    else:
+        g = np.broadcast_to(np.asarray(fixed_gamma, dtype=np.float64), threads.shape)
+    bandwidth = origin.peak_dram_gb_per_s() / destination.peak_dram_gb_per_s()
+    clock = origin.boost_clock_mhz / destination.boost_clock_mhz
+    simplified = bandwidth**g * (w_o * clock / w_d) ** (1.0 - g)
+    if not exact:
+        return np.asarray(measured_us * simplified)
+    whole = np.ceil(launches.blocks / w_d) / np.ceil(launches.blocks / w_o)
+    ratio = whole * (bandwidth * w_d / w_o) ** g * clock ** (1.0 - g)
+    return np.asarray(measured_us * np.where(np.isnan(launches.blocks), simplified, ratio))

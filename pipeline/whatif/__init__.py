@@ -1,0 +1,1 @@
+"""What would change if: pure edits of graphs, to be predicted like any other graph."""

@@ -1,0 +1,167 @@
+"""Edits of an operator graph as pure functions: none changes its argument, each returns a new graph.
+
+rescale   another batch size, from two captures at other sizes
+remove    operators and what lies under them
+substitute  one operator by others
+fuse      operators that follow each other, as one elementwise kernel
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.graph.normalise import renumber
+from pipeline.graph.table import Argument, Graph, Memory, Node, write_nodes
+
+FUSED = "fused::"
+"""Prefix of fused operators' names; the operator map takes them as one elementwise kernel."""
+
+_TEXT_COLUMNS = ("input_shapes", "output_shapes", "attributes")
+_SAME_COLUMNS = ("name", "thread", "phase", "input_dtypes", "is_top_level")
+
+
+def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
+    """The graph at a third batch size, without capturing it.
+
+    Sizes, strides and plain arguments depend on the batch size as a + b·batch. Two graphs give a and b of each number;
+    one graph could not tell a dimension of the batch's size from one that happens to equal it.
+
+    Args:
+        one: a graph with its `batch_size`.
+        other: the same step at another batch size.
+        batch_size: the size wanted.
+
+    Raises:
+        InputError: the graphs have equal batch sizes or differ in more than numbers.
+    """
+    if one.batch_size == other.batch_size:
+        raise InputError(f"rescale: both graphs have batch size {one.batch_size}: capture the step at another size too")
+    if len(one.table) != len(other.table) or any(
+        list(one.table[name]) != list(other.table[name]) for name in _SAME_COLUMNS
+    ):
+        raise InputError("rescale: the graphs hold different operators, so that sizes between them mean nothing")
+    place = Fraction(batch_size - one.batch_size, other.batch_size - one.batch_size)
+    cache: dict[tuple[str, str], str] = {}
+
+    def text(first: str, second: str) -> str:
+        if first == second:
+            return first
+        if (first, second) not in cache:
+            between = _interpolate(json.loads(first), json.loads(second), place)
+            cache[first, second] = json.dumps(between, separators=(",", ":"))
+        return cache[first, second]
+
+    table = one.table.copy()
+    for name in _TEXT_COLUMNS:
+        table[name] = [text(a, b) for a, b in zip(one.table[name], other.table[name], strict=True)]
+    parts = {
+        name: _number(getattr(one.memory, name), getattr(other.memory, name), place)
+        for name in ("parameters", "gradients", "optimizer", "activations", "inputs")
+    }
+    return Graph(table, Memory(**parts), one.device, one.model, batch_size)
+
+
+def remove(graph: Graph, wanted: Callable[[Node], bool]) -> Graph:
+    """Without the operators that `wanted` picks and whatever lies under them."""
+    gone: set[int] = set()
+    kept: list[Node] = []
+    for node in graph.nodes():
+        if node.parent_id in gone or wanted(node):
+            gone.add(node.node_id)
+        else:
+            kept.append(node)
+    return _with(graph, kept)
+
+
+def substitute(graph: Graph, node_id: int, nodes: Sequence[Node]) -> Graph:
+    """With `nodes` in place of one operator and what lies under it; they take its parent, thread and phase.
+
+    Raises:
+        InputError: no such operator.
+    """
+    found: list[Node] = []
+    gone: set[int] = set()
+    fresh = 1 + max((node.node_id for node in graph.nodes()), default=0)
+    for node in graph.nodes():
+        if node.node_id == node_id:
+            gone.add(node_id)
+            for i, new in enumerate(nodes):
+                found.append(
+                    replace(new, node_id=fresh + i, parent_id=node.parent_id, thread=node.thread, phase=node.phase)
+                )
+        elif node.parent_id in gone:
+            gone.add(node.node_id)
+        else:
+            found.append(node)
+    if not gone:
+        raise InputError(f"substitute: the graph has no operator {node_id}")
+    return _with(graph, found)
+
+
+def fuse(graph: Graph, node_ids: Sequence[int]) -> Graph:
+    """With operators that follow each other replaced by one kernel that keeps what passes between them to itself.
+
+    The fused operator reads the first one's inputs and every later one's further operands (its first tensor is taken as
+    the result before it), and writes the last one's outputs.
+
+    Raises:
+        InputError: fewer than two operators, unknown ones, or ones under different parents.
+    """
+    chosen = [node for node in graph.nodes() if node.node_id in set(node_ids)]
+    if len(chosen) < 2 or len(chosen) != len(set(node_ids)):
+        raise InputError(f"fuse: needs two or more operators of the graph, got {list(node_ids)}")
+    if len({(node.parent_id, node.thread) for node in chosen}) > 1:
+        raise InputError("fuse: the operators lie under different parents")
+    inputs: list[Argument] = list(chosen[0].inputs)
+    for node in chosen[1:]:
+        later = [argument for argument in node.inputs if argument is not None]
+        inputs += later[1:]
+    name = FUSED + "+".join(node.name.removeprefix("aten::") for node in chosen)
+    blank = replace(chosen[0], attributes={}, values=(None,) * len(inputs))
+    fused = replace(blank, name=name, inputs=tuple(inputs), outputs=chosen[-1].outputs)
+    others = {node.node_id for node in chosen[1:]}
+    return substitute(remove(graph, lambda node: node.node_id in others), _new_id(graph, chosen[0], others), [fused])
+
+
+def _new_id(graph: Graph, node: Node, gone: set[int]) -> int:
+    """The id that an operator has once others and what lies under them are gone and the rest is renumbered."""
+    lost, before = set(gone), 0
+    for each in graph.nodes():
+        if each.node_id == node.node_id:
+            return before
+        if each.parent_id in lost or each.node_id in lost:
+            lost.add(each.node_id)
+        else:
+            before += 1
+    raise InputError(f"fuse: the graph has no operator {node.node_id}")
+
+
+def _with(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    return Graph(write_nodes(renumber(nodes)), graph.memory, graph.device, graph.model, graph.batch_size)
+
+
+def _interpolate(a: Any, b: Any, place: Fraction) -> Any:
+    """Numbers moved along the line through two structures of the same form."""
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return [_interpolate(x, y, place) for x, y in zip(a, b, strict=True)]
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return {key: _interpolate(a[key], b[key], place) for key in a}
+    if a == b:
+        return a
+    if isinstance(a, bool) or isinstance(b, bool) or not isinstance(a, int | float) or not isinstance(b, int | float):
+        raise InputError(f"rescale: {a!r} and {b!r} are no numbers: the step does something else at another batch size")
+    return _number(a, b, place)
+
+
+def _number(a: float, b: float, place: Fraction) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        exact = a + (b - a) * place
+        if exact.denominator != 1:
+            raise InputError(f"rescale: {a} and {b} do not grow in step with the batch size")
+        return int(exact)
+    return a + (b - a) * float(place)

@@ -1,0 +1,148 @@
+"""The campaign as a user runs it, small and on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.collect import campaign, reader
+from pipeline.collect.output import check
+from pipeline.schemas import SCHEMAS, read_table, to_arrow
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "pipeline.collect.campaign", "--tiny", "--device", "cpu", "--minutes", "3"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A campaign that was killed by SIGKILL in the middle, then run again to its end."""
+    out = tmp_path_factory.mktemp("campaign") / "run"
+    arguments = [*COMMAND, "--out", str(out), "--only", "dlrm_d|kernels|peaks/(products|profiler)"]
+    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    manifest = out / "manifest.json"
+    for _ in range(1200):
+        if manifest.exists() and '"steps/' in manifest.read_text():
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = json.loads(manifest.read_text())
+    assert "running" in [run["status"] for run in before["runs"]]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_a_killed_campaign_goes_on_and_repeats_nothing_that_was_done(measured: Path) -> None:
+    manifest = json.loads((measured / "manifest.json").read_text())
+    assert [run["status"] for run in manifest["runs"]] == ["running", "complete"]
+    units = manifest["units"]
+    assert {"peaks/products", "steps/dlrm_default/default/b16", "kernels/r0000", "kernels/r0001"} <= set(units)
+    assert {unit["status"] for unit in units.values()} == {"done"}
+    steps = read_table(measured / "step_times.parquet", "step_times")
+    assert not steps.duplicated(["model", "variant", "batch_size"]).any()
+
+
+def test_every_file_fits_its_schema_and_the_limits(measured: Path) -> None:
+    assert check(measured) == []
+    names = sorted(path.name for path in measured.iterdir())
+    assert names == ["manifest.json", "peaks.parquet", "samples.parquet", "step_times.parquet", "traces_a.tar"]
+
+
+def test_a_damaged_file_is_named(measured: Path, tmp_path: Path) -> None:
+    for path in measured.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "samples.parquet").write_bytes(b"PAR1 cut off")
+    assert any("samples.parquet" in problem for problem in check(tmp_path))
+
+
+def test_the_reader_gives_tables_of_the_pipeline(measured: Path, tmp_path: Path) -> None:
+    samples = reader.read_samples(measured)
+    assert to_arrow(samples, "samples").schema.names == SCHEMAS["samples"].names
+    assert {"gemm", "embedding_forward", "elementwise", "conv2d_forward"} <= set(samples["family"])
+    assert (samples["kernel_us"] > 0).all()
+    assert reader.read_step_time(measured, "dlrm_default", "default", 16) > 0  # type: ignore[operator]
+    traces = list(reader.read_traces(measured))
+    kineto, execution = traces[0].extract(tmp_path)
+    assert kineto.stat().st_size > 0
+    assert execution is not None
+    assert reader.measured_peaks(measured)["fp32_gflop_per_s"] > 0
+    assert reader.profiler_event_us(measured) is not None
+
+
+def test_a_trace_of_the_campaign_is_read_by_the_trace_room(measured: Path, tmp_path: Path) -> None:
+    load = pytest.importorskip("pipeline.trace.load")
+    kineto, _ = next(reader.read_traces(measured)).extract(tmp_path)
+    assert len(load.load_trace(kineto).iterations) == 2
+
+
+def test_an_earlier_campaign_is_taken_over_into_a_new_folder(measured: Path, tmp_path: Path) -> None:
+    out = tmp_path / "next"
+    arguments = ["--tiny", "--device", "cpu", "--minutes", "0.5", "--resume", str(measured), "--out", str(out)]
+    assert campaign.main([*arguments, "--only", "peaks/products"]) == 0
+    assert len(json.loads((out / "manifest.json").read_text())["runs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--out"),
+        (["--out", "x", "--minutes", "0"], "between 0.05 and 1440"),
+        (["--out", "x", "--minutes", "soon"], "--minutes"),
+        (["--out", "x", "--only", "("], "not a regular expression"),
+        (["--out", "x", "--parts", "steps,music"], "choose from peaks, steps, kernels"),
+        (["--out", "x", "--device", "tpu"], "invalid choice"),
+    ],
+)
+def test_bad_arguments_end_with_one_line_and_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        campaign.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert campaign.main(["--out", str(tmp_path), "--tiny", "--device", "cpu"]) == 2
+    assert "name a new folder" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.txt"]
+
+
+def test_a_missing_gpu_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA device is here")
+    assert campaign.main(["--out", str(tmp_path / "x"), "--device", "cuda"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_a_damaged_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "manifest.json").write_text('{"units": ')
+    assert campaign.main(["--out", str(tmp_path), "--tiny", "--device", "cpu"]) == 2
+    assert "manifest.json: damaged" in capsys.readouterr().err
+
+
+def test_the_campaign_imports_nothing_beyond_its_four_packages(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('yaml', 'hydra', 'omegaconf', 'snakemake', 'mlflow', 'sklearn', 'lightgbm', 'scipy', 'orjson',"
+        " 'torchvision', 'transformers'): sys.modules[name] = None\n"
+        "from pipeline.collect import campaign\n"
+        f"sys.exit(campaign.main(['--tiny', '--device', 'cpu', '--minutes', '0.6', '--out', {str(tmp_path / 'bare')!r},"
+        " '--only', 'dlrm_ddp|kernels/gemm|peaks/products']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-600:]
+    units = json.loads((tmp_path / "bare" / "manifest.json").read_text())["units"]
+    assert units["steps/dlrm_ddp/default/b16"]["status"] == "done"
+    assert units["kernels/r0000~gemm"]["status"] == "done"

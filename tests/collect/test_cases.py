@@ -1,0 +1,102 @@
+"""Every family that a campaign measures can be built and run by itself."""
+
+from __future__ import annotations
+
+import random
+
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.collect.campaign_kernels import shrunk
+from pipeline.collect.cases import BUILDERS, Maker, Spec, UnsupportedCallError, build_case
+from pipeline.collect.cases.base import spec_from_row
+from pipeline.collect.sampler import around, distinct, interleaved, vary
+from pipeline.collect.seeds import seeds
+from pipeline.kernels.families import FAMILIES
+
+SEEDS = list({(s.family, s.op, s.phase, s.dtype): shrunk(s) for s in seeds()}.values())
+
+
+@pytest.mark.parametrize("spec", SEEDS, ids=lambda s: f"{s.family}-{s.op}-{s.phase}-{s.dtype}")
+def test_a_seed_runs_and_runs_again(spec: Spec) -> None:
+    with torch.no_grad():
+        case = build_case(spec, Maker(torch.device("cpu")))
+        for _ in range(2):
+            if case.prepare is not None:
+                case.prepare()
+            case.run()
+
+
+def test_seeds_cover_every_family_that_one_device_can_run() -> None:
+    assert {spec.family for spec in SEEDS} == set(BUILDERS) == set(FAMILIES) - {"collective", "other"}
+
+
+def test_a_product_has_the_size_and_layout_that_its_dims_say() -> None:
+    made = Maker(torch.device("cpu"))
+    spec = Spec("gemm", "mm", "backward", "fp32", {"B": 1, "M": 5, "N": 7, "K": 3, "trans_a": 1, "trans_b": 0})
+    case = build_case(spec, made)
+    assert case.run().shape == (5, 3)
+    assert case.produced[0].stride() == (1, 5)
+    assert made.bytes == 4 * (5 * 7 + 7 * 3)
+
+
+def test_an_unknown_op_says_which_are_known() -> None:
+    with pytest.raises(UnsupportedCallError, match="known are"):
+        build_case(Spec("reduction", "median", "forward", "fp32", {"B": 2, "H": 2}), Maker(torch.device("cpu")))
+    with pytest.raises(UnsupportedCallError, match="dimension M"):
+        build_case(Spec("gemm", "mm", "forward", "fp32", {"N": 2, "K": 2}), Maker(torch.device("cpu")))
+
+
+def test_zipf_indices_repeat_rows_and_stay_in_the_table() -> None:
+    make = Maker(torch.device("cpu"))
+    uniform, zipf = make.indices(10_000, 20_000), make.indices(10_000, 20_000, "zipf:1.05")
+    assert int(zipf.min()) >= 0
+    assert int(zipf.max()) < 10_000
+    assert len(zipf.unique()) < 0.7 * len(uniform.unique())
+
+
+def test_sampled_sizes_stay_within_a_quarter_and_four_times() -> None:
+    spec = Spec(
+        "gemm", "linear", "forward", "fp32", {"B": 1, "M": 1024, "N": 512, "K": 256, "trans_a": 0, "trans_b": 1}
+    )
+    rng = random.Random(0)
+    for _ in range(200):
+        varied = vary(spec, rng)
+        assert all(spec[d] / 6 <= varied[d] <= 6 * spec[d] for d in ("M", "N", "K"))  # powers of two round further
+        assert (varied["B"], varied["trans_b"]) == (1, 1)
+
+
+def test_operand_bytes_follow_a_scaled_size() -> None:
+    bias = Spec(
+        "elementwise",
+        "add",
+        "forward",
+        "fp32",
+        {"B": 64, "H": 32, "inputs": 4 * 64 * 32 + 4 * 32, "outputs": 4 * 64 * 32},
+    )
+    for _, varied in zip(range(20), around([bias], 1), strict=False):
+        b, h = varied["B"], varied["H"]
+        assert varied["inputs"] == 4 * b * h + 4 * h
+        assert varied["outputs"] == 4 * b * h
+
+
+def test_any_prefix_of_a_round_is_balanced_over_families() -> None:
+    order = interleaved([*SEEDS])
+    first = order[: len(BUILDERS)]
+    assert {spec.family for spec in first} == set(BUILDERS)
+    assert len(distinct([*order, *order])) == len(distinct(order))
+
+
+def test_a_row_with_missing_dims_becomes_a_spec_without_them() -> None:
+    row = {
+        "family": "bmm",
+        "op": "bmm",
+        "phase": "forward",
+        "dtype": "fp32",
+        "B": 2,
+        "M": pd.NA,
+        "N": float("nan"),
+        "K": None,
+    }
+    assert spec_from_row({**row, "attributes": None}).dims == {"B": 2}

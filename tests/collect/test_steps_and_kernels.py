@@ -1,0 +1,98 @@
+"""What `gpu=local` measures: a step with its traces, and the kernels that it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pipeline.collect.device import select_device, undisturbed
+from pipeline.collect.kernels import measure_calls, write_samples
+from pipeline.collect.model_config import load_model, parse
+from pipeline.collect.reader import read_step_time
+from pipeline.collect.steps import collect_step
+from pipeline.errors import ConfigError, InputError, UnknownNameError
+from pipeline.schemas import read_table
+
+TINY = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("step")
+    collect_step({**load_model("dlrm_small"), **TINY}, 16, "cpu", out, iterations=3, seconds=0.2)
+    return out
+
+
+def test_a_step_leaves_its_times_and_both_traces(folder: Path) -> None:
+    row = read_table(folder / "step_times.parquet", "step_times").iloc[0]
+    assert row["model"] == "dlrm_small"
+    assert 0 < row["p10_us"] <= row["step_us"] <= row["p90_us"]
+    assert read_step_time(folder / "step_times.parquet") == row["step_us"]
+    load = pytest.importorskip("pipeline.trace.load")
+    trace = load.load_trace(folder / "kineto.json.gz")
+    assert (trace.device, len(trace.iterations)) == ("cpu", 3)
+
+
+def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> None:
+    execution, calls_of = (
+        pytest.importorskip("pipeline.graph.execution_trace"),
+        pytest.importorskip("pipeline.graph.calls"),
+    )
+    graph = execution.import_execution_trace(folder / "execution_trace.json.gz")
+    calls = calls_of.map_calls(graph, None, device="cpu")
+    samples = measure_calls(calls, "cpu", 3.0, graph=graph.table)
+    assert samples.attrs["unmeasured"] == {}
+    assert set(calls["family"]) == set(samples["family"])
+    assert len(samples) > len(calls)  # sizes around them
+    assert {"backward", "optimizer", "forward"} <= set(samples["phase"])
+    write_samples(samples, tmp_path / "samples.parquet")
+    assert len(read_table(tmp_path / "samples.parquet", "samples")) == len(samples)
+
+
+def test_calls_are_measured_without_their_graph_and_others_are_counted() -> None:
+    row = {
+        "node_id": 0,
+        "family": "gemm",
+        "op": "linear",
+        "phase": "forward",
+        "dtype": "fp32",
+        "B": 1,
+        "M": 8,
+        "N": 8,
+        "K": 8,
+    }
+    other = {
+        "node_id": 1,
+        "family": "collective",
+        "op": "all_reduce",
+        "phase": "backward",
+        "dtype": "fp32",
+        "bytes": 64,
+    }
+    samples = measure_calls(
+        pd.DataFrame([row, other]), None if select_device(None).type == "cpu" else "cpu", 0.2, sampled=False
+    )
+    assert list(samples["family"]) == ["gemm"]
+    assert list(samples.attrs["unmeasured"].values()) == [1]
+
+
+def test_repetitions_in_which_the_core_was_taken_away_do_not_count() -> None:
+    assert undisturbed([10.0, 10.1, 25.0, 10.2], [10.0, 10.1, 10.0, 10.1]) == [10.0, 10.1, 10.2]
+    assert undisturbed([30.0, 20.0, 25.0, 40.0], [10.0, 10.0, 10.0, 10.0]) == [20.0, 25.0, 30.0]
+
+
+def test_unknown_devices_and_models_list_the_choices() -> None:
+    with pytest.raises(InputError, match="auto, cpu, cuda"):
+        select_device("tpu")
+    with pytest.raises(UnknownNameError, match="dlrm_default"):
+        load_model("dlrm_huge")
+
+
+def test_model_files_read_the_same_without_pyyaml() -> None:
+    yaml = pytest.importorskip("yaml")
+    for path in sorted((Path(__file__).parents[2] / "config" / "model").glob("*.yaml")):
+        assert parse(path.read_text(), path) == yaml.safe_load(path.read_text()), path.name
+    with pytest.raises(ConfigError, match="without PyYAML"):
+        parse("a:\n  - 1\n")

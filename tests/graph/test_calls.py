@@ -1,0 +1,122 @@
+"""Sizes of device calls, by hand."""
+
+import pytest
+
+from pipeline.graph.calls import map_calls
+from pipeline.graph.opmap import rows
+from pipeline.graph.sizes import SIZES, load_all
+from pipeline.graph.sizes.optimizer import launches
+from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.kernels.families import FAMILIES
+
+
+def call(name, *inputs, values=(), outputs=(), device="cuda"):
+    node = Node(0, name, inputs=inputs, values=values or (None,) * len(inputs), outputs=outputs)
+    return map_calls(Graph(write_nodes([node])), device=device)
+
+
+def test_linear_counts_products_twice_and_reads_its_bias():
+    found = call("aten::addmm", Tensor((32,), "fp32"), Tensor((1024, 64), "fp32"), Tensor((64, 32), "fp32", (1, 64)))
+    row = found[found["family"] == "gemm"].iloc[0]
+    assert (row["B"], row["M"], row["N"], row["K"], row["trans_b"]) == (1, 1024, 64, 32, 1)
+    assert row["flops"] == 2 * 1024 * 64 * 32
+    assert row["bytes_read"] == 4 * (1024 * 64 + 64 * 32 + 32)
+
+
+def test_bias_of_a_single_output_is_copied_first():
+    found = call("aten::addmm", Tensor((1,), "fp32"), Tensor((128, 64), "fp32"), Tensor((64, 1), "fp32"))
+    assert list(found["family"])[:2] == ["elementwise", "gemm"]
+
+
+def test_broadcast_operands_are_read_once():
+    row = call("aten::add", Tensor((100, 8), "fp32"), Tensor((8,), "fp32"), outputs=(Tensor((100, 8), "fp32"),)).iloc[0]
+    assert (row["bytes_read"], row["bytes_written"]) == (4 * (800 + 8), 3200)
+    assert row["op"] == "add"
+
+
+def test_scalar_operands_have_their_own_model():
+    row = call("aten::mul", Tensor((100, 8), "fp32"), Tensor((), "fp64", (), True), outputs=(Tensor((100, 8), "fp32"),))
+    assert row["op"].iloc[0] == "mulu"
+
+
+def test_sum_of_rows_clears_semaphores_when_blocks_share_outputs():
+    wide, narrow = Tensor((1024, 512), "fp32"), Tensor((512, 1024), "fp32")
+    assert list(call("aten::sum", wide, None, values=(None, [0]))["family"]) == ["memset", "reduction"]
+    assert list(call("aten::sum", narrow, None, values=(None, [0]))["family"]) == ["reduction"]
+
+
+def test_copies_between_like_tensors_are_memory_copies_and_others_kernels():
+    x = Tensor((64, 32), "fp32", (32, 1))
+    turned = Tensor((64, 32), "fp32", (1, 64))
+    half = Tensor((64, 32), "bf16", (32, 1))
+    kinds = {name: call("aten::copy_", x, source)[["family", "op", "api"]].iloc[0].tolist()
+             for name, source in (("same", x), ("turned", turned), ("cast", half))}  # fmt: skip
+    assert kinds["same"] == ["memcpy_d2d", "memcpy", "cudaMemcpyAsync"]
+    assert kinds["turned"] == ["copy", "transpose", "cudaLaunchKernel"]
+    assert kinds["cast"] == ["elementwise", "cast", "cudaLaunchKernel"]
+
+
+def test_item_waits_for_the_device():
+    row = call("aten::_local_scalar_dense", Tensor((), "fp32")).iloc[0]
+    assert row["family"] == "memcpy_d2h" and row["blocking"]
+
+
+def test_work_on_host_tensors_is_no_device_call():
+    x = Tensor((8,), "int64", (1,), True)
+    assert call("aten::add", x, x, outputs=(x,)).empty
+
+
+def test_interaction_index_has_its_own_family():
+    square, at = Tensor((16, 27, 27), "fp32"), Tensor((351,), "int64")
+    row = call("aten::index", square, (at, at), outputs=(Tensor((16, 351), "fp32"),)).iloc[0]
+    assert (row["family"], row["B"], row["F"]) == ("tril_index_forward", 16, 27)
+    other = call("aten::index", Tensor((16, 27), "fp32"), (at,), outputs=(Tensor((351, 27), "fp32"),)).iloc[0]
+    assert other["family"] == "index"
+
+
+@pytest.mark.parametrize(
+    "sizes, depth, expected",
+    [
+        ([10], 2, [(10, 1)]),
+        ([1] * 64, 2, [(64, 64)]),
+        ([1] * 65, 2, [(64, 64), (1, 1)]),
+        ([65536 * 321], 2, [(65536 * 320, 1), (65536, 1)]),
+        ([65536 * 320, 5], 2, [(65536 * 320, 1), (5, 1)]),
+    ],
+)
+def test_foreach_launches_follow_multi_tensor_apply(sizes, depth, expected):
+    assert launches(sizes, depth) == expected
+
+
+def test_foreach_launches_cover_every_element_once():
+    sizes = [3, 70_000, 65536, 1, 30_000_000, 12]
+    assert sum(elements for elements, _ in launches(sizes, 3)) == sum(sizes)
+
+
+def test_foreach_on_fp16_halves_the_bytes():
+    for dtype, element in (("fp32", 4), ("fp16", 2)):
+        lists = (Tensor((100,), dtype), Tensor((50,), dtype))
+        row = call("aten::_foreach_add_", lists, lists).iloc[0]
+        assert (row["bytes"], row["tensors"], row["bytes_read"]) == (150 * element, 2, 300 * element)
+
+
+def test_on_the_cpu_an_operator_is_one_blocking_call():
+    x, at = Tensor((16, 9, 9), "fp32"), Tensor((36,), "int64")
+    found = call(
+        "aten::index_put", x, (at, at), Tensor((16, 36), "fp32"), None, values=(None, None, None, True), device="cpu"
+    )
+    assert found[["api", "family", "blocking"]].values.tolist() == [["cpu", "tril_index_backward", True]]
+
+
+def test_every_row_of_the_map_names_known_families_and_size_functions():
+    load_all()
+    for row in rows().values():
+        assert row.evidence, row.op
+        for rule in row.calls:
+            assert rule.family in FAMILIES, (row.op, rule.family)
+            assert rule.size in SIZES, (row.op, rule.size)
+
+
+def test_a_trace_without_shapes_still_has_its_launches():
+    found = call("aten::convolution_backward")
+    assert len(found) == 6 and (found["flops"] == 0).all()

@@ -1,0 +1,177 @@
+"""Capture without a GPU: what is recorded, how it is named, and that nothing is left out silently."""
+
+import pandas as pd
+import pytest
+import yaml
+
+from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.capture import capture
+from pipeline.graph.normalise import FUSED_BACKWARD, FUSED_FORWARD
+from pipeline.graph.table import Graph
+from pipeline.paths import config_dir
+from pipeline.schemas import read_table, to_arrow, write_table
+
+
+def config_of(name, **changes):
+    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+
+
+@pytest.fixture(scope="module")
+def dlrm():
+    return capture(config_of("dlrm_default"), 2048)
+
+
+def test_captured_graph_fits_its_schema_and_survives_a_file(dlrm, tmp_path):
+    write_table(dlrm.table, tmp_path / "graph.parquet", "graph")
+    back = Graph(read_table(tmp_path / "graph.parquet", "graph"))
+    assert map_calls(back).equals(map_calls(dlrm))
+
+
+def test_every_call_of_a_dlrm_is_mapped_and_fits_the_schema(dlrm):
+    calls = map_calls(dlrm)
+    to_arrow(calls, "calls")
+    assert unknown_operators(dlrm, calls) == {}
+    assert set(calls["phase"]) == {"data", "forward", "loss", "backward", "optimizer"}
+
+
+def test_inputs_are_copied_from_pinned_memory_without_waiting(dlrm):
+    calls = map_calls(dlrm)
+    copies = calls[calls["family"] == "memcpy_h2d"]
+    assert list(copies["bytes"]) == [2048 * 512 * 4, 2048 * 8 * 100 * 8, 2048 * 8 * 8, 2048 * 4]
+    assert not copies["blocking"].any()
+
+
+def test_backward_runs_on_the_autograd_thread_and_the_rest_on_the_main_one(dlrm):
+    table = dlrm.table
+    under = table["name"].str.startswith("autograd::")
+    assert (table.loc[under, "thread"] == 1).all()
+    assert (table.loc[table["phase"].isin(["data", "forward", "loss", "optimizer"]), "thread"] == 0).all()
+
+
+def test_fused_lookup_is_named_as_fbgemm_names_it_and_carries_its_tables(dlrm):
+    names = set(dlrm.table["name"])
+    assert FUSED_FORWARD in names
+    assert f"autograd::engine::evaluate_function: {FUSED_BACKWARD}" in names
+    lookup = map_calls(dlrm).query("family == 'embedding_forward'").iloc[0]
+    assert (lookup["B"], lookup["E"], lookup["T"], lookup["L"], lookup["D"]) == (2048, 1_000_000, 8, 100, 64)
+
+
+def test_fused_lookup_leaves_no_weight_gradient_to_store(dlrm):
+    dense = capture(config_of("dlrm_default", embedding="dense"), 2048)
+    assert dlrm.memory.gradients < 2**25 < dense.memory.gradients
+    assert dlrm.memory.parameters == dense.memory.parameters
+
+
+def test_tables_with_many_uses_per_row_are_updated_by_the_block_kernel():
+    calls = map_calls(capture(config_of("dlrm_mlperf"), 2048))
+    updates = calls[(calls["family"] == "embedding_backward")]
+    assert list(updates["T"]) == [6, 20]  # six tables of at most 64 rows
+
+
+def test_sparse_embeddings_update_only_the_rows_they_used():
+    graph = capture(config_of("dlrm_ddp", embedding="sparse", rows=1000), 64)
+    calls = map_calls(graph)
+    assert (calls.loc[calls["family"] == "embedding_backward", "op"] == "sparse").all()
+    updates = calls[(calls["phase"] == "optimizer") & (calls["op"] == "index_add")]
+    assert len(updates) == 8
+    assert (updates["B"] == 64 * 10).all()
+    assert unknown_operators(graph, calls) == {}
+
+
+def test_inference_has_neither_backward_nor_optimizer():
+    graph = capture(config_of("dlrm_ddp", mode="inference"), 32)
+    assert set(graph.table["phase"]) == {"data", "forward"}
+    assert graph.memory.gradients == graph.memory.optimizer == 0
+
+
+@pytest.mark.parametrize(
+    "optimizer, states", [("adam", 2), ("adagrad", 1), ("sgd_momentum", 1), ("sgd", 0), ("none", 0)]
+)
+def test_optimizer_state_is_counted(optimizer, states):
+    graph = capture(config_of("resnet50", optimizer=optimizer, image_size=32), 2)
+    weights = 25_557_032 * 4
+    assert graph.memory.optimizer == states * weights
+    assert graph.memory.gradients == weights
+
+
+def test_gradients_accumulate_where_there_is_no_optimizer():
+    adds = {}
+    for optimizer in ("none", "sgd"):
+        table = capture(config_of("dlrm_small", optimizer=optimizer, rows=100), 8).table
+        parents = table.set_index("node_id")["name"]
+        under = table["parent_id"].map(parents).eq("torch::autograd::AccumulateGrad")
+        adds[optimizer] = (under & table["name"].isin(["aten::add_", "aten::add"])).sum()
+    assert adds["none"] > 0 == adds["sgd"]
+
+
+def test_tf32_is_fp32_on_gpus_that_have_none():
+    from pipeline.hardware.spec import load_gpu
+
+    graph = capture(config_of("dlrm_small", dtype="tf32", rows=100), 8)
+    dtypes = {gpu: set(map_calls(graph, load_gpu(gpu)).query("family == 'gemm'")["dtype"]) for gpu in ("V100", "A100")}
+    assert dtypes == {"V100": {"fp32"}, "A100": {"tf32"}}
+
+
+def test_mixed_precision_computes_products_in_the_lower_type_and_losses_in_fp32():
+    calls = map_calls(capture(config_of("dlrm_small", dtype="bf16", loss="bce_logits", rows=100), 8))
+    assert set(calls.loc[calls["family"] == "gemm", "dtype"]) == {"bf16"}
+    assert set(calls.loc[calls["family"] == "loss", "dtype"]) == {"fp32"}
+    assert (calls["op"] == "cast").any()
+
+
+def test_convolutions_have_two_gradients_except_the_first():
+    calls = map_calls(capture(config_of("resnet50", image_size=64), 2))
+    main = calls[calls["op"] == "conv"]["family"].value_counts()
+    assert main.to_dict() == {"conv2d_forward": 53, "conv2d_backward_weight": 53, "conv2d_backward_data": 52}
+
+
+def test_lstm_is_one_cudnn_call_a_layer_and_direction_of_time():
+    graph = capture(config_of("gnmt", width=16, vocabulary=50, seq_len=5), 4)
+    calls = map_calls(graph)
+    assert (calls["family"] == "rnn").sum() == 16  # eight layers, forward and backward
+    assert {"aten::lstm", "aten::_cudnn_rnn"} <= set(graph.table["name"])
+
+
+def test_attention_is_two_products_and_a_softmax_or_one_kernel():
+    small = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "seq_len": 6}
+    eager = map_calls(capture(config_of("transformer", **small), 2))
+    fused = map_calls(capture(config_of("transformer", attention="fused", **small), 2))
+    assert (eager["family"] == "attention").sum() == 0 < (eager["family"] == "bmm").sum()
+    assert (fused["family"] == "attention").sum() == 6  # three attentions, forward and backward
+    assert (fused["family"] == "bmm").sum() == 0
+
+
+def test_dropout_is_one_fused_operator_as_on_cuda():
+    table = capture(config_of("gnmt", width=16, vocabulary=50, seq_len=5), 4).table
+    names = set(table["name"])
+    assert {"aten::dropout", "aten::native_dropout", "aten::native_dropout_backward"} <= names
+    assert not names & {"aten::bernoulli_"}
+
+
+def test_an_operator_without_a_row_is_counted_with_its_bytes():
+    from pipeline.graph.table import Node, Tensor, write_nodes
+
+    x = Tensor((8, 4), "fp32")
+    graph = Graph(write_nodes([Node(0, "mylib::mystery", inputs=(x,), outputs=(x,), values=(None,))]))
+    calls = map_calls(graph)
+    assert unknown_operators(graph, calls) == {"mylib::mystery": 1}
+    assert calls[["family", "bytes_read", "bytes_written"]].iloc[0].tolist() == ["other", 128.0, 128.0]
+
+
+def test_nodes_survive_the_table():
+    from pipeline.graph.table import Node, Tensor, write_nodes
+
+    node = Node(3, "aten::index", None, 0, inputs=(Tensor((2, 3), "fp32", (1, 2)), (Tensor((2,), "int64", (1,), True),), None),
+                values=(None, None, [1, 2]), outputs=(Tensor((2, 3), "fp32", (3, 1)),), attributes={"a": 1})  # fmt: skip
+    back = Graph(write_nodes([node])).nodes()[0]
+    assert (back.inputs, back.values, back.outputs, back.attributes) == (
+        node.inputs,
+        node.values,
+        node.outputs,
+        {"a": 1},
+    )
+
+
+def test_capture_is_deterministic():
+    one, two = (capture(config_of("dlrm_small", rows=100), 8).table for _ in range(2))
+    pd.testing.assert_frame_equal(one, two)

@@ -1,0 +1,72 @@
+"""Predictions as tables and rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from pipeline.prediction import Prediction
+from pipeline.report.tables import many, one
+from pipeline.schemas import to_arrow
+
+
+@pytest.fixture
+def prediction() -> Prediction:
+    return Prediction(
+        gpu="V100", model="dlrm_default", variant="default", batch_size=2048, predicted_us=8000.0, active_us=6000.0,
+        host_us=3000.0, p10_us=7500.0, p90_us=9000.0, memory_bytes=2 << 30, fits=True, evidence={"pack": 0.9, "roofline": 0.1},
+        host_evidence={"shared": 1.0}, unmodelled_share=0.01, families={"gemm": 4000.0, "bmm": 2000.0},
+        unmodelled={"aten::odd": 60.0},
+    )  # fmt: skip
+
+
+def text_of(renderable: object) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=160).print(renderable)
+    return stream.getvalue()
+
+
+def test_parts_of_a_step_add_up(prediction: Prediction) -> None:
+    assert prediction.idle_us == 2000.0
+    assert prediction.samples_per_s == pytest.approx(256_000)
+
+
+def test_the_public_keys_are_there_and_are_json(prediction: Prediction) -> None:
+    keys = {"gpu", "model", "batch_size", "predicted_us", "active_us", "idle_us", "host_us", "p10_us", "p90_us", "memory_bytes",
+            "fits", "evidence", "host_evidence", "unmodelled_share"}  # fmt: skip
+    found = json.loads(json.dumps(prediction.as_dict(), allow_nan=False))
+    assert keys <= found.keys()
+
+
+def test_a_summary_row_comes_back_as_the_same_prediction(prediction: Prediction) -> None:
+    measured = dataclasses.replace(prediction, measured_us=8200.0)
+    row = to_arrow(measured.summary_row(), "summary").to_pandas().to_dict("records")[0]
+    back = Prediction.from_summary(row)
+    assert dataclasses.replace(back, unmodelled=measured.unmodelled) == measured
+    assert row["error"] == pytest.approx(8000 / 8200 - 1)
+
+
+def test_the_table_says_what_matters(prediction: Prediction) -> None:
+    shown = text_of(one(prediction))
+    for words in ("8.00 ms", "7.50 ms to 9.00 ms", "75% busy", "device-bound", "gemm", "pack 90%", "2.0 GiB", "1.0% of device time"):
+        assert words in shown, words
+
+
+def test_a_step_that_does_not_fit_says_so(prediction: Prediction) -> None:
+    assert "does not fit" in text_of(one(dataclasses.replace(prediction, fits=False)))
+
+
+def test_the_best_throughput_that_fits_is_marked(prediction: Prediction) -> None:
+    slow = dataclasses.replace(prediction, gpu="P100", predicted_us=16000.0)
+    large = dataclasses.replace(prediction, gpu="T4", predicted_us=4000.0, fits=False)
+    lines = text_of(many([prediction, slow, large])).splitlines()
+    assert [line for line in lines if "★" in line] == [line for line in lines if "V100" in line]
+
+
+def test_an_unmeasured_summary_has_no_error(prediction: Prediction) -> None:
+    assert pd.isna(prediction.summary_row()["error"].iloc[0])

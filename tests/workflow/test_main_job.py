@@ -1,0 +1,98 @@
+"""The main job as a user runs it: Snakemake from a shell, without public data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.paths import project_dir
+from pipeline.schemas import read_provenance, read_table
+
+ROOT = project_dir()
+
+
+def snakemake(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the project's Snakefile with artifacts under `folder`, public data switched off."""
+    environment = {**os.environ, "STEPTIME_DATASETS": "none"}
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder),
+               "--cores", "2", *arguments]  # fmt: skip
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=400)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    run = snakemake("--config", "gpu=V100", "model=dlrm_default", folder=folder)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "step time" in run.stdout
+    return folder
+
+
+def test_every_stage_leaves_its_artifact(finished: Path) -> None:
+    point = finished / "results/V100/dlrm_default/default/b2048"
+    for name, schema in (("graph", "graph"), ("calls", "calls"), ("prediction", "prediction"), ("summary", "summary")):
+        assert len(read_table(point / f"{name}.parquet", schema)) > 0
+        assert read_provenance(point / f"{name}.parquet")["steptime"]
+    assert (point / "timeline.json.gz").stat().st_size > 0
+    assert len(read_table(finished / "results/summary.parquet", "summary")) == 1
+
+
+def test_the_summary_adds_up(finished: Path) -> None:
+    row = read_table(finished / "results/summary.parquet", "summary").iloc[0]
+    assert row["predicted_us"] == pytest.approx(row["active_us"] + row["idle_us"])
+    assert row["p10_us"] <= row["predicted_us"] <= row["p90_us"]
+    assert row["unmodelled_share"] < 0.02
+
+
+def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
+    run = snakemake("--config", "gpu=V100", "model=dlrm_default", folder=finished)
+    assert run.returncode == 0
+    assert "Nothing to be done" in run.stderr + run.stdout
+
+
+def test_the_command_line_predicts_the_same(finished: Path) -> None:
+    from pipeline.api import predict_point
+    from pipeline.config import expand
+
+    there = read_table(finished / "results/summary.parquet", "summary").iloc[0]
+    here = predict_point(expand(["gpu=V100", "model=dlrm_default"])[0], results=finished / "nothing-here")
+    assert here.predicted_us == pytest.approx(there["predicted_us"], rel=0.02)
+
+
+def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder, symlinks=True)
+    calls = folder / "results/V100/dlrm_default/default/b2048/calls.parquet"
+    calls.write_bytes(calls.read_bytes()[:500])
+    run = snakemake("--config", "gpu=V100", "model=dlrm_default", "--rerun-triggers", "mtime", folder=folder)
+    assert run.returncode != 0
+    lines = [line for line in run.stderr.splitlines() if line.startswith("steptime: ")]
+    assert len(lines) == 1
+    assert "calls.parquet" in lines[0]
+    assert "delete it to rebuild" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [("gpu=V1000", "V100"), ("model=dlrm", "dlrm_default"), ("batch_size=0", "1 or more"), ("batch_size=text", "whole number")],
+)
+def test_a_bad_value_is_one_line_before_anything_runs(config: str, says: str, tmp_path: Path) -> None:
+    run = snakemake("--config", config, folder=tmp_path)
+    assert run.returncode == 2
+    lines = [line for line in run.stderr.splitlines() if line.startswith("steptime: ")]
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_grid_expands_in_a_dry_run(tmp_path: Path) -> None:
+    grid = ["gpu=V100,P100", "model=dlrm_default,dlrm_ddp", "batch_size=512,2048"]
+    run = snakemake("-n", "--config", *grid, folder=tmp_path)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert sum(line.startswith("predict ") for line in (run.stdout + run.stderr).splitlines()) >= 1
+    assert any(line.split() == ["predict", "8"] for line in (run.stdout + run.stderr).splitlines())

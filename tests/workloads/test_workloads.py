@@ -1,0 +1,157 @@
+"""Workloads: published sizes, options, and real steps on the CPU."""
+
+import pytest
+import torch
+import yaml
+
+from pipeline.errors import ConfigError, InputError, UnknownNameError
+from pipeline.paths import config_dir
+from pipeline.workloads import make_step
+
+MODELS = sorted(path.stem for path in (config_dir() / "model").glob("*.yaml") if path.stem != "custom")
+
+
+def config_of(name, **changes):
+    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+
+
+def parameters(step):
+    return sum(p.numel() for p in step.parameters()) + sum(t.numel() for t in step.in_kernel)
+
+
+@pytest.mark.parametrize(
+    "name, millions",
+    [("resnet50", 25.557), ("inception_v3", 27.161), ("bert_large", 336.2), ("gpt2_large", 774.0), ("opt_13", 1315.8)],
+)
+def test_parameter_counts_are_the_published_ones(name, millions):
+    if name not in ("resnet50", "inception_v3"):
+        pytest.importorskip("transformers")
+    assert parameters(make_step(config_of(name), 1, "meta")) / 1e6 == pytest.approx(millions, rel=2e-4)
+
+
+def test_mlperf_tables_take_96_gigabytes():
+    step = make_step(config_of("dlrm_mlperf"), 2048, "meta")
+    assert step.parameters_bytes == pytest.approx(96.1e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("embedding", ["fused", "sparse", "dense"])
+def test_all_embeddings_learn_the_same(embedding):
+    """Three ways to apply SGD to the rows that a batch used."""
+    config = config_of("dlrm_ddp", rows=30, tables=2, dim=8, bottom_mlp=[4, 8], top_mlp=[8, 1], lookups=3)
+    torch.manual_seed(0)
+    plain = make_step({**config, "embedding": "dense"}, 8, "cpu")
+    torch.manual_seed(0)
+    other = make_step({**config, "embedding": embedding}, 8, "cpu")
+    before = torch.cat([bag.weight.detach().clone() for bag in plain.modules[0].bags])
+    weights = other.modules[0].fused if embedding == "fused" else None
+    for step in (plain, other):
+        for own, reference in zip(step.modules[0].top.parameters(), plain.modules[0].top.parameters(), strict=True):
+            own.data.copy_(reference.data)
+        for own, reference in zip(
+            step.modules[0].bottom.parameters(), plain.modules[0].bottom.parameters(), strict=True
+        ):
+            own.data.copy_(reference.data)
+    if weights is not None:
+        weights.copy_(before)
+    else:
+        for bag, reference in zip(other.modules[0].bags, plain.modules[0].bags, strict=True):
+            bag.weight.data.copy_(reference.weight.data)
+    if embedding == "dense":
+        other.pool = plain.pool
+    plain.run(0)
+    other.run(0)
+    after = torch.cat([bag.weight.detach() for bag in plain.modules[0].bags])
+    found = weights if weights is not None else torch.cat([bag.weight.detach() for bag in other.modules[0].bags])
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(found, after)
+
+
+@pytest.mark.parametrize(
+    "name, small",
+    [
+        ("dlrm_small", {"rows": 50}),
+        ("dcgan", {"width": 2}),
+        ("transformer", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "seq_len": 5}),
+        ("transformer", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "seq_len": 5, "attention": "fused"}),
+        ("gnmt", {"width": 8, "vocabulary": 20, "seq_len": 4}),
+        ("resnet50", {"image_size": 32}),
+        ("bert_large", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "positions": 8, "seq_len": 8}),
+        ("gpt2_large", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "positions": 8, "seq_len": 8}),
+        ("opt_13", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "positions": 8, "seq_len": 8}),
+    ],
+)
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_every_architecture_runs_for_real(name, small, mode):
+    if name in ("bert_large", "gpt2_large", "opt_13"):
+        pytest.importorskip("transformers")
+    step = make_step(config_of(name, mode=mode, **small), 4, "cpu")
+    before = [p.detach().clone() for p in step.parameters()]
+    step.run(0)
+    step.run(1)
+    changed = any(not torch.equal(a, b) for a, b in zip(before, step.parameters(), strict=True))
+    assert changed == (mode == "train")
+
+
+@pytest.mark.parametrize(
+    "option, value", [("optimizer", "lion"), ("dtype", "fp8"), ("mode", "test"), ("embedding", "none")]
+)
+def test_unknown_options_list_the_choices(option, value):
+    with pytest.raises(UnknownNameError, match=f"model.{option}.*choose one of"):
+        make_step(config_of("dlrm_small", **{option: value}), 8, "meta")
+
+
+@pytest.mark.parametrize("batch", [0, -1, 2.5, "8", True])
+def test_batch_sizes_are_whole_and_positive(batch):
+    with pytest.raises(ConfigError, match="batch_size"):
+        make_step(config_of("dlrm_small"), batch, "meta")
+
+
+def test_sequences_longer_than_the_positions_are_refused():
+    pytest.importorskip("transformers")
+    with pytest.raises(ConfigError, match="positions"):
+        make_step(config_of("gpt2_large", seq_len=4096), 1, "meta")
+
+
+def test_tables_may_come_from_a_file(tmp_path):
+    path = tmp_path / "tables.json"
+    path.write_text('[{"num_embeddings": 10, "pooling_factor": 2.4}, {"num_embeddings": 7}, {"num_embeddings": 5}]')
+    step = make_step(config_of("dlrm_open_source", table_configs=str(path), tables=[0, 2]), 4, "meta")
+    assert step.in_kernel[0].shape == (15, 128)
+    with pytest.raises(ConfigError, match="no such file"):
+        make_step(config_of("dlrm_open_source", table_configs="nowhere.json"), 4, "meta")
+
+
+def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_tiny_model.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from pipeline.workloads.step import Step\n\n\n"
+        "def make_step(config, batch_size, device):\n"
+        "    with torch.device(device):\n"
+        "        model = nn.Linear(8, 1)\n"
+        "    batch = torch.rand(batch_size, 8), torch.rand(batch_size, 1)\n"
+        "    loss = lambda output, x, y: nn.functional.mse_loss(output, y)\n"
+        "    return Step([model], [batch], lambda x, y: model(x), loss, device, config)\n"
+    )
+    from pipeline.graph.calls import map_calls
+    from pipeline.graph.capture import capture
+
+    config = config_of("custom", target="my_tiny_model:make_step")
+    make_step(config, 4, "cpu").run(0)
+    assert "gemm" in set(map_calls(capture(config, 4))["family"])
+    for target, message in (
+        ("my_tiny_model", "module:function"),
+        ("nowhere:f", "no module"),
+        ("my_tiny_model:f", "has no f"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_step({**config, "target": target}, 4, "cpu")
+
+
+def test_importing_the_package_loads_no_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, pipeline.workloads, pipeline.graph.calls, pipeline.graph.execution_trace; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

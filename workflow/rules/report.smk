@@ -1,0 +1,1 @@
+# Figures, report, accuracy and packs: made on request, from artifacts alone.
