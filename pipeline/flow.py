@@ -20,6 +20,9 @@ from pipeline.paths import Artifacts, datasets_dir, measurements_dir, packs_dir
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 """Kernel families of the public latencies."""
 
+BANDWIDTH = "copy"
+"""The family whose folder holds the bandwidth curve that element-wise samples show."""
+
 _NEVER = "(?!)"  # a wildcard constraint that nothing matches
 
 
@@ -96,7 +99,8 @@ class Flow:
 
     def models(self, gpu: str, variant: str, source: Source) -> list[str]:
         """Model folders of a GPU, one per family."""
-        return [f"{self.artifacts.kernels(gpu)}/{family}/{variant}" for family in self.families(source)]
+        families = dict.fromkeys([*self.families(source), BANDWIDTH])
+        return [f"{self.artifacts.kernels(gpu)}/{family}/{variant}" for family in families]
 
     def models_of_point(self, wildcards: Any) -> list[str]:
         """Input function: what the kernel times of a point rest on: model folders, a pack, or nothing (transfer)."""

@@ -83,6 +83,7 @@ def build_pack(
     try:
         for family, source in sorted(models.items()):
             shutil.copytree(source, stage / "kernels" / family, ignore=shutil.ignore_patterns("*.parquet", ".*"))
+            _mark(stage / "kernels" / family / "family.json")
         for table in overheads:
             shutil.copy2(table, stage / table.name)
         names = sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file())
@@ -98,6 +99,13 @@ def build_pack(
         raise SteptimeError(f"{target}: the pack cannot be written ({error.strerror or error})") from None
     check_pack.cache_clear()
     return target
+
+
+def _mark(description: Path) -> None:
+    """Say in a model's description that it ships: its predictions rest on a pack, not on a fit of this machine."""
+    values = json.loads(description.read_text(encoding="utf-8"))
+    text = json.dumps({**values, "evidence": "pack"}, indent=1, sort_keys=True)
+    description.write_text(text + "\n", encoding="utf-8")
 
 
 def file_digest(path: Path) -> str:

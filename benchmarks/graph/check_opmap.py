@@ -1,6 +1,6 @@
 """Checks the operator map against public traces: does every operator launch what the map says?
 
-    python benchmarks/graph/check_opmap.py [DATASETS_DIR]
+    python benchmarks/graph/check_opmap.py [DATASETS_DIR] [--write docs/operators.md]
 
 Per trace: launches predicted from the map, given the trace's own operators and shapes, against those seen; precision
 and recall of launches by coarse kind, operator by operator. Operators of TorchRec, FBGEMM and NCCL are counted apart.
@@ -143,28 +143,45 @@ def with_shapes(folder: Path, seen: Seen) -> Seen:
     return seen
 
 
+def report(datasets: Path, operators: int) -> tuple[str, list[str]]:
+    """The table over all traces, and the operators that differ most."""
+    total = Score()
+    lines = ["| trace | seen | predicted | error % | precision % | recall % | apart |", "|---|---|---|---|---|---|---|"]
+    worst: list[str] = []
+    for name, gpu in TRACES.items():
+        score, by_op = check(datasets / "traces" / name, gpu)
+        lines.append(f"| {name} | {score.row} |")
+        for key in ("predicted", "seen", "matched", "foreign"):
+            setattr(total, key, getattr(total, key) + getattr(score, key))
+        ranked = sorted(by_op.items(), key=lambda item: item[1]["matched"] - max(item[1]["predicted"], item[1]["seen"]))
+        worst += [
+            f"{name}: {op}: predicted {c['predicted']}, seen {c['seen']}, matched {c['matched']}"
+            for op, c in ranked[:operators]
+            if c["matched"] < max(c["predicted"], c["seen"])
+        ]
+    return "\n".join([*lines, f"| all launches of all traces | {total.row} |"]), worst
+
+
+def write(path: Path, table: str) -> None:
+    """Put the table between the document's markers."""
+    begin, end = "<!-- check_opmap: begin -->", "<!-- check_opmap: end -->"
+    before, rest = path.read_text().split(begin)
+    path.write_text(f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--operators", type=int, default=12, help="operators to list per trace, worst first")
+    parser.add_argument("--write", type=Path, help="document whose marked section takes the table")
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
-    total = Score()
-    print("| trace | seen | predicted | error % | precision % | recall % | TorchRec, FBGEMM, NCCL |")
-    print("|---|---|---|---|---|---|---|")
-    worst: list[str] = []
-    for name, gpu in TRACES.items():
-        score, by_op = check(args.datasets / "traces" / name, gpu)
-        print(f"| {name} | {score.row} |")
-        for key in ("predicted", "seen", "matched", "foreign"):
-            setattr(total, key, getattr(total, key) + getattr(score, key))
-        ranked = sorted(by_op.items(), key=lambda item: item[1]["matched"] - max(item[1]["predicted"], item[1]["seen"]))
-        worst += [f"{name}: {op}: predicted {c['predicted']}, seen {c['seen']}, matched {c['matched']}"
-                  for op, c in ranked[: args.operators] if c["matched"] < max(c["predicted"], c["seen"])]  # fmt: skip
-    print(f"| total (launches, not per step) | {total.row} |")
-    print("\nOperators that differ, worst first:\n" + "\n".join(f"- {line}" for line in worst))
+    text, worst = report(args.datasets, args.operators)
+    print(text + "\n\nOperators that differ, worst first:\n" + "\n".join(f"- {line}" for line in worst))
+    if args.write:
+        write(args.write, text)
     return 0
 
 

@@ -225,11 +225,8 @@ def fix_threads(device: torch.device) -> int:
 def undisturbed(wall: Sequence[float], core: Sequence[float]) -> list[float]:
     """Wall times of the repetitions in which the thread had a core to itself, by its own CPU time.
 
-    On an idle machine these are all. Where fewer than a few remain, the least disturbed quarter stands in.
+    On an idle machine these are all. Where fewer than a few remain, the thread's CPU times stand in: what the wall
+    would have shown on a free core, as one thread that never waits does nothing else.
     """
-    ratios = [w / max(c, 1e-9) for w, c in zip(wall, core, strict=True)]
-    kept = [w for w, ratio in zip(wall, ratios, strict=True) if ratio <= DISTURBANCE]
-    if len(kept) >= min(LEAST_KEPT, len(wall)):
-        return kept
-    least = sorted(range(len(wall)), key=ratios.__getitem__)[: max(LEAST_KEPT, len(wall) // 4)]
-    return [wall[i] for i in least]
+    kept = [w for w, c in zip(wall, core, strict=True) if w <= DISTURBANCE * max(c, 1e-9)]
+    return kept if len(kept) >= min(LEAST_KEPT, len(wall)) else list(core)

@@ -2,7 +2,8 @@
 
 Unprofiled and profiled passes take turns, so that a machine that is busy for a while disturbs both alike. The step time
 is the median interval between steps that run freely (no synchronisation between them): the throughput of training. On a
-CPU, steps during which another process held the core are left out; the trace kept is the least disturbed one.
+CPU, steps during which another process held the core are left out (on a machine that is never free, their CPU time is
+taken instead; `clock` in the row's `config` says so); the trace kept is the least disturbed one.
 """
 
 from __future__ import annotations

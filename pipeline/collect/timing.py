@@ -44,6 +44,11 @@ class StepTimes:
         return undisturbed(self.step, self.core) if len(self.core) == len(self.step) else self.step
 
     @property
+    def clock(self) -> str:
+        """`wall`, or `cpu` where too few steps had the core to themselves to be timed by the wall."""
+        return "cpu" if self.core and self.kept == self.core else "wall"
+
+    @property
     def median_us(self) -> float:
         """Median interval between steps."""
         return statistics.median(self.kept)
@@ -64,7 +69,7 @@ def step_times_row(times: StepTimes, facts: Mapping[str, Any], device: torch.dev
         "device_us": times.median_us if cuda else None,
         "host_us": times.median_us if not cuda else statistics.median(times.host),
         "memory_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
-        "config": json.dumps({**facts, "disturbed_steps": len(times.step) - len(kept)}, default=str, sort_keys=True),
+        "config": json.dumps({**facts, "steps": len(times.step), "clock": times.clock}, default=str, sort_keys=True),
     }
 
 

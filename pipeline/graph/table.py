@@ -129,7 +129,7 @@ class Node:
 
     def value(self, index: int, default: Any = None) -> Any:
         """Plain argument `index`, or the default where it is absent or None."""
-        found = self.values[index] if index < len(self.values) else None
+        found = self.values[index] if 0 <= index < len(self.values) else None
         return default if found is None else found
 
     @property

@@ -18,6 +18,16 @@ SMALLEST_KERNEL_US = 2.0
 public V100 trace with sub-microsecond stamps (`v100_ddp`), and 2 to 3 us in the A100 one (whole microseconds)."""
 
 
+MOST_LOG_LOSS = -0.5
+"""The low bandwidth of a fitted curve is at least 1 / (1 + e^-0.5) = 62 % of the peak: start-up time and event offset
+describe small sizes, and a lower one would take their place in the fit."""
+
+
+LEAST_OFFSET_US = 8.0
+"""Two event records and one launch cost at least this; free fits give 10 to 16 us on the public GPUs with small caches,
+where nothing else bends the curve."""
+
+
 @dataclass(frozen=True)
 class BandwidthCurve:
     """t(S) = start_us + S / bw(S); bw rises from low to peak GB/s around 2^middle_log2 bytes, `slope` octaves wide."""
@@ -87,8 +97,8 @@ def fit_curve(size: Array, latency_us: Array, start_us: float, peak_hint_gb_per_
 
     middle = float(np.log2(np.median(size)))
     start = np.array([np.log(peak_hint_gb_per_s), -1.0, middle, 0.0, np.log(10.0 if offset else start_us)])
-    low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(0.3)])
-    high = np.array([np.log(peak_hint_gb_per_s * 20), 4.0, 36.0, 1.5, np.log(60.0)])
+    low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(LEAST_OFFSET_US if offset else 0.3)])
+    high = np.array([np.log(peak_hint_gb_per_s * 20), MOST_LOG_LOSS, 36.0, 1.5, np.log(60.0)])
     found = least_squares(residual, np.clip(start, low, high), bounds=(low, high), loss="soft_l1", f_scale=0.02)
     curve, extra = unpack(found.x)
     error = float(np.exp(np.mean(np.log(np.maximum(np.abs(np.expm1(residual(found.x))), 1e-6)))))

@@ -12,6 +12,7 @@ Intervals grow by `SPREAD`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -45,9 +46,12 @@ def derive(
         # implicit products and swapped convolutions do the same arithmetic; physics' tile counts must not interfere
         scale = np.where(np.isfinite(scale), 1.0, np.nan)
     scaled = model.predict(base).scale(scale, SPREAD)
-    low = np.minimum(scaled.p10, scaled.kernel / LEAST_HALF_WIDTH)
-    high = np.maximum(scaled.p90, scaled.kernel * LEAST_HALF_WIDTH)
-    return Estimate(scaled.latency, scaled.kernel, low, high, scaled.inside), model.evidence
+    widened = replace(
+        scaled,
+        p10=np.minimum(scaled.p10, scaled.kernel / LEAST_HALF_WIDTH),
+        p90=np.maximum(scaled.p90, scaled.kernel * LEAST_HALF_WIDTH),
+    )
+    return widened, model.evidence
 
 
 def _related(name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]) -> tuple[str, pd.DataFrame] | None:

@@ -1,10 +1,10 @@
 """Disturbances of a measuring session: a cost per call that grows while samples are taken.
 
 The public convolution latencies were taken one after another in random order of sizes, and the time of the smallest
-ones grows steadily with the row number: from 68 to 300 us on V100, from 108 to 760 us on P100, alike for small and large
-kernels. It belongs to the session, not to the kernel: knowing the row number halves the error of any model. So the
-disturbance is estimated as a function of the row's position, taken out before fitting, and only its typical size is
-added back to a predicted *latency*; kernel times are free of it. Samples in an order that shows no drift are left alone.
+ones grows steadily with the row number: from 68 to 300 us on V100, from 108 to 760 us on P100, alike for small and
+large kernels. It belongs to the session, not to the kernel: knowing the row number halves the error of any model. So
+the disturbance is estimated as a function of the row's position, taken out before fitting, and only its typical size is
+added back to a predicted *latency*; kernel times are free of it. Samples in an order without drift are left alone.
 """
 
 from __future__ import annotations
@@ -88,3 +88,39 @@ def _smooth_drift(position: Array, residual: Array, latency_us: Array) -> Array:
     smooth = np.convolve(np.pad(values, 1, mode="edge"), [0.25, 0.5, 0.25], mode="valid")
     drift = np.interp(position, centres, smooth)
     return np.asarray(drift - drift.min())
+
+
+def best_extra(
+    time_us: Array, noise: Array, drift: Drift, seed: int = 0
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What to add to an undisturbed time so that the latency's geometric mean error is least, by size.
+
+    A disturbance is not known in advance, only its distribution over the session. For a short kernel the relative error
+    depends on it much, and the best single guess is neither its mean nor its median; it is found by trying.
+
+    Args:
+        time_us: undisturbed times predicted for unseen samples, shape (rows,).
+        noise: measured over predicted undisturbed time of unseen samples, shape (rows,).
+        drift: the disturbances.
+        seed: of the draws.
+
+    Returns:
+        Knots of log time and microseconds to add at them.
+    """
+    if not drift.found:
+        return (0.0,), (0.0,)
+    rng = np.random.default_rng(seed)
+    knots = np.quantile(np.log(time_us), np.linspace(0.02, 0.98, 9))
+    draws = 4000
+    extra = rng.choice(drift.extra_us, draws)
+    ratio = rng.choice(noise, draws)
+    guesses = np.quantile(drift.extra_us, np.linspace(0.05, 0.95, 46))
+    found = []
+    for knot in knots:
+        actual = np.exp(knot) * ratio + extra
+        relative = np.abs((np.exp(knot) + guesses[:, None]) / actual - 1.0)
+        score = np.log(np.maximum(relative, 1e-3)).mean(axis=1)
+        # neighbouring guesses differ by chance alone: smooth before choosing
+        smooth = np.convolve(np.pad(score, 4, mode="edge"), np.full(9, 1.0 / 9.0), mode="valid")
+        found.append(float(guesses[int(np.argmin(smooth))]))
+    return tuple(map(float, knots)), tuple(found)

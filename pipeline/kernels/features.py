@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import family, work_of
+from pipeline.kernels.families import Law, family, work_of
 from pipeline.kernels.heuristics import Physics, implicit_product
 from pipeline.kernels.work import Array, ConvShape, Dims, Work
 
@@ -57,7 +57,9 @@ def raw_features(name: str, calls: pd.DataFrame) -> tuple[Array, list[str]]:
     return columns.stack(), columns.names
 
 
-def derived_features(name: str, calls: pd.DataFrame, gpu: GpuSpec, ops: tuple[str, ...] = ()) -> tuple[Array, list[str]]:
+def derived_features(
+    name: str, calls: pd.DataFrame, gpu: GpuSpec, ops: tuple[str, ...] = ()
+) -> tuple[Array, list[str]]:
     """Derived features of calls of one family.
 
     Args:
@@ -89,7 +91,7 @@ def derived_features(name: str, calls: pd.DataFrame, gpu: GpuSpec, ops: tuple[st
 def _work_columns(columns: Columns, found: Work, name: str, calls: pd.DataFrame, gpu: GpuSpec) -> None:
     columns.log("bytes", found.bytes)
     columns.log("physics", Physics.of(gpu).kernel_us(name, calls))
-    if np.any(found.flops > 0):
+    if family(name).law is Law.COMPUTE:
         columns.log("flops", found.flops)
         columns.log("intensity", (found.flops + 1.0) / np.maximum(found.bytes, 1.0))
 
@@ -184,5 +186,7 @@ def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
         columns.add("short rows", (width <= 1024.0).astype(np.float64))
         columns.log("l2 share", elements * size / max(gpu.l2_bytes, 1))
         for rows_per_block in (1.0, 4.0, 8.0):
-            wave_columns(columns, f"{rows_per_block:.0f} rows", np.ceil(rows / rows_per_block), np.ones_like(rows), gpu.sms)
+            wave_columns(
+                columns, f"{rows_per_block:.0f} rows", np.ceil(rows / rows_per_block), np.ones_like(rows), gpu.sms
+            )
         wave_columns(columns, "512 elements", np.ceil(elements / 512.0), np.ones_like(rows), gpu.sms)

@@ -76,7 +76,7 @@ def kernel_times(samples: pd.DataFrame) -> tuple[Array, bool]:
 
 
 def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) -> Floor:
-    """Floors of the ops of one family's samples; with kernel times at hand, the offset is what latencies add to them."""
+    """Floors of the ops of one family's samples; with kernel times at hand, the offset is what latencies add."""
     name = str(samples["family"].iloc[0])
     measured, timed = kernel_times(samples)
     latency = samples["latency_us"].to_numpy(dtype=np.float64)
@@ -87,5 +87,3 @@ def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) ->
     # a kernel cannot be shorter than nothing: the offset stays below the least floor
     offset = min(offset_us, 0.9 * min(floors.values()))
     return Floor(offset, float(np.median(list(floors.values()))), floors)
-
-

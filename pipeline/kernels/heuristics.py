@@ -39,6 +39,12 @@ COLLECTIVE_START_US = 20.0
 SORT_PASSES = 4.0
 """Read-and-write passes of a radix sort over 32 significant bits, 8 bits a pass (CUB's onesweep)."""
 
+WHOLE_SORTS = ("sort", "unique", "topk", "")
+"""Ops that stand for all passes of a sort; the others (histogram, scan, one pass) are single kernels."""
+
+BLOCK_SORTS = ("radix_sort_single_tile",)
+"""Sorts that one block does alone."""
+
 SORT_START_US = 15.0
 """A small radix sort runs in one block, 10 to 16 us in the V100 DLRM trace."""
 
@@ -79,12 +85,14 @@ class Physics:
             return self._embedding(name, d, found)
         if entry.law is Law.LINK:
             pageable = d.op_in(("pageable",))
-            pinned = self.link.time_us(found.bytes)
+            pinned = self.link.time_us(np.maximum(found.read, found.written))  # each byte crosses the link once
             return np.where(pageable, self.link.start_us + (pinned - self.link.start_us) / PAGEABLE_SHARE, pinned)
         if entry.law is Law.COLLECTIVE:
             return self._collective(d, found)
         if entry.law is Law.SORT:
-            return self.memory.time_us(SORT_PASSES * found.bytes) + SORT_START_US
+            whole = d.op_in(WHOLE_SORTS)
+            passes = self.memory.time_us(np.where(whole, SORT_PASSES, 1.0) * found.bytes)
+            return passes + np.where(whole | d.op_in(BLOCK_SORTS), SORT_START_US, 0.0)
         return self._movement(entry.passes, found)
 
     def _movement(self, passes: float, found: Work) -> Array:

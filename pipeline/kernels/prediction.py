@@ -26,13 +26,26 @@ class Estimate:
     p10: Array
     p90: Array
     inside: npt.NDArray[np.bool_]
+    latency_p10: Array
+    latency_p90: Array
 
-    def scale(self, factor: Array | float, spread: float = 1.0) -> Estimate:
+    @classmethod
+    def around(cls, latency: Array, kernel: Array, spread: float, floor: Array) -> Estimate:
+        """Kernel times with the same factor up and down; the latency's interval follows, not below the floor."""
+        low, high = kernel / spread, kernel * spread
+        rest = np.maximum(latency - kernel, 0.0)
+        ends = np.maximum(rest + low, np.minimum(floor, latency)), np.maximum(rest + high, latency)
+        return cls(latency, kernel, low, high, np.ones(len(kernel), dtype=bool), *ends)
+
+    def scale(self, factor: Array | float, spread: Array | float = 1.0) -> Estimate:
         """Kernel times times `factor`; the interval's half-widths (in log) grow by `spread`. The offset stays."""
         kernel = self.kernel * factor
         low = kernel * (self.p10 / self.kernel) ** spread
         high = kernel * (self.p90 / self.kernel) ** spread
-        return Estimate(np.maximum(self.latency - self.kernel, 0.0) + kernel, kernel, low, high, self.inside)
+        latency = np.maximum(self.latency - self.kernel, 0.0) + kernel
+        bottom = latency * (self.latency_p10 / self.latency) ** spread
+        top = latency * (self.latency_p90 / self.latency) ** spread
+        return Estimate(latency, kernel, low, high, self.inside, bottom, top)
 
 
 class KernelModel(Protocol):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,15 @@ PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBED
 traces (docs/kernels.md), where about 80 % fall inside."""
 
 
+TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "latency_p90_us")
+"""Time columns of a prediction, microseconds; p10 and p90 are of the kernel, `latency_*` of `predicted_us`."""
+
+ESTIMATE_COLUMNS = tuple(entry.name for entry in fields(Estimate))
+
+
 @dataclass(frozen=True)
 class KernelPredictor:
-    """Models of one GPU's families, physics for the rest, and the floor that latencies of this GPU show.
-
-    `transfer(calls)` may return an estimate for calls of a family from other GPUs' samples, or None.
-    """
+    """Models of one GPU's families, physics for the rest, and the floor that latencies of this GPU show."""
 
     gpu: GpuSpec
     models: Mapping[str, KernelModel]
@@ -49,11 +52,12 @@ class KernelPredictor:
 
         Returns:
             Same rows, order and index: `predicted_us` (latency, floor included), `kernel_us`, `p10_us`, `p90_us`
-            (of the kernel), `evidence`, `modelled` (False where neither model nor formula covers the call: its time is
-            then that of the shortest kernel), `inside` (False where sizes leave the range of the samples).
+            (of the kernel), `latency_p10_us`, `latency_p90_us` (of the latency), `evidence`, `modelled` (False where
+            neither model nor formula covers the call: its time is then that of the shortest kernel), `inside` (False
+            where sizes leave the range of the samples).
         """
         rows = len(calls)
-        times = {key: np.full(rows, np.nan) for key in ("predicted_us", "kernel_us", "p10_us", "p90_us")}
+        times = {key: np.full(rows, np.nan) for key in TIMES}
         evidence = np.full(rows, "roofline", dtype=object)
         modelled, inside = np.ones(rows, dtype=bool), np.ones(rows, dtype=bool)
         plain = calls.reset_index(drop=True)
@@ -64,12 +68,14 @@ class KernelPredictor:
             found = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
             modelled[at], inside[at] = found, estimate.inside
             evidence[at] = source
-            shortest = self.physics.memory.start_us
+            shortest, floor = self.physics.memory.start_us, self.floor.default_us
             for key, values, fallback in (
                 ("kernel_us", estimate.kernel, shortest),
                 ("p10_us", estimate.p10, shortest / 2.0),
                 ("p90_us", estimate.p90, shortest * 10.0),
-                ("predicted_us", estimate.latency, self.floor.default_us),
+                ("predicted_us", estimate.latency, floor),
+                ("latency_p10_us", estimate.latency_p10, floor / 2.0),
+                ("latency_p90_us", estimate.latency_p90, floor * 10.0),
             ):
                 times[key][at] = np.where(found, values, fallback)
         return pd.DataFrame({**times, "evidence": evidence, "modelled": modelled, "inside": inside}, index=calls.index)
@@ -100,7 +106,7 @@ class KernelPredictor:
         kernel = self.physics.kernel_us(name, calls)
         spread = PHYSICS_SPREAD[FAMILIES[name].law]
         latency = self.floor.latency(kernel, Dims(calls).text("op"))
-        return Estimate(latency, kernel, kernel / spread, kernel * spread, np.ones(len(calls), dtype=bool))
+        return Estimate.around(latency, kernel, spread, self.floor.of(Dims(calls).text("op")))
 
     def physics_evidence(self, name: str) -> str:
         """Movement over a fitted bandwidth curve rests on samples of that GPU; all else on the spec file."""
@@ -109,7 +115,7 @@ class KernelPredictor:
 
 def _merge(base: Estimate, new: Estimate, at: Any) -> Estimate:
     merged: list[Array] = []
-    for name in ("latency", "kernel", "p10", "p90", "inside"):
+    for name in ESTIMATE_COLUMNS:
         values = np.array(getattr(base, name))
         values[at] = getattr(new, name)
         merged.append(values)
@@ -117,23 +123,25 @@ def _merge(base: Estimate, new: Estimate, at: Any) -> Estimate:
 
 
 def _take(estimate: Estimate, mask: Any) -> Estimate:
-    return Estimate(
-        *(np.asarray(getattr(estimate, name))[mask] for name in ("latency", "kernel", "p10", "p90", "inside"))
-    )
+    return Estimate(*(np.asarray(getattr(estimate, name))[mask] for name in ESTIMATE_COLUMNS))
 
 
 def load_predictor(
-    gpu: GpuSpec, model_dirs: Sequence[str | Path] = (), variant: str = "auto"
+    gpu: GpuSpec,
+    model_dirs: Sequence[str | Path] = (),
+    variant: str = "auto",
+    corrections: Mapping[str, Any] | None = None,
 ) -> KernelPredictor:
-    """A predictor from saved families: per family the first of `model_dirs` that holds it, else physics.
+    """A predictor from saved families: per family the first of `model_dirs` that holds it, else transfer, else physics.
 
-    A folder holds one folder per family with a `family.json`, or one per family and variant; missing folders are
-    passed over.
+    A folder holds one folder per family with a `family.json`, or one per family and variant; missing ones are passed
+    over. `corrections` are what probes of this GPU ask of transferred families (`pipeline.transfer.probes`).
 
     Raises:
         PackError: a family's files are damaged or incomplete.
     """
     from pipeline.kernels.store import find_families, load_family, read_description
+    from pipeline.kernels.transferred import transferred_models
 
     physics, floor = Physics.of(gpu), UNKNOWN_LATENCY_FLOOR
     models: dict[str, KernelModel] = {}
@@ -145,4 +153,5 @@ def load_predictor(
                 floor = Floor(**description["floor"])
         if "variant" in description and description["variant"] != "curve":
             models[name] = load_family(folder, gpu)
+    models |= transferred_models(gpu, set(models), corrections)
     return KernelPredictor(gpu, models, physics, floor)

@@ -143,7 +143,9 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
 
 def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.object_]:
     """One key per shape: equal dims give equal keys whatever op, dtype or phase ran on them."""
-    names = sorted({dim for name in samples["family"].unique() for dim in family(str(name)).dims} & set(samples.columns))
+    names = sorted(
+        {dim for name in samples["family"].unique() for dim in family(str(name)).dims} & set(samples.columns)
+    )
     columns = [pd.to_numeric(samples[name], errors="coerce").fillna(-1).astype("int64") for name in names]
     return pd.util.hash_pandas_object(pd.DataFrame(dict(zip(names, columns, strict=True))), index=False).to_numpy()
 

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.families import FAMILIES
-from pipeline.kernels.prediction import KernelModel
+from pipeline.kernels.prediction import Floor, KernelModel
+from pipeline.schemas import atomic_path
 
 DESCRIPTION = "family.json"
 
@@ -52,3 +56,19 @@ def load_family(folder: str | Path, gpu: GpuSpec) -> KernelModel:
     from pipeline.kernels.fitted import FittedModel
 
     return FittedModel.load(folder, gpu)
+
+
+def write_physics(
+    out_dir: str | Path, gpu: GpuSpec, memory: BandwidthCurve, floor: Floor, error: float, evidence: str,
+    samples: pd.DataFrame,
+) -> None:  # fmt: skip
+    """Write the bandwidth curve that families without samples share, as the folder of family `copy`."""
+    sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
+    values = {
+        "family": "copy", "gpu": gpu.name, "variant": "curve", "evidence": evidence, "source": sources,
+        "physics": {"memory": memory.to_json()},
+        "floor": {"offset_us": floor.offset_us, "default_us": floor.default_us, "by_op": dict(floor.by_op)},
+        "fitted_on": "element-wise ops, whose traffic is known", "fit_error": round(error, 6),
+    }  # fmt: skip
+    with atomic_path(Path(out_dir) / "copy" / DESCRIPTION) as part:
+        part.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -133,15 +133,14 @@ class OverheadModel:
     @cached_property
     def _by_plain(self) -> pd.DataFrame:
         """Means per normalised op, weighted by count."""
-        frame = pd.DataFrame({"key": self._keys, "row": np.arange(len(self.table))})
-        frame["mean"], frame["count"] = self._means, self.table["count"].to_numpy(float)
-        parts = frame["key"].str.split(_SEPARATOR, expand=True)
-        frame = frame[(parts[1] != ANY).to_numpy()] if len(frame) else frame
-        parts = parts.loc[frame.index] if len(frame) else parts
-        frame["key"] = [
+        columns = [self.table[c].astype(object).where(self.table[c].notna(), "") for c in ("op", "signature", "api")]
+        keys = [
             _SEPARATOR.join((kind, normalised(op), signature, api))
-            for kind, op, signature, api in zip(*(parts[i] for i in range(4)), strict=True)
-        ] if len(frame) else []  # fmt: skip
+            for kind, op, signature, api in zip(self.table["type"], *columns, strict=True)
+        ]
+        frame = pd.DataFrame({"key": pd.Series(keys, dtype=object), "row": np.arange(len(keys)), "mean": self._means})
+        frame["count"] = self.table["count"].to_numpy(float)
+        frame = frame[(self.table["op"] != ANY).to_numpy(bool)]
         frame["weighted"] = frame["mean"] * frame["count"]
         grouped = frame.groupby("key", sort=False).agg(
             weighted=("weighted", "sum"), count=("count", "sum"), row=("row", "first")
@@ -151,7 +150,8 @@ class OverheadModel:
 
     @cached_property
     def _plain(self) -> pd.Index[str]:
-        return pd.Index(list(self._by_plain.index), dtype=object)
+        index: pd.Index[str] = pd.Index(list(self._by_plain.index), dtype=object)
+        return index
 
     @cached_property
     def _plain_means(self) -> Floats:

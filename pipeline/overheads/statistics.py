@@ -102,14 +102,13 @@ def summarise(
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, list(ESTIMATORS))
     frame = samples if isinstance(samples, pd.DataFrame) else pd.concat(list(samples), ignore_index=True)
+    if frame.empty:
+        return pd.DataFrame({name: pd.Series(dtype=float if name.endswith("_us") else object) for name in COLUMNS})
     frame = corrected(frame, cost or ProfilerCost.none())
     frame = frame.assign(api=frame["api"].astype(object).where(frame["api"].notna(), ""),
                          signature=frame["signature"].astype(object).where(frame["signature"].notna(), ""))  # fmt: skip
     parts = [_level(frame, level, estimator) for level in _levels(frame, signatures)]
-    filled = [part for part in parts if len(part)]
-    if not filled:
-        return pd.DataFrame({name: pd.Series(dtype=float if name.endswith("_us") else object) for name in COLUMNS})
-    out = pd.concat(filled, ignore_index=True)
+    out = pd.concat([part for part in parts if len(part)], ignore_index=True)
     out = out.drop_duplicates(["type", "op", "api", "signature"], ignore_index=True)
     for column in ("api", "signature"):
         out[column] = out[column].where(out[column] != "", None)

@@ -1,4 +1,4 @@
-"""Fit the kernel models of a GPU, and log each family as an MLflow run: metrics, pictures, files, the champion."""
+"""Fit the kernel models of a GPU, and log each fit as an MLflow run: metrics, pictures, files, the champion."""
 
 from __future__ import annotations
 
@@ -21,56 +21,71 @@ NO_SAMPLES = "no_samples.txt"
 """Marks the model folder of a family that the samples do not hold."""
 
 
-def fit_and_track(samples: pd.DataFrame, gpu: str, settings: Mapping[str, Any], models: Sequence[Path], tracking: Path) -> None:
+def fit_and_track(
+    samples: pd.DataFrame, gpu: str, settings: Mapping[str, Any], models: Sequence[Path], tracking: Path
+) -> None:
     """Fit every family that has samples, into its model folder, and track the fits.
 
     Args:
         samples: `samples` table of one GPU.
         gpu: its canonical name.
-        settings: the `kernels` section of the configuration; `name` is the variant.
-        models: one folder per family, named `<family>/<variant>`; a family without samples gets a note instead.
+        settings: the `kernels` section of the configuration: name, variants, seed, workers.
+        models: one folder per family, named `<family>/<name>`; a family without samples gets a note instead.
         tracking: MLflow folder.
     """
     from pipeline.hardware.spec import load_gpu
     from pipeline.kernels.fit import fit_gpu
 
-    fitted: list[FittedFamily] = []
+    fits: list[FittedFamily] = []
+
+    def keep(fitted: FittedFamily) -> None:
+        fits.append(fitted)
+        label, gmae = fitted.parameters["variant"], fitted.metrics["gmae"]
+        print(f"  {gpu} {fitted.model.family}: {label}, GMAE {gmae:.2%} on unseen shapes", flush=True)
+
     with tempfile.TemporaryDirectory(prefix="steptime_fit_") as scratch:
-        fit_gpu(samples, load_gpu(gpu), Path(scratch), variant=str(settings["name"]), on_fit=fitted.append)
+        best = fit_gpu(
+            samples,
+            load_gpu(gpu),
+            scratch,
+            variants=tuple(settings["variants"]),
+            seed=int(settings["seed"]),
+            workers=int(settings["workers"]),
+            on_fit=keep,
+        )
         for folder in models:
             made = Path(scratch) / folder.parent.name
             _replace(made if made.is_dir() else None, folder)
-    for each in fitted:
-        folder = next(path for path in models if path.parent.name == each.family)
-        track(each, gpu, str(settings["name"]), folder, tracking)
+    folders = {folder.parent.name: folder for folder in models}
+    for fitted in fits:
+        champion = best[fitted.model.family] is fitted
+        _track(fitted, gpu, folders[fitted.model.family] if champion else None, tracking)
 
 
-def track(fitted: FittedFamily, gpu: str, variant: str, folder: Path, tracking: Path) -> None:
-    """Log one fitted family; the choice of `auto` is registered with the alias `champion`."""
+def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) -> None:
+    """Log one fit; the best of its family (the one with a folder) is registered with the alias `champion`."""
     from pipeline.report.figures.kernels import error_histogram, predicted_against_measured
 
-    family, test = fitted.family, fitted.test_predictions
-    title = f"{family} on {gpu}"
-    figures = {}
-    if len(test):
-        figures = {
-            "predicted_against_measured.png": predicted_against_measured(test, title),
-            "error_histogram.png": error_histogram(test, title),
-        }
+    family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
+    title = f"{family} on {gpu} ({variant})"
+    if folder is not None:
+        (folder / "metrics.json").write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        test.to_parquet(folder / "test_predictions.parquet", index=False)
     run = log_run(
         tracking,
         "kernel models",
         f"{gpu} {family} {variant}",
-        params={"gpu": gpu, "family": family, "variant": variant, **fitted.params},
+        params=fitted.parameters,
         metrics=fitted.metrics,
-        tags={"gpu": gpu, "family": family, "variant": variant},
-        artifacts={"model": folder},
-        figures=figures,
+        tags={"gpu": gpu, "family": family, "variant": variant, "champion": "yes" if folder is not None else "no"},
+        artifacts={"model": folder} if folder is not None else {},
+        figures={
+            "predicted_against_measured.png": predicted_against_measured(test, title),
+            "error_histogram.png": error_histogram(test, title),
+        },
     )
-    if variant == "auto":
+    if folder is not None:
         register_champion(tracking, f"{gpu}-{family}", run, "model", {"gpu": gpu, "family": family})
-    with (folder / "metrics.json").open("w", encoding="utf-8") as file:
-        json.dump(fitted.metrics, file, indent=1, sort_keys=True)
 
 
 def _replace(source: Path | None, target: Path) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -30,18 +32,28 @@ _FLOAT_LIMIT_US = 2.0**42
 _LIMITS_US = {"ts": (-1e15, 4e15), "dur": (-1e15, 1e15)}
 """Range of stamps (to the year 2096) and durations (31 years), us: sums of two and a base stay within int64 ns."""
 _NO_ARGS: dict[str, Any] = {}
+_DEFAULTS: dict[str, Any] = {"ts": None, "dur": 0, "name": None, "cat": "", "pid": 0, "tid": 0, "args": None}
+_GET_ALL = itemgetter(*_DEFAULTS)
+_DUMPS = orjson.dumps
 
 
 @dataclass
 class Vocabulary:
-    """Text seen so far; code -1 stands for absent."""
+    """Text seen so far; code -1 stands for absent. JSON text is kept as the bytes it was dumped to until the end."""
 
-    codes: dict[str, int] = field(default_factory=dict)
+    codes: dict[str | bytes, int] = field(default_factory=dict)
 
-    def encode(self, values: Sequence[str]) -> Ints:
-        """Codes of strings, new ones appended."""
+    @property
+    def texts(self) -> list[str]:
+        """The texts in the order of their codes."""
+        return [text if isinstance(text, str) else text.decode() for text in self.codes]
+
+    def encode(self, values: Sequence[str | bytes]) -> Ints:
+        """Codes of texts, new ones appended."""
         codes = self.codes
-        return np.fromiter((codes.setdefault(value, len(codes)) for value in values), np.int64, len(values))
+        for value in dict.fromkeys(values):
+            codes.setdefault(value, len(codes))
+        return np.fromiter(map(codes.__getitem__, values), np.int64, len(values))
 
 
 @dataclass
@@ -72,43 +84,43 @@ class Columns:
             TraceError: an element is not an object, or misses or mistypes a field that every event needs.
         """
         try:
-            events = [event for event in batch.events if event.get("ph") == "X"]
+            kinds = [event.get("ph") for event in batch.events]
         except AttributeError:
             raise self._wrong(batch, lambda e: not isinstance(e, dict), "is not an object") from None
         self.seen += len(batch.events)
-        self.ignored += sum(event.get("ph") in ("B", "E") for event in batch.events)
+        events = [event for event, kind in zip(batch.events, kinds, strict=True) if kind == "X"]
+        self.ignored += kinds.count("B") + kinds.count("E")
         if not events:
             return
-        self._append("ts_ns", self._stamps(batch, events))
-        self._append("dur_ns", self._durations(batch, events))
+        fields = _fields(events)
+        self._append("ts_ns", self._stamps(batch, fields["ts"]))
+        self._append("dur_ns", self._durations(batch, fields["dur"]))
         for column in ("name", "cat"):
-            self._text(batch, events, column)
+            self._text(batch, fields[column], column)
         for column in ("pid", "tid"):
-            self._append(column, self._process(batch, events, column))
-        self._arguments(batch, events)
+            self._append(column, self._process(batch, fields[column], column))
+        self._arguments(batch, fields["args"])
 
     def finish(self) -> dict[str, Ints]:
         """One array per column; the batches are released as they are joined."""
-        out = {name: np.concatenate(parts) if parts else np.empty(0, np.int64) for name, parts in self._drain()}
+        out: dict[str, Ints] = {}
+        for name in list(self.parts):
+            parts = self.parts.pop(name)
+            constant = all(part.strides == (0,) for part in parts)  # no event carries it: one value stands for all
+            out[name] = np.broadcast_to(parts[0][:1], sum(map(len, parts))) if constant else np.concatenate(parts)
         for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
             out.setdefault(name, np.empty(0, np.int64))
         return out
 
-    def _drain(self) -> list[tuple[str, list[Ints]]]:
-        items = list(self.parts.items())
-        self.parts = {}
-        return items
-
     def _append(self, column: str, values: Ints) -> None:
         self.parts.setdefault(column, []).append(values)
 
-    def _encode(self, column: str, values: Sequence[str]) -> Ints:
+    def _encode(self, column: str, values: Sequence[str | bytes]) -> Ints:
         return self.vocabulary.setdefault(column, Vocabulary()).encode(values)
 
-    def _stamps(self, batch: Batch, events: list[dict[str, Any]]) -> Ints:
-        values = [event.get("ts") for event in events]
+    def _stamps(self, batch: Batch, values: Sequence[Any]) -> Ints:
         self._require_numbers(batch, values, "ts")
-        if not all(type(value) is int for value in values):
+        if float in set(map(type, values)):
             stamps = np.array(values, np.float64)
             if np.abs(stamps).max() >= _FLOAT_LIMIT_US:
                 return self._exact_stamps(batch, stamps)
@@ -130,36 +142,34 @@ class Columns:
         ]
         return np.array(digits, "S").astype(np.int64)
 
-    def _durations(self, batch: Batch, events: list[dict[str, Any]]) -> Ints:
-        values = [event.get("dur", 0) for event in events]
+    def _durations(self, batch: Batch, values: Sequence[Any]) -> Ints:
         self._require_numbers(batch, values, "dur")
         durations = np.rint(np.array(values, np.float64) * 1000.0).astype(np.int64)
         self.clamped += int((durations < 0).sum())
         return np.maximum(durations, 0)
 
-    def _require_numbers(self, batch: Batch, values: list[Any], key: str) -> None:
+    def _require_numbers(self, batch: Batch, values: Sequence[Any], key: str) -> None:
         kinds = set(map(type, values))
         if not kinds <= {int, float}:
             raise self._wrong(batch, lambda e: type(e.get(key, 0 if key == "dur" else None)) not in (int, float),
                               f"has no number as {key}")  # fmt: skip
         low, high = _LIMITS_US[key]
-        if not (low <= min(values) and max(values) <= high) or any(value != value for value in values):
+        odd = float in kinds and any(value != value for value in values)
+        if odd or not (low <= min(values) and max(values) <= high):
             raise self._wrong(
                 batch, lambda e: not low <= e.get(key, 0) <= high, f"has a {key} that is no time in microseconds"
             )
 
-    def _text(self, batch: Batch, events: list[dict[str, Any]], key: str) -> None:
-        absent = "" if key == "cat" else None
-        values: list[Any] = [event.get(key, absent) for event in events]
+    def _text(self, batch: Batch, values: Sequence[Any], key: str) -> None:
+        absent = _DEFAULTS[key]
         if set(map(type, values)) != {str}:
             raise self._wrong(batch, lambda e: type(e.get(key, absent)) is not str, f"has no text as {key}")
         if key == "cat":
-            values = [CATEGORY_ALIASES.get(value, value) for value in values]
+            values = [CATEGORY_ALIASES.get(value, value) for value in values] if _aliased(values) else values
         self._append(key, self._encode(key, values))
 
-    def _process(self, batch: Batch, events: list[dict[str, Any]], key: str) -> Ints:
+    def _process(self, batch: Batch, values: Sequence[Any], key: str) -> Ints:
         """Process or thread ids; text ids (`Spans`) become negative numbers below any real id."""
-        values = [event.get(key, 0) for event in events]
         try:
             if set(map(type, values)) == {int}:
                 return np.array(values, np.int64)
@@ -177,29 +187,39 @@ class Columns:
                 raise self._wrong(batch, lambda e: not isinstance(e.get(key, 0), str | int | float), f"has a bad {key}")
         return out
 
-    def _arguments(self, batch: Batch, events: list[dict[str, Any]]) -> None:
-        args = [event.get("args") or _NO_ARGS for event in events]
+    def _arguments(self, batch: Batch, values: Sequence[Any]) -> None:
+        """Columns from the arguments, category by category; a column that no event carries takes no memory."""
+        args = [value or _NO_ARGS for value in values]
         if set(map(type, args)) != {dict}:
             raise self._wrong(batch, lambda e: type(e.get("args") or {}) is not dict, "has args that are no object")
         category = self.parts["cat"][-1]
         names = list(self.vocabulary["cat"].codes)
-        columns = {name: np.full(len(events), MISSING, np.int64) for name in INTEGER_ARGS}
-        columns |= {name: np.full(len(events), -1, np.int64) for name in TEXT_ARGS}
+        columns: dict[str, Ints] = {}
         for code in np.unique(category):
             wanted = COLUMNS_OF.get(names[code], ())
+            if not wanted:
+                continue
             rows = np.flatnonzero(category == code)
-            chosen = [args[row] for row in rows] if wanted else []
+            chosen = [args[row] for row in rows.tolist()]
+            present = set().union(*chosen)
             for column in wanted:
-                convert = self._integers if column in INTEGER_ARGS else self._texts
-                columns[column][rows] = convert(column, chosen)
-        for name, values in columns.items():
-            self._append(name, values)
+                integer = column in INTEGER_ARGS
+                keys = [key for key in (INTEGER_ARGS if integer else TEXT_ARGS)[column] if key in present]
+                if keys:
+                    empty = MISSING if integer else -1
+                    target = columns.setdefault(column, np.full(len(args), empty, np.int64 if integer else np.int32))
+                    target[rows] = (self._integers if integer else self._texts)(column, _pick(chosen, keys))
+        for table, empty, kind in ((INTEGER_ARGS, MISSING, np.int64), (TEXT_ARGS, -1, np.int32)):
+            for column in table:
+                self._append(column, columns.get(column, np.broadcast_to(np.array([empty], kind), len(args))))
 
-    def _integers(self, column: str, args: list[dict[str, Any]]) -> Ints:
-        values = _pick(args, INTEGER_ARGS[column])
+    def _integers(self, _: str, values: list[Any]) -> Ints:
+        kinds = set(map(type, values))
         try:
-            if set(map(type, values)) == {int}:
+            if kinds == {int}:
                 return np.array(values, np.int64)
+            if kinds == {int, NoneType}:
+                return np.array([MISSING if value is None else value for value in values], np.int64)
         except OverflowError:
             pass
         return np.fromiter((self._integer(value) for value in values), np.int64, len(values))
@@ -215,12 +235,17 @@ class Columns:
         self.unlinked += value is not None
         return int(MISSING)
 
-    def _texts(self, column: str, args: list[dict[str, Any]]) -> Ints:
-        values = _pick(args, TEXT_ARGS[column])
+    def _texts(self, column: str, values: list[Any]) -> Ints:
+        """Codes of texts; lists count by their JSON text."""
+        kinds = set(map(type, values))
+        if kinds == {str}:
+            return self._encode(column, values)
+        if kinds == {list}:
+            return self._encode(column, list(map(_DUMPS, values)))
         out = np.full(len(values), -1, np.int64)
         present = [i for i, value in enumerate(values) if value is not None]
-        texts = [v if isinstance(v, str) else orjson.dumps(v).decode() for v in (values[i] for i in present)]
-        out[present] = self._encode(column, texts)
+        chosen = [values[i] for i in present]
+        out[present] = self._encode(column, [v if isinstance(v, str) else _DUMPS(v) for v in chosen])
         return out
 
     def _wrong(self, batch: Batch, test: Callable[[Any], bool], what: str) -> TraceError:
@@ -232,9 +257,24 @@ class Columns:
         return TraceError(f"{self.path}: an event behind traceEvents[{batch.first}] {what}")
 
 
-def _pick(args: list[dict[str, Any]], keys: tuple[str, ...]) -> list[Any]:
-    values = [arg.get(keys[0]) for arg in args]
+def _fields(events: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
+    """The fields that every event has, one sequence each; absent ones by their default."""
+    try:
+        return dict(zip(_DEFAULTS, zip(*map(_GET_ALL, events), strict=True), strict=True))
+    except KeyError:
+        return {key: [event.get(key, default) for event in events] for key, default in _DEFAULTS.items()}
+
+
+def _aliased(categories: Sequence[str]) -> bool:
+    return not CATEGORY_ALIASES.keys().isdisjoint(categories)
+
+
+def _pick(args: list[dict[str, Any]], keys: list[str]) -> list[Any]:
+    """The first of some keys that is there, per event; None where none is."""
+    try:
+        return list(map(itemgetter(keys[0]), args))  # the common case, at twice the speed of `get`
+    except KeyError:
+        values = [arg.get(keys[0]) for arg in args]
     for key in keys[1:]:
-        if None in values:
-            values = [arg.get(key) if value is None else value for value, arg in zip(values, args, strict=True)]
+        values = [arg.get(key) if value is None else value for value, arg in zip(values, args, strict=True)]
     return values

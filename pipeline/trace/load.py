@@ -221,15 +221,27 @@ def _ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], d
     vocabulary: dict[str, npt.NDArray[np.object_]] = {}
     for column in ("name", "category", *TEXT_ARGS):
         known = raw.vocabulary.get("cat" if column == "category" else column)
-        texts = np.array(list(known.codes) if known else [], object)
-        rank = np.argsort(texts, kind="stable")
-        position = np.append(np.empty_like(rank), -1)
-        position[rank] = np.arange(len(rank))
-        vocabulary[column] = texts[rank]
-        columns[column] = position[columns[column]]
-    ties = [columns[key] for key in ("correlation", "stream", "name", "tid", "pid", "category")]
-    order = np.lexsort((*ties, -columns["dur_ns"], columns["ts_ns"]))
-    return {name: values[order] for name, values in columns.items()}, vocabulary
+        texts = np.array(known.texts if known else [], object)
+        vocabulary[column], rank = np.unique(texts, return_inverse=True)
+        columns[column] = np.append(rank, -1).astype(np.int32)[columns[column]]  # type: ignore[assignment]
+    order = _order(columns)
+    out: dict[str, Ints] = {}
+    for name in list(columns):  # one column at a time: the unsorted one goes before the next is sorted
+        values = columns.pop(name)
+        out[name] = values if values.strides == (0,) else values[order]
+    return out, vocabulary
+
+
+def _order(columns: dict[str, Ints]) -> Ints:
+    """Order by start, then longer first; only rows that tie in both are compared by their contents."""
+    start, longest = columns["ts_ns"], -columns["dur_ns"]
+    order = np.lexsort((longest, start))
+    same = (np.diff(start[order]) == 0) & (np.diff(longest[order]) == 0)
+    tied = np.flatnonzero(np.append(same, False) | np.append([False], same)) if len(order) else order
+    rows = order[tied]
+    keys = [columns[key][rows] for key in ("correlation", "stream", "name", "tid", "pid", "category")]
+    order[tied] = rows[np.lexsort((*keys, longest[rows], start[rows]))]
+    return order
 
 
 def _base_ns(path: Path, metadata: dict[str, Any]) -> int:

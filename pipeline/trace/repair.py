@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_NAME = re.compile(r'("(?:name|cat)":\s*")(.*?)("\s*,\s*"(?:pid|tid|ts|ph|cat|args|dur|id|s)"\s*:)', re.DOTALL)
+_NAME = re.compile(r'("name":\s*")(.*?)("\s*,\s*"(?:pid|tid|ts|ph|cat|args|dur|id|s)"\s*:)', re.DOTALL)
 _LONE_QUOTE = re.compile(r'(?<!\\)"')
 
 

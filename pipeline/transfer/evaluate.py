@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.kernels.families import FAMILIES, work_of
+from pipeline.kernels.families import FAMILIES
 from pipeline.transfer import wave
-from pipeline.transfer.methods import by_auto
+from pipeline.transfer.methods import by_auto, by_roofline
 from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
 from pipeline.transfer.probes import Calibration, calibrate
 from pipeline.transfer.train import RECIPES, Recipe, train_utilisation
@@ -74,7 +74,7 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
             "wave": _wave(joined, origin, fold.destination, exact=False),
             "wave, exact": _wave(joined, origin, fold.destination, exact=True),
             "mlp": _mlp(joined, origin, fold),
-            "roofline": _roofline(joined, origin, fold.destination),
+            "roofline": by_roofline(joined, fold.family, origin, fold.destination),
             "bandwidth ratio": _bandwidth(joined, origin, fold.destination),
         }
         truth = joined["truth"].to_numpy(dtype=np.float64)
@@ -146,16 +146,6 @@ def _mlp(joined: pd.DataFrame, origin: GpuSpec, fold: Fold) -> Array:
     if fold.mlp is None:
         return np.full(len(joined), np.nan)
     return joined["latency_us"].to_numpy(dtype=np.float64) * fold.mlp.ratio(joined, origin, fold.destination)
-
-
-def _roofline(joined: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> Array:
-    """The measured time times the ratio of roofline times."""
-    work = work_of(str(joined["family"].iloc[0]), joined, own_columns=False)
-
-    def bound(gpu: GpuSpec) -> Array:
-        return np.maximum(work.flops / gpu.peak_gflop_per_s(), work.bytes / gpu.peak_dram_gb_per_s())
-
-    return np.asarray(joined["latency_us"].to_numpy(dtype=np.float64) * bound(destination) / bound(origin))
 
 
 def _bandwidth(joined: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> Array:

@@ -50,7 +50,7 @@ class Calibration:
 def log_sizes(family: str, calls: pd.DataFrame) -> Array:
     """Logarithms of the family's dims, shape (rows, dims)."""
     names = [name for name in FAMILIES[family].required if name in calls.columns]
-    return np.log(np.maximum(calls[names].to_numpy(dtype=np.float64), 1.0))
+    return np.asarray(np.log(np.maximum(calls[names].to_numpy(dtype=np.float64), 1.0)))
 
 
 def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Calibration:
@@ -76,5 +76,5 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
 
 
 def _kernel(a: Array, b: Array) -> Array:
-    squared = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=-1)
+    squared: Array = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=-1)
     return np.asarray(FIELD_SIGMA**2 * np.exp(-0.5 * squared / LENGTH**2))

@@ -29,6 +29,7 @@ from pipeline.trace.load import Trace, load_trace
 from pipeline.transfer.costs import cost_per_million, load_prices
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.methods import TENTH, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.sustained import sustained_dram_gb_per_s
 from pipeline.transfer.trace_calls import trace_calls
 
 Array = npt.NDArray[np.float64]
@@ -183,7 +184,7 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
     measured = calls["latency_us"].to_numpy(dtype=np.float64)
     predicted, method = moved["predicted_us"].to_numpy(dtype=np.float64, copy=True), moved["method"].to_numpy(copy=True)
     half = float(np.exp(TENTH * WAVE_LOG_SIGMA))
-    bandwidth = origin.peak_dram_gb_per_s() / destination.peak_dram_gb_per_s()
+    bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
     ratios = {"link": origin.pcie_gb_per_s / destination.pcie_gb_per_s, "copy": bandwidth, "collective": 1.0}
     names = {"link": "link_ratio", "copy": "bandwidth_ratio", "collective": "unchanged"}
     for kind, ratio in ratios.items():

@@ -22,6 +22,7 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
 from pipeline.transfer.occupancy import blocks_per_wave
+from pipeline.transfer.sustained import sustained_dram_gb_per_s
 
 Array = npt.NDArray[np.float64]
 
@@ -80,7 +81,7 @@ def _text(values: pd.Series) -> Array:
 
 def gamma(intensity: Array, gpu: GpuSpec) -> Array:
     """Share of memory-boundedness on a GPU: 1 for pure traffic, towards 0 for pure arithmetic, 0.5 at the ridge."""
-    ridge = gpu.peak_gflop_per_s() / gpu.peak_dram_gb_per_s()
+    ridge = gpu.peak_gflop_per_s() / sustained_dram_gb_per_s(gpu)
     x = np.asarray(intensity, dtype=np.float64)
     return np.where(x < ridge, 1.0 - x / (2.0 * ridge), ridge / (2.0 * np.maximum(x, 1e-9)))
 
@@ -124,7 +125,7 @@ def scale(
         g = gamma(x, destination)
     else:
         g = np.broadcast_to(np.asarray(fixed_gamma, dtype=np.float64), threads.shape)
-    bandwidth = origin.peak_dram_gb_per_s() / destination.peak_dram_gb_per_s()
+    bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
     clock = origin.boost_clock_mhz / destination.boost_clock_mhz
     simplified = bandwidth**g * (w_o * clock / w_d) ** (1.0 - g)
     if not exact:

@@ -1,12 +1,14 @@
 """BERT, GPT-2 (also in GPT-3's sizes) and OPT from the `transformers` library, with random weights.
 
 Heads as in the public labels: BERT trains its pre-training heads and infers a classification with two labels; GPT and
-OPT have a language-model head. Sequences have full length, so that no attention mask is given.
+OPT have a language-model head. Sequences have full length; BERT's eager attention adds a mask all the same, as it does
+for what tokenizers give it.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,27 +35,33 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     bert = config["architecture"] == "bert"
     dry = is_dry(device)
     ids = host_empty(batch_size, tokens, dtype=torch.long) if dry else torch.randint(vocabulary, (batch_size, tokens))
-    pool: tuple[Tensor, ...] = (ids,)
+    pool = {"input_ids": ids}
     if bert and training:
-        following = host_empty(batch_size, dtype=torch.long) if dry else torch.randint(2, (batch_size,))
-        pool = (ids, following)
+        pool["next_sentence_label"] = (
+            host_empty(batch_size, dtype=torch.long) if dry else torch.randint(2, (batch_size,))
+        )
+    if bert and config.get("attention", "eager") == "eager" and _takes_ready_masks():
+        pool["attention_mask"] = host_empty(batch_size, 1, 1, tokens) if dry else torch.zeros(batch_size, 1, 1, tokens)
 
-    def forward(ids: Tensor, *following: Tensor) -> Any:
-        labels: dict[str, Tensor] = {"labels": ids} if training else {}
-        if following:
-            labels["next_sentence_label"] = following[0]
+    def forward(*batch: Tensor) -> Any:
+        inputs = dict(zip(pool, batch, strict=True))
+        labels = {"labels": inputs["input_ids"]} if training else {}
         with attention_backend(device), whole_sequences():
-            output = model(input_ids=ids, **labels)
+            output = model(**inputs, **labels)
         return output.loss if training else output.logits
 
-    return Step([model], [pool], forward, None, device, config)
+    return Step([model], [tuple(pool.values())], forward, None, device, config)
+
+
+def _takes_ready_masks() -> bool:
+    """Whether BERT takes an additive mask as it is; versions that do not make one of their own for every batch."""
+    return importlib.util.find_spec("transformers.masking_utils") is not None
 
 
 @contextmanager
 def whole_sequences() -> Iterator[None]:
     """While the body runs, `transformers` does not ask the device whether sequences are packed (which would wait)."""
-    from transformers import masking_utils
-
+    masking_utils: Any = importlib.import_module("transformers.masking_utils") if _takes_ready_masks() else None
     if not hasattr(masking_utils, "find_packed_sequence_indices"):
         yield
         return

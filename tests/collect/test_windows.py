@@ -28,12 +28,10 @@ def _kernel(correlation: int | None, at: float, length: float, category: str = "
 
 @pytest.fixture
 def events() -> list[dict[str, Any]]:
-    return [
-        _label("s0r0", 0, 20), _label("s1r0", 100, 20), _label("other", 0, 500),
-        _launch(1, 5), _launch(2, 15, thread=7), _launch(3, 110), _launch(4, 300),
-        _kernel(1, 30, 4.0), _kernel(2, 34, 6.0, "gpu_memset"), _kernel(3, 125, 3.0), _kernel(None, 130, 2.0),
-        _kernel(4, 310, 9.0),
-    ]  # fmt: skip
+    labels = [_label("s0r0", 0, 20), _label("s1r0", 100, 20), _label("other", 0, 500)]
+    launches = [_launch(1, 5), _launch(2, 15, thread=7), _launch(3, 110), _launch(4, 300)]
+    kernels = [_kernel(1, 30, 4.0), _kernel(2, 34, 6.0, "gpu_memset"), _kernel(3, 125, 3.0), _kernel(None, 130, 2.0)]
+    return [*labels, *launches, *kernels, _kernel(4, 310, 9.0)]
 
 
 def test_kernels_belong_to_the_window_of_their_launch_on_any_thread(events: list[dict[str, Any]]) -> None:

@@ -161,8 +161,10 @@ def test_an_operator_without_a_row_is_counted_with_its_bytes():
 def test_nodes_survive_the_table():
     from pipeline.graph.table import Node, Tensor, write_nodes
 
-    node = Node(3, "aten::index", None, 0, inputs=(Tensor((2, 3), "fp32", (1, 2)), (Tensor((2,), "int64", (1,), True),), None),
-                values=(None, None, [1, 2]), outputs=(Tensor((2, 3), "fp32", (3, 1)),), attributes={"a": 1})  # fmt: skip
+    indices = (Tensor((2,), "int64", (1,), True),)
+    source, result = Tensor((2, 3), "fp32", (1, 2)), Tensor((2, 3), "fp32", (3, 1))
+    node = Node(3, "aten::index", inputs=(source, indices, None), outputs=(result,), values=(None, None, [1, 2]))
+    node.attributes["a"] = 1
     back = Graph(write_nodes([node])).nodes()[0]
     assert (back.inputs, back.values, back.outputs, back.attributes) == (
         node.inputs,

@@ -89,7 +89,7 @@ def test_public_execution_traces_are_covered_by_the_map(name):
 
 
 def test_a_step_measured_here_gives_the_operators_of_a_captured_one(tmp_path):
-    """The same DLRM run on this machine's CPU and captured on meta: forward and optimizer agree operator by operator."""
+    """The same DLRM run on this machine's CPU and captured on meta agree operator by operator."""
     import yaml
     from torch.profiler import ExecutionTraceObserver
 

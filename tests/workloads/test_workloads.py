@@ -153,5 +153,6 @@ def test_importing_the_package_loads_no_torch():
     import subprocess
     import sys
 
-    code = "import sys, pipeline.workloads, pipeline.graph.calls, pipeline.graph.execution_trace; sys.exit('torch' in sys.modules)"
+    modules = "pipeline.workloads, pipeline.graph.calls, pipeline.graph.execution_trace"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,1 +1,97 @@
-# Figures, report, accuracy and packs: made on request, from artifacts alone.
+# Figures, accuracy and report of the grid: made on request, from artifacts alone.
+
+from pipeline.report import grid as GRID
+from pipeline.report.figures.gallery import category_of
+
+FIGURES = f"{FLOW.artifacts.root}/figures/{FLOW.grid}"
+ACCURACY = f"{FLOW.artifacts.root}/accuracy/{FLOW.grid}"
+PAIR_ERRORS = f"{FLOW.artifacts.root}/transfer/{{family}}.parquet"
+TRANSFERRED = ("gemm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
+
+
+report: "../report/workflow.rst"
+
+
+rule figures:
+    input:
+        summary=rules.summary.output.table,
+        hosts=GRID.host_observations(FLOW),
+        models=GRID.fitted_models(FLOW),
+        transfer=[path for path in expand(PAIR_ERRORS, family=TRANSFERRED) if Path(path).is_file()],
+    output:
+        folder=report(
+            directory(FIGURES),
+            patterns=["{figure}.svg"],
+            caption="../report/figures.rst",
+            category=lambda wildcards: category_of(wildcards.figure),
+            labels={"figure": "{figure}"},
+        ),
+    params:
+        shipped=GRID.shipped_models(FLOW),
+        code=FLOW.code("report/figures", "report/grid.py"),
+    log:
+        f"{FLOW.artifacts.root}/figures/logs/{FLOW.grid}.log",
+    message:
+        "Figures of the grid"
+    script:
+        "../scripts/figures.py"
+
+
+rule accuracy:
+    input:
+        summary=rules.summary.output.table,
+        models=GRID.fitted_models(FLOW),
+    output:
+        text=f"{ACCURACY}.md",
+        page=report(f"{ACCURACY}.html", caption="../report/accuracy.rst", category="Accuracy", labels={"figure": "tables"}),
+        steps=f"{ACCURACY}.steps.parquet",
+        kernels=f"{ACCURACY}.kernels.parquet",
+    params:
+        grid=FLOW.grid,
+        missing=GRID.missing_evidence(FLOW),
+        shipped=GRID.shipped_models(FLOW),
+        code=FLOW.code("report/figures", "report/grid.py", "report/accuracy.py"),
+    log:
+        f"{FLOW.artifacts.root}/accuracy/logs/{FLOW.grid}.log",
+    message:
+        "Accuracy of the grid"
+    script:
+        "../scripts/accuracy.py"
+
+
+rule report:
+    input:
+        figures=rules.figures.output.folder,
+        accuracy=rules.accuracy.output.page,
+        style=workflow.source_path("../report/style.css"),
+    output:
+        page=f"{FLOW.artifacts.root}/reports/{FLOW.grid}.html",
+    params:
+        snakefile=str(workflow.main_snakefile),
+        targets=["figures", "accuracy"],
+    log:
+        f"{FLOW.artifacts.root}/reports/logs/{FLOW.grid}.log",
+    message:
+        "Report of the grid, one page that opens offline"
+    script:
+        "../scripts/report.py"
+
+
+rule pair_errors:
+    input:
+        latencies=FLOW.public("neusight/kernels.parquet"),
+    output:
+        errors=PAIR_ERRORS,
+    params:
+        code=FLOW.code("transfer", "hardware"),
+    log:
+        f"{FLOW.artifacts.root}/transfer/logs/{{family}}.log",
+    message:
+        "Errors of {wildcards.family} between all GPUs with public samples"
+    script:
+        "../scripts/transfer_errors.py"
+
+
+rule transfer_errors:
+    input:
+        expand(PAIR_ERRORS, family=TRANSFERRED),

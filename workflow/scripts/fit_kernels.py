@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
-from pipeline.scripting import job
+if __name__ == "__main__":  # worker processes of the fit import this file again
+    from pipeline.scripting import job
 
-with job(snakemake):
-    from pipeline.report.kernel_runs import fit_and_track
-    from pipeline.schemas import read_families
+    with job(snakemake):
+        from pipeline.report.kernel_runs import fit_and_track
+        from pipeline.schemas import read_families
 
-    fit_and_track(
-        read_families(snakemake.input.samples),
-        snakemake.wildcards.gpu,
-        snakemake.params.settings,
-        [Path(path) for path in snakemake.output.models],
-        Path(snakemake.input.tracking).parent,
-    )
+        fit_and_track(
+            read_families(snakemake.input.samples),
+            snakemake.wildcards.gpu,
+            snakemake.params.settings,
+            [Path(path) for path in snakemake.output.models],
+            Path(snakemake.input.tracking).parent,
+        )

@@ -2,8 +2,8 @@
 
 The libraries choose among algorithms by shape, with rules they do not publish. The ones here are read off public data:
 the kernels that ran for every `linear` and `conv` row of the NeuSight set, and the traces named in `opmap.yaml`. Only
-one call of an operator carries its work; the launches around it (offsets, transforms, reductions of split products) cost
-the host a launch each; their device time is within what the operator's kernel model was measured with.
+one call of an operator carries its work; the launches around it (offsets, transforms, reductions of split products)
+cost the host a launch each; their device time is within what the operator's kernel model was measured with.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def matmul(node: Node, rule: Rule) -> list[Work] | None:
         vector = len([s for s in added.shape if s > 1]) <= 1
         fused = vector and n > 1 and k > 1
         read += added.stored_bytes if fused else out.bytes
-        if not fused and node.value(len(node.values) - 2, 1) != 0:
+        if not fused and node.value(3, 1) != 0:
             rows = {"B": m, "H": k, "inputs": int(added.stored_bytes), "outputs": out.bytes}
             works.append(Work(rows, 0.0, float(added.stored_bytes), float(out.bytes), a.dtype, "elementwise", "copy"))
     operation = rule.op if added is not None or rule.family != "gemm" else "mm"

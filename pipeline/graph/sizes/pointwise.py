@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pipeline.graph.sizes.work import Rule, Work, main_dtype, on_device, plain_result, read_bytes, rows_width, size
-from pipeline.graph.table import Node, Tensor
+from pipeline.graph.table import Node, Tensor, contiguous_strides
+
+KERNEL = "cudaLaunchKernel"
 
 
 @size("elementwise")
@@ -76,10 +79,10 @@ def copy(node: Node, rule: Rule) -> Work | None:
                     "cudaMemcpyAsync")  # fmt: skip
     dims = {**rows_width(target), "bytes": target.bytes, "inputs": int(moved), "outputs": target.bytes}
     if source.dtype != target.dtype:
-        return Work(dims, 0.0, moved, float(target.bytes), main_dtype(node), "elementwise", "cast")
+        return Work(dims, 0.0, moved, float(target.bytes), main_dtype(node), "elementwise", "cast", KERNEL)
     if source.contiguous and target.contiguous:
-        return Work(dims, 0.0, moved, float(target.bytes), source.dtype, "elementwise", "copy")
-    return Work(dims, 0.0, moved, float(target.bytes), source.dtype, "copy", "transpose", attributes=attributes)
+        return Work(dims, 0.0, moved, float(target.bytes), source.dtype, "elementwise", "copy", KERNEL)
+    return Work(dims, 0.0, moved, float(target.bytes), source.dtype, "copy", "transpose", KERNEL, attributes=attributes)
 
 
 @size("clone")
@@ -87,11 +90,9 @@ def clone(node: Node, rule: Rule) -> Work | None:
     """A copy into a fresh tensor: keeps the layout, unless `memory_format` (a number: 0 contiguous) asks otherwise."""
     source = node.tensors()[0]
     kept = all(value in (None, 1) for value in node.values[1:]) and source.dense
-    target = Tensor(source.shape, source.dtype, source.strides if kept else None, source.host)
-    if not kept:
-        target = Tensor(source.shape, source.dtype, _rows(source.shape), source.host)
-    from dataclasses import replace
-
+    target = Tensor(
+        source.shape, source.dtype, source.strides if kept else contiguous_strides(source.shape), source.host
+    )
     return copy(replace(node, name="aten::copy_", inputs=(target, source), outputs=()), rule)
 
 
@@ -143,12 +144,6 @@ def _largest(node: Node) -> Tensor:
         return result
     inputs = on_device(node.tensors())
     return max(inputs, key=lambda tensor: tensor.numel, default=result or Tensor((), "fp32"))
-
-
-def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
-    from pipeline.graph.table import contiguous_strides
-
-    return contiguous_strides(shape)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

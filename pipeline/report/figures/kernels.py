@@ -1,4 +1,4 @@
-"""Kernel models as pictures: predicted against measured, and the distribution of errors."""
+"""Kernel models as pictures: errors per family, predicted against measured, and the distribution of errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.report.figures.style import COLOURS, new_figure
+from pipeline.report.figures.style import COLOURS, bar_height, footnote, label_rows, new_figure, new_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,8 @@ def predicted_against_measured(test: pd.DataFrame, title: str) -> Figure:
     """
     figure, axes = new_figure(5.5, 5.0)
     for colour, (op, rows) in zip(COLOURS * 4, test.groupby("op", sort=True), strict=False):
-        axes.scatter(rows["latency_us"], rows["predicted_us"], s=5, alpha=0.5, color=colour, label=str(op), linewidths=0)
+        axes.scatter(rows["latency_us"], rows["predicted_us"], s=5, alpha=0.5, color=colour, label=str(op),
+                     linewidths=0, rasterized=True)  # fmt: skip
     low = float(min(test["latency_us"].min(), test["predicted_us"].min()))
     high = float(max(test["latency_us"].max(), test["predicted_us"].max()))
     axes.plot([low, high], [low, high], color="black", linewidth=0.8)
@@ -41,4 +42,53 @@ def error_histogram(test: pd.DataFrame, title: str) -> Figure:
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set(xlabel="error of the predicted latency (%)", ylabel="held-out calls")
     axes.set_title(title, loc="left")
+    return figure
+
+
+def family_errors(errors: pd.DataFrame) -> Figure:
+    """Held-out error of every kernel model: geometric mean and mean, and whether the intervals hold what they promise.
+
+    Args:
+        errors: `kernel_errors` table of `pipeline.report.figures.tables`: gpu, family, gmae, mape, coverage (fractions).
+    """
+    families, gpus = list(dict.fromkeys(errors["family"])), list(dict.fromkeys(errors["gpu"]))
+    figure, panels = new_panels(2, width=9.0, height=bar_height(len(families) * max(1.0, 0.6 * len(gpus))) + 0.6)
+    step = 0.8 / len(gpus)
+    for number, (gpu, colour) in enumerate(zip(gpus, COLOURS * 3, strict=False)):
+        own = errors[errors["gpu"] == gpu]
+        where = np.array([families.index(name) for name in own["family"]]) + step * (number - (len(gpus) - 1) / 2)
+        panels[0].barh(where, 100 * own["gmae"], height=0.85 * step, color=colour, label=str(gpu))
+        panels[0].plot(100 * own["mape"], where, "|", color="black", markersize=4 + 24 * step / len(gpus) ** 0.5)
+        panels[1].plot(100 * own["coverage"], where, "o", color=colour, markersize=5)
+    panels[0].plot([], [], "|", color="black", label="arithmetic mean")
+    panels[0].set(xlabel="GMAE on shapes not trained on (%)", xlim=(0, None))
+    panels[1].axvline(80, color="black", linewidth=0.8, linestyle=":")
+    panels[1].set(xlabel="held-out calls inside p10 to p90 (%); 80 is meant", xlim=(0, 100))
+    for axes in panels:
+        label_rows(axes, families)
+    panels[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def error_histograms(histograms: pd.DataFrame) -> Figure:
+    """Distribution of the held-out errors, a panel per family, a line per GPU.
+
+    Args:
+        histograms: `error_histograms` table: gpu, family, from_percent, to_percent, share.
+    """
+    families = list(dict.fromkeys(histograms["family"]))
+    columns = min(3, len(families))
+    rows = -(-len(families) // columns)
+    figure, panels = new_panels(columns, rows, width=max(3.2 * columns, 5.0), height=0.8 + 2.2 * rows, grid="y")
+    colours = dict(zip(dict.fromkeys(histograms["gpu"]), COLOURS * 3, strict=False))
+    for axes, family in zip(panels, families, strict=False):
+        for gpu, part in histograms[histograms["family"] == family].groupby("gpu", sort=False):
+            edges = [*part["from_percent"], part["to_percent"].iloc[-1]]
+            axes.stairs(100 * part["share"], edges, color=colours[gpu], linewidth=1.3, label=str(gpu))
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set(title=family, xlabel="predicted / measured − 1 (%)", ylabel="held-out calls (%)")
+        axes.legend(frameon=False, fontsize=7)
+    for axes in panels[len(families) :]:
+        axes.set_visible(False)
+    footnote(figure, "The outermost bins hold everything beyond them.")
     return figure

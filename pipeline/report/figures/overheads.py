@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
-from pipeline.report.figures.style import COLOURS, new_figure
+from pipeline.report.figures.style import COLOURS, bar_height, footnote, label_rows, new_figure, new_panels
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+AS_PROFILED = "As profiled: recording an event costs the host time, which the statistics take off."
+TYPE_NAMES = {"T2": "T2: before the first launch", "T3": "T3: after the last launch", "T5": "T5: between launches"}
 
 
 def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
@@ -28,3 +33,73 @@ def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
     axes.set_ylabel("time (µs), as profiled")
     axes.set_title(f"Host overheads, {title}", loc="left")
     return figure
+
+
+def t1_by_workload(spread: pd.DataFrame) -> Figure:
+    """T1, the host time between top-level operators, a box per profiled workload, a panel per host.
+
+    Args:
+        spread: `spread` table of `pipeline.report.figures.tables` by gpu and workload.
+    """
+    return _boxes(spread, "workload", "T1: host time between operators (µs)")
+
+
+def t4_by_api(spread: pd.DataFrame) -> Figure:
+    """T4, the host time of a runtime call, a box per call, a panel per host."""
+    return _boxes(spread, "api", "T4: host time of the call (µs)")
+
+
+def dominant_operators(spread: pd.DataFrame) -> Figure:
+    """T2, T3 and T5 of the operators that spend most host time on them: mean, median, 5th to 95th percentile.
+
+    Args:
+        spread: `spread` table by gpu, type and op.
+    """
+    hosts = list(dict.fromkeys(spread["gpu"]))
+    types = [name for name in TYPE_NAMES if (spread["type"] == name).any()]
+    most = max(spread.groupby("gpu")["op"].nunique())
+    figure, panels = new_panels(len(types), len(hosts), width=9.5, height=(bar_height(most) + 0.2) * len(hosts))
+    for row, gpu in enumerate(hosts):
+        own = spread[spread["gpu"] == gpu]
+        labels = list(dict.fromkeys(own["op"]))
+        for axes, kind in zip(panels[row * len(types) :], types, strict=False):
+            part = own[own["type"] == kind]
+            where = [labels.index(op) for op in part["op"]]
+            axes.hlines(where, part["p5_us"], part["p95_us"], color=COLOURS[4], linewidth=5)
+            axes.plot(part["median_us"], where, "|", color="black", markersize=9, markeredgewidth=1.5, label="median")
+            axes.plot(part["mean_us"], where, "o", color=COLOURS[5], markersize=4, label="mean")
+            axes.set(xlabel="host time (µs)", title=TYPE_NAMES[kind] + (f", {gpu}" if len(hosts) > 1 else ""))
+            axes.title.set_fontsize(9)
+            axes.set_xlim(left=0)
+            label_rows(axes, labels)
+    panels[0].legend(frameon=False, fontsize=8)
+    footnote(figure, f"Bar: 5th to 95th percentile. {AS_PROFILED}")
+    return figure
+
+
+def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
+    """Horizontal boxes from quantiles; logarithmic, because overheads spread over decades."""
+    hosts = list(dict.fromkeys(spread["gpu"]))
+    labels = list(dict.fromkeys(spread[by]))
+    figure, panels = new_panels(len(hosts), width=max(2.6 + 3.2 * len(hosts), 7.0), height=bar_height(len(labels)) + 0.4)
+    for axes, gpu in zip(panels, hosts, strict=True):
+        part = spread[spread["gpu"] == gpu]
+        _draw(axes, part, [labels.index(label) for label in part[by]])
+        axes.set(xscale="log", xlabel=what, title=f"host of {gpu}")
+        label_rows(axes, labels)
+    footnote(figure, f"Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile. {AS_PROFILED}")
+    return figure
+
+
+def _draw(axes: Axes, part: pd.DataFrame, where: list[int]) -> None:
+    names = {"whislo": "p5_us", "q1": "p25_us", "med": "median_us", "mean": "mean_us", "q3": "p75_us", "whishi": "p95_us"}
+    least = 0.05  # below the clock's resolution; zero has no place on a logarithmic axis
+    values = {key: np.maximum(part[column].to_numpy(float), least) for key, column in names.items()}
+    stats = [{key: float(column[i]) for key, column in values.items()} for i in range(len(part))]
+    axes.bxp(
+        stats, positions=where, orientation="horizontal", showfliers=False, showmeans=True, patch_artist=True, widths=0.6,
+        boxprops={"facecolor": COLOURS[4], "linewidth": 0.8}, medianprops={"color": "black", "linewidth": 1.5},
+        meanprops={"marker": "o", "markersize": 4, "markerfacecolor": COLOURS[5], "markeredgecolor": COLOURS[5]},
+    )  # fmt: skip
+    for y, (end, count) in zip(where, zip(values["whishi"], part["count"], strict=True), strict=True):
+        axes.annotate(f"{count:,}", (end, y), (4, 0), "data", "offset points", va="center", fontsize=7, color="#555555")

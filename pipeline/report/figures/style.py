@@ -1,8 +1,10 @@
-"""One look for all figures: colour-blind safe, units on axes, no clutter."""
+"""One look for all figures: colour-blind safe, units on axes, no clutter; and files that are the same on every run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -11,14 +13,55 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#000000")
 """Okabe and Ito's palette, distinguishable with every common colour blindness."""
 
+ACTIVE, IDLE, MEASURED = COLOURS[0], "#d0d0d0", COLOURS[5]
+"""Device at work, device waiting, and whatever was measured rather than predicted: the same in all figures."""
+
+PNG_DPI = 160
+
 
 def new_figure(width: float = 7.0, height: float = 4.0) -> tuple[Figure, Axes]:
     """A figure of its own (no global pyplot state, so that many can be made without a display)."""
+    figure, panels = new_panels(1, width=width, height=height, grid="y")
+    return figure, panels[0]
+
+
+def new_panels(
+    columns: int, rows: int = 1, *, width: float = 7.0, height: float = 4.0, share_x: bool = False, grid: str = "x"
+) -> tuple[Figure, list[Axes]]:
+    """A figure with panels in reading order; panels of one row share the y axis where there are several."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    return figure, axes
+    share_y: Any = "row" if columns > 1 and grid == "x" else False
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y, sharex=share_x).flat)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis=grid, color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure, panels
+
+
+def footnote(figure: Figure, text: str) -> None:
+    """A line below the figure: what it rests on."""
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=7.5, color="#555555", wrap=True)
+
+
+def label_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Name horizontal bars, the first on top."""
+    axes.set_yticks(range(len(labels)), list(labels))
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+
+
+def bar_height(rows: int) -> float:
+    """Height in inches of a figure with that many horizontal bars."""
+    return 1.5 + 0.27 * max(rows, 2)
+
+
+def save(figure: Figure, folder: Path, name: str) -> None:
+    """Write `<name>.svg` and `<name>.png`; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})

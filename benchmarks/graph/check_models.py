@@ -1,0 +1,61 @@
+"""Predicted against measured latency of language models (NeuSight's model_latency, without the fused rows).
+
+    python benchmarks/graph/check_models.py [DATASETS_DIR] [--gpus V100,P100,T4] [--results DIR]
+
+Held out: no kernel model or constant here was fitted to these rows. Inference is one forward pass; training is forward
+and backward with accumulating gradients, no optimizer; fp32, TF32 off, eager attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.api import predict_point
+from pipeline.config import expand
+from pipeline.paths import datasets_dir
+
+MODES = {"inf": "inference", "train": "train"}
+
+
+def rows(datasets: Path, gpus: list[str]) -> pd.DataFrame:
+    """The measured rows that a workload of ours describes."""
+    table = pd.read_parquet(datasets / "neusight" / "model_latency.parquet")
+    known = ["bert_large", "gpt2_large", "gpt3_xl", "gpt3_27", "opt_13"]
+    return table[table["gpu"].isin(gpus) & table["model"].isin(known) & table["option"].fillna("").eq("")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
+    parser.add_argument("--gpus", default="V100,P100,T4")
+    parser.add_argument("--results", default="results", help="folder with fitted kernel models, before packs")
+    args = parser.parse_args()
+    if args.datasets is None:
+        print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
+        return 2
+    errors = []
+    print("gpu | model | mode | batch | measured ms | predicted ms | active ms | error % | bound")
+    for row in rows(args.datasets, args.gpus.split(",")).itertuples():
+        overrides = [
+            f"gpu={row.gpu}", f"model={row.model}", f"batch_size={row.batch_size}", f"model.mode={MODES[row.mode]}",
+            "model.optimizer=none", f"model.seq_len={row.seq_len}",
+        ]  # fmt: skip
+        found = predict_point(expand(overrides)[0], args.results)
+        error = found.predicted_us / row.e2e_latency_us - 1
+        errors.append(abs(error))
+        times = [value / 1e3 for value in (row.e2e_latency_us, found.predicted_us, found.active_us)]
+        middle = " | ".join(f"{value:.1f}" for value in times)
+        print(
+            f"{row.gpu} | {row.model} | {row.mode} | {row.batch_size} | {middle} | {100 * error:+.1f} | {found.bound}"
+        )
+    mean, worst = 100 * sum(errors) / len(errors), 100 * max(errors)
+    print(f"\nmean absolute error over {len(errors)} rows: {mean:.1f} %, worst {worst:.1f} %")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

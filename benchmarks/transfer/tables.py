@@ -1,0 +1,81 @@
+"""Write the error tables of docs/transfer.md from the CSV files of `python -m pipeline.transfer.build --errors`.
+
+python benchmarks/transfer/tables.py --errors errors.csv [--errors more.csv] [--models surfer.csv] --doc DOC.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pandas as pd
+
+BARS = {"gemm": 20, "bmm": 20, "conv2d_forward": 15, "elementwise": 8, "softmax": 12, "layer_norm": 12}
+"""MAPE that issue 6 asks of `auto`."""
+
+ORDER = ["auto", "auto, 10 probes", "mlp", "wave", "wave, exact", "roofline", "bandwidth ratio"]
+
+
+def overview(errors: pd.DataFrame) -> str:
+    """Mean MAPE over ordered pairs by family and method."""
+    table = errors.groupby(["family", "method"])["mape"].mean().unstack().reindex(index=list(BARS))
+    table = table[[name for name in ORDER if name in table.columns]]
+    table.insert(0, "bar", pd.Series(BARS))
+    return markdown(table, "family")
+
+
+def matrices(errors: pd.DataFrame) -> str:
+    """One matrix of `auto` per family: origin by destination."""
+    texts = []
+    for family in BARS:
+        part = errors[(errors["family"] == family) & (errors["method"] == "auto")]
+        if len(part):
+            matrix = part.pivot(index="origin", columns="destination", values="mape")
+            table = markdown(matrix, "from, to")
+            texts.append(f"`{family}`\n\n{table}")
+    return "\n\n".join(texts)
+
+
+def models(results: pd.DataFrame) -> str:
+    """Mean and worst absolute error of whole models by destination and method."""
+    error = results.assign(error=100 * results["error"].abs())
+    table = error.groupby(["method", "destination"])["error"].mean().unstack()
+    table["all"] = error.groupby("method")["error"].mean()
+    table["worst"] = error.groupby("method")["error"].max()
+    return markdown(table, "method")
+
+
+def markdown(table: pd.DataFrame, corner: str) -> str:
+    """A table with one decimal."""
+    lines = [f"| {corner} | " + " | ".join(str(c) for c in table.columns) + " |"]
+    lines.append("|---" * (len(table.columns) + 1) + "|")
+    for name, row in table.iterrows():
+        cells = ["" if pd.isna(value) else f"{value:.1f}" for value in row]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def replace_block(text: str, name: str, block: str) -> str:
+    """Put a block between its two comment markers."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}\n{block}\n\n{found[2]}", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--errors", type=Path, action="append", required=True)
+    parser.add_argument("--models", type=Path)
+    parser.add_argument("--doc", type=Path, required=True)
+    options = parser.parse_args()
+    errors = pd.concat([pd.read_csv(path) for path in options.errors], ignore_index=True)
+    text = options.doc.read_text(encoding="utf-8")
+    text = replace_block(text, "overview", overview(errors))
+    text = replace_block(text, "matrices", matrices(errors))
+    if options.models:
+        text = replace_block(text, "models", models(pd.read_csv(options.models)))
+    options.doc.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

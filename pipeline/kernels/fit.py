@@ -1,0 +1,356 @@
+"""Fit the families of one GPU: clean, split, estimate floor and drift, train, calibrate, judge, save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.errors import InputError, UnknownNameError
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels import drift, features, floors, learned
+from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.evaluate import by_decile, gmae, metrics
+from pipeline.kernels.families import family
+from pipeline.kernels.fitted import FittedModel, Scope
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.intervals import Quantiles, fit_quantiles
+from pipeline.kernels.prediction import Floor
+from pipeline.kernels.samples import assign_folds, clean_samples, families_of, split_by_shape
+from pipeline.kernels.work import Array, Dims
+
+VARIANTS = ("auto", "average", "trees", "mlp", "mlp_paper", "roofline")
+"""`auto`: the least out-of-fold error of `average` and `roofline`. `average`: trees and networks, distilled."""
+
+DEFAULT_OFFSET_US = 13.5
+"""Event offset where no element-wise samples show it; see `predictor.UNKNOWN_LATENCY_FLOOR`."""
+
+FEWEST_TO_LEARN = 20
+"""Samples below which nothing is learned: physics is scaled by their median ratio (variant `roofline`)."""
+
+FLOOR_TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+FEW_SPREAD = 1.6
+"""Factor up and down of an interval that too few samples calibrate."""
+
+
+@dataclass(frozen=True)
+class FittedFamily:
+    """A fitted model and how it did.
+
+    Attributes:
+        model: ready to predict and to save.
+        metrics: gmae, mape, coverage, ... as fractions, of the held-out shapes (in cross-validation where
+            nothing was held out), `fit_s`, `predict_us_per_row`.
+        test: measured and predicted rows behind the metrics: dims, latency_us, predicted_us, p10_us, p90_us, floor_us.
+        parameters: what was chosen (variant, seed, recipe), for tracking.
+    """
+
+    model: FittedModel
+    metrics: dict[str, float]
+    test: pd.DataFrame
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model's folder (see `FittedModel.save`)."""
+        self.model.save(folder)
+
+    def deciles(self) -> pd.DataFrame:
+        """Errors per decile of the measured latency."""
+        return by_decile(self.test)
+
+
+def fit_family(
+    samples: pd.DataFrame,
+    gpu: GpuSpec,
+    name: str,
+    variant: str = "auto",
+    seed: int = 0,
+    *,
+    test_share: float = 0.0,
+    memory: BandwidthCurve | None = None,
+    offset_us: float = DEFAULT_OFFSET_US,
+    evidence: str = "fitted",
+    held_out: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
+) -> FittedFamily:
+    """Fit one family of one GPU.
+
+    Args:
+        samples: samples table; rows of other families are ignored. Row order is taken as the order of measurement.
+        gpu: the device.
+        name: the family.
+        variant: one of `VARIANTS`.
+        seed: of split, folds and weights; the same seed gives the same model on one machine.
+        test_share: share of the family's shapes held out for the metrics.
+        memory: bandwidth curve fitted on this GPU's samples; the spec's where None.
+        offset_us: what event timing adds to a kernel.
+        evidence: what predictions will say: fitted, pack or measured.
+        held_out: rows of `samples` to hold out, instead of a split by `test_share`.
+
+    Raises:
+        UnknownNameError: no such family or variant.
+        TableError: no usable sample.
+        InputError: nothing is left to fit on.
+    """
+    family(name)
+    if variant not in VARIANTS:
+        raise UnknownNameError("kernel model variant", variant, list(VARIANTS))
+    started = time.perf_counter()
+    own = (samples["family"] == name).to_numpy()
+    test_rows = None if held_out is None else held_out[own]
+    table = samples[own].reset_index(drop=True)
+    if test_rows is not None:
+        table = table.assign(held_out=test_rows)
+    table = clean_samples(table, f"samples of {name}")
+    if test_rows is not None:
+        test_mask = table.pop("held_out").to_numpy(dtype=bool)
+    else:
+        test_mask = split_by_shape(table, test_share, seed)
+    train, test = table[~test_mask].reset_index(drop=True), table[test_mask].reset_index(drop=True)
+    if train.empty:
+        raise InputError(f"{name}: no shape is left to fit on; give more samples or a smaller test share")
+    fitter = _Fitter(train, gpu, name, seed, memory, offset_us)
+    model, unseen = fitter.fit(variant)
+    scores = fitter.judge(model, unseen) if test.empty else judge(model, test)
+    fit_s = time.perf_counter() - started
+    rows = (test if not test.empty else train).head(2000)
+    at = time.perf_counter()
+    model.predict(rows)
+    speed = (time.perf_counter() - at) / len(rows) * 1e6
+    found = metrics(scores) | {"fit_s": fit_s, "predict_us_per_row": speed}
+    description = _describe(table, train, test, found, evidence, seed, fitter.notes)
+    model = replace(model, description=description)
+    parameters = {"gpu": gpu.name, "family": name, "variant": model.variant, "seed": seed, **fitter.notes}
+    return FittedFamily(model, found, scores, parameters)
+
+
+def judge(model: FittedModel, test: pd.DataFrame) -> pd.DataFrame:
+    """Held-out rows with their predictions: the table behind `FittedFamily.metrics`."""
+    estimate = model.predict(test)
+    dims = [dim for dim in family(model.family).dims if dim in test.columns]
+    return test[["op", "phase", "dtype", *dims, "latency_us"]].assign(
+        predicted_us=estimate.latency, kernel_us=estimate.kernel, p10_us=estimate.latency_p10,
+        p90_us=estimate.latency_p90, floor_us=model.floor.of(Dims(test).text("op")),
+    )  # fmt: skip
+
+
+class _Fitter:
+    """The steps of one fit, sharing the training rows."""
+
+    def __init__(
+        self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float
+    ) -> None:
+        self.train, self.gpu, self.name, self.seed = train, gpu, name, seed
+        self.notes: dict[str, Any] = {}
+        physics = Physics.of(gpu)
+        if memory is not None:
+            physics = physics.calibrate({"memory": memory.to_json()}, "fitted")
+        measured, self.timed = floors.kernel_times(train)
+        floor = floors.estimate_floor(train, physics, offset_us)
+        self.measured = measured
+        scope = Scope.of(name, train, family(name).dims)
+        self.base = FittedModel(
+            name, gpu, "roofline", scope, Floor(0.0, 0.0, {}) if self.timed else floor, physics.memory,
+            Quantiles.constant(FEW_SPREAD), Quantiles.constant(FEW_SPREAD),
+        )  # fmt: skip
+        self.clamped = scope.clamp(train)[0]
+        self.base = replace(self.base, prior_scale=self._prior_scale(physics))
+        self.folds = assign_folds(train, learned.FOLDS, seed)
+        self.event_floor = floor
+
+    def _prior_scale(self, physics: Physics) -> float:
+        """Median ratio of measured kernels to physics, over samples that show their kernel but are short."""
+        ops = Dims(self.train).text("op")
+        expected = physics.kernel_us(self.name, self.clamped)
+        floor = self.base.floor.of(ops)
+        shown = (self.measured > floors.ABOVE_FLOOR * floor) & np.isfinite(expected)
+        if not shown.any():
+            return 1.0
+        ratio = (self.measured - self.base.floor.offset_us)[shown] / expected[shown]
+        # the shortest tenth that is visible resembles what is hidden most; all of them where these are few
+        order = np.argsort(self.measured[shown])[: max(20, int(0.1 * shown.sum()))]
+        return float(np.clip(np.median(ratio[order]), 0.05, 20.0))
+
+    def fit(self, variant: str) -> tuple[FittedModel, Array]:
+        """The model, and log predictions of the undisturbed time by members that had not seen the row."""
+        log_measured = np.log(self.measured)
+        baseline = self.base.baseline(self.clamped)
+        chosen = "roofline" if len(self.train) < FEWEST_TO_LEARN else variant
+        if chosen == "roofline" or not np.all(np.isfinite(baseline)):
+            return self._roofline(baseline, log_measured)
+        disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
+        if not self.timed:
+            inputs = self.base.features(self.clamped)
+            disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed)
+        clean = np.log(np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured))
+        self.notes["disturbance_us"] = round(disturbed.typical_us, 2)
+        outcome, base = self._learn(chosen, clean, baseline)
+        start = np.zeros_like(baseline) if base.inputs == "raw" else baseline
+        unseen = start + outcome.unseen
+        known = np.isfinite(unseen)
+        learned_error = gmae(np.exp(unseen[known]), np.exp(clean[known]))
+        if chosen == "auto" and gmae(np.exp(baseline[known]), np.exp(clean[known])) <= learned_error:
+            return self._roofline(baseline, log_measured)
+        self.notes |= {key: round(value, 5) for key, value in outcome.notes.items()}
+        label = "average" if chosen == "auto" else chosen
+        model = replace(base, variant=label, members=outcome.members, weights=outcome.weights)
+        if base.inputs != "raw":
+            model = self._trust_floor(model, baseline, outcome.unseen, clean)
+            unseen = baseline + model.damp(self.clamped, baseline, outcome.unseen)
+        model = self._calibrate(model, unseen, clean, disturbed, outcome.shrink)
+        return model, unseen
+
+    def _trust_floor(self, model: FittedModel, baseline: Array, learned_log: Array, clean: Array) -> FittedModel:
+        """Choose `floor_trust` by the error on unseen rows."""
+        errors = {}
+        for trust in FLOOR_TRUSTS:
+            damped = replace(model, floor_trust=trust).damp(self.clamped, baseline, learned_log)
+            known = np.isfinite(damped)
+            errors[trust] = gmae(np.exp((baseline + damped)[known]), np.exp(clean[known]))
+        best = min(errors, key=errors.__getitem__)
+        self.notes["floor_trust"] = best
+        return replace(model, floor_trust=best)
+
+    def _learn(self, variant: str, clean: Array, baseline: Array) -> tuple[learned.Outcome, FittedModel]:
+        base = replace(self.base, inputs="raw") if variant == "mlp_paper" else self.base
+        target = clean if base.inputs == "raw" else clean - baseline
+
+        def featurise(calls: pd.DataFrame) -> Array:
+            return base.features(calls)
+
+        problem = learned.Problem(
+            self.clamped, featurise(self.clamped), target, baseline, self.folds, family(self.name).law, featurise
+        )
+        if variant == "mlp_paper":
+            outcome, recipe = learned.search_paper(problem, self.seed)
+            self.notes |= {"width": recipe.width, "layers": recipe.layers, "learning_rate": recipe.learning_rate}
+        elif variant == "trees":
+            outcome = learned.fit_trees(problem, self.seed)
+        elif variant == "mlp":
+            outcome = learned.fit_network(problem, self.seed)
+        else:
+            outcome = learned.fit_average(problem, self.seed)
+        return outcome, base
+
+    def _roofline(self, baseline: Array, log_measured: Array) -> tuple[FittedModel, Array]:
+        """Physics, scaled to the samples; an interval from its residuals where there are enough of them."""
+        finite = np.isfinite(baseline)
+        if not finite.any():
+            raise InputError(f"{self.name}: neither dims nor bytes say how much work the samples are")
+        residual = (log_measured - baseline)[finite]
+        model = self.base
+        if len(residual) >= FEWEST_TO_LEARN:
+            quantiles = fit_quantiles(baseline[finite], residual)
+            model = replace(model, latency_quantiles=quantiles, kernel_quantiles=quantiles)
+        return model, baseline
+
+    def _calibrate(
+        self, model: FittedModel, unseen: Array, clean: Array, disturbed: drift.Drift, shrink: float
+    ) -> FittedModel:
+        """Add intervals, and the latency's typical disturbance, from predictions of unseen rows."""
+        known = np.isfinite(unseen)
+        unseen, clean, extra_us = unseen[known], clean[known], disturbed.extra_us[known]
+        kernel = fit_quantiles(unseen, clean - unseen, shrink)
+        extra = drift.best_extra(np.exp(unseen), np.exp(shrink * (clean - unseen)), disturbed, self.seed)
+        model = replace(model, kernel_quantiles=kernel, extra=extra)
+        latency = np.exp(unseen) + np.interp(unseen, *extra)
+        measured = np.exp(unseen + shrink * (clean - unseen)) + extra_us
+        return replace(model, latency_quantiles=fit_quantiles(unseen, np.log(measured / latency)))
+
+    def judge(self, model: FittedModel, unseen: Array) -> pd.DataFrame:
+        """Training rows with predictions by members that had not seen them, in the form of `judge`."""
+        known = np.isfinite(unseen)
+        unseen = unseen[known]
+        latency = np.exp(unseen) + np.interp(unseen, *model.extra)
+        low, high = (np.exp(q) for q in model.latency_quantiles.at(unseen))
+        table = judge(model, self.train[known])
+        measured = (self.measured if self.timed else self.train["latency_us"].to_numpy(dtype=np.float64))[known]
+        return table.assign(latency_us=measured, predicted_us=latency, p10_us=latency * low, p90_us=latency * high)
+
+
+def _describe(
+    table: pd.DataFrame, train: pd.DataFrame, test: pd.DataFrame, found: dict[str, float], evidence: str, seed: int,
+    notes: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Provenance and figures for `family.json`."""
+    measured_on = sorted(table["gpu"].astype(str).unique()) if "gpu" in table.columns else []
+    sources = sorted(table["source"].astype(str).unique()) if "source" in table.columns else []
+    keep = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", "rows")
+    return {
+        "evidence": evidence, "seed": seed, "samples": len(train), "held_out": len(test), "measured_on": measured_on,
+        "source": sources, "feature_version": features.VERSION, "notes": notes,
+        "split": "held-out shapes" if len(test) else "cross-validation by shape",
+        "metrics": {key: round(found[key], 6) for key in keep if key in found},
+    }  # fmt: skip
+
+
+def calibrate_physics(samples: pd.DataFrame, gpu: GpuSpec) -> tuple[BandwidthCurve | None, float, float | None]:
+    """(memory curve, event offset, the curve's error) from element-wise samples; None where there are too few."""
+    found = floors.memory_curve(samples, gpu)
+    if found is None:
+        return None, DEFAULT_OFFSET_US, None
+    return found.curve, found.offset_us, found.error
+
+
+def fit_gpu(
+    samples: pd.DataFrame,
+    gpu: GpuSpec,
+    out_dir: str | Path,
+    families: Sequence[str] | None = None,
+    variants: Sequence[str] = ("auto",),
+    seed: int = 0,
+    *,
+    test_share: float = 0.0,
+    evidence: str = "fitted",
+    workers: int = 1,
+    on_fit: Callable[[FittedFamily], None] | None = None,
+) -> dict[str, FittedFamily]:
+    """Fit every family of one GPU and save the best variant of each under `out_dir/<family>/`.
+
+    Args:
+        samples: samples of that GPU (its sibling's for families that it lacks).
+        gpu: the device.
+        out_dir: gets one folder per family, and `copy` with the bandwidth curve where it can be fitted.
+        families: those to fit; all with samples where None.
+        variants: fitted each; the one with the least GMAE is saved.
+        seed, test_share, evidence: as for `fit_family`.
+        workers: processes; families are spread over them.
+        on_fit: called after each fit in this process (for tracking), winner or not.
+
+    Raises:
+        TableError, UnknownNameError, InputError: as `fit_family`.
+    """
+    from pipeline.kernels.parallel import run_jobs
+    from pipeline.kernels.store import write_physics
+
+    out_dir = Path(out_dir)
+    wanted = families_of(samples, families)
+    held = split_by_shape(samples, test_share, seed) if test_share > 0 else np.zeros(len(samples), dtype=bool)
+    memory, offset_us, error = calibrate_physics(samples[~held], gpu)
+    jobs = [
+        (samples[samples["family"] == name], gpu, name, variant, seed,
+         {"memory": memory, "offset_us": offset_us, "evidence": evidence,
+          "held_out": held[(samples["family"] == name).to_numpy()]})
+        for name in wanted for variant in variants
+    ]  # fmt: skip
+    best: dict[str, FittedFamily] = {}
+    for fitted in run_jobs(jobs, workers):
+        name = fitted.model.family
+        if name not in best or fitted.metrics["gmae"] < best[name].metrics["gmae"]:
+            best[name] = fitted
+            fitted.save(out_dir / name)
+        if on_fit is not None:
+            on_fit(fitted)
+    if memory is not None and error is not None:
+        write_physics(out_dir, gpu, memory, _common_floor(best, offset_us), error, evidence, samples)
+    return best
+
+
+def _common_floor(best: dict[str, FittedFamily], offset_us: float) -> Floor:
+    floors_us = [fitted.model.floor.default_us for fitted in best.values() if fitted.model.floor.default_us > 0]
+    return Floor(offset_us, float(np.median(floors_us)) if floors_us else 0.0, {})

@@ -1,0 +1,299 @@
+"""A fitted family: everything that turns calls into times, saved as `family.json` plus portable weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import PackError
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels import features
+from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.intervals import Quantiles
+from pipeline.kernels.networks import Network
+from pipeline.kernels.prediction import Estimate, Floor
+from pipeline.kernels.store import DESCRIPTION, read_description
+from pipeline.kernels.trees import Trees
+from pipeline.kernels.work import Array, Dims
+from pipeline.schemas import atomic_path
+
+HIDDEN_SPREAD = 1.6
+"""Factor up and down of the interval of a kernel that the latency floor hides: its time is physics."""
+
+WIDENING_PER_OCTAVE = 1.0
+"""Growth of the interval's log half-widths per octave outside the range of the samples."""
+
+AT_FLOOR = 0.02
+"""Predictions within 2 % of the floor are at the floor."""
+
+WINDOW = ("kernel_size", "stride", "padding", "groups", "dilation")
+"""Dims of a convolution's window; other windows are other algorithms, so that none is interpolated."""
+
+PHASELESS = ("gemm", "bmm")
+"""Families whose kernels are the same in every phase: a gradient of a product is a product."""
+
+WINDOW_DEFAULTS = {"stride": 1.0, "padding": 0.0, "groups": 1.0, "dilation": 1.0}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the samples covered: ops, dtypes, phases, windows (convolutions), and the range of each dim."""
+
+    ops: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    phases: tuple[str, ...]
+    ranges: dict[str, tuple[float, float]]
+    windows: tuple[tuple[float, ...], ...] = ()
+    name: str = ""
+
+    @classmethod
+    def of(cls, name: str, samples: pd.DataFrame, dims: tuple[str, ...]) -> Scope:
+        """The scope of a samples table of one family."""
+        d = Dims(samples)
+        present = [dim for dim in dims if dim in samples.columns and samples[dim].notna().any()]
+        ranges = {dim: (float(np.nanmin(d(dim))), float(np.nanmax(d(dim)))) for dim in present}
+        kinds = [tuple(sorted(map(str, samples[key].dropna().unique()))) for key in ("op", "dtype", "phase")]
+        found = tuple(map(tuple, np.unique(windows(samples), axis=0).tolist())) if name.startswith("conv2d") else ()
+        return cls(kinds[0], kinds[1], kinds[2], ranges, found, name)
+
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows of an op, dtype, phase and window that the samples had, with all dims that they had."""
+        d = Dims(calls)
+        fine = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
+        fine &= pd.Series(d.text("dtype", "fp32")).isin(self.dtypes).to_numpy()
+        if self.name not in PHASELESS:
+            fine &= pd.Series(d.text("phase", "forward")).isin(self.phases).to_numpy()
+        for dim in self.ranges:
+            if dim not in WINDOW_DEFAULTS and dim != "B":
+                fine &= np.isfinite(d(dim))
+        if self.windows:
+            known = {tuple(window) for window in self.windows}
+            square = _square(d)
+            fine &= square & np.array([tuple(row) in known for row in windows(calls).tolist()], dtype=bool)
+        return np.asarray(fine, dtype=bool)
+
+    def clamp(self, calls: pd.DataFrame) -> tuple[pd.DataFrame, Array]:
+        """Calls with every dim moved into its range, and by how many octaves the farthest was outside, (rows,)."""
+        d, clamped, octaves = Dims(calls), {}, np.zeros(len(calls))
+        for dim, (low, high) in self.ranges.items():
+            values = d(dim, WINDOW_DEFAULTS.get(dim, low))
+            inside = np.clip(values, low, high)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                distance = np.abs(np.log2(np.maximum(values, 0.5) / np.maximum(inside, 0.5)))
+            octaves = np.maximum(octaves, np.nan_to_num(distance))
+            clamped[dim] = inside
+        # other columns would change what the features see; the model knows these dims alone
+        keep = [column for column in ("family", "op", "phase", "dtype", "attributes") if column in calls.columns]
+        return calls[keep].assign(**clamped), octaves
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists."""
+        return {"ops": self.ops, "dtypes": self.dtypes, "phases": self.phases, "ranges": self.ranges,
+                "windows": self.windows, "name": self.name}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Scope:
+        """Back from `to_json`."""
+        ranges = {str(key): (float(low), float(high)) for key, (low, high) in values["ranges"].items()}
+        found = tuple(tuple(float(v) for v in window) for window in values["windows"])
+        ops, dtypes, phases = (tuple(map(str, values[key])) for key in ("ops", "dtypes", "phases"))
+        return cls(ops, dtypes, phases, ranges, found, str(values["name"]))
+
+
+def windows(calls: pd.DataFrame) -> Array:
+    """The window of each convolution, shape (rows, len(WINDOW))."""
+    d = Dims(calls)
+    return np.column_stack([d(dim, WINDOW_DEFAULTS.get(dim, np.nan)) for dim in WINDOW])
+
+
+def _square(d: Dims) -> npt.NDArray[np.bool_]:
+    pairs = (("kernel_size", np.nan), ("input_size", np.nan), ("stride", 1.0), ("padding", 0.0))
+    fine = np.ones(d.rows, dtype=bool)
+    for dim, default in pairs:
+        fine &= d(f"{dim}_w", d(dim, default)) == d(dim, default)
+    return fine
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """One family's model of one GPU.
+
+    Attributes:
+        members: networks or trees whose predictions are averaged with `weights`; empty for the bare baseline.
+        inputs: `derived` (features and baseline of `features.py`) or `raw` (log dims, the paper's).
+        floor: how latencies relate to kernels; `prior_scale` corrects physics for kernels under the floor.
+        memory: the bandwidth curve that the baseline uses.
+        floor_trust: how much of what the members say about latencies at the floor is believed, 0 to 1.
+        extra: (log undisturbed latency, microseconds) knots of the session disturbance added to predicted latencies.
+        latency_quantiles, kernel_quantiles: interval of the latency, and of the undisturbed time.
+        description: what `family.json` says besides: metrics, provenance, seed, split.
+    """
+
+    family: str
+    gpu: GpuSpec
+    variant: str
+    scope: Scope
+    floor: Floor
+    memory: BandwidthCurve
+    latency_quantiles: Quantiles
+    kernel_quantiles: Quantiles
+    members: tuple[Network | Trees, ...] = ()
+    weights: tuple[float, ...] = ()
+    inputs: str = "derived"
+    prior_scale: float = 1.0
+    floor_trust: float = 1.0
+    extra: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (0.0,))
+    description: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def evidence(self) -> str:
+        """Where the samples come from: `fitted` or `pack` or `measured`."""
+        return str(self.description.get("evidence", "fitted"))
+
+    @property
+    def physics(self) -> Physics:
+        """Formulas with this model's bandwidth curve."""
+        return Physics.of(self.gpu).calibrate({"memory": self.memory.to_json()}, self.evidence)
+
+    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows that the samples' scope covers."""
+        return self.scope.covers(calls)
+
+    def baseline(self, calls: pd.DataFrame) -> Array:
+        """Log of the latency that physics and floor expect, shape (rows,); learned members fit what is left."""
+        kernel = self.prior_scale * self.physics.kernel_us(self.family, calls)
+        return np.asarray(np.log(self.floor.latency(kernel, Dims(calls).text("op"))))
+
+    def features(self, calls: pd.DataFrame) -> Array:
+        """Inputs of the members, shape (rows, columns)."""
+        if self.inputs == "raw":
+            values, _ = features.raw_features(self.family, calls)
+            ops = Dims(calls).text("op")
+            kinds = [(ops == op).astype(np.float64) for op in self.scope.ops] if len(self.scope.ops) > 1 else []
+            return np.column_stack([values, *kinds])
+        return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
+
+    def undisturbed(self, calls: pd.DataFrame) -> Array:
+        """Log latency without the session's disturbance, for calls inside the range of the samples."""
+        start = np.zeros(len(calls)) if self.inputs == "raw" else self.baseline(calls)
+        if not self.members:
+            return start
+        inputs = self.features(calls)
+        learned = sum(w * m.predict(inputs) for w, m in zip(self.weights, self.members, strict=True))
+        return np.asarray(start + self.damp(calls, start, np.asarray(learned)))
+
+    def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
+        """Shrink what was learned at the floor by `floor_trust`: there, differences are mostly noise of the samples."""
+        if self.inputs == "raw" or self.floor_trust >= 1.0:
+            return learned
+        floor = np.log(self.floor.of(Dims(calls).text("op")))
+        at_floor = (start <= floor + 1e-9) & (np.abs(learned) < AT_FLOOR)
+        return np.where(at_floor, self.floor_trust * learned, learned)
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Estimate calls; sizes outside the samples' range are scaled from the nearest inside by physics."""
+        clamped, octaves = self.scope.clamp(calls)
+        outside = octaves > 0
+        ops = Dims(clamped).text("op")
+        log_time = self.undisturbed(clamped)
+        time = np.exp(log_time)
+        physics = self.prior_scale * self.physics.kernel_us(self.family, clamped)
+        kernel = self.floor.kernel(time, physics, ops)
+        hidden = kernel < 0.9 * (time - self.floor.offset_us)
+        low, high = (np.exp(q) for q in self.kernel_quantiles.at(log_time))
+        kernel_low = np.where(hidden, kernel / HIDDEN_SPREAD, np.maximum(kernel - time * (1.0 - low), kernel / 3.0))
+        kernel_high = np.where(hidden, kernel * HIDDEN_SPREAD, kernel + time * (high - 1.0))
+        latency = time + np.interp(log_time, *self.extra)
+        low, high = (np.exp(q) for q in self.latency_quantiles.at(log_time))
+        estimate = Estimate(latency, kernel, kernel_low, kernel_high, ~outside, latency * low, latency * high)
+        if outside.any():
+            drop = [name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns]
+            grown = self.prior_scale * self.physics.kernel_us(self.family, calls.drop(columns=drop))
+            factor = np.where(outside, grown / physics, 1.0)
+            estimate = estimate.scale(factor, 1.0 + WIDENING_PER_OCTAVE * octaves)
+        return estimate
+
+    def save(self, folder: str | Path) -> None:
+        """Write the family's folder: `family.json`, `networks.safetensors`, `trees0.txt`...; each file atomically.
+
+        Raises:
+            SteptimeError: a file cannot be written.
+        """
+        folder = Path(folder)
+        networks = {i: m for i, m in enumerate(self.members) if isinstance(m, Network)}
+        for i, member in enumerate(self.members):
+            if isinstance(member, Trees):
+                with atomic_path(folder / f"trees{i}.txt") as part:
+                    part.write_text(member.text(), encoding="utf-8")
+        if networks:
+            from safetensors.numpy import save_file
+
+            tensors = {key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()}
+            with atomic_path(folder / "networks.safetensors") as part:
+                save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, part)
+        values = {
+            **self.description,
+            "family": self.family, "gpu": self.gpu.name, "variant": self.variant, "evidence": self.evidence,
+            "feature_version": features.VERSION, "inputs": self.inputs, "scope": self.scope.to_json(),
+            "floor": {"offset_us": self.floor.offset_us, "default_us": self.floor.default_us,
+                      "by_op": dict(self.floor.by_op)},
+            "memory": self.memory.to_json(), "prior_scale": self.prior_scale,
+            "floor_trust": self.floor_trust, "extra": self.extra,
+            "members": ["network" if i in networks else "trees" for i in range(len(self.members))],
+            "weights": self.weights,
+            "latency_quantiles": self.latency_quantiles.to_json(), "kernel_quantiles": self.kernel_quantiles.to_json(),
+        }  # fmt: skip
+        with atomic_path(folder / DESCRIPTION) as part:
+            part.write_text(json.dumps(values, indent=1, sort_keys=True, default=str) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path, gpu: GpuSpec) -> FittedModel:
+        """Read a family's folder.
+
+        Raises:
+            PackError: a file is missing or damaged, or was made by another version of the features.
+        """
+        folder = Path(folder)
+        values = read_description(folder)
+        if values.get("feature_version") != features.VERSION:
+            raise PackError(f"{folder}: features of version {values.get('feature_version')}; refit the family")
+        try:
+            members = _load_members(folder, values["members"])
+            return cls(
+                str(values["family"]), gpu, str(values["variant"]), Scope.from_json(values["scope"]),
+                Floor(**values["floor"]), BandwidthCurve.from_json(values["memory"]),
+                Quantiles.from_json(values["latency_quantiles"]), Quantiles.from_json(values["kernel_quantiles"]),
+                members, tuple(map(float, values["weights"])), str(values["inputs"]), float(values["prior_scale"]),
+                float(values.get("floor_trust", 1.0)), (tuple(values["extra"][0]), tuple(values["extra"][1])), values,
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise PackError(f"{folder / DESCRIPTION}: damaged ({error}); refit the family") from None
+
+
+def _load_members(folder: Path, kinds: list[str]) -> tuple[Network | Trees, ...]:
+    tensors: dict[str, Any] = {}
+    if "network" in kinds:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            tensors = load_file(folder / "networks.safetensors")
+        except (OSError, SafetensorError) as error:
+            raise PackError(f"{folder / 'networks.safetensors'}: not readable ({error}); refit the family") from None
+    members: list[Network | Trees] = []
+    for i, kind in enumerate(kinds):
+        if kind == "network":
+            members.append(Network.from_tensors(tensors, f"member{i}."))
+            continue
+        try:
+            members.append(Trees.from_text((folder / f"trees{i}.txt").read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise PackError(f"{folder / f'trees{i}.txt'}: not readable ({error}); refit the family") from None
+    return tuple(members)

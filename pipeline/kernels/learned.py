@@ -1,0 +1,209 @@
+"""Learned variants: how members are trained, judged on rows they have not seen, averaged, and distilled.
+
+`auto` trains trees and networks on cross-validation folds, averages the two in the proportion that the out-of-fold
+errors favour, and distils the ensemble into one small network: it learns the true labels of the samples and the
+ensemble's answers at many sizes between them. That keeps the accuracy, predicts a million calls in seconds, and makes
+a pack of a few hundred kilobytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.kernels.evaluate import gmae
+from pipeline.kernels.families import Law
+from pipeline.kernels.networks import Network, Recipe, train_network
+from pipeline.kernels.trees import Trees, train_trees
+from pipeline.kernels.work import Array, Dims
+
+FOLDS = 5
+"""Cross-validation folds of the trees."""
+
+NETWORK_FOLDS = 3
+"""Folds that networks are trained for, of the five; rows of the others have no unseen prediction of a network."""
+
+WIDTHS = {Law.COMPUTE: (192, 5)}
+"""Width and layers of networks by law; matrix kernels have waves to learn, ..."""
+
+PLAIN_WIDTH = (128, 4)
+"""... the others are smooth."""
+
+TREE_SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
+"""Proportions of trees in the average that out-of-fold errors choose from."""
+
+EPOCHS = 120
+"""Passes over the samples that a member network trains for, within `STEPS`."""
+
+STEPS = (1200, 4500)
+"""Least and most optimiser steps of a member network."""
+
+STUDENT_STEPS = 4500
+"""Least steps of the student."""
+
+SYNTHETIC_ROWS = 30_000
+"""Sizes at which the ensemble teaches the student."""
+
+JITTER = 0.25
+"""Standard deviation, in log, of a synthetic size around a sample's."""
+
+KEEP_SHARE = 0.35
+"""Probability that a synthetic row keeps a dim, so that round sizes and their alignment stay frequent."""
+
+LABEL_REPEATS = 2
+"""How often the student sees each sample's own label beside the synthetic rows."""
+
+FEWEST_FOR_NETWORKS = 100
+"""Samples below which only trees are trained; a network needs more."""
+
+Trainer = Callable[[Array, Array, int], Network | Trees]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One family's regression: `target` is log time minus `baseline`, both of shape (rows,)."""
+
+    calls: pd.DataFrame
+    features: Array
+    target: Array
+    baseline: Array
+    folds: npt.NDArray[np.int64]
+    law: Law
+    featurise: Callable[[pd.DataFrame], Array]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Members with their weights, residuals on unseen rows (rows,), and what to shrink these by."""
+
+    members: tuple[Network | Trees, ...]
+    weights: tuple[float, ...]
+    unseen: Array  # predictions of the target by members new to the row; NaN where there are none
+    shrink: float
+    notes: dict[str, float]
+
+
+def member_recipe(rows: int, law: Law, base: Recipe | None = None) -> Recipe:
+    """Recipe of a member network for that many samples of a family of that law."""
+    width, layers = WIDTHS.get(law, PLAIN_WIDTH)
+    recipe = base or Recipe(width=width, layers=layers, weight_decay=0.1)
+    return replace(recipe, steps=int(np.clip(rows * EPOCHS // recipe.batch, *STEPS)))
+
+
+def cross_validate(
+    problem: Problem, train: Trainer, seed: int, folds: int = FOLDS
+) -> tuple[Array, list[Network | Trees]]:
+    """One member per fold, trained on the other folds: (predictions of each row by the member new to it, members)."""
+    unseen, members = np.full(len(problem.target), np.nan), []
+    for number in np.unique(problem.folds)[:folds]:
+        held = problem.folds == number
+        # a single fold has nothing else to learn from
+        fit = ~held if (~held).any() else held
+        member = train(problem.features[fit], problem.target[fit], seed + int(number))
+        unseen[held] = member.predict(problem.features[held])
+        members.append(member)
+    return unseen, members
+
+
+def _tree_trainer(features: Array, target: Array, seed: int) -> Network | Trees:
+    return train_trees(features, target, seed)
+
+
+def fit_single(problem: Problem, train: Trainer, seed: int) -> Outcome:
+    """One member on all rows, judged by cross-validation: the variants `trees`, `mlp` and `mlp_paper`."""
+    unseen, _ = cross_validate(problem, train, seed)
+    member = train(problem.features, problem.target, seed)
+    return Outcome((member,), (1.0,), unseen, 1.0, {})
+
+
+def fit_trees(problem: Problem, seed: int) -> Outcome:
+    """Boosted trees alone."""
+    return fit_single(problem, _tree_trainer, seed)
+
+
+def fit_network(problem: Problem, seed: int, recipe: Recipe | None = None) -> Outcome:
+    """One network alone."""
+    chosen = member_recipe(len(problem.target), problem.law, recipe)
+    return fit_single(problem, lambda x, y, number: train_network(x, y, chosen, number), seed)
+
+
+def fit_average(problem: Problem, seed: int, student: Recipe | None = None) -> Outcome:
+    """Trees and networks on folds, averaged as out-of-fold errors favour, distilled into one network."""
+    recipe = member_recipe(len(problem.target), problem.law)
+    by_trees, trees = cross_validate(problem, _tree_trainer, seed)
+    if len(problem.target) < FEWEST_FOR_NETWORKS:
+        return Outcome(tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, 1.0, {"tree_share": 1.0})
+    by_networks, networks = cross_validate(
+        problem, lambda x, y, number: train_network(x, y, recipe, number), seed, NETWORK_FOLDS
+    )
+    known = np.isfinite(by_networks)
+    mixed = {share: share * by_trees + (1.0 - share) * by_networks for share in TREE_SHARES}
+    errors = {share: gmae(np.exp(unseen[known]), np.exp(problem.target[known])) for share, unseen in mixed.items()}
+    share = min(errors, key=errors.__getitem__)
+    chosen = student or Recipe(recipe.width, recipe.layers, steps=max(recipe.steps, STUDENT_STEPS))
+    return _distil(problem, mixed[share], trees, networks, share, seed, chosen)
+
+
+def _distil(
+    problem: Problem, unseen: Array, trees: list[Network | Trees], networks: list[Network | Trees], share: float,
+    seed: int, recipe: Recipe,
+) -> Outcome:  # fmt: skip
+    from pipeline.kernels.intervals import bagging_shrink
+
+    invented = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
+    features = problem.featurise(invented)
+    by_trees = np.array([tree.predict(features) for tree in trees]) if share > 0 else np.zeros((1, len(features)))
+    by_networks = np.array([network.predict(features) for network in networks])
+    taught = share * by_trees.mean(axis=0) + (1.0 - share) * by_networks.mean(axis=0)
+    inputs = np.vstack([problem.features] * LABEL_REPEATS + [features])
+    targets = np.concatenate([problem.target] * LABEL_REPEATS + [taught])
+    student = train_network(inputs, targets, recipe, seed)
+    mismatch = student.predict(features) - taught
+    pairs = np.resize(by_trees, by_networks.shape) if share > 0 else 0.0
+    answers = share * pairs + (1.0 - share) * by_networks
+    known = np.isfinite(unseen)
+    shrink = bagging_shrink((problem.target - unseen)[known], answers, mismatch)
+    notes = {"tree_share": share, "student_mismatch": float(np.median(np.abs(mismatch))), "shrink": shrink}
+    return Outcome((student,), (1.0,), unseen, shrink, notes)
+
+
+def synthetic_calls(calls: pd.DataFrame, rows: int, seed: int) -> pd.DataFrame:
+    """Calls at sizes around those of the samples, within their range; ops and windows as sampled, shape (rows, ...)."""
+    from pipeline.kernels.fitted import WINDOW
+
+    rng = np.random.default_rng(seed)
+    chosen = calls.iloc[rng.integers(0, len(calls), rows)].reset_index(drop=True)
+    d = Dims(chosen)
+    for name in chosen.select_dtypes("number").columns:
+        values = d(name)
+        if name in WINDOW or name == "trans_a" or name == "trans_b" or not np.all(values > 0):
+            continue
+        moved = np.round(values * np.exp(rng.normal(0.0, JITTER, rows)))
+        moved = np.where(rng.random(rows) < KEEP_SHARE, values, moved)
+        chosen[name] = np.clip(moved, values.min(), values.max())
+    return chosen
+
+
+def search_paper(problem: Problem, seed: int, trials: int = 6) -> tuple[Outcome, Recipe]:
+    """The paper's MLP on log sizes, with its search: 3 to 7 layers, width 64 to 512, learning rate 1e-4 to 1e-2.
+
+    Trials train on all folds but the first and are judged on it (Lin et al. search such a grid with Adam).
+    """
+    rng = np.random.default_rng(seed)
+    held = problem.folds == problem.folds.min()
+    best, found = np.inf, Recipe()
+    for _ in range(trials):
+        recipe = Recipe(
+            width=int(rng.choice([64, 128, 256, 512])), layers=int(rng.integers(3, 8)), residual=False,
+            learning_rate=float(10 ** rng.uniform(-4, -2)), weight_decay=0.0, loss="l2",
+        )  # fmt: skip
+        recipe = member_recipe(len(problem.target), problem.law, recipe)
+        network = train_network(problem.features[~held], problem.target[~held], recipe, seed)
+        error = gmae(np.exp(network.predict(problem.features[held])), np.exp(problem.target[held]))
+        if error < best:
+            best, found = error, recipe
+    return fit_single(problem, lambda x, y, number: train_network(x, y, found, number), seed), found

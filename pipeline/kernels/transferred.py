@@ -1,0 +1,58 @@
+"""Families without samples on a GPU, predicted from other GPUs' samples: an adapter of `pipeline.transfer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.fitted import PHASELESS
+from pipeline.kernels.prediction import Estimate, KernelModel
+
+
+@dataclass(frozen=True)
+class TransferredModel:
+    """A cross-GPU model in the form of a family's model."""
+
+    gpu: GpuSpec
+    family: str
+    corrections: Mapping[str, Any] | None = None
+    evidence: str = "transferred"
+
+    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows that the cross-GPU models cover."""
+        from pipeline.transfer.kernels import covered
+
+        return covered(self._forward(calls)).to_numpy(dtype=bool)
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Times from the cross-GPU models; NaN for rows they do not cover."""
+        from pipeline.transfer.kernels import predict_calls
+
+        found = predict_calls(self._forward(calls), self.gpu, None, dict(self.corrections or {}))
+        latency, kernel, low, high = (
+            found[name].to_numpy(dtype=np.float64) for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
+        )
+        rest = latency - kernel
+        inside = np.ones(len(calls), dtype=bool)
+        return Estimate(latency, kernel, low, high, inside, rest + low, rest + high)
+
+    def _forward(self, calls: pd.DataFrame) -> pd.DataFrame:
+        """A gradient of a product is a product: its phase does not matter."""
+        return calls.assign(phase="forward") if self.family in PHASELESS else calls
+
+
+def transferred_models(
+    gpu: GpuSpec, present: set[str], corrections: Mapping[str, Any] | None = None
+) -> dict[str, KernelModel]:
+    """Adapters for families that the cross-GPU models cover and `present` lacks; none for a CPU or where none ship."""
+    if gpu.limits is None:
+        return {}
+    from pipeline.transfer.kernels import load_models
+
+    return {name: TransferredModel(gpu, name, corrections) for name in load_models() if name not in present}

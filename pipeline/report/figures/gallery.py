@@ -1,0 +1,149 @@
+"""All figures of a grid: each with the table behind it, or the reason why it cannot be drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from pipeline.report.figures import kernels, overheads, steps, tables, transfer
+from pipeline.report.figures.published import published
+from pipeline.report.figures.style import footnote, save
+from pipeline.schemas import atomic_path
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INDEX = "figures.json"
+"""What was drawn, what was not, and why."""
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """What the figures are made of, already read.
+
+    Attributes:
+        summary: `summary` table of the grid.
+        observations: `overhead_samples` of the grid's hosts, with a `gpu` column that names the host.
+        models: (GPU, model folder) pairs of fitted kernel models.
+        transfer: errors between GPUs, as `pipeline.transfer.evaluate.pair_errors` gives them.
+        prices: price per GPU hour.
+    """
+
+    summary: pd.DataFrame
+    observations: pd.DataFrame = field(default_factory=pd.DataFrame)
+    models: tuple[tuple[str, Path], ...] = ()
+    transfer: pd.DataFrame = field(default_factory=pd.DataFrame)
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure: its category in the report, its table, its drawing, and what is missing where the table is empty."""
+
+    name: str
+    category: str
+    table: Callable[[Artifacts], pd.DataFrame]
+    draw: Callable[[pd.DataFrame], Figure]
+    missing: str
+
+
+def _steps(found: Artifacts) -> pd.DataFrame:
+    return tables.steps(found.summary, found.prices)
+
+
+def _measured(found: Artifacts) -> pd.DataFrame:
+    points = _steps(found)
+    return points[points["measured_us"].notna()].reset_index(drop=True)
+
+
+def _costs(found: Artifacts) -> pd.DataFrame:
+    points = _steps(found)
+    return points[points["cost_per_million"].notna()].reset_index(drop=True)
+
+
+def _observations(make: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Artifacts], pd.DataFrame]:
+    return lambda found: make(found.observations) if len(found.observations) else found.observations
+
+
+def _transfer(found: Artifacts) -> pd.DataFrame:
+    return found.transfer[found.transfer["method"] == "auto"] if len(found.transfer) else found.transfer
+
+
+def _beside_published(errors: pd.DataFrame) -> Figure:
+    theirs = pd.DataFrame([{"label": each.label, "percent": each.percent} for each in published("step", "step_shared")])
+    return steps.error_by_part(errors, theirs)
+
+
+_NOT_MEASURED = "no point of this grid has a measured step: only gpu=local and GPUs under measurements/ have one"
+_NO_FIT = "no kernel model of this grid's GPUs was fitted here or shipped"
+_NO_TRACE = "no profiler trace of these hosts holds this type of overhead"
+
+GALLERY = (
+    Entry("step_times", "Steps", _steps, steps.step_times, "no point was predicted"),
+    Entry("utilisation", "Steps", _steps, steps.utilisation, "no point was predicted"),
+    Entry("breakdown", "Steps", lambda a: tables.families(a.summary), steps.breakdown, "no kernel was predicted"),
+    Entry("throughput", "Steps", _steps, steps.throughput, "no point was predicted"),
+    Entry("cost", "Steps", _costs, steps.cost, "no price table: write config/prices.yaml (pipeline/transfer/costs.py)"),
+    Entry("predicted_against_measured", "Accuracy", _measured, steps.predicted_against_measured, _NOT_MEASURED),
+    Entry("errors_by_part", "Accuracy", lambda a: tables.errors_by_part(_steps(a)), _beside_published, _NOT_MEASURED),
+    Entry("kernel_errors", "Kernel models", lambda a: tables.kernel_errors(a.models), kernels.family_errors, _NO_FIT),
+    Entry("error_histograms", "Kernel models", lambda a: tables.error_histograms(a.models), kernels.error_histograms,
+          "no model folder of this grid keeps its held-out calls: a pack ships their error figures alone"),
+    Entry("t1_by_workload", "Host overheads", _observations(tables.t1_by_workload), overheads.t1_by_workload, _NO_TRACE),
+    Entry("dominant_operators", "Host overheads", _observations(tables.dominant_operators), overheads.dominant_operators,
+          _NO_TRACE),
+    Entry("t4_by_api", "Host overheads", _observations(tables.t4_by_api), overheads.t4_by_api, _NO_TRACE),
+    Entry("transfer_matrix", "Transfer", _transfer, transfer.error_matrix,
+          "errors between GPUs were not computed: run `snakemake transfer_errors` (needs the public data)"),
+)  # fmt: skip
+"""Every figure, in the order of the report."""
+
+
+def category_of(name: str) -> str:
+    """The report's category of a figure.
+
+    Raises:
+        KeyError: no such figure.
+    """
+    return {entry.name: entry.category for entry in GALLERY}[name]
+
+
+def draw_all(found: Artifacts, folder: Path) -> dict[str, str]:
+    """Draw every figure that has data as SVG and PNG with its table as CSV, and index the rest with the reason.
+
+    Returns:
+        The reason by name of each figure that was not drawn.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    evidence = _evidence(found.summary)
+    drawn, absent = {}, {}
+    for entry in GALLERY:
+        table = entry.table(found)
+        if table.empty:
+            absent[entry.name] = entry.missing
+            continue
+        figure = entry.draw(table)
+        if entry.category == "Steps":
+            footnote(figure, evidence)
+        save(figure, folder, entry.name)
+        table.to_csv(folder / f"{entry.name}.csv", index=False, lineterminator="\n")
+        drawn[entry.name] = {"category": entry.category, "rows": len(table)}
+    with atomic_path(folder / INDEX) as part:
+        part.write_text(json.dumps({"drawn": drawn, "not_drawn": absent}, indent=1) + "\n", encoding="utf-8")
+    return absent
+
+
+def _evidence(summary: pd.DataFrame) -> str:
+    """What the predictions of a grid rest on, GPU by GPU."""
+    points = tables.steps(summary)
+    lines = []
+    for gpu, rows in points.groupby("gpu", sort=False):
+        device, host = rows.iloc[0][["device_evidence", "host_evidence"]]
+        every = "" if rows["device_evidence"].nunique() == 1 else "first point: "
+        lines.append(f"{gpu}: {every}device time {device}; host time {host}.")
+    return "Predicted. " + " ".join(lines)

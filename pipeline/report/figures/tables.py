@@ -1,0 +1,179 @@
+"""The data behind the figures: small tables made of artifacts, written as CSV beside each figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.kernels.evaluate import gmae, mape
+from pipeline.prediction import Prediction
+
+METRICS = "metrics.json"
+TEST_PREDICTIONS = "test_predictions.parquet"
+"""Held-out rows of a model folder: what they took and what was predicted."""
+
+DOMINANT = 8
+"""Operators per host in the figure of T2, T3 and T5."""
+
+HISTOGRAM_BINS = 40
+
+
+def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> pd.DataFrame:
+    """One row per grid point.
+
+    Args:
+        summary: `summary` table.
+        prices: price per GPU hour; cost stays empty without.
+
+    Returns:
+        gpu, workload (model, variant and batch size as one label), model_variant, batch_size, predicted_us, active_us,
+        idle_us, host_us, kernels_us (sum of all kernels), p10_us, p90_us, measured_us, samples_per_s, fits, bound,
+        device_evidence, host_evidence, unmodelled_share, cost_per_million.
+    """
+    from pipeline.transfer.costs import cost_per_million
+
+    rows = [
+        {
+            "gpu": p.gpu, "workload": f"{_name(p)} b{p.batch_size}", "model_variant": _name(p), "batch_size": p.batch_size,
+            "predicted_us": p.predicted_us, "active_us": p.active_us, "idle_us": p.idle_us, "host_us": p.host_us,
+            "kernels_us": sum(p.families.values()) or np.nan, "p10_us": p.p10_us, "p90_us": p.p90_us,
+            "measured_us": np.nan if p.measured_us is None else p.measured_us, "samples_per_s": p.samples_per_s,
+            "fits": p.fits, "bound": p.bound, "device_evidence": _shares(p.evidence),
+            "host_evidence": _shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
+            "cost_per_million": cost_per_million(p, prices or {}),
+        }
+        for p in Prediction.all_of(summary)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def families(summary: pd.DataFrame) -> pd.DataFrame:
+    """Device time by kernel family of every grid point: gpu, workload, family, device_us."""
+    rows = [
+        {"gpu": p.gpu, "workload": f"{_name(p)} b{p.batch_size}", "family": family, "device_us": us}
+        for p in Prediction.all_of(summary)
+        for family, us in p.families.items()
+    ]
+    return pd.DataFrame(rows, columns=["gpu", "workload", "family", "device_us"])
+
+
+def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Count, mean and quantiles of `value_us` per group: p5_us, p25_us, median_us, mean_us, p75_us, p95_us, count."""
+    groups = observations.dropna(subset=list(by)).groupby(list(by), sort=True, observed=True)["value_us"]
+    quantiles = groups.quantile([0.05, 0.25, 0.5, 0.75, 0.95]).unstack()
+    quantiles.columns = pd.Index(["p5_us", "p25_us", "median_us", "p75_us", "p95_us"])
+    return quantiles.assign(mean_us=groups.mean(), count=groups.size()).reset_index()
+
+
+def t1_by_workload(observations: pd.DataFrame) -> pd.DataFrame:
+    """Spread of T1 per host and profiled workload; `observations` is `overhead_samples` with a gpu column."""
+    return spread(observations[observations["type"] == "T1"], ["gpu", "workload"])
+
+
+def t4_by_api(observations: pd.DataFrame) -> pd.DataFrame:
+    """Spread of T4 per host and runtime call."""
+    return spread(observations[observations["type"] == "T4"], ["gpu", "api"])
+
+
+def dominant_operators(observations: pd.DataFrame) -> pd.DataFrame:
+    """Spread of T2, T3 and T5 of the operators with most of them in total, per host, the largest first."""
+    own = observations[observations["type"].isin(["T2", "T3", "T5"])]
+    total = own.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
+    total = total.sort_values(["gpu", "total_us"], ascending=[True, False], kind="stable")
+    largest = total.groupby("gpu", sort=False).head(DOMINANT).assign(rank=lambda t: range(len(t)))
+    found = spread(own.merge(largest[["gpu", "op"]]), ["gpu", "op", "type"])
+    order = found.merge(largest[["gpu", "op", "rank"]]).sort_values(["rank", "type"], kind="stable")
+    return order.drop(columns="rank").reset_index(drop=True)
+
+
+def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
+    """Held-out errors of fitted kernel models.
+
+    Args:
+        folders: (GPU, model folder) pairs; folders without a fitted model are passed over.
+
+    Returns:
+        gpu, family, variant, evidence, split, measured_on, samples, held_out, and as fractions gmae, mape, bias,
+        coverage, above_floor_gmae.
+    """
+    rows = []
+    for gpu, folder in folders:
+        file = folder / "family.json"
+        if not file.is_file():
+            continue
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        metrics = dict(facts.get("metrics") or {})
+        if "gmae" not in metrics and (folder / METRICS).is_file():
+            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        if "gmae" in metrics:
+            rows.append(_errors_row(gpu, facts, metrics))
+    columns = [*_FACTS, *_FIGURES]
+    return pd.DataFrame(rows, columns=columns).sort_values(["family", "gpu"], kind="stable", ignore_index=True)
+
+
+def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
+    """Distribution of predicted / measured - 1 over the held-out calls of each model folder that keeps them.
+
+    Returns:
+        gpu, family, from_percent, to_percent, share; bins are common to all GPUs of a family.
+    """
+    errors: dict[str, dict[str, Any]] = {}
+    for gpu, folder in folders:
+        if (folder / TEST_PREDICTIONS).is_file():
+            test = pd.read_parquet(folder / TEST_PREDICTIONS, columns=["latency_us", "predicted_us"])
+            if len(test):
+                family = folder.name if (folder.parent.name == "kernels") else folder.parent.name
+                errors.setdefault(family, {})[gpu] = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+    parts = []
+    for family, by_gpu in sorted(errors.items()):
+        everything = np.concatenate(list(by_gpu.values()))
+        width = max(float(np.percentile(np.abs(everything), 98)), 1.0)
+        edges = np.linspace(-width, width, HISTOGRAM_BINS + 1)
+        for gpu, values in sorted(by_gpu.items()):
+            counts, _ = np.histogram(np.clip(values, -width, width), edges)
+            parts.append(pd.DataFrame({"gpu": gpu, "family": family, "from_percent": edges[:-1], "to_percent": edges[1:],
+                                       "share": counts / len(values)}))  # fmt: skip
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["gpu", "family", "share"])
+
+
+def errors_by_part(points: pd.DataFrame) -> pd.DataFrame:
+    """Errors of the predicted step, and of the mere sum of kernels, over the measured points of a `steps` table.
+
+    Returns:
+        method, points, gmae, mape, worst (fractions).
+    """
+    known = points[points["measured_us"].notna()]
+    rows = []
+    for method, column in (("predicted step", "predicted_us"), ("sum of its kernels alone", "kernels_us")):
+        part = known[known[column].notna()]
+        if len(part):
+            predicted, measured = part[column].to_numpy(float), part["measured_us"].to_numpy(float)
+            worst = float(np.abs(predicted / measured - 1).max())
+            rows.append({"method": method, "points": len(part), "gmae": gmae(predicted, measured),
+                         "mape": mape(predicted, measured), "worst": worst})  # fmt: skip
+    return pd.DataFrame(rows, columns=["method", "points", "gmae", "mape", "worst"])
+
+
+_FACTS = ("gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out")
+_FIGURES = ("gmae", "mape", "bias", "coverage", "above_floor_gmae")
+
+
+def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    measured_on = facts.get("measured_on") or []
+    row = {name: facts.get(name) for name in _FACTS} | {name: metrics.get(name) for name in _FIGURES}
+    return row | {"gpu": gpu, "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on}
+
+
+def _name(p: Prediction) -> str:
+    return p.model if p.variant == "default" else f"{p.model} {p.variant}"
+
+
+def _shares(parts: Mapping[str, float]) -> str:
+    """`pack 92 %, roofline 8 %`, largest first."""
+    ordered = sorted(parts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in ordered if share >= 0.005)

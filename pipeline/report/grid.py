@@ -1,0 +1,71 @@
+"""What figures and tables of a grid are made of, and what this machine has no evidence for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from pipeline.evidence import Source, kernel_source, overhead_source
+from pipeline.paths import packs_dir
+
+if TYPE_CHECKING:
+    from pipeline.flow import Flow
+
+HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
+"""Sources whose samples are fitted in this run."""
+
+
+def fitted_models(flow: Flow) -> list[str]:
+    """Model folders that the grid's points rest on and that this run fits."""
+    folders: dict[str, None] = {}
+    for point in flow.points:
+        source = kernel_source(point.gpu)
+        if source in HAS_MODELS:
+            folders |= dict.fromkeys(flow.models(point.gpu, str(point.section("kernels")["name"]), source))
+    return list(folders)
+
+
+def shipped_models(flow: Flow) -> list[str]:
+    """Model folders of the packs that the grid's points rest on."""
+    gpus = [gpu for gpu in flow.gpus if kernel_source(gpu) is Source.PACK]
+    return [str(path) for gpu in gpus for path in sorted((packs_dir() / gpu / "kernels").iterdir()) if path.is_dir()]
+
+
+def host_observations(flow: Flow) -> list[str]:
+    """Overhead observations of the grid's hosts, each once: several GPUs may share a stand-in."""
+    return list(dict.fromkeys(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in flow.gpus))
+
+
+def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
+    """(GPU, folder) pairs of model folders: the GPU's name stands before `kernels` in their path."""
+    paths = [Path(folder) for folder in folders]
+    return tuple((path.parts[path.parts.index("kernels") - 1], path) for path in paths)
+
+
+def read_observations(paths: Sequence[str]) -> pd.DataFrame:
+    """Observations of several hosts as one table, with the GPU beside which they were seen as `gpu`."""
+    from pipeline.schemas import read_table
+
+    parts = [read_table(path, "overhead_samples").assign(gpu=Path(path).parent.name) for path in paths]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def missing_evidence(flow: Flow) -> list[str]:
+    """One sentence per kind of evidence that a GPU of the grid lacks here, with what would bring it."""
+    lines = []
+    for gpu in flow.gpus:
+        campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
+        kernels, host = kernel_source(gpu), overhead_source(gpu)
+        if kernels is Source.PACK:
+            lines.append(f"{gpu}: kernel samples are not at hand; the shipped pack stands in. Set $STEPTIME_DATASETS to refit.")
+        if kernels is Source.TRANSFER:
+            lines.append(f"{gpu}: no kernel samples of this GPU; its kernels are carried over from others. To change that, {campaign}.")
+        if host is Source.TRANSFER:
+            lines.append(f"{gpu}: no trace of its host; another GPU's host stands in. To change that, {campaign}.")
+        if gpu != "local" and kernels is not Source.MEASUREMENTS:
+            lines.append(f"{gpu}: no measured steps, hence no error of the step. To change that, {campaign}.")
+    return lines

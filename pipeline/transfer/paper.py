@@ -1,0 +1,184 @@
+"""The Surfer experiment at model level: whole models over all ordered pairs of GPUs, from public measurements.
+
+Each model's ops were measured on each GPU (NeuSight's `model_op_latency`), its pass end to end as well. An origin's ops
+are scaled to the destination one by one; the ratio of the two sums scales the origin's measured pass. The utilisation
+models are trained without the destination.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.errors import TableError
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.transfer import wave
+from pipeline.transfer.kernels import predict_calls
+from pipeline.transfer.sustained import sustained_dram_gb_per_s
+from pipeline.transfer.utilisation import UtilisationModel
+
+CASE = ["model", "mode", "seq_len", "batch_size", "option"]
+"""Columns that name one measured pass."""
+
+SHORT_US = 20.0
+"""Ops up to this long are host work (views, sizes) in the op table: they are left out of both sums."""
+
+_ELEMENTWISE = {"add": "add", "sub": "add", "mul": "mul", "truediv": "divu", "pow": "powu", "gelu": "gelu",
+                "relu": "relu", "tanh": "tanh", "where": "add", "to": "addu", "contiguous": "addu"}  # fmt: skip
+
+
+def model_calls(ops: pd.DataFrame) -> pd.DataFrame:
+    """Ops of measured passes as calls: `family`, `op`, dims, and the op's forward latency.
+
+    Args:
+        ops: rows of `model_op_latency`, of any GPUs.
+    """
+    kept = ops[ops["fw_latency_us"] > SHORT_US].reset_index(drop=True)
+    texts = zip(
+        kept["target"].astype(str), kept["input_shapes"].astype(str), kept["output_shape"].astype(str), strict=True
+    )
+    calls = pd.DataFrame([_call(*row) for row in texts], index=kept.index)
+    return pd.concat([kept[["gpu", *CASE]].astype({"gpu": str}), calls], axis=1).assign(
+        latency_us=kept["fw_latency_us"].astype(float)
+    )
+
+
+def _call(target: str, inputs: str, output: str) -> dict[str, Any]:
+    """Family and dims of one op from its target and shapes."""
+    try:
+        shapes = [s for s in ast.literal_eval(inputs) if len(s) > 1]
+        out = ast.literal_eval(output)
+    except (ValueError, SyntaxError, TypeError):
+        return {"family": "other", "op": "unknown"}
+    name = target.removeprefix("<built-in ").split(" of ")[0].split()[-1].strip("<>").lower()
+    last = name.rsplit(".", 1)[-1]
+    if not shapes or len(out) < 2:
+        return {"family": "other", "op": last}
+    rows, width = int(np.prod(out[:-1])), int(out[-1])
+    if last in ("addmm", "linear") and len(shapes) >= 2:
+        left, right = shapes[-2:]
+        return {"family": "gemm", "op": "linear", "B": 1, "M": int(np.prod(left[:-1])), "N": left[-1], "K": right[-1]}
+    if last in ("matmul", "bmm", "baddbmm") and len(shapes) >= 2:
+        left, right = shapes[-2:]
+        return {"family": "bmm", "op": "bmm", "B": int(np.prod(left[:-2])), "M": left[-2], "N": left[-1],
+                "K": right[-1]}  # fmt: skip
+    if "softmax" in last:
+        return {"family": "softmax", "op": "softmax", "B": rows, "H": width}
+    if "norm" in last or last.startswith("ln_"):
+        return {"family": "layer_norm", "op": "ln", "B": rows, "H": width}
+    if last in _ELEMENTWISE:
+        return {"family": "elementwise", "op": _ELEMENTWISE[last], "B": rows, "H": width}
+    if ("." in name or name.endswith("head")) and not any(
+        word in last for word in ("drop", "embed", "wte", "wpe", "act")
+    ):
+        # a module that is none of these is a linear layer: query, dense, fc1, lm_head
+        return {"family": "gemm", "op": "linear", "B": 1, "M": rows, "N": shapes[0][-1], "K": width}
+    return {"family": "elementwise", "op": "addu", "B": rows, "H": width}
+
+
+def scale_models(
+    passes: pd.DataFrame,
+    calls: pd.DataFrame,
+    destination: GpuSpec,
+    models: Mapping[str, UtilisationModel],
+) -> pd.DataFrame:
+    """Passes measured on other GPUs, scaled to one.
+
+    Args:
+        passes: rows of `model_latency` (`gpu`, `CASE`, `fw_latency_us`).
+        calls: what `model_calls` returns.
+        destination: GPU to predict.
+        models: utilisation models trained without it.
+
+    Returns:
+        Columns `CASE, origin, destination, method, measured_us, predicted_us, error`, one row per pass, origin and
+        method; only passes that were measured on both.
+    """
+    truth = passes[passes["gpu"].astype(str) == destination.name].set_index(CASE)["fw_latency_us"]
+    rows: list[dict[str, Any]] = []
+    for (gpu, *case), part in calls.groupby(["gpu", *CASE], observed=True, sort=True):
+        origin = load_gpu(str(gpu))
+        measured = passes[(passes["gpu"].astype(str) == gpu)].set_index(CASE)["fw_latency_us"]
+        key: Any = tuple(case)
+        if origin == destination or key not in truth.index or key not in measured.index:
+            continue
+        for method, ratio in _RATIOS.items():
+            scaled = float(measured.loc[key]) * ratio(part, origin, destination, models)
+            actual = float(truth.loc[key])
+            rows.append(
+                {**dict(zip(CASE, case, strict=True)), "origin": origin.name, "destination": destination.name,
+                 "method": method, "measured_us": actual, "predicted_us": scaled, "error": scaled / actual - 1.0}
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _utilisation_ratio(
+    part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
+) -> float:
+    there = predict_calls(part, destination, dict(models))["kernel_us"].to_numpy(dtype=np.float64)
+    corrections = {name: model.own(origin.name) for name, model in models.items()}
+    here = predict_calls(part, origin, dict(models), corrections)["kernel_us"].to_numpy(dtype=np.float64)
+    known = np.isfinite(there) & np.isfinite(here)
+    return float(there[known].sum() / here[known].sum())
+
+
+def _wave_ratio(
+    part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
+) -> float:
+    measured = part["latency_us"].to_numpy(dtype=np.float64)
+    scaled = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
+    return float(scaled.sum() / measured.sum())
+
+
+def _bandwidth_ratio(
+    part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
+) -> float:
+    return sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
+
+
+def _throughput_ratio(
+    part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
+) -> float:
+    return origin.fp32_gflop_per_s / destination.fp32_gflop_per_s
+
+
+_RATIOS: dict[str, Callable[[pd.DataFrame, GpuSpec, GpuSpec, Mapping[str, UtilisationModel]], float]] = {
+    "utilisation": _utilisation_ratio,
+    "wave": _wave_ratio,
+    "bandwidth ratio": _bandwidth_ratio,
+    "FLOP/s ratio": _throughput_ratio,
+}
+
+
+def paper_surfer(data: Path, train: Callable[[pd.DataFrame, str], UtilisationModel] | None = None) -> pd.DataFrame:
+    """Errors of whole models over all ordered pairs of the public GPUs, the destination left out of training.
+
+    Args:
+        data: the datasets folder.
+        train: how a family's model is fitted to samples; the shipped recipe by default.
+
+    Raises:
+        TableError: the public tables are missing.
+    """
+    from pipeline.datasets.neusight import read_samples
+    from pipeline.transfer.train import train_utilisation
+
+    fit = train or train_utilisation
+    folder = data / "neusight"
+    for name in ("model_latency.parquet", "model_op_latency.parquet"):
+        if not (folder / name).is_file():
+            raise TableError(f"{folder / name}: no such file; download the public data")
+    passes = pd.read_parquet(folder / "model_latency.parquet")
+    calls = model_calls(pd.read_parquet(folder / "model_op_latency.parquet"))
+    samples = read_samples(data)
+    results = []
+    for gpu in sorted(passes["gpu"].astype(str).unique()):
+        rest = samples[samples["gpu"] != gpu]
+        models = {name: fit(rest, name) for name in ("gemm", "bmm", "elementwise", "softmax", "layer_norm")}
+        results.append(scale_models(passes, calls, load_gpu(gpu), models))
+    return pd.concat(results, ignore_index=True)

@@ -1,0 +1,26 @@
+"""Small tables of calls and samples for the kernel tests."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.heuristics import Physics
+
+
+@pytest.fixture
+def v100():
+    return load_gpu("V100")
+
+
+@pytest.fixture
+def gemm_samples(v100):
+    """Made-up latencies that follow physics with a floor of 60 us: what a fit must be able to learn back."""
+    rng = np.random.default_rng(1)
+    rows = 240
+    sizes = {name: np.exp(rng.uniform(np.log(64), np.log(4096), rows)).astype(int) for name in ("M", "N", "K")}
+    table = pd.DataFrame({"op": "linear", "B": 1, **sizes})
+    calls = table.assign(family="gemm", phase="forward", dtype="fp32")
+    kernel = 1.3 * Physics.of(v100).kernel_us("gemm", calls)
+    table["latency_us"] = np.maximum(60.0, 14.0 + kernel) * np.exp(rng.normal(0, 0.01, rows))
+    return table

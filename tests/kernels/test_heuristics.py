@@ -1,0 +1,105 @@
+"""Physics: every family answers, and answers sensibly."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
+from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.predictor import load_predictor
+
+DIMS = {"B": 256, "M": 256, "N": 256, "K": 256, "H": 256, "in_channels": 64, "out_channels": 64, "kernel_size": 3,
+        "input_size": 28, "stride": 1, "padding": 1, "E": 10_000, "T": 4, "L": 10, "D": 64, "C": 64, "HW": 784, "F": 27,
+        "I": 256, "layers": 1, "bytes": 1 << 20, "tensors": 2, "ranks": 4}  # fmt: skip
+
+
+def call(name, phase="forward", dtype="fp32", **values):
+    entry = FAMILIES[name]
+    op = entry.ops[0] if entry.ops else "other"
+    own = {dim: DIMS[dim] for dim in entry.dims if dim in DIMS}
+    return pd.DataFrame([{"family": name, "op": op, "phase": phase, "dtype": dtype, **own, **values}])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_a_time(name, v100):
+    found = load_predictor(v100).predict(call(name)).iloc[0]
+    assert found.modelled
+    assert 1.0 <= found.kernel_us < 1e5
+    assert found.p10_us <= found.kernel_us <= found.p90_us
+    assert found.predicted_us >= found.kernel_us
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_gpu_with_twice_of_everything_is_never_slower(name, v100):
+    from dataclasses import replace
+
+    double = replace(
+        v100, sms=160, measured_fp32_gflop_per_s=2 * v100.peak_gflop_per_s(), l2_bytes=2 * v100.l2_bytes,
+        measured_dram_gb_per_s=2 * v100.peak_dram_gb_per_s(), measured_l2_gb_per_s=2 * v100.peak_l2_gb_per_s(),
+        pcie_gb_per_s=2 * v100.pcie_gb_per_s,
+    )  # fmt: skip
+    slow, fast = (Physics.of(gpu).kernel_us(name, call(name))[0] for gpu in (v100, double))
+    assert fast <= slow * 1.0001
+
+
+def test_one_tile_more_than_the_sms_costs_a_whole_wave(v100):
+    full = call("bmm", B=80, M=64, N=4096, K=64)
+    over = call("bmm", B=81, M=64, N=4096, K=64)
+    physics = Physics.of(v100)
+    assert physics.kernel_us("bmm", over)[0] > 1.8 * physics.kernel_us("bmm", full)[0]
+
+
+def test_pageable_copies_are_slower_than_pinned_ones(v100):
+    physics = Physics.of(v100)
+    pinned, pageable = (
+        physics.kernel_us("memcpy_h2d", call("memcpy_h2d").assign(op=op))[0] for op in ("pinned", "pageable")
+    )
+    assert pageable > 1.5 * pinned
+
+
+def test_a_collective_on_one_rank_stays_on_the_device(v100):
+    alone = Physics.of(v100).kernel_us("collective", call("collective", ranks=1))[0]
+    four = Physics.of(v100).kernel_us("collective", call("collective", ranks=4))[0]
+    assert alone < four
+
+
+def test_a_call_that_nothing_describes_is_counted_not_zero(v100):
+    unknown = pd.DataFrame([{"family": "mystery", "op": "x", "phase": "forward", "dtype": "fp32"}])
+    found = load_predictor(v100).predict(unknown).iloc[0]
+    assert not found.modelled
+    assert found.kernel_us > 0
+
+
+def test_rows_and_index_survive(v100):
+    calls = pd.concat([call("gemm"), call("softmax"), call("gemm", M=1024)]).set_index(np.array([7, 3, 5]))
+    found = load_predictor(v100).predict(calls)
+    assert found.index.tolist() == [7, 3, 5]
+    assert found.kernel_us[5] > found.kernel_us[7]
+
+
+def test_a_curve_is_found_again_in_its_own_points():
+    curve = BandwidthCurve(2.0, 800.0, 600.0, 22.0, 1.5)
+    size = np.geomspace(1e6, 1e9, 200)
+    found = fit_curve(size, 14.0 + curve.time_us(size), 2.0, 700.0, offset=True)
+    assert found.curve.peak_gb_per_s == pytest.approx(800.0, rel=0.03)
+    assert found.offset_us == pytest.approx(14.0, abs=3.0)
+
+
+@settings(deadline=None)
+@given(st.floats(1, 1e12), st.floats(1.01, 100))
+def test_more_bytes_never_take_less_time(size, factor):
+    curve = BandwidthCurve(2.0, 800.0, 520.0, 22.0, 1.5)
+    first, second = curve.time_us(np.array([size, size * factor]))
+    assert second >= first
+
+
+def test_every_known_gpu_predicts_a_product():
+    from pipeline.hardware.spec import list_gpus
+
+    for gpu in list_gpus():
+        assert Physics.of(gpu).kernel_us("gemm", call("gemm"))[0] > 0
+    assert load_gpu("V100").name == "V100"

@@ -1,0 +1,91 @@
+"""Bad samples and calls: what is refused, what is dropped, and how shapes are split."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.errors import InputError, TableError, UnknownNameError
+from pipeline.kernels.commands import fit_command, predict_command
+from pipeline.kernels.samples import clean_samples, split_by_shape, with_families
+
+
+def softmax(**values):
+    return pd.DataFrame({"op": "softmax", "B": [128, 256], "H": [512, 1024], "latency_us": [40.0, 50.0]} | values)
+
+
+@pytest.mark.parametrize("latency", [np.nan, 0.0, -3.0, np.inf, 1e12])
+def test_impossible_latencies_are_dropped_with_a_warning(latency):
+    with pytest.warns(UserWarning, match="1 of 2 samples dropped"):
+        kept = clean_samples(with_families(softmax(latency_us=[latency, 50.0]), "t"))
+    assert kept["latency_us"].tolist() == [50.0]
+
+
+@pytest.mark.parametrize("size", [np.nan, 0, -5, 2.5, 1e15])
+def test_samples_of_impossible_sizes_are_dropped_with_a_warning(size):
+    with pytest.warns(UserWarning, match="dropped"):
+        kept = clean_samples(with_families(softmax(B=[size, 256]), "t"))
+    assert len(kept) == 1
+
+
+def test_no_usable_sample_is_an_error():
+    with pytest.raises(TableError, match="no usable sample"):
+        clean_samples(with_families(softmax(latency_us=[np.nan, -1.0]), "t"))
+
+
+@pytest.mark.parametrize("size", [None, 0, -5, 2.5, 1e15, "many"])
+def test_calls_of_impossible_sizes_are_refused_by_row(tmp_path, size):
+    table = pd.DataFrame({"op": "softmax", "B": pd.Series([128, size], dtype=object), "H": 64})
+    table["B"] = table["B"].astype(str) if size == "many" else table["B"].astype("float64")
+    table.to_parquet(tmp_path / "calls.parquet")
+    with pytest.raises(TableError, match="row 1: softmax: B"):
+        predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_an_unknown_op_is_refused_with_the_choices(tmp_path):
+    pd.DataFrame({"op": ["softmin"], "B": [1], "H": [1]}).to_parquet(tmp_path / "calls.parquet")
+    with pytest.raises(TableError, match=r"unknown op 'softmin'.*softmax"):
+        predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize(("column", "message"), [("op", "misses column op"), ("H", "column H is missing")])
+def test_a_missing_column_is_named(tmp_path, column, message):
+    pd.DataFrame({"op": ["ln"], "B": [1], "H": [1]}).drop(columns=column).to_parquet(tmp_path / "calls.parquet")
+    with pytest.raises(TableError, match=message):
+        predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize("content", [None, b"not parquet"])
+def test_a_missing_or_damaged_file_is_an_error_of_one_line(tmp_path, content):
+    path = tmp_path / "calls.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TableError) as caught:
+        predict_command("V100", None, path, tmp_path / "out.parquet")
+    assert "\n" not in str(caught.value)
+
+
+def test_samples_of_other_gpus_are_not_taken(tmp_path):
+    softmax(gpu="P4").to_parquet(tmp_path / "s.parquet")
+    with pytest.raises(TableError, match="no samples of V100: the table has P4"):
+        fit_command(tmp_path / "s.parquet", "V100", None, tmp_path / "out")
+
+
+def test_unknown_names_list_the_choices(tmp_path):
+    softmax().to_parquet(tmp_path / "s.parquet")
+    with pytest.raises(UnknownNameError, match="V100"):
+        fit_command(tmp_path / "s.parquet", "V1000", None, tmp_path / "out")
+    with pytest.raises(UnknownNameError, match="gemm"):
+        fit_command(tmp_path / "s.parquet", "V100", ["gem"], tmp_path / "out")
+    with pytest.raises(InputError, match="no samples of family gemm"):
+        fit_command(tmp_path / "s.parquet", "V100", ["gemm"], tmp_path / "out")
+
+
+def test_a_shape_is_held_out_for_all_ops_at_once():
+    rng = np.random.default_rng(0)
+    shapes = pd.DataFrame({"B": rng.integers(1, 1000, 50), "H": rng.integers(1, 1000, 50)})
+    table = with_families(pd.concat([shapes.assign(op=op) for op in ("add", "relu", "softmax")]), "t")
+    held = split_by_shape(table, 0.2, seed=3)
+    by_shape = pd.Series(held).groupby([table["B"].to_numpy(), table["H"].to_numpy()]).nunique()
+    assert (by_shape == 1).all()
+    assert held.mean() == pytest.approx(0.2, abs=0.02)

@@ -1,0 +1,190 @@
+"""Extraction, statistics, look-up and sharing of host overheads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, write
+
+from pipeline.errors import UnknownNameError
+from pipeline.overheads.extract import extract_overheads
+from pipeline.overheads.model import GLOBAL, OP, SIGNATURE, OverheadModel
+from pipeline.overheads.names import normalised
+from pipeline.overheads.public import extract_public
+from pipeline.overheads.share import calibrate, coverage, merged
+from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, group_statistics, summarise
+from pipeline.schemas import to_arrow
+from pipeline.trace.load import load_trace
+
+#            0         10        20        30        40
+#   main     [aten::mm        ]    [aten::view]
+#               L0     L1
+#   s7             [k---]   [k]
+#   autograd                                     [evaluate_function: MmBackward0]
+EVENTS = [
+    op("aten::mm", 0, 18), launch(3, 5, 1), launch(9, 12, 2), kernel("k", 6, 11, 1), kernel("k", 20, 22, 2),
+    op("aten::view", 23, 30),
+    op("autograd::engine::evaluate_function: MmBackward0", 40, 50, AUTOGRAD), launch(42, 44, 3, AUTOGRAD),
+    kernel("k", 46, 48, 3),
+]  # fmt: skip
+
+
+def observed(samples: pd.DataFrame, kind: str, name: str) -> list[float]:
+    return samples.loc[(samples["type"] == kind) & (samples["op"] == name), "value_us"].tolist()
+
+
+def test_the_five_types_are_what_the_drawing_shows(tmp_path: Path) -> None:
+    samples = extract_overheads(load_trace(write(tmp_path, EVENTS)), "drawn")
+    assert observed(samples, "T2", "aten::mm") == [3]
+    assert observed(samples, "T5", "aten::mm") == [4]
+    assert observed(samples, "T3", "aten::mm") == [6]
+    assert observed(samples, "T4", "aten::mm") == [2, 3]
+    assert observed(samples, "T5", "aten::view") == [7]
+    assert observed(samples, "T1", "aten::view") == [5]
+    backward = "autograd::engine::evaluate_function: MmBackward0"
+    assert observed(samples, "T1", backward) == [10] and observed(samples, "T3", backward) == [6]
+    assert samples.loc[samples["op"] == backward, "signature"].str.startswith("thread 0>1").any()
+    to_arrow(samples, "overhead_samples")
+
+
+def test_waiting_is_no_overhead(tmp_path: Path) -> None:
+    #   main  [aten::item: memcpy.......][sync......]
+    events = [op("aten::item", 0, 500), api("cudaMemcpyAsync", 2, 300, 1), api("cudaStreamSynchronize", 301, 490, 2),
+              memcpy("Memcpy DtoH (Device -> Pageable)", 290, 299, 1, 4)]  # fmt: skip
+    samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
+    assert samples.loc[samples["type"] == "T4", "value_us"].tolist() == [10, 10]
+    assert samples.loc[samples["type"].isin(["T2", "T3", "T5"]), "value_us"].tolist() == [2, 10, 1]
+
+
+def test_data_loading_is_no_t1(tmp_path: Path) -> None:
+    events = [annotation("ProfilerStep#1", 0, 100), op("aten::a", 1, 2),
+              annotation("enumerate(DataLoader)#_Iter.__next__", 10, 60), op("aten::b", 70, 80)]  # fmt: skip
+    samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
+    assert not (samples["type"] == "T1").any()
+    assert observed(samples, "loading", "aten::b") == [68]
+
+
+def test_launches_into_a_full_queue_say_nothing_about_t4(tmp_path: Path) -> None:
+    events = [op("aten::mm", 0, 5000)]
+    for i in range(950):
+        events += [launch(2 * i, 2 * i + 1, i), kernel("k", 10_000 + 10 * i, 10_005 + 10 * i, i)]
+    samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
+    assert (samples["type"] == "T4").sum() == 900
+
+
+def test_a_trace_without_gpu_has_compute_ops_as_calls(tmp_path: Path) -> None:
+    #   [aten::linear [aten::t] [aten::addmm .....]   ]
+    events = [op("aten::linear", 0, 100), op("aten::t", 2, 4), op("aten::addmm", 6, 90), op("aten::expand", 7, 8)]
+    loaded = load_trace(write(tmp_path, events))
+    samples = extract_overheads(loaded, "cpu")
+    assert loaded.device == "cpu"
+    assert observed(samples, "T2", "aten::linear") == [6] and observed(samples, "T3", "aten::linear") == [10]
+    assert not samples["type"].isin(["T4", "launch_latency"]).any()
+
+
+def test_only_the_chosen_iterations_are_used(tmp_path: Path) -> None:
+    events = [annotation("ProfilerStep#1", 0, 50), op("aten::view", 1, 2), annotation("ProfilerStep#2", 50, 90),
+              op("aten::view", 60, 70)]  # fmt: skip
+    loaded = load_trace(write(tmp_path, events))
+    assert observed(extract_overheads(loaded, "w", np.array([False, True])), "T5", "aten::view") == [10]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("mean", 21.0), ("median", 2.0), ("trimmed_mean", 1.5), ("clipped_mean", 20.24)]
+)
+def test_estimators_on_values_with_one_outlier(estimator: str, expected: float) -> None:
+    values = np.array([1.0, 1.0, 2.0, 2.0, 99.0])
+    stats = group_statistics(values, np.zeros(5, np.int64), estimator)
+    assert stats["mean_us"][0] == pytest.approx(expected, abs=0.02)
+    assert stats["median_us"][0] == 2 and stats["count"][0] == 5
+
+
+def test_an_unknown_estimator_lists_the_choices(tmp_path: Path) -> None:
+    samples = extract_overheads(load_trace(write(tmp_path, EVENTS)), "w")
+    with pytest.raises(UnknownNameError, match="trimmed_mean"):
+        summarise(samples, estimator="mode")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1e4)), min_size=1, max_size=60), st.sampled_from(ESTIMATORS))
+def test_an_estimate_lies_between_least_and_greatest(pairs: list[tuple[int, float]], estimator: str) -> None:
+    group = np.unique([g for g, _ in pairs], return_inverse=True)[1].astype(np.int64)
+    value = np.array([v for _, v in pairs])
+    mean = group_statistics(value, group, estimator)["mean_us"]
+    for g, estimate in enumerate(mean):
+        assert value[group == g].min() - 1e-6 <= estimate <= value[group == g].max() + 1e-6
+
+
+def test_lookup_falls_back_from_signature_to_op_to_all_ops(tmp_path: Path) -> None:
+    table = summarise(extract_overheads(load_trace(write(tmp_path, EVENTS)), "w"))
+    to_arrow(table, "overheads")
+    known = table.loc[(table["type"] == "T2") & (table["op"] == "aten::mm"), "signature"].iloc[0]
+    found = OverheadModel(table).find(
+        "T2", ["aten::mm", "aten::mm_", "aten::never"], [[known, "other", "other"], ["calls=2", "calls=2", "calls=9"]]
+    )
+    assert found.level.tolist() == [SIGNATURE, OP, GLOBAL]
+    assert found.value_us[:2].tolist() == [3, 3]
+
+
+def test_scaling_scales_host_times_but_no_device_constant(tmp_path: Path) -> None:
+    table = summarise(extract_overheads(load_trace(write(tmp_path, EVENTS)), "w"))
+    model = OverheadModel(table).scaled(2.0)
+    assert model.find("T2", ["aten::mm"], [["calls=2"]]).value_us[0] == 6
+    assert model.constant("launch_latency", 99.0) == OverheadModel(table).constant("launch_latency", 99.0)
+
+
+def test_an_empty_table_answers_nothing_and_constants_fall_back() -> None:
+    model = OverheadModel(summarise(extract_nothing()))
+    assert model.find("T2", ["aten::mm"], [["x"]]).value_us[0] == 0 and model.constant("kernel_gap", 1.5) == 1.5
+
+
+def extract_nothing() -> pd.DataFrame:
+    return pd.DataFrame(
+        {name: pd.Series(dtype=object) for name in ("type", "op", "workload", "api", "signature")}
+    ).assign(value_us=pd.Series(dtype=float), iteration=pd.Series(dtype=int))
+
+
+def test_the_profilers_cost_is_taken_off_but_never_below_zero(tmp_path: Path) -> None:
+    samples = extract_overheads(load_trace(write(tmp_path, EVENTS)), "w")
+    plain, less = summarise(samples), summarise(samples, cost=ProfilerCost(event_us=2.0, launch_us=1.0))
+    both = plain.merge(less, on=["type", "op", "api", "signature"], suffixes=("_plain", "_less"))
+    gone = both["mean_us_plain"] - both["mean_us_less"]
+    assert (gone >= -1e-9).all() and (both["mean_us_less"] >= 0).all()
+    assert gone[both["type"] == "T4"].tolist() == pytest.approx([1.0] * int((both["type"] == "T4").sum()))
+    assert gone[both["type"] == "T1"].max() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("aten::add_", "aten::add"),
+        ("aten::_reshape_alias", "aten::view"),
+        ("aten::_index_put_impl_", "aten::index_put"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "AddmmBackward0"),
+        ("ReshapeAliasBackward0", "ViewBackward0"),
+        ("Optimizer.step#SGD.step", "Optimizer.step#Adam.step"),
+        ("aten::mul.Tensor", "aten::mul"),
+    ],
+)
+def test_names_of_one_op_are_one(one: str, other: str) -> None:
+    assert normalised(one) == normalised(other)
+
+
+def test_a_host_twice_as_slow_gets_a_factor_of_two(datasets: Path) -> None:
+    samples = extract_public(datasets, "V100")
+    samples = samples[samples["workload"] == "v100_ddp"]
+    table = merged([samples])
+    slower = samples.assign(value_us=samples["value_us"] * 2.0)
+    found = calibrate(OverheadModel(table), slower)
+    assert found.scale == pytest.approx(2.0, rel=1e-6) and found.coverage == pytest.approx(1.0)
+    assert coverage(samples, table)["all"] == 1.0
+
+
+def test_public_traces_of_an_unknown_gpu_are_refused(datasets: Path) -> None:
+    with pytest.raises(UnknownNameError, match="V100"):
+        extract_public(datasets, "Voodoo2")

@@ -1,0 +1,262 @@
+"""Every rule of the recurrence on steps that can be added up by hand; the pictures count microseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError
+from pipeline.predict.critical_path import simulate
+from pipeline.predict.program import Items, Kind, Program
+from pipeline.predict.ranks import simulate_ranks
+from pipeline.schemas import to_arrow
+
+HOST, LAUNCH, SYNC = int(Kind.HOST), int(Kind.LAUNCH), int(Kind.SYNC)
+
+
+def row(kind: int = LAUNCH, **given: Any) -> dict[str, Any]:
+    """One row of a program: T1 `lead`, T2/T5 `gap`, T4 `api`, T3 `tail`; latency 1, kernel gap 1 unless said."""
+    return {"kind": kind, "lead": 0.0, "gap": 0.0, "api": 0.0, "tail": 0.0, "stream": 0, "thread": 0, "latency": 1.0,
+            "kernel_gap": 1.0, "blocking": False, "waits": (), "previous": None, "item": None, **given}  # fmt: skip
+
+
+def program(*rows: dict[str, Any], backlog: tuple[float, ...] = (), **given: Any) -> Program:
+    count = len(rows)
+    kinds = np.array([r["kind"] for r in rows])
+    call = np.where(kinds == LAUNCH, np.cumsum(kinds == LAUNCH) - 1, -1)
+    streams = np.arange(max([int(r["stream"]) for r in rows] + [len(backlog) - 1, 0]) + 1)
+    items = np.array([i if r["item"] is None else r["item"] for i, r in enumerate(rows)])
+    names = np.array([f"aten::op{i}" for i in range(items.max() + 1)], object)
+    threads = np.zeros(len(names), int)
+    threads[items] = [r["thread"] for r in rows]
+
+    def column(key: str, dtype: Any = float) -> np.ndarray:
+        return np.array([r[key] for r in rows], dtype)
+
+    return Program(
+        items=Items(np.arange(len(names)), names, threads, np.full(len(names), "forward", object),
+                    np.full(len(names), "measured", object)),
+        item=items, kind=kinds, thread=column("thread", int),
+        previous=np.array([i - 1 if r["previous"] is None else r["previous"] for i, r in enumerate(rows)]),
+        lead_us=column("lead"), gap_us=column("gap"), api_us=column("api"), tail_us=column("tail"), call=call,
+        stream=column("stream", int), blocking=column("blocking", bool), latency_us=column("latency"),
+        kernel_gap_us=column("kernel_gap"),
+        wait_offsets=np.concatenate([[0], np.cumsum([len(r["waits"]) for r in rows])]),
+        wait_calls=np.array([c for r in rows for c in r["waits"]], int), streams=streams,
+        backlog_us=np.array([*backlog, *[0.0] * (len(streams) - len(backlog))]), call_count=int((call >= 0).sum()),
+        **{"sync_return_us": 2.0, "queue_depth": 0, **given},
+    )  # fmt: skip
+
+
+def test_t2_t4_t3_of_an_op_with_one_call() -> None:
+    # host  |T2=3|T4=2|T3=4|          done at 9
+    #             3  5
+    # s0         [1 latency] kernel 10 from 4 to 14
+    t = simulate(program(row(gap=3, api=2, tail=4)), [10.0])
+    assert t.host_us[0] == 9 and t.device_start[0, 0] == 4 and t.step_us[0] == 14 and t.active_us[0] == 10
+
+
+def test_t5_lies_between_two_calls_and_kernels_queue_on_a_stream() -> None:
+    # host  |T4=2|T5=3|T4=2|            call 0 at 0, call 1 at 5
+    # s0     .[0: 1---11][1: 12--16]    the second waits for the first, plus the gap of 1
+    t = simulate(program(row(api=2, item=0), row(gap=3, api=2, item=0)), [10.0, 4.0])
+    assert t.device_start[:, 0].tolist() == [1, 12] and t.step_us[0] == 16 and t.host_us[0] == 7
+
+
+def test_t1_lies_between_ops_and_an_idle_stream_starts_a_call_after_the_latency() -> None:
+    # host  |T4=2|T1=8|T4=2|            call 1 at 10
+    # s0     .[1-3]        .[11-14]
+    t = simulate(program(row(api=2), row(lead=8, api=2)), [2.0, 3.0])
+    assert t.device_start[:, 0].tolist() == [1, 11] and t.step_us[0] == 14 and t.idle_us[0] == 9
+
+
+def test_an_op_without_calls_takes_its_whole_host_time() -> None:
+    t = simulate(program(row(HOST, gap=7), row(HOST, lead=1, gap=2)), np.empty(0))
+    assert t.step_us[0] == 10 and t.active_us[0] == 0
+
+
+def test_the_published_form_adds_half_of_t4_and_one_microsecond_between_kernels() -> None:
+    # cpu 3 -> gpu = max(0+1.., 3 + 4/2) + 10 = 15; cpu 7 + T5 1 = 8 -> gpu = max(15 + 1, 8 + 2) + 5 = 21
+    t = simulate(program(row(gap=3, api=4, item=0), row(gap=1, api=4, item=0)), [10.0, 5.0], form="published")
+    assert t.device_start[:, 0].tolist() == [5, 16] and t.step_us[0] == 21
+
+
+def test_two_streams_run_at_once_and_an_event_makes_one_wait() -> None:
+    # s0  .[1-------21]
+    # s1   .[2-----12]      without an event
+    # s1                .[22-----32]  waiting for call 0
+    free = simulate(program(row(api=1), row(api=1, stream=1)), [20.0, 10.0])
+    assert free.device_start[1, 0] == 2 and free.active_us[0] == 20
+    tied = simulate(program(row(api=1), row(api=1, stream=1, waits=(0,))), [20.0, 10.0])
+    assert tied.device_start[1, 0] == 22 and tied.step_us[0] == 32
+
+
+def test_a_host_wait_holds_the_host_until_the_stream_is_done() -> None:
+    # host |T4=1|sync..........|+2|T4=1|     sync ends at 21 + 2 = 23
+    # s0    .[1-----------21]        .[24-25]
+    t = simulate(program(row(api=1), row(SYNC, api=1), row(api=1)), [20.0, 1.0])
+    assert t.row_end[1, 0] == 23 and t.device_start[1, 0] == 24
+
+
+def test_a_host_wait_for_one_stream_ignores_the_others() -> None:
+    rows = row(api=1), row(api=1, stream=1), row(SYNC, api=1, stream=1)
+    assert simulate(program(*rows), [50.0, 5.0]).row_end[2, 0] == 9  # 2 + 5 + 2
+    everything = row(api=1), row(api=1, stream=1), row(SYNC, api=1, stream=-1)
+    assert simulate(program(*everything), [50.0, 5.0]).row_end[2, 0] == 53
+
+
+def test_a_blocking_copy_holds_the_host_until_its_own_end() -> None:
+    t = simulate(program(row(api=1, blocking=True), row(HOST, gap=5)), [20.0])
+    assert t.row_end[0, 0] == 23 and t.host_us[0] == 28
+
+
+def test_a_full_launch_queue_blocks_the_launch_until_the_device_catches_up() -> None:
+    # two places: the third launch waits until call 0 begins, the fourth until call 1 begins (at 12)
+    t = simulate(program(*[row(api=1) for _ in range(4)], queue_depth=2), [10.0, 10.0, 1.0, 1.0])
+    assert t.row_start[:, 0].tolist() == [0, 1, 2, 12]
+
+
+def test_two_threads_the_main_thread_goes_on_when_the_backward_thread_is_done() -> None:
+    # main      [0-5]                     [18-20]
+    # autograd       . [8-----------16]   each switch costs its own T1 (3, then 2)
+    t = simulate(program(row(HOST, gap=5), row(HOST, thread=1, lead=3, gap=8), row(HOST, lead=2, gap=2)), np.empty(0))
+    assert t.row_end[:, 0].tolist() == [5, 16, 20]
+
+
+def test_threads_that_follow_the_same_op_run_at_the_same_time() -> None:
+    # main      [0-5][5----15]
+    # worker         [5--8]    follows row 0 as well
+    t = simulate(program(row(HOST, gap=5), row(HOST, gap=10), row(HOST, thread=1, gap=3, previous=0)), np.empty(0))
+    assert t.row_end[:, 0].tolist() == [5, 15, 8] and t.step_us[0] == 15
+
+
+def test_a_kernel_that_fills_the_device_holds_up_another_stream() -> None:
+    # s0  .[1: fills------------21]
+    # s1                            [21--24]  could start at 2, has no room
+    full = program(row(api=1), row(api=1, stream=1), fills=np.array([True, False]), competes=np.array([True, True]))
+    assert simulate(full, [20.0, 3.0]).device_start[1, 0] == 21
+    copy = program(row(api=1), row(api=1, stream=1), fills=np.array([True, False]), competes=np.array([True, False]))
+    assert simulate(copy, [20.0, 3.0]).device_start[1, 0] == 2
+
+
+def test_work_queued_before_the_step_keeps_its_stream_busy() -> None:
+    assert simulate(program(row(api=1), backlog=(30.0,)), [5.0]).step_us[0] == 36
+
+
+def test_two_ranks_leave_a_collective_together() -> None:
+    # rank 0  .[c: arrives 1, waits ....... 11-15]     transfer = least duration = 4
+    # rank 1  ..........[c: arrives 11 ---- 15]
+    ranks = [program(row(api=1)), program(row(lead=10, api=1))]
+    (first, second), _ = simulate_ranks(ranks, [np.array([14.0]), np.array([4.0])], [np.array([0]), np.array([0])])
+    assert first.step_us[0] == second.step_us[0] == 15
+    later, _ = simulate_ranks(ranks, [np.array([14.0]), np.array([4.0])], [np.array([0])] * 2, begin_us=[20.0, 0.0])
+    assert later[0].step_us[0] == 5 and later[1].step_us[0] == 25
+
+
+def test_ranks_with_different_collectives_are_refused() -> None:
+    ranks = [program(row()), program(row())]
+    with pytest.raises(InputError, match="collectives"):
+        simulate_ranks(ranks, [np.ones(1), np.ones(1)], [np.array([0]), np.array([], int)])
+
+
+def test_the_cpu_as_device_runs_calls_on_the_calling_thread() -> None:
+    # host = device |T2=2|call 10|T3=1|
+    cpu = program(row(gap=2, tail=1, latency=0, kernel_gap=0, blocking=True), row(HOST, lead=1, gap=4))
+    t = simulate(cpu, [10.0])
+    assert t.step_us[0] == 18 and t.active_us[0] == 10 and t.device_start[0, 0] == 2
+
+
+def test_the_critical_path_follows_what_was_waited_for() -> None:
+    # the host is done at 4, the device at 33: the path is launch 0, kernel 0, kernel 1
+    device = simulate(program(row(api=2), row(api=2)), [20.0, 11.0])
+    assert device.critical[1].tolist() == [True, True] and device.critical[0].tolist() == [True, False]
+    assert device.bound == "device"
+    host = simulate(program(row(gap=50, api=2), row(gap=50, api=2)), [1.0, 1.0])
+    assert host.critical[0].all() and host.bound == "host"
+
+
+def test_kernel_times_must_fit_the_program() -> None:
+    with pytest.raises(InputError, match="2 calls"):
+        simulate(program(row()), [1.0, 2.0])
+    with pytest.raises(InputError, match="finite"):
+        simulate(program(row()), [-1.0])
+
+
+def test_the_timeline_fits_the_prediction_schema() -> None:
+    t = simulate(program(row(gap=3, api=2, tail=4), row(HOST, lead=1, gap=2), row(SYNC)), [10.0])
+    frame = t.to_frame()
+    to_arrow(frame, "prediction")
+    assert frame["host_end_us"].tolist() == [9, 12, 16] and frame["call"].isna().tolist() == [False, True, True]
+
+
+ROW = st.builds(
+    row,
+    kind=st.sampled_from([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC]),
+    lead=st.floats(0, 50), gap=st.floats(0, 50), api=st.floats(0, 20), tail=st.floats(0, 20),
+    stream=st.integers(0, 2), thread=st.integers(0, 1), blocking=st.booleans(), latency=st.floats(0, 10),
+)  # fmt: skip
+PROGRAMS = st.lists(ROW, min_size=1, max_size=25)
+
+
+def _with_kernels(rows: list[dict[str, Any]], seed: int) -> tuple[Program, np.ndarray]:
+    built = program(*rows, queue_depth=4)
+    calls = built.call_count
+    rng = np.random.default_rng(seed)
+    from dataclasses import replace
+
+    built = replace(built, fills=rng.random(calls) < 0.3, competes=rng.random(calls) < 0.8)
+    return built, rng.exponential(30, calls)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PROGRAMS, st.integers(0, 1000))
+def test_the_step_lasts_at_least_as_long_as_host_and_busiest_stream(rows: list[dict[str, Any]], seed: int) -> None:
+    built, kernels = _with_kernels(rows, seed)
+    t = simulate(built, kernels)
+    streams = built.stream[built.call >= 0]
+    busiest = max([kernels[streams == s].sum() for s in np.unique(streams)], default=0.0)
+    main = [r for r in range(len(built)) if built.thread[r] == 0]
+    host = (built.lead_us + built.gap_us + built.api_us + built.tail_us)[main].sum()
+    assert t.step_us[0] >= max(busiest, host) - 1e-6
+    assert busiest - 1e-6 <= t.active_us[0] <= kernels.sum() + 1e-6
+    assert t.active_us[0] <= t.step_us[0] + 1e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(PROGRAMS, st.integers(0, 1000), st.floats(0.1, 1.0))
+def test_a_faster_kernel_never_makes_the_step_longer(rows: list[dict[str, Any]], seed: int, factor: float) -> None:
+    from dataclasses import replace
+
+    built, kernels = _with_kernels(rows, seed)
+    built = replace(built, fills=None, competes=None)  # room on the device is first come, first served
+    if not len(kernels):
+        return
+    faster = kernels.copy()
+    faster[seed % len(kernels)] *= factor
+    assert simulate(built, faster).step_us[0] <= simulate(built, kernels).step_us[0] + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(PROGRAMS, st.integers(0, 1000))
+def test_draws_together_give_what_each_gives_alone(rows: list[dict[str, Any]], seed: int) -> None:
+    built, kernels = _with_kernels(rows, seed)
+    draws = np.stack([kernels, kernels * 0.5, kernels * 3])
+    together = simulate(built, draws, host_scale=[1.0, 2.0, 0.5])
+    for i, scale in enumerate((1.0, 2.0, 0.5)):
+        alone = simulate(built, draws[i], host_scale=scale)
+        assert np.allclose(together.step_us[i], alone.step_us[0])
+        assert np.allclose(together.active_us[i], alone.active_us[0])
+
+
+def test_a_thousand_draws_take_well_under_a_second_per_hundred_calls() -> None:
+    import time
+
+    built = program(*[row(gap=1, api=2) for _ in range(100)])
+    draws = np.random.default_rng(0).exponential(20, (1000, 100))
+    begin = time.process_time()
+    assert simulate(built, draws).step_us.shape == (1000,)
+    assert time.process_time() - begin < 1.0

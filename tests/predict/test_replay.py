@@ -1,0 +1,137 @@
+"""Replaying traces: the accuracy that the project promises, on held-out iterations of the public traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trace_drawing import annotation, api, kernel, launch, op, write
+
+from pipeline.errors import TraceError
+from pipeline.overheads.model import OverheadModel
+from pipeline.overheads.statistics import summarise
+from pipeline.predict.critical_path import simulate
+from pipeline.predict.ranks import replay_ranks
+from pipeline.predict.replay import PUBLISHED, Options, Source, build, learn, replay
+from pipeline.schemas import to_arrow
+from pipeline.trace.load import load_trace
+
+
+def steps(count: int, stretch: float = 1.0) -> list[dict[str, object]]:
+    """Equal iterations: an op of 20 us that launches a kernel of 10 us, and a gap of 5 us to an op of 8 us."""
+    events = []
+    for i in range(count):
+        at = 200 * i
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 190), op("aten::mm", at + 1, at + 1 + 20 * stretch),
+            launch(at + 4, at + 6, i + 1), kernel("gemm", at + 9, at + 19, i + 1),
+            op("aten::view", at + 6 + 20 * stretch, at + 14 + 20 * stretch),
+        ]  # fmt: skip
+    return events
+
+
+@pytest.mark.parametrize(
+    ("count", "split", "evaluated"), [(1, "none", 1), (2, "halves", 2), (3, "halves", 2), (6, "halves", 5)]
+)
+def test_iterations_are_split_as_documented(tmp_path: Path, count: int, split: str, evaluated: int) -> None:
+    result = replay(write(tmp_path, steps(count)))
+    assert result.split == split and len(result.replayed) == evaluated
+    assert result.as_dict()["error"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_other_traces_give_the_statistics_and_every_iteration_counts(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    result = replay(write(tmp_path, steps(4)), [write(other, steps(1))])
+    assert result.split == "other traces" and len(result.replayed) == 4
+
+
+def test_host_time_of_the_evaluated_iterations_is_not_used(tmp_path: Path) -> None:
+    # the target's op takes three times as long; statistics of the other trace must not know
+    other = tmp_path / "other"
+    other.mkdir()
+    figures = replay(write(tmp_path, steps(3, stretch=3.0)), [write(other, steps(3))]).as_dict()
+    assert figures["measured_us"] == pytest.approx(73.0) and figures["predicted_us"] == pytest.approx(33.0)
+
+
+def test_the_json_holds_what_the_contract_names(tmp_path: Path) -> None:
+    figures = replay(write(tmp_path, steps(4))).as_dict()
+    for key in ("iterations", "measured_us", "predicted_us", "error", "active_measured_us", "active_predicted_us",
+                "baselines", "overheads"):  # fmt: skip
+        assert key in figures
+    json.dumps(figures)
+    assert figures["baselines"]["kernel_sum_us"] == pytest.approx(10.0)
+    assert figures["baselines"]["train_mean_us"] == pytest.approx(figures["measured_us"])
+
+
+def test_a_trace_without_operators_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="activities"):
+        replay(write(tmp_path, [kernel("k", 0, 5, 1)]))
+
+
+def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
+    out = tmp_path / "timeline.json.gz"
+    result = replay(write(tmp_path, steps(2)), timeline=out)
+    events = [e for e in json.loads(gzip.decompress(out.read_bytes()))["traceEvents"] if e["ph"] == "X"]
+    first = next(e for e in events if e["name"] == "aten::mm")
+    assert first["ts"] == pytest.approx(1001.0)  # where the measured op begins
+    assert sum(e["cat"] == "kernel" for e in events) == 2
+    assert load_trace(out).device != "cpu" and result.table().row_count > 4
+
+
+def test_a_graph_launch_starts_all_its_kernels(tmp_path: Path) -> None:
+    #   main [graph op: cudaGraphLaunch]
+    #   s7        [a---][b--]   s8  [c----]
+    events = [op("graph::replay", 0, 30), api("cudaGraphLaunch", 2, 6, 1), kernel("a", 8, 18, 1), kernel("b", 19, 26, 1),
+              kernel("c", 12, 40, 1, stream=8)]  # fmt: skip
+    result = replay(write(tmp_path, events))
+    assert result.replayed[0].program.call_count == 3
+    assert result.replayed[0].timeline.active_us[0] >= 28
+
+
+# mean absolute span error of held-out iterations; the project's own bars
+BARS = {"rtx2080ti_resnet": 0.025, "rtx2080ti_linear": 0.10, "a100x8_dlrm": 0.05, "v100_ddp": 0.005}
+
+
+@pytest.mark.parametrize("name", BARS)
+def test_held_out_iterations_are_predicted_within_the_bar(datasets: Path, name: str) -> None:
+    figures = replay(datasets / "traces" / name / "kineto.json.gz").as_dict()
+    assert figures["mean_absolute_error"] <= BARS[name]
+    assert figures["mean_absolute_error"] < figures["baselines"]["kernel_sum_mean_absolute_error"]
+    assert figures["mean_absolute_error"] < figures["baselines"]["train_mean_mean_absolute_error"]
+
+
+def ranks(datasets: Path) -> list[Path]:
+    return [datasets / "traces" / "v100x8_dlrm" / f"rank{rank}_kineto.json.gz" for rank in range(5)]
+
+
+def test_a_rank_is_predicted_from_the_others(datasets: Path) -> None:
+    paths = ranks(datasets)
+    errors = [abs(replay(p, [q for q in paths if q != p]).as_dict()["error"]) for p in paths]
+    assert np.mean(errors) <= 0.025
+
+
+def test_ranks_simulated_together_explain_their_waiting(datasets: Path) -> None:
+    results = replay_ranks(ranks(datasets))
+    assert np.mean([abs(r.error) for r in results]) <= 0.03
+    assert all(r.compute_us > 0 and r.communication_us > 0 for r in results)
+
+
+def test_the_published_form_is_selectable_and_worse(datasets: Path) -> None:
+    path = datasets / "traces" / "a100x8_dlrm" / "kineto.json.gz"
+    published = replay(path, options=PUBLISHED).as_dict()["mean_absolute_error"]
+    assert published > replay(path).as_dict()["mean_absolute_error"]
+    assert replay(path, options=Options(event_waits=False)).as_dict()["predicted_us"] > 0
+
+
+def test_faster_kernels_never_lengthen_a_public_step(datasets: Path) -> None:
+    source = Source.of(load_trace(datasets / "traces" / "v100_ddp" / "kineto.json.gz"))
+    samples, waits = learn([source])
+    iteration = source.chosen[-1]
+    program = build(source, iteration, OverheadModel(summarise(samples)), waits)
+    spans = simulate(program, np.outer([1.0, 0.9, 0.5, 0.0], iteration.kernel_us)).step_us
+    assert (np.diff(spans) <= 1e-6).all()
+    to_arrow(simulate(program, iteration.kernel_us).to_frame(), "prediction")

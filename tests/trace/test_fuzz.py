@@ -1,0 +1,180 @@
+"""Hostile input: thousands of mutated traces end in a reading or in one line that names the file; nothing else."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import random
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, trace
+
+from pipeline.errors import SteptimeError
+from pipeline.predict.replay import replay
+from pipeline.trace.load import load_trace
+
+SECONDS_PER_FILE = 5.0
+"""No small file may take longer than this: a hang in disguise."""
+
+
+def _iteration(number: int) -> list[dict[str, Any]]:
+    at, ids = 100 * number, 10 * number
+    return [
+        annotation(f"ProfilerStep#{number}", at, at + 95), op("aten::linear", at + 1, at + 20),
+        op("aten::addmm", at + 2, at + 18, **{"Input Dims": [[8, 8], []], "Input type": ["float", ""]}),
+        launch(at + 5, at + 8, ids + 1),
+        kernel("sgemm", at + 9, at + 30, ids + 1, **{"grid": [64, 1, 1], "block": [128, 1, 1]}),
+        op("aten::to", at + 22, at + 40), api("cudaMemcpyAsync", at + 23, at + 36, ids + 2),
+        memcpy("Memcpy DtoH (Device -> Pageable)", at + 31, at + 35, ids + 2, 4096),
+        api("cudaStreamSynchronize", at + 36, at + 38, ids + 3), api("cudaStreamWaitEvent", at + 41, at + 42, ids + 4),
+        op("autograd::engine::evaluate_function: AddmmBackward0", at + 50, at + 70, AUTOGRAD),
+        launch(at + 55, at + 58, ids + 5, AUTOGRAD), kernel("sgemm", at + 60, at + 80, ids + 5, stream=20),
+    ]  # fmt: skip
+
+
+EVENTS = [event for number in range(3) for event in _iteration(number)]
+RAW = trace(EVENTS, baseTimeNanoseconds=1_700_000_000_000_000_000)
+VALUES: list[Any] = [
+    None, True, False, -1, 0, 1.5, 1e300, -1e300, 2**31, 2**63, 2**64, 2**70, -(2**63), "", "x", "\x00", '"', "\\",
+    "1" * 30, "٣", [], {}, [1], {"a": 1}, [[[]]], float("nan"), float("inf"), 9e15, 10**18, "cudaLaunchKernel", "kernel",
+]  # fmt: skip
+INSERTS = [b'"', b"{", b"}", b"]", b"[", b",", b":", b"\x00", b"\xff", b"\\", b"1e999", b"null", b"\\u", b"}, {", b"]}"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+def survives(content: bytes, folder: Path, predict: bool = True) -> bool:
+    """Whether a file is read; a refusal is fine if it names the file on one line, anything else fails the test."""
+    path = folder / "mutant.json"
+    path.write_bytes(content)
+    begin = time.process_time()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            loaded = load_trace(path)
+            _consistent(loaded)
+            if predict:
+                figures = replay(path).as_dict()
+                assert np.isfinite(figures["predicted_us"]) and figures["predicted_us"] >= 0
+        return True
+    except SteptimeError as refusal:
+        assert str(path) in str(refusal) and "\n" not in str(refusal)
+        return False
+    finally:
+        assert time.process_time() - begin < SECONDS_PER_FILE
+
+
+def _consistent(loaded: Any) -> None:
+    count = len(loaded)
+    assert (np.diff(loaded.columns["ts_ns"]) >= 0).all() and (loaded.columns["dur_ns"] >= 0).all()
+    for link in ("parent", "top", "op", "launch"):
+        assert ((loaded.columns[link] >= -1) & (loaded.columns[link] < count)).all()
+    assert len(loaded.events) == count
+
+
+def test_the_unharmed_trace_is_read(folder: Path) -> None:
+    assert survives(RAW, folder)
+
+
+def test_a_file_cut_off_anywhere_is_refused(folder: Path) -> None:
+    assert not any(survives(RAW[:length], folder) for length in range(0, len(RAW), 23))
+
+
+def test_gzip_data_cut_off_or_damaged_is_refused(folder: Path) -> None:
+    packed = gzip.compress(RAW)
+    assert not any(survives(packed[:length], folder) for length in range(3, len(packed), 11))
+    for place in range(20, len(packed), 29):
+        survives(packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :], folder)
+
+
+def test_every_value_may_have_the_wrong_type(folder: Path) -> None:
+    data = json.loads(trace(_iteration(0), baseTimeNanoseconds=5))
+    for number, (holder, key) in enumerate(_places(data)):
+        kept = holder[key]
+        for value in VALUES[number % 8 :: 8]:
+            holder[key] = value
+            survives(json.dumps(data).encode(), folder, predict=False)
+        holder[key] = kept
+
+
+def test_every_key_may_be_missing(folder: Path) -> None:
+    data = json.loads(trace(_iteration(0), baseTimeNanoseconds=5))
+    for holder, key in list(_places(data)):
+        if isinstance(holder, dict):
+            kept = holder.pop(key)
+            survives(json.dumps(data).encode(), folder)
+            holder[key] = kept
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32))
+def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    content = bytearray(RAW)
+    for _ in range(rng.choice([1, 1, 2, 5])):
+        place = rng.randrange(len(content))
+        choice = rng.random()
+        if choice < 0.4:
+            content[place] = rng.randrange(256)
+        elif choice < 0.7:
+            del content[place : place + rng.choice([1, 1, 3, 50])]
+        else:
+            content[place:place] = rng.choice(INSERTS)
+    survives(bytes(content), folder)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32))
+def test_odd_values_anywhere_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    data = copy.deepcopy(json.loads(RAW))
+    places = list(_places(data))
+    for holder, key in rng.sample(places, rng.choice([1, 2, 4])):
+        if isinstance(holder, dict) and rng.random() < 0.3:
+            holder.pop(key, None)
+        elif isinstance(holder, dict) or key < len(holder):
+            holder[key] = rng.choice(VALUES)
+    survives(json.dumps(data).encode(), folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"traceEvents": ' + b"[" * 100_000,
+        b'{"traceEvents": [' + b'{"a":' * 50_000,
+        b'{"traceEvents": [{"ph": "X", "name": "' + b"x" * 3_000_000,
+        b'{"traceEvents": [' + b"1" * 100_000,
+        b"\x1f\x8b" + b"\x00" * 100,
+        b"\xef\xbb\xbf{}",
+        b"PK\x03\x04" + bytes(1000),
+    ],
+    ids=["nested", "nested events", "nested objects", "endless name", "endless number", "no gzip", "bom", "zip"],
+)
+def test_files_without_end_are_refused_quickly(folder: Path, content: bytes) -> None:
+    assert not survives(content, folder)
+
+
+def test_a_trace_without_work_is_refused_by_replay_alone(folder: Path) -> None:
+    assert not survives(trace([]), folder)
+    assert survives(trace([]), folder, predict=False)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) of a JSON value."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in list(pairs):
+        yield value, key
+        yield from _places(inner)

@@ -1,0 +1,239 @@
+"""Reading and linking profiler traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import TraceError
+from pipeline.schemas import read_table, write_table
+from pipeline.trace import scan
+from pipeline.trace.load import load_trace
+from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, op, trace, write
+
+#            0    5    10   15   20   25
+#   main     [aten::linear      ]
+#             [aten::addmm     ]
+#                 L0
+#   s7                [gemm   ]
+STEP = [
+    op("aten::linear", 0, 20), op("aten::addmm", 1, 19), launch(5, 8, 1), kernel("gemm", 10, 22, 1),
+]  # fmt: skip
+
+
+def test_a_kernel_is_linked_to_its_launch_and_the_ops_around_it(tmp_path: Path) -> None:
+    loaded = load_trace(write(tmp_path, STEP))
+    events = loaded.events.set_index("name")
+    assert events.loc["gemm", "launch"] == events.loc["cudaLaunchKernel", "event_id"]
+    assert events.loc["gemm", "op"] == events.loc["aten::addmm", "event_id"]
+    assert events.loc["gemm", "top"] == events.loc["aten::linear", "event_id"]
+    assert events.loc["aten::addmm", "parent"] == events.loc["aten::linear", "event_id"]
+    assert loaded.device == "Test GPU"
+
+
+def test_the_order_of_events_in_the_file_does_not_matter(tmp_path: Path) -> None:
+    expected = load_trace(write(tmp_path, STEP)).events
+    shuffled = STEP.copy()
+    random.Random(1).shuffle(shuffled)
+    found = load_trace(write(tmp_path, shuffled)).events
+    assert expected.astype(object).equals(found.astype(object))
+
+
+@pytest.mark.parametrize("window", [64, 200, 1000, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_window_of_the_reader_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, indent: int | None
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(json.loads(trace(STEP * 20)), indent=indent))
+    monkeypatch.setattr(scan, "WINDOW_BYTES", window)
+    assert len(load_trace(path)) == 80
+
+
+@pytest.mark.parametrize(
+    ("stamp", "base", "expected"),
+    [
+        (1712195495505582, None, 1712195495505582000),
+        (1712195495505582.988, None, 1712195495505582988),  # a float would round this to .0
+        (12.345, 1712195495000000000, 1712195495000012345),
+        (5, 0, 5000),
+    ],
+)
+def test_stamps_become_exact_nanoseconds(tmp_path: Path, stamp: float, base: int | None, expected: int) -> None:
+    text = json.dumps({"traceEvents": [{**STEP[0], "ts": "STAMP"}]}).replace('"STAMP"', repr(stamp))
+    if stamp == 1712195495505582.988:
+        text = text.replace(repr(stamp), "1712195495505582.988")
+    if base is not None:
+        text = text[:-1] + f', "baseTimeNanoseconds": {base}' + "}"
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    assert load_trace(path).columns["ts_ns"].tolist() == [expected]
+
+
+def test_base_time_may_stand_in_front_or_behind(tmp_path: Path) -> None:
+    front, behind = tmp_path / "front.json", tmp_path / "behind.json"
+    front.write_text(json.dumps({"baseTimeNanoseconds": 10**18, "traceEvents": STEP}))
+    behind.write_text(json.dumps({"traceEvents": STEP, "baseTimeNanoseconds": 10**18}))
+    assert (load_trace(front).columns["ts_ns"] == load_trace(behind).columns["ts_ns"]).all()
+
+
+def test_gzip_is_told_by_content(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(trace(STEP)))
+    assert len(load_trace(path)) == 4
+
+
+def test_text_process_ids_and_old_category_names_are_read(tmp_path: Path) -> None:
+    events = [
+        {**STEP[0], "pid": "Spans", "tid": "PyTorch Profiler", "cat": "Trace"},
+        {**STEP[0], "cat": "Operator"}, {**STEP[2], "cat": "Runtime"}, {**STEP[3], "cat": "Kernel"},
+    ]  # fmt: skip
+    loaded = load_trace(write(tmp_path, events))
+    assert sorted(loaded.events["category"]) == ["Trace", "cpu_op", "cuda_runtime", "kernel"]
+    assert (loaded.columns["launch"] >= 0).sum() == 1
+
+
+def test_amd_and_driver_launches_count_as_launches(tmp_path: Path) -> None:
+    events = [
+        op("aten::mm", 0, 30), api("hipExtModuleLaunchKernel", 2, 4, 1), kernel("Cijk_Ailk", 6, 9, 1),
+        {**api("cuLaunchKernel", 12, 14, 2), "cat": "cuda_driver"}, kernel("triton_0", 16, 18, 2),
+    ]  # fmt: skip
+    loaded = load_trace(write(tmp_path, events))
+    assert (loaded.columns["launch"] >= 0).sum() == 2
+
+
+def test_unsigned_64_bit_ids_still_link(tmp_path: Path) -> None:
+    events = [op("aten::mm", 0, 30), launch(2, 4, 2**64 - 1), kernel("k", 6, 9, 2**64 - 1)]
+    assert (load_trace(write(tmp_path, events)).columns["launch"] >= 0).sum() == 1
+
+
+def test_ids_beyond_64_bits_never_link_by_accident(tmp_path: Path) -> None:
+    # as floats both ids would be equal
+    events = [op("aten::mm", 0, 30), launch(2, 4, 2**70), kernel("k", 6, 9, 2**70 + 1)]
+    loaded = load_trace(write(tmp_path, events))
+    assert (loaded.columns["launch"] >= 0).sum() == 0
+    assert any("64-bit" in note for note in loaded.notes)
+
+
+def test_of_launches_with_one_id_the_latest_before_the_kernel_is_taken(tmp_path: Path) -> None:
+    events = [op("aten::a", 0, 9), launch(1, 3, 5), kernel("k", 4, 6, 5), op("aten::b", 20, 29), launch(21, 23, 5),
+              kernel("k", 24, 26, 5)]  # fmt: skip
+    loaded = load_trace(write(tmp_path, events))
+    tops = loaded.names[loaded.columns["top"][np.flatnonzero(loaded.is_category("kernel"))]]
+    assert list(tops) == ["aten::a", "aten::b"]
+
+
+def test_negative_durations_count_as_zero_and_are_reported(tmp_path: Path) -> None:
+    loaded = load_trace(write(tmp_path, [op("aten::a", 5, 3)]))
+    assert loaded.columns["dur_ns"].tolist() == [0]
+    assert "negative" in loaded.notes[0]
+
+
+def test_names_with_control_characters_quotes_and_bad_utf8_are_mended(tmp_path: Path) -> None:
+    raw = trace(STEP).replace(b"aten::linear", b'operator "x" \x01 \xff \\d')
+    path = tmp_path / "t.json"
+    path.write_bytes(raw)
+    loaded = load_trace(path)
+    assert len(loaded) == 4
+    assert any("not valid JSON" in note for note in loaded.notes)
+
+
+def test_phases_follow_annotations_and_backward_wrappers(tmp_path: Path) -> None:
+    events = [
+        op("aten::mm", 0, 5), op("aten::mse_loss", 6, 9),
+        op("autograd::engine::evaluate_function: MmBackward0", 10, 20, AUTOGRAD), op("aten::mm", 12, 18, AUTOGRAD),
+        annotation("Optimizer.step#SGD.step", 30, 40), op("aten::add_", 31, 35), op("c10d::allreduce_", 50, 55),
+    ]  # fmt: skip
+    loaded = load_trace(write(tmp_path, events))
+    assert list(loaded.events["phase"]) == [
+        "forward", "loss", "backward", "backward", "optimizer", "optimizer", "communication",
+    ]  # fmt: skip
+
+
+def test_profiler_steps_outrank_zero_grad(tmp_path: Path) -> None:
+    events = [annotation("ProfilerStep#1", 0, 10), annotation("ProfilerStep#2", 10, 20), op("aten::a", 1, 2),
+              op("aten::b", 11, 12), annotation("Optimizer.zero_grad#SGD.zero_grad", 5, 6)]  # fmt: skip
+    loaded = load_trace(write(tmp_path, events))
+    assert loaded.marker == "ProfilerStep"
+    assert loaded.iterations["end_ns"].tolist() == [1010_000, 1020_000]
+
+
+def test_waiting_for_the_loader_is_outside_every_iteration(tmp_path: Path) -> None:
+    #   0        10       20                    50     60
+    #   [loader]  a  zero  b  [loader..........] a zero b [loader]
+    loader = "enumerate(DataLoader)#_Iter.__next__"
+    events = [
+        annotation(loader, 0, 8), op("aten::a", 10, 12), annotation("Optimizer.zero_grad#SGD", 13, 14),
+        annotation(loader, 20, 50), op("aten::a", 52, 54), annotation("Optimizer.zero_grad#SGD", 55, 56),
+        annotation(loader, 60, 61),
+    ]  # fmt: skip
+    iterations = load_trace(write(tmp_path, events)).iterations
+    assert iterations["start_ns"].tolist() == [1008_000, 1050_000]
+    assert iterations["end_ns"].tolist() == [1020_000, 1060_000]
+
+
+def test_a_trace_without_marker_is_one_iteration(tmp_path: Path) -> None:
+    loaded = load_trace(write(tmp_path, STEP))
+    assert len(loaded.iterations) == 1 and set(loaded.columns["iteration"]) == {0}
+
+
+def test_events_survive_a_round_trip_through_parquet(tmp_path: Path) -> None:
+    loaded = load_trace(write(tmp_path, STEP))
+    write_table(loaded.events, tmp_path / "events.parquet", "events")
+    assert list(read_table(tmp_path / "events.parquet", "events")["name"]) == list(loaded.events["name"])
+
+
+def test_an_empty_trace_is_read_as_empty(tmp_path: Path) -> None:
+    loaded = load_trace(write(tmp_path, []))
+    assert len(loaded) == 0 and len(loaded.iterations) == 0
+    write_table(loaded.events, tmp_path / "events.parquet", "events")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"{", "not a JSON trace"),
+        (b'{"nodes": []}', "execution trace"),
+        (b'{"a": 1}', "no traceEvents"),
+        (b'{"traceEvents": 5}', "not a list"),
+        (b'{"traceEvents": [{"ph": "X"}', "cut off"),
+        (b'{"traceEvents": [1]}', "traceEvents[0] is not an object"),
+        (trace([{**STEP[0], "ts": "now"}]), "traceEvents[0] has no number as ts"),
+        (trace([STEP[1], {**STEP[0], "ts": 1e300}]), "traceEvents[1] has a ts that is no time"),
+        (trace([{**STEP[0], "dur": float("nan")}]), "has a dur that is no time"),
+        (trace([{**STEP[0], "name": 5}]), "has no text as name"),
+        (trace([{**STEP[0], "args": [1]}]), "args that are no object"),
+        (trace([{**STEP[0], "tid": []}]), "bad tid"),
+        (trace(STEP, baseTimeNanoseconds="x"), "baseTimeNanoseconds"),
+        (trace(STEP)[:-1], "cut off"),
+        (gzip.compress(trace(STEP))[:-12], "gzip data is cut off"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_file_and_place(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as caught:
+        load_trace(path)
+    assert says in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_trace_cut_off_at_any_byte_is_refused(tmp_path: Path) -> None:
+    raw = trace(STEP)
+    path = tmp_path / "t.json"
+    for length in range(len(raw)):
+        path.write_bytes(raw[:length])
+        with pytest.raises(TraceError):
+            load_trace(path)
+
+
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no such file"):
+        load_trace(tmp_path / "absent.json")
+    with pytest.raises(TraceError, match="folder"):
+        load_trace(tmp_path)

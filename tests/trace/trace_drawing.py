@@ -1,0 +1,66 @@
+"""Traces drawn in ASCII: each line is a row of the timeline, each column a microsecond (or ten).
+
+    main    [aten::add      ]  .
+    api        L0    S          .
+    s7          <k0--->
+
+`draw` is the other way round from a parser of pictures: tests name events with begin and end, and the picture beside the
+test shows the same. Events become raw Kineto dictionaries.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MAIN, AUTOGRAD = 100, 101
+
+PROPERTIES = [{"id": 0, "name": "Test GPU", "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536,
+               "sharedMemPerMultiprocessor": 98304, "numSms": 80}]  # fmt: skip
+
+
+def op(name: str, start: float, end: float, thread: int = MAIN, **args: Any) -> dict[str, Any]:
+    return _event("cpu_op", name, start, end, 1, thread, args)
+
+
+def annotation(name: str, start: float, end: float, thread: int = MAIN) -> dict[str, Any]:
+    return _event("user_annotation", name, start, end, 1, thread, {})
+
+
+def api(name: str, start: float, end: float, correlation: int, thread: int = MAIN) -> dict[str, Any]:
+    return _event("cuda_runtime", name, start, end, 1, thread, {"correlation": correlation})
+
+
+def launch(start: float, end: float, correlation: int, thread: int = MAIN) -> dict[str, Any]:
+    return api("cudaLaunchKernel", start, end, correlation, thread)
+
+
+def kernel(name: str, start: float, end: float, correlation: int, stream: int = 7, **args: Any) -> dict[str, Any]:
+    return _event(
+        "kernel", name, start, end, 0, stream, {"stream": stream, "device": 0, "correlation": correlation, **args}
+    )
+
+
+def memcpy(name: str, start: float, end: float, correlation: int, size: int, stream: int = 7) -> dict[str, Any]:
+    args = {"stream": stream, "device": 0, "correlation": correlation, "bytes": size}
+    return _event("gpu_memcpy", name, start, end, 0, stream, args)
+
+
+def trace(events: list[dict[str, Any]], **metadata: Any) -> bytes:
+    return json.dumps({"deviceProperties": PROPERTIES, **metadata, "traceEvents": events}).encode()
+
+
+def write(folder: Path, events: list[dict[str, Any]], **metadata: Any) -> Path:
+    path = folder / "trace.json"
+    path.write_bytes(trace(events, **metadata))
+    return path
+
+
+def _event(
+    category: str, name: str, start: float, end: float, pid: int, tid: int, args: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": 1000 + start, "dur": end - start,
+        "args": args,
+    }  # fmt: skip

@@ -1,0 +1,150 @@
+"""Methods and the command: identity, rows kept, refusals, the choice per row, and the shipped models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError, TableError, UnknownNameError
+from pipeline.hardware.spec import list_gpus, load_gpu
+from pipeline.transfer.commands import ADDED, transfer_command
+from pipeline.transfer.kernels import COLUMNS, covered, load_models, predict_calls
+from pipeline.transfer.methods import METHODS, by_auto, residual_share
+from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
+
+NAMES = [spec.name for spec in list_gpus()]
+
+
+@pytest.fixture()
+def measured() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "gpu": "V100",
+            "op": ["linear", "bmm", "add", "softmax", "ln", "conv", "roll"],
+            "B": [1, 16, 4096, 4096, 4096, 16, None],
+            "M": [512, 128, None, None, None, None, None],
+            "N": [1024, 64, None, None, None, None, None],
+            "K": [512, 128, None, None, None, None, None],
+            "H": [None, None, 1024, 1024, 1024, None, None],
+            "in_channels": [None] * 5 + [64, None],
+            "out_channels": [None] * 5 + [64, None],
+            "kernel_size": [None] * 5 + [3, None],
+            "input_size": [None] * 5 + [56, None],
+            "stride": [None] * 5 + [1, None],
+            "padding": [None] * 5 + [1, None],
+            "latency_us": [100.0, 90.0, 110.0, 120.0, 130.0, 400.0, 50.0],
+            "note": list("abcdefg"),
+        }
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_order_and_extra_columns_survive(method: str, measured: pd.DataFrame, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    measured.iloc[::-1].to_parquet(source)
+    facts = transfer_command("V100", "T4", method, source, out)
+    found = pd.read_parquet(out)
+    assert list(found["note"]) == list("gfedcba") and facts["rows"] == 7
+    assert set(ADDED) <= set(found.columns)
+    assert (found["predicted_us"] > 0).all()
+    assert ((found["p10_us"] <= found["predicted_us"]) & (found["predicted_us"] <= found["p90_us"])).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("gpu", ["V100", "L4", "MI250"])
+def test_the_same_gpu_gives_back_the_measurement(method: str, gpu: str, measured: pd.DataFrame, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    measured.assign(gpu=gpu).to_parquet(source)
+    transfer_command(gpu, gpu, method, source, out)
+    found = pd.read_parquet(out)
+    assert found["predicted_us"].to_numpy() == pytest.approx(measured["latency_us"].to_numpy(), rel=1e-12)
+    assert (found["evidence"] == "measured").all()
+
+
+def test_auto_names_its_choice_per_row(measured: pd.DataFrame) -> None:
+    if not load_models():
+        pytest.skip("no cross-GPU models under packs/transfer")
+    samples = measured.assign(family=["gemm", "bmm", "elementwise", "softmax", "layer_norm", "conv2d_forward", "other"])
+    found = by_auto(samples, load_gpu("V100"), load_gpu("T4"))
+    assert list(found["method"]) == ["utilisation"] * 6 + ["wave"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    pair=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),
+    what=st.sampled_from(["dram_gb_per_s", "boost_clock_mhz"]),
+    factor=st.floats(1.0, 4.0),
+)
+def test_auto_is_never_slower_with_more_bandwidth_or_clock(pair: tuple[str, str], what: str, factor: float) -> None:
+    rows = pd.DataFrame(
+        {"family": ["gemm", "elementwise", "softmax"], "op": ["linear", "add", "softmax"], "B": [1, 8192, 8192],
+         "M": [700, np.nan, np.nan], "N": [900, np.nan, np.nan], "K": [1100, np.nan, np.nan],
+         "H": [np.nan, 999, 999], "latency_us": [200.0, 150.0, 160.0]}
+    )  # fmt: skip
+    origin, destination = (load_gpu(name) for name in pair)
+    destination = replace(destination, name="variant", measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
+    better = replace(destination, **{what: getattr(destination, what) * factor})
+    before, after = (by_auto(rows, origin, gpu)["predicted_us"] for gpu in (destination, better))
+    assert (after <= before * (1 + 1e-9)).all()
+
+
+def test_siblings_share_the_whole_residual() -> None:
+    small, large = load_gpu("A100-PCIE-40GB"), load_gpu("A100-PCIE-80GB")
+    assert residual_share("gemm", small, large) == 1.0 > residual_share("gemm", small, load_gpu("H100"))
+
+
+def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    with pytest.raises(TableError, match="no such file"):
+        transfer_command("V100", "T4", "wave", source, out)
+    measured.to_parquet(source)
+    with pytest.raises(UnknownNameError, match="unknown method 'magic': choose one of auto, mlp, wave"):
+        transfer_command("V100", "T4", "magic", source, out)
+    with pytest.raises(UnknownNameError, match="unknown GPU"):
+        transfer_command("V100", "K80", "wave", source, out)
+    with pytest.raises(InputError, match="holds rows of V100"):
+        transfer_command("P100", "T4", "wave", source, out)
+    with pytest.raises(InputError, match="--probes"):
+        transfer_command("V100", "T4", "wave", source, out, probes=source)
+    measured.assign(latency_us=[-1.0] + [1.0] * 6).to_parquet(source)
+    with pytest.raises(TableError, match="latency_us of row 0"):
+        transfer_command("V100", "T4", "wave", source, out)
+    measured.drop(columns="op").to_parquet(source)
+    with pytest.raises(TableError, match="misses column op"):
+        transfer_command("V100", "T4", "wave", source, out)
+    assert not out.exists()
+
+
+def test_uncovered_calls_are_left_to_the_caller() -> None:
+    calls = pd.DataFrame(
+        {"family": ["gemm", "gemm", "optimizer", "softmax"], "op": ["mm", "mm", "sgd", "softmax"],
+         "dtype": ["fp32", "bf16", "fp32", "fp32"], "phase": ["forward", "forward", "optimizer", "backward"],
+         "B": [1, 1, 1, 64], "M": [64, 64, np.nan, np.nan], "N": [64, 64, np.nan, np.nan],
+         "K": [64, 64, np.nan, np.nan], "H": [np.nan, np.nan, np.nan, 64]}, index=[7, 8, 9, 10]
+    )  # fmt: skip
+    assert list(covered(calls)) == [True, False, False, False]
+    found = predict_calls(calls, load_gpu("H100"))
+    assert list(found.index) == [7, 8, 9, 10] and list(found.columns) == list(COLUMNS)
+    assert found.loc[8:].isna().all().all()
+
+
+def test_a_small_network_learns_and_saves(gemm_samples: pd.DataFrame, tmp_path: Path) -> None:
+    network = train_mlp(gemm_samples, "gemm", size=(2, 32), steps=300, rows=256)
+    rows = gemm_samples[gemm_samples["gpu"] == "T4"]
+    error = np.abs(network.predict(rows, load_gpu("T4")) / rows["latency_us"] - 1)
+    assert np.median(error) < 0.25
+    network.save(tmp_path / "mlp.safetensors")
+    again = TransferMlp.load(tmp_path / "mlp.safetensors")
+    assert again.predict(rows, load_gpu("T4")) == pytest.approx(network.predict(rows, load_gpu("T4")))
+    with pytest.raises(InputError, match="no network for family softmax"):
+        train_mlp(gemm_samples, "softmax")
+
+
+def test_networks_exist_for_the_kernel_varying_families_with_samples() -> None:
+    assert set(DIMS) == {"gemm", "bmm", "conv2d_forward"}

@@ -1,0 +1,50 @@
+"""Resident blocks per SM, against figures worked out by hand with NVIDIA's rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.hardware.spec import list_gpus, load_gpu
+from pipeline.transfer.occupancy import blocks_per_sm, blocks_per_wave
+
+
+@pytest.mark.parametrize(
+    ("gpu", "threads", "registers", "shared", "blocks"),
+    [
+        ("V100", 256, 32, 0, 8),  # 2048 threads / 256
+        ("V100", 128, 122, 0, 4),  # 128 registers x 32 lanes = 4096 a warp, 16384 a block, 65536 / 16384
+        ("V100", 256, 32, 40 * 1024, 2),  # 96 KiB / 40 KiB
+        ("T4", 256, 32, 0, 4),  # 1024 threads / 256
+        ("A100", 32, 16, 0, 32),  # the limit of blocks
+        ("A100", 128, 32, 48 * 1024, 3),  # 164 KiB / (48 KiB + 1 KiB of the system)
+        ("RTX3090", 256, 32, 0, 6),  # 1536 threads / 256
+    ],
+)
+def test_blocks_per_sm_follow_the_tightest_limit(
+    gpu: str, threads: int, registers: int, shared: int, blocks: int
+) -> None:
+    found = blocks_per_sm(load_gpu(gpu), np.array([threads]), np.array([registers]), np.array([shared]))
+    assert found[0] == blocks
+
+
+def test_a_wave_is_the_blocks_of_all_sms() -> None:
+    assert blocks_per_wave(load_gpu("V100"), np.array([256.0]))[0] == 80 * 8
+
+
+@given(
+    threads=st.integers(1, 1024),
+    registers=st.integers(1, 255),
+    shared=st.integers(0, 48 * 1024),
+    gpu=st.sampled_from([spec.name for spec in list_gpus()]),
+)
+def test_more_resources_per_block_never_raise_occupancy(threads: int, registers: int, shared: int, gpu: str) -> None:
+    spec = load_gpu(gpu)
+    arguments = np.array([threads]), np.array([registers]), np.array([shared])
+    base = blocks_per_sm(spec, *arguments)
+    assert 1 <= base[0] <= spec.max_blocks_per_sm
+    for position, more in ((0, 32), (1, 8), (2, 1024)):
+        larger = [value + (more if i == position else 0) for i, value in enumerate(arguments)]
+        assert blocks_per_sm(spec, *larger)[0] <= base[0]

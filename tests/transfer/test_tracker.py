@@ -1,0 +1,58 @@
+"""The tracker on saved traces and on this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.paths import datasets_dir
+from pipeline.trace.load import load_trace
+from pipeline.transfer.tracker import TrackedTrace, track
+
+
+@pytest.fixture(scope="module")
+def tracked() -> TrackedTrace:
+    folder = datasets_dir()
+    if folder is None:
+        pytest.skip("no public data")
+    return TrackedTrace(load_trace(folder / "traces" / "v100_ddp" / "kineto.json.gz"), batch_size=32)
+
+
+def test_the_traced_gpu_gives_back_its_measurement(tracked: TrackedTrace) -> None:
+    here = tracked.to(tracked.origin.name)
+    assert here.predicted_us == pytest.approx(here.measured_us)
+    assert here.evidence == {"measured": pytest.approx(1.0)} and here.p10_us == pytest.approx(here.p90_us)
+
+
+def test_a_slower_gpu_takes_longer_and_has_an_interval(tracked: TrackedTrace) -> None:
+    here, there = tracked.to(tracked.origin.name), tracked.to("T4")
+    assert there.predicted_us > here.predicted_us
+    assert there.p10_us < there.predicted_us < there.p90_us
+    assert sum(there.evidence.values()) == pytest.approx(1.0) and set(there.evidence) == {"transferred"}
+    assert there.samples_per_s < here.samples_per_s
+
+
+def test_all_gpus_come_fastest_first(tracked: TrackedTrace) -> None:
+    table = tracked.to_all(["T4", "H100", "P4"])
+    assert list(table["gpu"]) == ["H100", "T4", "P4"]
+    assert table["cost_per_million"].isna().all()
+
+
+def test_every_call_says_how_it_was_moved(tracked: TrackedTrace) -> None:
+    calls = tracked.calls("T4")
+    assert set(calls["method"]) <= {"wave", "utilisation", "link_ratio", "bandwidth_ratio", "unchanged"}
+    assert (calls["predicted_us"] >= 0).all()
+
+
+def test_a_step_without_a_gpu_cannot_be_moved() -> None:
+    torch = pytest.importorskip("torch")
+    with track(device="cpu") as tracked:
+        torch.ones(8, 8).matmul(torch.ones(8, 8))
+    with pytest.raises(InputError, match="nothing ran on a GPU"):
+        tracked.to("T4")
+
+
+def test_asking_inside_the_block_is_refused() -> None:
+    pytest.importorskip("torch")
+    with track(device="cpu") as tracked, pytest.raises(InputError, match="nothing tracked yet"):
+        tracked.to("T4")

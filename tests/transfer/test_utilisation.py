@@ -1,0 +1,103 @@
+"""The utilisation model: learns a law, carries it to a GPU it never saw, and stays monotone; probes calibrate it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError, PackError
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.transfer.evaluate import quick
+from pipeline.transfer.probes import calibrate, log_sizes
+from pipeline.transfer.train import RECIPES, train_utilisation
+from pipeline.transfer.utilisation import UtilisationModel
+
+
+@pytest.fixture(scope="module")
+def model(gemm_samples: pd.DataFrame) -> UtilisationModel:
+    return train_utilisation(gemm_samples[gemm_samples["gpu"] != "V100"], "gemm", quick(RECIPES["gemm"], 250))
+
+
+def _held_out(samples: pd.DataFrame) -> pd.DataFrame:
+    return samples[samples["gpu"] == "V100"].reset_index(drop=True)
+
+
+def test_a_law_learned_on_three_gpus_holds_on_a_fourth(model: UtilisationModel, gemm_samples: pd.DataFrame) -> None:
+    rows = _held_out(gemm_samples)
+    _, latency = model.kernel_and_latency(rows, load_gpu("V100"))
+    assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.10
+
+
+def _improved(gpu: GpuSpec, what: str, factor: float) -> GpuSpec:
+    bare = replace(gpu, measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
+    if what == "clock":
+        return replace(
+            bare, boost_clock_mhz=bare.boost_clock_mhz * factor, fp32_gflop_per_s=bare.fp32_gflop_per_s * factor
+        )
+    return replace(bare, **{what: getattr(bare, what) * factor})
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    gpu=st.sampled_from(["V100", "T4", "P4", "L4", "H100"]),
+    what=st.sampled_from(["dram_gb_per_s", "clock", "fp32_gflop_per_s", "tdp_w"]),
+    factor=st.floats(1.0, 8.0),
+    sizes=st.tuples(*[st.integers(8, 16384)] * 3),
+)
+def test_more_bandwidth_clock_or_power_is_never_slower(
+    model: UtilisationModel, gpu: str, what: str, factor: float, sizes: tuple[int, int, int]
+) -> None:
+    call = pd.DataFrame({"op": ["linear"], "B": [1], **{k: [v] for k, v in zip("MNK", sizes, strict=True)}})
+    base, better = _improved(load_gpu(gpu), what, 1.0), _improved(load_gpu(gpu), what, factor)
+    before, after = model.kernel_and_latency(call, base), model.kernel_and_latency(call, better)
+    assert after[0][0] <= before[0][0] * (1 + 1e-9) and after[1][0] <= before[1][0] * (1 + 1e-9)
+
+
+def test_a_saved_model_predicts_the_same(model: UtilisationModel, gemm_samples: pd.DataFrame, tmp_path: Path) -> None:
+    model.save(tmp_path / "gemm.safetensors")
+    loaded = UtilisationModel.load(tmp_path / "gemm.safetensors")
+    rows, gpu = _held_out(gemm_samples), load_gpu("H100")
+    assert loaded.kernel_and_latency(rows, gpu)[1] == pytest.approx(model.kernel_and_latency(rows, gpu)[1])
+    assert loaded.provenance["gpus"] == ["A100-PCIE-40GB", "P100", "T4"]
+
+
+def test_a_damaged_model_names_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "gemm.safetensors"
+    path.write_bytes(b"not a model")
+    with pytest.raises(PackError, match=r"gemm\.safetensors"):
+        UtilisationModel.load(path)
+
+
+def test_numpy_inference_equals_the_trained_formula(relu_samples: pd.DataFrame) -> None:
+    # the training GPUs are reproduced, thread steps and L2 included
+    trained = train_utilisation(relu_samples, "elementwise", quick(RECIPES["elementwise"], 300))
+    rows = relu_samples[relu_samples["gpu"] == "T4"]
+    _, latency = trained.kernel_and_latency(rows, load_gpu("T4"), correction=trained.own("T4"))
+    assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.05
+
+
+def test_ten_probes_remove_a_constant_factor(model: UtilisationModel, gemm_samples: pd.DataFrame) -> None:
+    rows = _held_out(gemm_samples)
+    slow = rows.assign(latency_us=rows["latency_us"] * 1.6)
+    gpu = load_gpu("V100")
+    probes = slow.sample(10, random_state=0)
+    found = calibrate(model, probes, gpu)
+    _, latency = model.kernel_and_latency(slow, gpu, correction=found.correction)
+    latency = latency * np.exp(found.log_factor(log_sizes("gemm", slow)))
+    _, before = model.kernel_and_latency(slow, gpu)
+
+    def error(predicted: np.ndarray) -> float:
+        return float(np.median(np.abs(predicted / slow["latency_us"] - 1)))
+
+    assert error(latency) < 0.12 < error(before)
+
+
+def test_training_without_samples_says_so(gemm_samples: pd.DataFrame) -> None:
+    with pytest.raises(InputError, match="no samples of family softmax"):
+        train_utilisation(gemm_samples, "softmax")

@@ -1,0 +1,83 @@
+"""Wave scaling: the formulas by hand, identity on the same GPU, monotone in bandwidth and clock at fixed gamma."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.hardware.spec import list_gpus, load_gpu
+from pipeline.transfer import wave
+
+NAMES = [spec.name for spec in list_gpus()]
+
+
+def _launches(blocks: float, threads: float) -> wave.Launches:
+    blank = np.array([np.nan])
+    return wave.Launches(np.array([blocks]), np.array([threads]), blank, blank)
+
+
+@given(
+    gpu=st.sampled_from(NAMES),
+    blocks=st.integers(1, 100_000),
+    threads=st.sampled_from([32, 64, 128, 256, 512, 1024]),
+    intensity=st.floats(0.01, 1000),
+    exact=st.booleans(),
+)
+def test_scaling_to_the_same_gpu_is_the_identity(
+    gpu: str, blocks: int, threads: int, intensity: float, exact: bool
+) -> None:
+    spec, times = load_gpu(gpu), np.array([123.0])
+    found = wave.scale(times, _launches(blocks, threads), spec, spec, np.array([intensity]), exact=exact)
+    assert found == pytest.approx(times)
+
+
+@given(
+    pair=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),
+    blocks=st.integers(1, 100_000),
+    gamma=st.floats(0, 1),
+    faster=st.floats(1.0, 4.0),
+    what=st.sampled_from(["dram_gb_per_s", "boost_clock_mhz"]),
+    exact=st.booleans(),
+)
+def test_more_bandwidth_or_clock_is_never_slower_at_fixed_gamma(
+    pair: tuple[str, str], blocks: int, gamma: float, faster: float, what: str, exact: bool
+) -> None:
+    origin, destination = (load_gpu(name) for name in pair)
+    destination = replace(destination, measured_dram_gb_per_s=None)
+    better = replace(destination, **{what: getattr(destination, what) * faster})
+    times, launches = np.array([50.0]), _launches(blocks, 256)
+    base = wave.scale(times, launches, origin, destination, fixed_gamma=gamma, exact=exact)
+    assert wave.scale(times, launches, origin, better, fixed_gamma=gamma, exact=exact)[0] <= base[0] * (1 + 1e-12)
+
+
+def test_the_exact_form_counts_whole_waves() -> None:
+    origin, destination = load_gpu("V100"), load_gpu("T4")
+    # 256 threads: V100 holds 80 x 8 = 640 blocks, T4 40 x 4 = 160; 641 blocks are 2 waves there and 5 here
+    found = wave.scale(np.array([10.0]), _launches(641, 256), origin, destination, fixed_gamma=0.0, exact=True)
+    assert found[0] == pytest.approx(10.0 / 2 * 5 * 1380 / 1590)
+
+
+def test_gamma_is_one_for_pure_traffic_and_half_at_the_ridge() -> None:
+    gpu = load_gpu("V100")
+    ridge = gpu.peak_gflop_per_s() / 817
+    assert wave.gamma(np.array([1e-9, ridge, 4 * ridge]), gpu) == pytest.approx([1.0, 0.5, 0.125])
+
+
+def test_geometry_is_read_from_columns_and_from_texts() -> None:
+    axes = {f"{side}_{axis}": [value] for side, value in (("grid", 4), ("block", 2)) for axis in "xyz"}
+    texts = pd.DataFrame({"grid": ["[4, 4, 4]", None], "block": ["[2,2,2]", "[1,1,1]"]})
+    assert wave.Launches.of(pd.DataFrame(axes)).blocks[0] == 64
+    read = wave.Launches.of(texts)
+    assert read.blocks[0] == 64 and read.threads[0] == 8 and np.isnan(read.blocks[1])
+
+
+def test_unknown_geometry_falls_to_the_simplified_form() -> None:
+    origin, destination, blank = load_gpu("V100"), load_gpu("T4"), np.array([np.nan])
+    unknown = wave.Launches(blank, blank, blank, blank)
+    exact = wave.scale(np.array([10.0]), unknown, origin, destination, exact=True)
+    assert exact == pytest.approx(wave.scale(np.array([10.0]), unknown, origin, destination, exact=False))

@@ -1,0 +1,24 @@
+"""Account for the accuracy of a grid's predictions."""
+
+from pathlib import Path
+
+from pipeline.scripting import job
+
+with job(snakemake):
+    from pipeline.report import accuracy
+    from pipeline.report.figures import tables
+    from pipeline.report.grid import with_gpus
+    from pipeline.schemas import atomic_path, read_table
+
+    steps = tables.steps(read_table(snakemake.input.summary, "summary"))
+    kernels = tables.kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
+    parts = accuracy.sections(steps, tables.errors_by_part(steps), kernels, snakemake.params.missing)
+    title = f"Accuracy of {snakemake.params.grid}"
+    for path, text in ((snakemake.output.text, accuracy.markdown(title, parts)), (snakemake.output.page, accuracy.html(title, parts))):
+        with atomic_path(Path(path)) as part:
+            part.write_text(text, encoding="utf-8")
+    for path, table in ((snakemake.output.steps, steps), (snakemake.output.kernels, kernels)):
+        with atomic_path(Path(path)) as part:
+            table.to_parquet(part, index=False)
+    for line in snakemake.params.missing:
+        print(f"  missing: {line}", flush=True)

@@ -1,0 +1,10 @@
+"""Write Snakemake's own report of a grid, from artifacts that are there."""
+
+from pipeline.scripting import job
+
+with job(snakemake):
+    from pipeline.report.html import write_report
+
+    write_report(
+        snakemake.params.snakefile, snakemake.config, snakemake.params.targets, snakemake.output.page, snakemake.input.style
+    )
