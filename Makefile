@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+GRID ?= gpu=V100 model=dlrm_default
 export PYTHONWARNINGS ?= ignore
 
 .PHONY: help setup run local test lint paper figures report accuracy packs ui clean unlock
@@ -31,6 +32,19 @@ lint: setup ## style and types
 
 packs: setup unlock ## refit what ships, from the public data
 	@$(BIN)/snakemake packs
+
+figures: setup unlock ## figures of a grid: make figures GRID="experiment=paper_dlrm"
+	@$(BIN)/snakemake --config $(GRID) -- figures
+
+accuracy: setup unlock ## accuracy tables of a grid
+	@$(BIN)/snakemake --config $(GRID) -- accuracy
+
+report: setup unlock ## one page with rule graph, figures and tables of a grid, under results/reports/
+	@$(BIN)/snakemake --config $(GRID) -- report
+
+paper: setup unlock ## the grids of the papers, from what this machine has evidence for; says what is missing
+	@for name in paper_dlrm paper_cnn paper_surfer; do \
+	  echo "steptime: experiment=$$name"; $(BIN)/snakemake --config experiment=$$name -- figures accuracy || exit 1; done
 
 ui: setup ## MLflow on the project's database
 	@$(BIN)/steptime ui

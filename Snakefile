@@ -3,7 +3,7 @@
 #
 #   snakemake --config gpu=V100 model=dlrm_default
 #   snakemake --config gpu=V100,P100 model=dlrm_default,dlrm_ddp batch_size=512,2048
-#   snakemake --config experiment=paper_dlrm figures
+#   snakemake --config experiment=paper_dlrm -- figures
 
 from pipeline.evidence import Source
 from pipeline.flow import Flow

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.kernels.predictor import KernelPredictor
     from pipeline.overheads.model import OverheadModel
 
+
 def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Prediction:
     """Predict one training step.
 
@@ -59,7 +60,12 @@ def predict_point(point: Point, results: str | Path = "results") -> Prediction:
     graph = _captured(_frozen(point.config["model"]), point.batch_size)
     calls = map_calls(graph, gpu, graph.device)
     subject = Subject(
-        point.model, point.variant, point.batch_size, graph.memory_bytes, point.overrides, settings=point.config["predict"]
+        point.model,
+        point.variant,
+        point.batch_size,
+        graph.memory_bytes,
+        point.overrides,
+        settings=point.config["predict"],
     )
     kernels = kernel_predictor(gpu, str(point.config["kernels"]["name"]), results)
     overheads = overhead_model(point.gpu, point.config["overheads"], results)
@@ -134,13 +140,17 @@ def largest_batch(point: Point) -> int | None:
     per_sample = (large - small) / (batch - batch // 2)
     room = gpu.memory_bytes - (large - per_sample * batch)
     most = int(room / per_sample) if per_sample > 0 else 0
-    return int(f"{most:.1e}".partition("e")[0].replace(".", "")) * 10 ** max(len(str(most)) - 2, 0) if most > 0 else None
+    return (
+        int(f"{most:.1e}".partition("e")[0].replace(".", "")) * 10 ** max(len(str(most)) - 2, 0) if most > 0 else None
+    )
 
 
 def _measured_here(point: Point, results: Path) -> Prediction:
     from pipeline.schemas import read_table
 
-    path = Path(Artifacts(str(results)).point(point.gpu, point.model, point.variant, point.batch_size)) / "summary.parquet"
+    path = (
+        Path(Artifacts(str(results)).point(point.gpu, point.model, point.variant, point.batch_size)) / "summary.parquet"
+    )
     if not path.is_file():
         raise InputError(
             f"gpu=local is measured first: run `snakemake --config gpu=local model={point.model} batch_size={point.batch_size}`"

@@ -136,7 +136,12 @@ def trace(
 
     loaded = load_trace(trace)
     write_table(loaded.events, out, "events", {"source": trace.name})
-    facts = {"events": len(loaded.events), "iterations": len(loaded.iterations), "device": loaded.device, "out": str(out)}
+    facts = {
+        "events": len(loaded.events),
+        "iterations": len(loaded.iterations),
+        "device": loaded.device,
+        "out": str(out),
+    }
     if as_json:
         _print_json(facts)
     else:
@@ -164,7 +169,9 @@ def kernels_predict(
     source: Annotated[Path, typer.Option("--in", help="parquet of calls: `op` and its dimensions")],
     out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
     models: Annotated[Path | None, typer.Option(help="folder of `kernels fit`; else what is fitted or shipped")] = None,
-    probes: Annotated[Path | None, typer.Option(help="a few measured calls on that GPU, to calibrate a transfer")] = None,
+    probes: Annotated[
+        Path | None, typer.Option(help="a few measured calls on that GPU, to calibrate a transfer")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the latency of every row of a table of calls."""

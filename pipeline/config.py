@@ -110,7 +110,7 @@ def from_snakemake(config: Mapping[str, Any]) -> list[str]:
         if key == "overrides":
             texts += str(value).split()
         elif isinstance(value, Mapping):
-            raise ConfigError(f"--config {key}=...: give dotted keys as overrides=\"{key}.name=value\"")
+            raise ConfigError(f'--config {key}=...: give dotted keys as overrides="{key}.name=value"')
         else:
             values = value if isinstance(value, (list, tuple)) else [value]
             texts.append(f"{key}={','.join(str(v) for v in values)}")

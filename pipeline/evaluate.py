@@ -17,10 +17,10 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.predictor import KernelPredictor
 from pipeline.overheads.model import OverheadModel
-from pipeline.prediction import Prediction
 from pipeline.predict.critical_path import Form, simulate
 from pipeline.predict.program import build_program
 from pipeline.predict.timeline import Timeline
+from pipeline.prediction import Prediction
 
 Floats = npt.NDArray[np.float64]
 

@@ -137,7 +137,9 @@ class Flow:
 
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of an overhead statistic."""
-        return self._named("overheads", str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared")
+        return self._named(
+            "overheads", str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
+        )
 
     def first_section(self, name: str) -> dict[str, Any]:
         """A part of the configuration that all points share."""

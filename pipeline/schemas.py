@@ -176,7 +176,9 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); delete it to rebuild") from None
     table = to_arrow(table.replace_schema_metadata(None), schema, str(path))
-    frame: pd.DataFrame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None)
+    frame: pd.DataFrame = table.to_pandas(
+        types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None
+    )
     return frame
 
 
@@ -209,8 +211,8 @@ class atomic_path:  # noqa: N801 - reads as a function in `with atomic_path(...)
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is None:
             try:
-                os.chmod(self.part, 0o644)
-                os.replace(self.part, self.path)
+                self.part.chmod(0o644)
+                self.part.replace(self.path)
                 return
             except OSError as failure:
                 error = failure

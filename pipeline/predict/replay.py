@@ -221,7 +221,6 @@ def replay(
     Raises:
         TraceError: a file cannot be read, or holds no operators to replay.
     """
-    options = options or Options()
     target = Source.of(load_trace(path))
     if not target.chosen or not any(iteration.span_us > 0 for iteration in target.chosen):
         raise TraceError(
@@ -232,16 +231,24 @@ def replay(
     for other, source in zip(overheads, others, strict=True):
         if not source.chosen:
             raise TraceError(f"{other}: no operators in any iteration; nothing to learn overheads from")
-    replayed, samples = [], []
-    split, folds = _folds(target, others)
+    result = replay_source(target, others, options)
+    if timeline is not None:
+        _write(target, result.replayed, timeline)
+    return result
+
+
+def replay_source(target: Source, others: Sequence[Source] = (), options: Options | None = None) -> ReplayResult:
+    """`replay` for traces that are loaded already (several options on one trace)."""
+    options = options or Options()
+    replayed: list[Replayed] = []
+    samples = []
+    split, folds = _folds(target, list(others))
     for train, test in folds:
         seen = learn(train)
         samples.append(seen[0])
         replayed += list(_evaluate(test, train, seen, options))
     replayed.sort(key=lambda r: r.iteration.number)
     notes = ["one iteration only: predicted from its own statistics, no held-out figure"] if split == "none" else []
-    if timeline is not None:
-        _write(target, replayed, timeline)
     return ReplayResult(target.act.trace, split, tuple(replayed), pd.concat(samples, ignore_index=True), tuple(notes))
 
 

@@ -13,6 +13,7 @@ from pipeline.overheads.model import OverheadModel
 from pipeline.predict.occupancy import fills_device, uses_multiprocessors
 from pipeline.predict.program import Items, Program, StepSequence, assemble
 from pipeline.trace.activity import Activity
+from pipeline.trace.fields import Category
 from pipeline.trace.phases import DATA, PHASES
 
 Floats = npt.NDArray[np.float64]
@@ -51,41 +52,50 @@ class Iteration:
 
 
 def iterations(act: Activity) -> list[Iteration]:
-    """The iterations of a trace that hold any work, in order."""
+    """The iterations of a trace that hold any work, in order.
+
+    A step begins behind the data loader and with an op: loading and waits outside any op count in the middle of a step
+    only, not at its ends (a `torch.cuda.synchronize()` between steps belongs to none).
+    """
     from pipeline.predict.timeline import union_us
 
     out = []
-    in_loader = act.trace.columns["phase"][act.item] == DATA
+    outside = (act.trace.columns["phase"][act.item] == DATA) | _bare_waits(act)
     call_start, call_end = act.call_start, act.call_end
     for number in range(len(act.trace.opens)):
         items = np.flatnonzero(act.iteration == number)
-        work = np.flatnonzero(~in_loader[items])  # a step begins behind the loader
-        items = items[work[0] :] if len(work) else items[:0]
+        work = np.flatnonzero(~outside[items])
+        items = items[work[0] : work[-1] + 1] if len(work) else items[:0]
         if not len(items):
             continue
         is_item = np.zeros(len(act.item), bool)
         is_item[items] = True
         of_action = is_item[act.action_item]
         calls = np.flatnonzero(of_action[act.call_action])
-        end = int(max(act.end[items].max(), call_end[calls].max(initial=0)))
-        begin, finish = call_start[calls, None] / 1000.0, call_end[calls, None] / 1000.0
+        start, host_end = int(act.start[items].min()), int(act.end[items].max())
+        end = int(call_end[calls].max(initial=host_end))
+        begin, finish = (call_start[calls, None] - start) / 1000.0, (call_end[calls, None] - start) / 1000.0
         out.append(
             Iteration(
                 number=number, items=items, actions=np.flatnonzero(of_action), calls=calls,
-                start_ns=int(act.start[items].min()), end_ns=end, kernel_us=(call_end - call_start)[calls] / 1000.0,
-                active_us=float(union_us(begin - begin.min(initial=np.inf), finish - begin.min(initial=np.inf))[0])
-                if len(calls) else 0.0,
+                start_ns=start, end_ns=end, kernel_us=(call_end - call_start)[calls] / 1000.0,
+                active_us=float(union_us(begin, finish)[0]),
             )
         )  # fmt: skip
     return out
 
 
+def _bare_waits(act: Activity) -> Flags:
+    """Items that are waits of the host outside any op."""
+    out = np.zeros(len(act.item), bool)
+    out[act.action_item[act.action_sync]] = True
+    return out & ~act.trace.is_category(Category.OP)[act.item]
+
+
 def backlog_us(act: Activity, iteration: Iteration) -> dict[int, float]:
     """Until when each stream is busy with work launched before the iteration, us from its begin."""
-    of_call = act.iteration[act.action_item[act.call_action]]
     begin = iteration.start_ns
-    launched = act.action_start[act.call_action]
-    earlier = (launched < begin) & (of_call != iteration.number) & (act.call_end > begin)
+    earlier = (act.action_start[act.call_action] < begin) & (act.call_end > begin)
     stream, end = act.call_stream[earlier], act.call_end[earlier]
     return {int(s): float((end[stream == s].max() - begin) / 1000.0) for s in np.unique(stream)}
 

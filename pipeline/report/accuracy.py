@@ -35,8 +35,8 @@ def sections(steps: pd.DataFrame, errors: pd.DataFrame, kernels: pd.DataFrame, m
                "Evidence: what the device time and the host time rest on.", steps, _STEP),
         _table("Errors of measured points", "Over the points above that have a measured step."
                if len(errors) else "No point of this grid has a measured step.", errors, _ERROR),
-        _table("Kernel models", "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model was not "
-               "trained on; above the floor: calls longer than twice the latency floor."
+        _table("Kernel models", "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model was "
+               "not trained on; above the floor: calls longer than twice the latency floor."
                if len(kernels) else "No kernel model of these GPUs was fitted here or shipped.", kernels, _KERNEL),
         Section("Published, for comparison", "Other models, GPUs and software; not measured by this project.",
                 ("figure", "error", "source"), tuple((p.what, f"{p.percent:g} %", p.source) for p in PUBLISHED)),
@@ -75,7 +75,8 @@ _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem auto;max-width:75rem;padding:0 1rem;color:#222}"
     "h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}.wide{overflow-x:auto}"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}"
-    "th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;white-space:nowrap;vertical-align:top}"
+    "th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;white-space:nowrap}"
+    "td{vertical-align:top}"
     "td:only-child{white-space:normal}th{color:#555;font-weight:600}"
 )
 
@@ -131,7 +132,9 @@ _KERNEL: Mapping[str, Cell] = {
 def _table(title: str, says: str, table: pd.DataFrame, columns: Mapping[str, Cell]) -> Section:
     cells = [(name, [show(row) for _, row in table.iterrows()]) for name, show in columns.items()]
     told = [(name, column) for name, column in cells if any(column)]
-    return Section(title, says, tuple(name for name, _ in told), tuple(zip(*(column for _, column in told), strict=True)))
+    return Section(
+        title, says, tuple(name for name, _ in told), tuple(zip(*(column for _, column in told), strict=True))
+    )
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -52,5 +52,7 @@ def model_rows() -> list[dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
         loaded = yaml.safe_load(text) or {}
         first = text.splitlines()[0].removeprefix("#").strip() if text.startswith("#") else ""
-        rows.append({"model": name, "batch_size": loaded.get("batch_size", ""), "what": loaded.get("description") or first})
+        rows.append(
+            {"model": name, "batch_size": loaded.get("batch_size", ""), "what": loaded.get("description") or first}
+        )
     return rows

@@ -61,9 +61,11 @@ def missing_evidence(flow: Flow) -> list[str]:
         campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
         kernels, host = kernel_source(gpu), overhead_source(gpu)
         if kernels is Source.PACK:
-            lines.append(f"{gpu}: kernel samples are not at hand; the shipped pack stands in. Set $STEPTIME_DATASETS to refit.")
+            lines.append(
+                f"{gpu}: no kernel samples at hand; the shipped pack stands in. Set $STEPTIME_DATASETS to refit."
+            )
         if kernels is Source.TRANSFER:
-            lines.append(f"{gpu}: no kernel samples of this GPU; its kernels are carried over from others. To change that, {campaign}.")
+            lines.append(f"{gpu}: no kernel samples; other GPUs' are carried over. To change that, {campaign}.")
         if host is Source.TRANSFER:
             lines.append(f"{gpu}: no trace of its host; another GPU's host stands in. To change that, {campaign}.")
         if gpu != "local" and kernels is not Source.MEASUREMENTS:

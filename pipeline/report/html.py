@@ -11,9 +11,7 @@ from typing import Any
 from pipeline.errors import SteptimeError
 
 
-def write_report(
-    snakefile: str, config: Mapping[str, Any], targets: Sequence[str], page: str | Path, style: str | Path | None = None
-) -> None:
+def write_report(snakefile: str, config: Mapping[str, Any], targets: Sequence[str], page: str | Path) -> None:
     """Run `snakemake --report` over finished targets, beside a Snakemake that waits for it.
 
     Args:
@@ -21,13 +19,12 @@ def write_report(
         config: its `--config` values.
         targets: files or rules that the report covers; they exist already.
         page: the HTML file to write.
-        style: stylesheet added to the page.
 
     Raises:
         SteptimeError: Snakemake could not write it; the message says why.
     """
     command = [sys.executable, "-m", "snakemake", "--snakefile", snakefile, "--nolock", "--cores", "1", *targets,
-               "--report", str(page), *(["--report-stylesheet", str(style)] if style else [])]  # fmt: skip
+               "--report", str(page)]  # fmt: skip
     if config:
         command += ["--config", *(f"{key}={_text(value)}" for key, value in config.items())]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

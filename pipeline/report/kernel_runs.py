@@ -69,7 +69,9 @@ def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) 
     family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
     title = f"{family} on {gpu} ({variant})"
     if folder is not None:
-        (folder / "metrics.json").write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / "metrics.json").write_text(
+            json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
         test.to_parquet(folder / "test_predictions.parquet", index=False)
     run = log_run(
         tracking,

@@ -6,6 +6,7 @@ database at once crash (MLflow 3). MLflow is imported inside the functions becau
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -31,7 +32,9 @@ def initialise(folder: str | Path) -> Path:
     client = _client(folder)
     for name in EXPERIMENTS:
         if client.get_experiment_by_name(name) is None:
-            client.create_experiment(name, artifact_location=(folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri())
+            client.create_experiment(
+                name, artifact_location=(folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
+            )
     facts = {name: client.get_experiment_by_name(name).experiment_id for name in EXPERIMENTS}
     with atomic_path(folder / "experiments.json") as part:
         part.write_text(json.dumps({"database": "mlflow.db", "experiments": facts}, indent=1) + "\n")
@@ -69,7 +72,9 @@ def log_run(
         client.delete_run(run.info.run_id)
     with mlflow.start_run(experiment_id=owner.experiment_id, run_name=name, tags={**tags, "current": "yes"}) as run:
         mlflow.log_params({key: str(value)[:480] for key, value in params.items()})
-        mlflow.log_metrics({key: float(value) for key, value in metrics.items() if value is not None and value == value})
+        mlflow.log_metrics(
+            {key: float(value) for key, value in metrics.items() if value is not None and value == value}
+        )
         for place, path in (artifacts or {}).items():
             log = mlflow.log_artifacts if path.is_dir() else mlflow.log_artifact
             log(str(path), place)
@@ -83,10 +88,8 @@ def register_champion(folder: str | Path, name: str, run_id: str, place: str, ta
     from mlflow.exceptions import MlflowException
 
     client = _client(Path(folder))
-    try:
+    with contextlib.suppress(MlflowException):  # exists since an earlier fit: it gets a new version
         client.create_registered_model(name, tags=dict(tags))
-    except MlflowException:
-        pass  # exists since an earlier fit: it gets a new version
     run = client.get_run(run_id)
     version = client.create_model_version(name, f"{run.info.artifact_uri}/{place}", run_id=run_id, tags=dict(tags))
     client.set_registered_model_alias(name, "champion", version.version)
@@ -105,7 +108,9 @@ def serve(port: int, folder: str | Path = "results/mlflow") -> None:
         raise InputError(f"{folder}/mlflow.db: no such file; run the pipeline first (make run)")
     os.environ.update(_ENVIRONMENT)
     print(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)", flush=True)
-    os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", _uri(folder), "--port", str(port)])
+    os.execv(
+        sys.executable, [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", _uri(folder), "--port", str(port)]
+    )
 
 
 def _uri(folder: Path) -> str:

@@ -27,7 +27,7 @@ MAX_EVENT_BYTES = 64 << 20
 """An element larger than this is no profiler event; stop instead of reading on without end."""
 
 _ARRAY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\],]', re.DOTALL)
+_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
 _GZIP_MAGIC = b"\x1f\x8b"
 _ATTEMPTS = 4
 

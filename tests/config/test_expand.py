@@ -18,7 +18,10 @@ def test_one_point_has_the_defaults_of_its_model() -> None:
 def test_values_separated_by_commas_make_a_grid() -> None:
     points = expand(["gpu=V100,P100", "model=dlrm_default,dlrm_ddp", "batch_size=512,2048"])
     assert len(points) == 8
-    assert {(p.gpu, p.model, p.batch_size) for p in points} >= {("P100", "dlrm_ddp", 2048), ("V100", "dlrm_default", 512)}
+    assert {(p.gpu, p.model, p.batch_size) for p in points} >= {
+        ("P100", "dlrm_ddp", 2048),
+        ("V100", "dlrm_default", 512),
+    }
 
 
 def test_an_alias_is_the_gpu_that_it_stands_for() -> None:
@@ -79,7 +82,9 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
 )
 def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says) as raised:
-        expand(["gpu=V100", "model=dlrm_default", override] if not override.startswith(("gpu", "model=")) else [override])
+        expand(
+            ["gpu=V100", "model=dlrm_default", override] if not override.startswith(("gpu", "model=")) else [override]
+        )
     assert "\n" not in str(raised.value)
 
 

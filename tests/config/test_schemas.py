@@ -44,7 +44,7 @@ def test_an_empty_required_value_is_refused(overheads: pd.DataFrame) -> None:
 def test_an_unknown_column_and_a_wrong_type_are_refused(overheads: pd.DataFrame) -> None:
     with pytest.raises(TableError, match="colour"):
         to_arrow(overheads.assign(colour="red"), "overheads")
-    with pytest.raises(TableError, match="count|many"):
+    with pytest.raises(TableError, match=r"count|many"):
         to_arrow(overheads.assign(count="many"), "overheads")
 
 

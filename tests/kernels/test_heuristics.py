@@ -50,7 +50,8 @@ def test_one_tile_more_than_the_sms_costs_a_whole_wave(v100):
     full = call("bmm", B=80, M=64, N=4096, K=64)
     over = call("bmm", B=81, M=64, N=4096, K=64)
     physics = Physics.of(v100)
-    assert physics.kernel_us("bmm", over)[0] > 1.8 * physics.kernel_us("bmm", full)[0]
+    # the full wave is bound by memory, the second wave by compute: less than twice
+    assert physics.kernel_us("bmm", over)[0] > 1.6 * physics.kernel_us("bmm", full)[0]
 
 
 def test_pageable_copies_are_slower_than_pinned_ones(v100):

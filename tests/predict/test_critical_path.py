@@ -25,7 +25,6 @@ def row(kind: int = LAUNCH, **given: Any) -> dict[str, Any]:
 
 
 def program(*rows: dict[str, Any], backlog: tuple[float, ...] = (), **given: Any) -> Program:
-    count = len(rows)
     kinds = np.array([r["kind"] for r in rows])
     call = np.where(kinds == LAUNCH, np.cumsum(kinds == LAUNCH) - 1, -1)
     streams = np.arange(max([int(r["stream"]) for r in rows] + [len(backlog) - 1, 0]) + 1)

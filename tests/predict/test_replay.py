@@ -85,8 +85,8 @@ def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
 def test_a_graph_launch_starts_all_its_kernels(tmp_path: Path) -> None:
     #   main [graph op: cudaGraphLaunch]
     #   s7        [a---][b--]   s8  [c----]
-    events = [op("graph::replay", 0, 30), api("cudaGraphLaunch", 2, 6, 1), kernel("a", 8, 18, 1), kernel("b", 19, 26, 1),
-              kernel("c", 12, 40, 1, stream=8)]  # fmt: skip
+    events = [op("graph::replay", 0, 30), api("cudaGraphLaunch", 2, 6, 1), kernel("a", 8, 18, 1),
+              kernel("b", 19, 26, 1), kernel("c", 12, 40, 1, stream=8)]  # fmt: skip
     result = replay(write(tmp_path, events))
     assert result.replayed[0].program.call_count == 3
     assert result.replayed[0].timeline.active_us[0] >= 28

@@ -53,7 +53,16 @@ def test_a_summary_row_comes_back_as_the_same_prediction(prediction: Prediction)
 
 def test_the_table_says_what_matters(prediction: Prediction) -> None:
     shown = text_of(one(prediction))
-    for words in ("8.00 ms", "7.50 ms to 9.00 ms", "75% busy", "device-bound", "gemm", "pack 90%", "2.0 GiB", "1.0% of device time"):
+    for words in (
+        "8.00 ms",
+        "7.50 ms to 9.00 ms",
+        "75% busy",
+        "device-bound",
+        "gemm",
+        "pack 90%",
+        "2.0 GiB",
+        "1.0% of device time",
+    ):
         assert words in shown, words
 
 

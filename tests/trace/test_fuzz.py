@@ -45,7 +45,8 @@ EVENTS = [event for number in range(3) for event in _iteration(number)]
 RAW = trace(EVENTS, baseTimeNanoseconds=1_700_000_000_000_000_000)
 VALUES: list[Any] = [
     None, True, False, -1, 0, 1.5, 1e300, -1e300, 2**31, 2**63, 2**64, 2**70, -(2**63), "", "x", "\x00", '"', "\\",
-    "1" * 30, "٣", [], {}, [1], {"a": 1}, [[[]]], float("nan"), float("inf"), 9e15, 10**18, "cudaLaunchKernel", "kernel",
+    "1" * 30, "٣", [], {}, [1], {"a": 1}, [[[]]], float("nan"), float("inf"), 9e15, 10**18,
+    "cudaLaunchKernel", "kernel",
 ]  # fmt: skip
 INSERTS = [b'"', b"{", b"}", b"]", b"[", b",", b":", b"\x00", b"\xff", b"\\", b"1e999", b"null", b"\\u", b"}, {", b"]}"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, op, trace, write
 
 from pipeline.errors import TraceError
 from pipeline.schemas import read_table, write_table
 from pipeline.trace import scan
 from pipeline.trace.load import load_trace
-from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, op, trace, write
 
 #            0    5    10   15   20   25
 #   main     [aten::linear      ]

@@ -4,8 +4,7 @@
     api        L0    S          .
     s7          <k0--->
 
-`draw` is the other way round from a parser of pictures: tests name events with begin and end, and the picture beside the
-test shows the same. Events become raw Kineto dictionaries.
+Tests name events with begin and end; the picture beside the test shows the same. Events become raw Kineto dictionaries.
 """
 
 from __future__ import annotations

@@ -79,7 +79,12 @@ def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("config", "says"),
-    [("gpu=V1000", "V100"), ("model=dlrm", "dlrm_default"), ("batch_size=0", "1 or more"), ("batch_size=text", "whole number")],
+    [
+        ("gpu=V1000", "V100"),
+        ("model=dlrm", "dlrm_default"),
+        ("batch_size=0", "1 or more"),
+        ("batch_size=text", "whole number"),
+    ],
 )
 def test_a_bad_value_is_one_line_before_anything_runs(config: str, says: str, tmp_path: Path) -> None:
     run = snakemake("--config", config, folder=tmp_path)

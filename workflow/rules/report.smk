@@ -26,11 +26,11 @@ rule figures:
             category=lambda wildcards: category_of(wildcards.figure),
             labels={"figure": "{figure}"},
         ),
+    log:
+        f"{FLOW.artifacts.root}/figures/logs/{FLOW.grid}.log",
     params:
         shipped=GRID.shipped_models(FLOW),
         code=FLOW.code("report/figures", "report/grid.py"),
-    log:
-        f"{FLOW.artifacts.root}/figures/logs/{FLOW.grid}.log",
     message:
         "Figures of the grid"
     script:
@@ -43,16 +43,18 @@ rule accuracy:
         models=GRID.fitted_models(FLOW),
     output:
         text=f"{ACCURACY}.md",
-        page=report(f"{ACCURACY}.html", caption="../report/accuracy.rst", category="Accuracy", labels={"figure": "tables"}),
+        page=report(
+            f"{ACCURACY}.html", caption="../report/accuracy.rst", category="Accuracy", labels={"figure": "tables"}
+        ),
         steps=f"{ACCURACY}.steps.parquet",
         kernels=f"{ACCURACY}.kernels.parquet",
+    log:
+        f"{FLOW.artifacts.root}/accuracy/logs/{FLOW.grid}.log",
     params:
         grid=FLOW.grid,
         missing=GRID.missing_evidence(FLOW),
         shipped=GRID.shipped_models(FLOW),
         code=FLOW.code("report/figures", "report/grid.py", "report/accuracy.py"),
-    log:
-        f"{FLOW.artifacts.root}/accuracy/logs/{FLOW.grid}.log",
     message:
         "Accuracy of the grid"
     script:
@@ -63,14 +65,13 @@ rule report:
     input:
         figures=rules.figures.output.folder,
         accuracy=rules.accuracy.output.page,
-        style=workflow.source_path("../report/style.css"),
     output:
         page=f"{FLOW.artifacts.root}/reports/{FLOW.grid}.html",
+    log:
+        f"{FLOW.artifacts.root}/reports/logs/{FLOW.grid}.log",
     params:
         snakefile=str(workflow.main_snakefile),
         targets=["figures", "accuracy"],
-    log:
-        f"{FLOW.artifacts.root}/reports/logs/{FLOW.grid}.log",
     message:
         "Report of the grid, one page that opens offline"
     script:
@@ -82,10 +83,10 @@ rule pair_errors:
         latencies=FLOW.public("neusight/kernels.parquet"),
     output:
         errors=PAIR_ERRORS,
-    params:
-        code=FLOW.code("transfer", "hardware"),
     log:
         f"{FLOW.artifacts.root}/transfer/logs/{{family}}.log",
+    params:
+        code=FLOW.code("transfer", "hardware"),
     message:
         "Errors of {wildcards.family} between all GPUs with public samples"
     script:

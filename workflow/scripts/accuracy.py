@@ -14,7 +14,10 @@ with job(snakemake):
     kernels = tables.kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
     parts = accuracy.sections(steps, tables.errors_by_part(steps), kernels, snakemake.params.missing)
     title = f"Accuracy of {snakemake.params.grid}"
-    for path, text in ((snakemake.output.text, accuracy.markdown(title, parts)), (snakemake.output.page, accuracy.html(title, parts))):
+    for path, text in (
+        (snakemake.output.text, accuracy.markdown(title, parts)),
+        (snakemake.output.page, accuracy.html(title, parts)),
+    ):
         with atomic_path(Path(path)) as part:
             part.write_text(text, encoding="utf-8")
     for path, table in ((snakemake.output.steps, steps), (snakemake.output.kernels, kernels)):

@@ -14,4 +14,6 @@ with job(snakemake):
         trace = load_trace(path)
         keep = [number > 0 for number in range(len(trace.iterations))]  # the first profiled step warms the profiler up
         parts.append(extract_overheads(trace, workload=workload, iterations=keep))
-    write_table(pd.concat(parts, ignore_index=True), snakemake.output.samples, "overhead_samples", provenance(snakemake))
+    write_table(
+        pd.concat(parts, ignore_index=True), snakemake.output.samples, "overhead_samples", provenance(snakemake)
+    )

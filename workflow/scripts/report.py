@@ -6,5 +6,8 @@ with job(snakemake):
     from pipeline.report.html import write_report
 
     write_report(
-        snakemake.params.snakefile, snakemake.config, snakemake.params.targets, snakemake.output.page, snakemake.input.style
+        snakemake.params.snakefile,
+        snakemake.config,
+        snakemake.params.targets,
+        snakemake.output.page,
     )

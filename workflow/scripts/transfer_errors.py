@@ -12,6 +12,8 @@ with job(snakemake):
     from pipeline.transfer.evaluate import folds, pair_errors
 
     samples = read_samples(snakemake.input.latencies)
-    errors = pd.concat([pair_errors(samples, fold) for fold in folds(samples, snakemake.wildcards.family)], ignore_index=True)
+    errors = pd.concat(
+        [pair_errors(samples, fold) for fold in folds(samples, snakemake.wildcards.family)], ignore_index=True
+    )
     with atomic_path(Path(snakemake.output.errors)) as part:
         errors.to_parquet(part, index=False)

@@ -49,7 +49,7 @@ def family_errors(errors: pd.DataFrame) -> Figure:
     """Held-out error of every kernel model: geometric mean and mean, and whether the intervals hold what they promise.
 
     Args:
-        errors: `kernel_errors` table of `pipeline.report.figures.tables`: gpu, family, gmae, mape, coverage (fractions).
+        errors: `kernel_errors` table of `pipeline.report.figures.tables`: gpu, family, gmae, mape, coverage.
     """
     families, gpus = list(dict.fromkeys(errors["family"])), list(dict.fromkeys(errors["gpu"]))
     figure, panels = new_panels(2, width=9.0, height=bar_height(len(families) * max(1.0, 0.6 * len(gpus))) + 0.6)

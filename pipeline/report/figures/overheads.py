@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.report.figures.style import COLOURS, bar_height, footnote, label_rows, new_figure, new_panels
+from pipeline.report.figures.style import (
+    COLOURS,
+    bar_height,
+    footnote,
+    label_rows,
+    new_figure,
+    new_panels,
+    plain_ticks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,23 +89,34 @@ def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
     """Horizontal boxes from quantiles; logarithmic, because overheads spread over decades."""
     hosts = list(dict.fromkeys(spread["gpu"]))
     labels = list(dict.fromkeys(spread[by]))
-    figure, panels = new_panels(len(hosts), width=max(2.6 + 3.2 * len(hosts), 7.0), height=bar_height(len(labels)) + 0.4)
+    figure, panels = new_panels(
+        len(hosts), width=max(2.6 + 3.2 * len(hosts), 7.0), height=bar_height(len(labels)) + 0.4
+    )
     for axes, gpu in zip(panels, hosts, strict=True):
         part = spread[spread["gpu"] == gpu]
         _draw(axes, part, [labels.index(label) for label in part[by]])
         axes.set(xscale="log", xlabel=what, title=f"host of {gpu}")
+        plain_ticks(axes.xaxis)
         label_rows(axes, labels)
     footnote(figure, f"Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile. {AS_PROFILED}")
     return figure
 
 
 def _draw(axes: Axes, part: pd.DataFrame, where: list[int]) -> None:
-    names = {"whislo": "p5_us", "q1": "p25_us", "med": "median_us", "mean": "mean_us", "q3": "p75_us", "whishi": "p95_us"}
+    names = {
+        "whislo": "p5_us",
+        "q1": "p25_us",
+        "med": "median_us",
+        "mean": "mean_us",
+        "q3": "p75_us",
+        "whishi": "p95_us",
+    }
     least = 0.05  # below the clock's resolution; zero has no place on a logarithmic axis
     values = {key: np.maximum(part[column].to_numpy(float), least) for key, column in names.items()}
     stats = [{key: float(column[i]) for key, column in values.items()} for i in range(len(part))]
     axes.bxp(
-        stats, positions=where, orientation="horizontal", showfliers=False, showmeans=True, patch_artist=True, widths=0.6,
+        stats, positions=where, orientation="horizontal", showfliers=False, showmeans=True, patch_artist=True,
+        widths=0.6,
         boxprops={"facecolor": COLOURS[4], "linewidth": 0.8}, medianprops={"color": "black", "linewidth": 1.5},
         meanprops={"marker": "o", "markersize": 4, "markerfacecolor": COLOURS[5], "markeredgecolor": COLOURS[5]},
     )  # fmt: skip

@@ -17,7 +17,8 @@ class Published:
     @property
     def label(self) -> str:
         """How a legend names it."""
-        return f"published: {self.percent:g} % {self.what} ({self.source})"
+        what = self.what.replace(", ", ",\n")
+        return f"published: {self.percent:g} % {what}\n({self.source})"
 
 
 _LIN = "Lin et al., HiPC 2022"

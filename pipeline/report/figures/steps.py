@@ -17,6 +17,7 @@ from pipeline.report.figures.style import (
     label_rows,
     new_figure,
     new_panels,
+    plain_ticks,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def utilisation(steps: pd.DataFrame) -> Figure:
             axes.text(min(share, 97) - 1.5, y, f"{share:.0f}", va="center", ha="right", color="white", fontsize=7)
         axes.set(xlim=(0, 100), xlabel="share of the predicted step (%)", title=str(gpu))
         label_rows(axes, labels)
-    _legend_below(figure, panels[0])
+    _legend_above(figure, panels[0])
     return figure
 
 
@@ -69,21 +70,24 @@ def breakdown(families: pd.DataFrame) -> Figure:
             left += width
         axes.set(xlim=(0, 100), xlabel="share of device time (%)", title=str(gpu))
         label_rows(axes, labels)
-    _legend_below(figure, panels[0])
+    _legend_above(figure, panels[0])
     return figure
 
 
 def step_times(steps: pd.DataFrame) -> Figure:
-    """Predicted step with its p10 to p90 interval, the kernels' time alone, and the measured step where there is one."""
+    """Predicted step with its p10 to p90 interval, the kernels' time alone, and the measured step if there is one."""
     figure, panels, labels = _panel_per_gpu(steps)
     for axes, (gpu, rows) in zip(panels, steps.groupby("gpu", sort=False), strict=True):
         where = np.array([labels.index(label) for label in rows["workload"]])
         step, low, high, kernels, measured = (
-            rows[name].to_numpy(float) / 1000 for name in ("predicted_us", "p10_us", "p90_us", "kernels_us", "measured_us")
+            rows[name].to_numpy(float) / 1000
+            for name in ("predicted_us", "p10_us", "p90_us", "kernels_us", "measured_us")
         )
         axes.barh(where, step, color=ACTIVE, height=0.6, alpha=0.75, label="predicted step")
         spread = np.maximum([step - low, high - step], 0.0)
-        axes.errorbar(step, where, xerr=spread, fmt="none", ecolor="black", elinewidth=1, capsize=2.5, label="p10 to p90")
+        axes.errorbar(
+            step, where, xerr=spread, fmt="none", ecolor="black", elinewidth=1, capsize=2.5, label="p10 to p90"
+        )
         axes.plot(kernels, where, "|", color="white", markeredgewidth=2, markersize=9)
         axes.plot(kernels, where, "|", color="black", markeredgewidth=1, markersize=9, label="sum of its kernels")
         if np.isfinite(measured).any():
@@ -91,7 +95,7 @@ def step_times(steps: pd.DataFrame) -> Figure:
         axes.set(xlabel="time of one step (ms)", title=str(gpu))
         axes.set_xlim(left=0)
         label_rows(axes, labels)
-    _legend_below(figure, next((a for a in panels if len(a.get_legend_handles_labels()[1]) > 3), panels[0]))
+    _legend_above(figure, next((a for a in panels if len(a.get_legend_handles_labels()[1]) > 3), panels[0]))
     return figure
 
 
@@ -111,7 +115,10 @@ def predicted_against_measured(steps: pd.DataFrame) -> Figure:
     ends = np.array([values.min() / 1.3, values.max() * 1.3])
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="black", alpha=0.08, linewidth=0, label="within 10 %")
-    axes.set(xscale="log", yscale="log", xlabel="measured step, unprofiled (ms)", ylabel="predicted step (ms), p10 to p90")
+    axes.set(
+        xscale="log", yscale="log", xlabel="measured step, unprofiled (ms)", ylabel="predicted step (ms), p10 to p90"
+    )
+    plain_ticks(axes.xaxis, axes.yaxis)
     axes.grid(axis="both", color="#dddddd", linewidth=0.6)
     axes.legend(frameon=False)
     return figure
@@ -124,7 +131,7 @@ def error_by_part(errors: pd.DataFrame, published: pd.DataFrame) -> Figure:
         errors: columns method, points, gmae, mape, worst (fractions), one row per way to predict.
         published: columns label, percent.
     """
-    figure, axes = new_figure(8.0, 1.9 + 0.45 * (len(errors) + len(published)))
+    figure, axes = new_figure(8.0, 1.9 + 0.55 * (len(errors) + len(published)))
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.grid(visible=False, axis="y")
     y = np.arange(len(errors))
@@ -133,7 +140,15 @@ def error_by_part(errors: pd.DataFrame, published: pd.DataFrame) -> Figure:
     axes.plot(100 * errors["worst"], y, ">", color="black", markersize=5, label="worst, ours")
     names = [f"{row.method} ({row.points} points)" for row in errors.itertuples()]
     theirs = np.arange(len(published)) + len(errors)
-    axes.barh(theirs, published["percent"], height=0.6, color="white", edgecolor="black", hatch="//", label="published, other data")
+    axes.barh(
+        theirs,
+        published["percent"],
+        height=0.6,
+        color="white",
+        edgecolor="black",
+        hatch="//",
+        label="published, other data",
+    )
     label_rows(axes, [*names, *published["label"]])
     axes.set_xlabel("|predicted / measured − 1| (%)")
     axes.legend(frameon=False, fontsize=8)
@@ -141,7 +156,7 @@ def error_by_part(errors: pd.DataFrame, published: pd.DataFrame) -> Figure:
 
 
 def throughput(steps: pd.DataFrame) -> Figure:
-    """Samples per second over the batch size, a panel per model, a line per GPU; hollow where memory does not suffice."""
+    """Samples per second over the batch size, a panel per model, a line per GPU; hollow where memory is too small."""
     models = list(dict.fromkeys(steps["model_variant"]))
     columns = min(3, len(models))
     rows = -(-len(models) // columns)
@@ -188,7 +203,7 @@ def _panel_per_gpu(table: pd.DataFrame) -> tuple[Figure, list[Axes], list[str]]:
     return figure, panels, labels
 
 
-def _legend_below(figure: Figure, axes: Axes) -> None:
+def _legend_above(figure: Figure, axes: Axes) -> None:
     handles, names = axes.get_legend_handles_labels()
     columns = min(4, len(names))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=8)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#000000")
@@ -42,8 +43,20 @@ def new_panels(
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """A line below the figure: what it rests on."""
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=7.5, color="#555555", wrap=True)
+    """A line below the figure, after any that is there: what it rests on."""
+    figure.supxlabel(
+        f"{figure.get_supxlabel()} {text}".strip(), x=0.01, ha="left", fontsize=7.5, color="#555555", wrap=True
+    )
+
+
+def plain_ticks(*scales: Axis) -> None:
+    """Plain numbers on logarithmic axes instead of powers of ten."""
+    from matplotlib.ticker import LogFormatter, LogLocator
+
+    for scale in scales:
+        scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        scale.set_major_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(9.0, 9.0)))
+        scale.set_minor_locator(LogLocator(subs=()))
 
 
 def label_rows(axes: Axes, labels: Sequence[str]) -> None:
@@ -53,7 +66,7 @@ def label_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def bar_height(rows: int) -> float:
+def bar_height(rows: float) -> float:
     """Height in inches of a figure with that many horizontal bars."""
     return 1.5 + 0.27 * max(rows, 2)
 

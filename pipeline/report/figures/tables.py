@@ -39,7 +39,8 @@ def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> p
 
     rows = [
         {
-            "gpu": p.gpu, "workload": f"{_name(p)} b{p.batch_size}", "model_variant": _name(p), "batch_size": p.batch_size,
+            "gpu": p.gpu, "workload": f"{_name(p)} b{p.batch_size}", "model_variant": _name(p),
+            "batch_size": p.batch_size,
             "predicted_us": p.predicted_us, "active_us": p.active_us, "idle_us": p.idle_us, "host_us": p.host_us,
             "kernels_us": sum(p.families.values()) or np.nan, "p10_us": p.p10_us, "p90_us": p.p90_us,
             "measured_us": np.nan if p.measured_us is None else p.measured_us, "samples_per_s": p.samples_per_s,
@@ -65,7 +66,7 @@ def families(summary: pd.DataFrame) -> pd.DataFrame:
 def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Count, mean and quantiles of `value_us` per group: p5_us, p25_us, median_us, mean_us, p75_us, p95_us, count."""
     groups = observations.dropna(subset=list(by)).groupby(list(by), sort=True, observed=True)["value_us"]
-    quantiles = groups.quantile([0.05, 0.25, 0.5, 0.75, 0.95]).unstack()
+    quantiles = groups.quantile(np.array([0.05, 0.25, 0.5, 0.75, 0.95])).unstack()
     quantiles.columns = pd.Index(["p5_us", "p25_us", "median_us", "p75_us", "p95_us"])
     return quantiles.assign(mean_us=groups.mean(), count=groups.size()).reset_index()
 
@@ -128,7 +129,9 @@ def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
             test = pd.read_parquet(folder / TEST_PREDICTIONS, columns=["latency_us", "predicted_us"])
             if len(test):
                 family = folder.name if (folder.parent.name == "kernels") else folder.parent.name
-                errors.setdefault(family, {})[gpu] = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+                errors.setdefault(family, {})[gpu] = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(
+                    float
+                )
     parts = []
     for family, by_gpu in sorted(errors.items()):
         everything = np.concatenate(list(by_gpu.values()))
@@ -136,7 +139,8 @@ def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
         edges = np.linspace(-width, width, HISTOGRAM_BINS + 1)
         for gpu, values in sorted(by_gpu.items()):
             counts, _ = np.histogram(np.clip(values, -width, width), edges)
-            parts.append(pd.DataFrame({"gpu": gpu, "family": family, "from_percent": edges[:-1], "to_percent": edges[1:],
+            parts.append(pd.DataFrame({"gpu": gpu, "family": family, "from_percent": edges[:-1],
+                                       "to_percent": edges[1:],
                                        "share": counts / len(values)}))  # fmt: skip
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["gpu", "family", "share"])
 

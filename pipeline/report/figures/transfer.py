@@ -11,6 +11,8 @@ from pipeline.report.figures.style import footnote, new_panels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NOTE = "Mean |predicted / measured − 1| (%) above twice the latency floor; the destination was left out of training."
+
 
 def error_matrix(errors: pd.DataFrame) -> Figure:
     """Mean error of kernels carried from each GPU to each other, a panel per family.
@@ -32,11 +34,16 @@ def error_matrix(errors: pd.DataFrame) -> Figure:
         for y, x in ((y, x) for y in range(len(gpus)) for x in range(len(gpus))):
             value = table.iloc[y, x]
             if pd.notna(value):
-                axes.text(x, y, f"{value:.0f}", ha="center", va="center", color="white" if value > worst / 2 else "black")
+                axes.text(
+                    x, y, f"{value:.0f}", ha="center", va="center", color="white" if value > worst / 2 else "black"
+                )
         axes.set_xticks(range(len(gpus)), gpus, rotation=35, ha="right", fontsize=7)
         axes.set_yticks(range(len(gpus)), gpus, fontsize=7)
         axes.set(xlabel="to", ylabel="from", title=family)
     for axes in panels[len(families) :]:
         axes.set_visible(False)
-    footnote(figure, "Mean |predicted / measured − 1| (%) above twice the latency floor; the destination was left out of training.")
+    footnote(
+        figure,
+        "Mean |predicted / measured − 1| (%) above twice the latency floor; the destination was left out of training.",
+    )
     return figure

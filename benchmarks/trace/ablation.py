@@ -1,0 +1,152 @@
+"""How well public traces are replayed, part by part: writes the tables of docs/replay.md.
+
+    python benchmarks/trace/ablation.py [--doc docs/replay.md]
+
+Every figure is the mean absolute error of the span, in percent, on iterations (or ranks) that gave no statistics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.overheads.extract import extract_overheads
+from pipeline.overheads.model import OverheadModel
+from pipeline.overheads.share import calibrate, merged
+from pipeline.paths import datasets_dir
+from pipeline.predict.critical_path import simulate
+from pipeline.predict.ranks import replay_ranks
+from pipeline.predict.replay import PUBLISHED, Options, ReplayResult, Source, build, replay_source
+from pipeline.predict.waits import WaitModel
+from pipeline.trace.load import load_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+SINGLE = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_ddp")
+RANKS = "v100x8_dlrm"
+HOST_BOUND = ("rtx2080ti_linear", "v100x8_dlrm rank 0")
+
+VARIANTS: dict[str, Options] = {
+    "full form (default)": Options(),
+    "published form (Lin et al.)": PUBLISHED,
+    "IQR-trimmed mean": Options(estimator="trimmed_mean"),
+    "plain mean": Options(estimator="mean"),
+    "median": Options(estimator="median"),
+    "per op, no signatures": Options(signatures=False),
+    "T1 without thread switch": Options(threads=False),
+    "no waits of the host": Options(host_waits=False),
+    "no waits between streams": Options(event_waits=False),
+    "no launch queue": Options(queue=False),
+    "no room on a full device": Options(occupancy=False),
+    "T4/2 and 1 us, not measured": Options(device_constants=False),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--doc", type=Path, default=ROOT / "docs" / "replay.md")
+    options = parser.parse_args()
+    data = datasets_dir()
+    if data is None:
+        print("no public traces here: set STEPTIME_DATASETS", file=sys.stderr)
+        return 2
+    folder = data / "traces"
+    singles = {name: Source.of(load_trace(folder / name / "kineto.json.gz")) for name in SINGLE}
+    rank_paths = [folder / RANKS / f"rank{rank}_kineto.json.gz" for rank in range(5)]
+    ranks = [Source.of(load_trace(path)) for path in rank_paths]
+    tables = {
+        "ablations": ablations(singles, ranks),
+        "ranks": together(rank_paths, ranks),
+        "sharing": sharing({**singles, f"{RANKS} rank 0": ranks[0]}),
+    }
+    text = options.doc.read_text()
+    for name, table in tables.items():
+        print(f"\n{name}\n{table}")
+        block = f"<!-- {name} -->\n{table}\n<!-- end -->"
+        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, b=block: b, text, flags=re.DOTALL)
+    options.doc.write_text(text)
+    return 0
+
+
+def ablations(singles: dict[str, Source], ranks: list[Source]) -> str:
+    """One row per variant, one column per trace; baselines at the end."""
+    rows: dict[str, list[float]] = {}
+    results: list[list[ReplayResult]] = []
+    for label, variant in VARIANTS.items():
+        per_trace = [[replay_source(source, (), variant)] for source in singles.values()]
+        per_trace.append([replay_source(own, [o for o in ranks if o is not own], variant) for own in ranks])
+        rows[label] = [errors(group, lambda r: r.predicted_us) for group in per_trace]
+        results = results or per_trace
+    rows["baseline: kernel sum"] = [errors(g, lambda r: float(r.iteration.kernel_us.sum())) for g in results]
+    rows["baseline: mean of training iterations"] = [errors(g, lambda r: r.train_mean_us) for g in results]
+    head = ["variant", *singles, f"{RANKS}, rank from others", "mean"]
+    return markdown(head, [[label, *(f"{v:.2f}" for v in values), f"{np.mean(values):.2f}"]
+                           for label, values in rows.items()])  # fmt: skip
+
+
+def errors(group: list[ReplayResult], pick: Callable[..., float]) -> float:
+    """Mean absolute error of evaluated iterations, percent."""
+    return 100 * float(np.mean([abs(pick(r) / r.iteration.span_us - 1) for g in group for r in g.replayed]))
+
+
+def together(paths: list[Path], ranks: list[Source]) -> str:
+    """Ranks one by one with the collectives' measured durations, and simulated together."""
+    alone = [replay_source(own, [other for other in ranks if other is not own]) for own in ranks]
+    joint = replay_ranks(paths)
+    head = ["rank", "span measured, us", "alone, %", "together, %", "computing, us", "communicating, us"]
+    rows = [
+        [str(i), f"{j.iteration.span_us:.0f}", f"{100 * a.as_dict()['error']:+.2f}", f"{100 * j.error:+.2f}",
+         f"{j.compute_us:.0f}", f"{j.communication_us:.0f}"] for i, (a, j) in enumerate(zip(alone, joint, strict=True))
+    ]  # fmt: skip
+    means = [np.mean([abs(a.as_dict()["error"]) for a in alone]), np.mean([abs(j.error) for j in joint])]
+    return markdown(head, [*rows, ["mean absolute", "", *(f"{100 * m:.2f}" for m in means), "", ""]])
+
+
+def sharing(sources: dict[str, Source]) -> str:
+    """Every ordered pair: overheads of one workload predict another, as they are and with one factor.
+
+    The factor comes from up to five of the target's iterations, at most half of them; the rest is evaluated (a trace of
+    one iteration serves for both).
+    """
+    chosen = {n: s.only(s.chosen[1:] if len(s.chosen) > 2 else s.chosen) for n, s in sources.items()}
+    samples = {n: extract_overheads(s.act, n, s.flags, s.keys) for n, s in chosen.items()}
+    plain, scaled, rows = {}, {}, []
+    for target, source in chosen.items():
+        count = max(1, min(5, len(source.chosen) // 2))
+        few, rest = source.chosen[:count], source.chosen[count:] or source.chosen
+        seen = extract_overheads(source.act, target, source.only(few).flags, source.keys)
+        waits = WaitModel().learn(source.act, source.keys, few)
+        for donor in chosen:
+            if donor == target:
+                continue
+            model = OverheadModel(merged([samples[donor]]))
+            factor = calibrate(model, seen)
+            for scale, kept in ((1.0, plain), (factor.scale, scaled)):
+                spans = [
+                    simulate(build(source, i, model.scaled(scale), waits), i.kernel_us).step_us[0] / i.span_us - 1
+                    for i in rest
+                ]
+                kept[target, donor] = 100 * float(np.mean(np.abs(spans)))
+            rows.append([target, donor, f"{factor.scale:.2f}", f"{plain[target, donor]:.1f}",
+                         f"{scaled[target, donor]:.1f}"])  # fmt: skip
+    for label, keep in (
+        ("mean of all pairs", lambda t: True),
+        ("mean of host-bound targets", lambda t: t in HOST_BOUND),
+    ):
+        means = [np.mean([v for (t, _), v in kept.items() if keep(t)]) for kept in (plain, scaled)]
+        rows.append([label, "", "", *(f"{m:.1f}" for m in means)])
+    return markdown(["target", "overheads from", "factor", "as they are, %", "with the factor, %"], rows)
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

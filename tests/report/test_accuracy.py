@@ -1,0 +1,46 @@
+"""The account of a grid's accuracy is made of its tables alone."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from pipeline.config import expand
+from pipeline.flow import Flow
+from pipeline.paths import Artifacts as Paths
+from pipeline.report import accuracy
+from pipeline.report.figures import tables
+from pipeline.report.figures.gallery import Artifacts
+from pipeline.report.grid import host_observations, missing_evidence, with_gpus
+
+
+def account(found: Artifacts, missing: list[str]) -> str:
+    steps = tables.steps(found.summary)
+    parts = accuracy.sections(steps, tables.errors_by_part(steps), tables.kernel_errors(found.models), missing)
+    assert accuracy.html("A grid", parts).count("<table>") == accuracy.markdown("A grid", parts).count("\n| --- ")
+    return accuracy.markdown("A grid", parts)
+
+
+def test_it_shows_steps_errors_kernels_and_gaps(artifacts: Artifacts) -> None:
+    text = account(artifacts, ["P100: no trace of its host."])
+    for words in ("| V100 | dlrm_default | 2,048 | 6.34 |", "-4.8 %", "pack 90 %, roofline 10 %", "| gemm | V100 |",
+                  "2.0 %",
+                  "held-out shapes", "published", "P100: no trace"):  # fmt: skip
+        assert words.lower() in text.lower(), words
+
+
+def test_without_measurements_it_says_so(summary: pd.DataFrame) -> None:
+    text = account(Artifacts(summary.assign(measured_us=None, error=None)), [])
+    assert "No point of this grid has a measured step." in text
+    assert "measured (ms)" not in text
+
+
+def test_gaps_of_evidence_are_named(monkeypatch: object) -> None:
+    flow = Flow(tuple(expand(["gpu=V100,Xp", "model=dlrm_default"])), Paths())
+    lines = missing_evidence(flow)
+    assert any(line.startswith("Xp: no kernel samples") for line in lines)
+    assert any(line.startswith("V100: no measured steps") for line in lines)
+    assert len(host_observations(flow)) in (1, 2)
+
+
+def test_a_folder_says_whose_models_it_holds() -> None:
+    assert [gpu for gpu, _ in with_gpus(["results/V100/kernels/gemm/auto", "packs/T4/kernels/bmm"])] == ["V100", "T4"]

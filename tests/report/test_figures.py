@@ -1,0 +1,75 @@
+"""Every figure is drawn from small tables, the same on every run, or its absence has a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from pipeline.paths import project_dir
+from pipeline.report.figures import tables
+from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
+from pipeline.report.figures.published import PUBLISHED, published
+
+
+def test_every_figure_is_drawn_as_svg_and_png_with_its_data(artifacts: Artifacts, tmp_path: Path) -> None:
+    folder = tmp_path / "figures"
+    assert draw_all(artifacts, folder) == {}
+    for entry in GALLERY:
+        ElementTree.parse(folder / f"{entry.name}.svg")
+        assert (folder / f"{entry.name}.png").read_bytes().startswith(b"\x89PNG")
+        assert len(pd.read_csv(folder / f"{entry.name}.csv")) > 0
+    assert list(json.loads((folder / INDEX).read_text())["drawn"]) == [entry.name for entry in GALLERY]
+
+
+def test_a_second_run_gives_the_same_bytes(artifacts: Artifacts, tmp_path: Path) -> None:
+    some = dataclasses.replace(artifacts, models=artifacts.models[:1])
+    for run in ("one", "two"):
+        draw_all(some, tmp_path / run)
+    first = {path.name: path.read_bytes() for path in sorted((tmp_path / "one").iterdir())}
+    second = {path.name: path.read_bytes() for path in sorted((tmp_path / "two").iterdir())}
+    assert first == second
+
+
+def test_a_figure_without_data_is_listed_with_the_reason(summary: pd.DataFrame, tmp_path: Path) -> None:
+    unmeasured = Artifacts(summary.assign(measured_us=None, error=None))
+    absent = draw_all(unmeasured, tmp_path)
+    assert "measured step" in absent["predicted_against_measured"]
+    assert not (tmp_path / "predicted_against_measured.svg").exists()
+    assert (tmp_path / "utilisation.svg").exists()
+    assert json.loads((tmp_path / INDEX).read_text())["not_drawn"] == absent
+
+
+def test_active_and_idle_add_up_to_the_step(summary: pd.DataFrame) -> None:
+    steps = tables.steps(summary)
+    assert (steps["active_us"] + steps["idle_us"]).to_list() == pytest.approx(steps["predicted_us"].to_list())
+
+
+def test_errors_count_measured_points_alone(summary: pd.DataFrame) -> None:
+    errors = tables.errors_by_part(tables.steps(summary)).set_index("method")
+    assert errors.loc["predicted step", "points"] == 2
+    assert errors.loc["predicted step", "gmae"] == pytest.approx(1 - 1 / 1.05)
+
+
+def test_dominant_operators_are_those_with_most_time(artifacts: Artifacts) -> None:
+    extra = artifacts.observations.head(1).assign(type="T5", op="aten::huge", value_us=1e6)
+    found = tables.dominant_operators(pd.concat([artifacts.observations, extra], ignore_index=True))
+    assert found["op"].iloc[0] == "aten::huge"
+    assert found["op"].nunique() == tables.DOMINANT
+
+
+def test_published_figures_name_their_source() -> None:
+    assert all(each.source and "published" in each.label for each in PUBLISHED)
+    with pytest.raises(KeyError):
+        published("no such figure")
+
+
+def test_every_figure_has_a_caption_in_the_report() -> None:
+    captions = (project_dir() / "workflow/report/figures.rst").read_text(encoding="utf-8")
+    for entry in GALLERY:
+        assert f'figure == "{entry.name}"' in captions
+        assert category_of(entry.name) == entry.category

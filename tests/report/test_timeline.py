@@ -1,0 +1,77 @@
+"""The predicted timeline is a trace that Chrome and Perfetto open."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from pipeline.predict.perfetto import write_timeline
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The timeline of a small step, predicted with physics alone."""
+    from pipeline.api import gpu_of, kernel_predictor, overhead_model
+    from pipeline.config import expand
+    from pipeline.evaluate import Subject, evaluate
+    from pipeline.graph.calls import map_calls
+    from pipeline.graph.capture import capture
+
+    point = expand(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=1"])[0]
+    gpu, graph = gpu_of(point.config["gpu"]), capture(point.config["model"], point.batch_size)
+    calls = map_calls(graph, gpu, graph.device)
+    subject = Subject(
+        point.model, point.variant, point.batch_size, graph.memory_bytes, settings=point.config["predict"]
+    )
+    overheads = overhead_model(point.gpu, point.config["overheads"], None)
+    _, timeline = evaluate(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None), overheads)
+    path = tmp_path_factory.mktemp("trace") / "timeline.json.gz"
+    write_timeline(timeline, path, calls)
+    loaded: dict[str, object] = json.loads(gzip.decompress(path.read_bytes()))
+    return loaded
+
+
+def test_events_follow_the_trace_event_format(trace: dict[str, object]) -> None:
+    assert isinstance(trace["traceEvents"], list)
+    for event in trace["traceEvents"]:
+        assert event["ph"] in ("X", "M", "s", "f", "i", "C")
+        assert isinstance(event["name"], str) and event["name"]
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert np.isfinite(event["ts"]) and event["ts"] >= 0
+        if event["ph"] == "X":
+            assert np.isfinite(event["dur"]) and event["dur"] >= 0
+            assert isinstance(event["cat"], str)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name", "process_sort_index", "thread_sort_index")
+            assert event["args"]
+
+
+def test_every_row_that_holds_slices_has_a_name(trace: dict[str, object]) -> None:
+    events = trace["traceEvents"]
+    assert isinstance(events, list)
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} <= named
+    names = {e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert {"main", "autograd", "predicted host", "predicted GPU"} <= names
+    assert any(name.startswith("stream") for name in names)
+
+
+def test_slices_of_one_row_nest_or_follow_each_other(trace: dict[str, object]) -> None:
+    # |---- op ----|        allowed        |---- op ----|         not allowed
+    #    |launch|                               |--- op ---|
+    events = trace["traceEvents"]
+    assert isinstance(events, list)
+    rows: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in (e for e in events if e["ph"] == "X"):
+        rows.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    tolerance = 0.0025  # times are rounded to nanoseconds, begin and length apart
+    for slices in rows.values():
+        open_ends: list[float] = []
+        for begin, end in sorted(slices, key=lambda s: (s[0], -s[1])):
+            while open_ends and open_ends[-1] <= begin + tolerance:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1] + tolerance
+            open_ends.append(end)
