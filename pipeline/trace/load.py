@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from pipeline.trace.iterations import assign, windows
 from pipeline.trace.link import launches
 from pipeline.trace.phases import PHASES, phases
 from pipeline.trace.scan import Scanner
+
+if TYPE_CHECKING:
+    from pipeline.prediction import Prediction
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -63,6 +66,16 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.columns["ts_ns"])
+
+    def to(self, gpu: str) -> Prediction:
+        """The traced step on another GPU, from its measured kernels; see `pipeline.transfer.tracker.TrackedTrace`.
+
+        Raises:
+            InputError: nothing ran on a GPU, or one of the two GPUs has no specification.
+        """
+        from pipeline.transfer.tracker import TrackedTrace
+
+        return TrackedTrace(self).to(gpu)
 
     def is_category(self, *categories: str) -> Flags:
         """Which events belong to one of the categories."""
