@@ -8,6 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
+
+# the same examples on every run: a change is judged by itself, not by luck; `--hypothesis-profile=explore` draws new ones
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore", max_examples=2000, deadline=None)
+settings.load_profile("repeatable")
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -75,7 +75,9 @@ class Lookup:
         if self.distinct is not None:
             # recorded indices: as many repeats as recorded, thinned by what L2 cannot hold
             return float(np.clip((1.0 - distinct / n) * cached / distinct, 0.0, 1.0))
-        missed = cached + (n - cached) * (self.rows - cached) / self.rows
+        # the published form counts no hits while L2 fills; past half of the accesses it would fall with a larger cache
+        filling = min(cached, n / 2.0)
+        missed = filling + (n - filling) * (self.rows - filling) / self.rows
         return float(np.clip(1.0 - missed / n, 0.0, 1.0))
 
 
