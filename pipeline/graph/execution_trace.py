@@ -10,6 +10,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        return [_flatten(node) for node in _nodes(data)]
+        return [flatten(node) for node in _nodes(data)]
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, EOFError, ValueError) as error:
@@ -78,17 +79,17 @@ def _nodes(data: bytes) -> Iterator[dict[str, Any]]:
     start = data.find(b'"nodes": [')
     pieces = data.count(NODE_END)
     if start < 0 or pieces < 1000:
-        yield from _parse(data)["nodes"]
+        yield from parse(data)["nodes"]
         return
     at = start + len(b'"nodes": [')
     for _ in range(pieces):
         end = data.index(NODE_END, at)
-        yield _parse(data[at:end] + b"}")
+        yield parse(data[at:end] + b"}")
         at = end + len(NODE_END)
-    yield from _parse(b'{"nodes": [' + data[at:].rstrip())["nodes"]
+    yield from parse(b'{"nodes": [' + data[at:].rstrip())["nodes"]
 
 
-def _parse(data: bytes) -> Any:
+def parse(data: bytes) -> Any:
     """The content of a JSON file; names may hold control characters and invalid UTF-8, which orjson refuses."""
     try:
         import orjson
@@ -124,7 +125,7 @@ def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> l
     return list(kept.values())
 
 
-def _flatten(node: dict[str, Any]) -> dict[str, Any]:
+def flatten(node: dict[str, Any]) -> dict[str, Any]:
     """One node with the keys id, parent, name, rf_id, scope, tid, seq_id, op_schema, inputs and outputs."""
     if "attrs" not in node:  # schema 1.0.1
         sides = {
@@ -149,6 +150,7 @@ def _place(
     return (None if parent is None else int(parent["id"])), phase
 
 
+@cache
 def _named_phase(annotation: str) -> str | None:
     return next((name for pattern, name in PHASES if pattern.search(annotation)), None)
 
