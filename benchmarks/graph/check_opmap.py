@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kineto_graph import FAMILY_KINDS, FOREIGN, Seen, read
+from rebuilt import SHAPES
 
 from pipeline.graph.calls import claimed, map_calls
+from pipeline.graph.capture import observe
 from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.graph.table import Graph, Node, write_nodes
 from pipeline.hardware.spec import load_gpu
@@ -123,24 +125,44 @@ def foreign(nodes: list[Node], node_id: int | None) -> bool:
 
 
 def with_shapes(folder: Path, seen: Seen) -> Seen:
-    """Where Kineto holds no shapes, take them from the execution trace beside it, operator by operator in order."""
+    """Take shapes, operator by operator in order, from the execution trace beside a Kineto trace, which knows strides
+    and plain arguments too; where neither holds any, from the rebuilt model (`rebuilt.SHAPES`).
+
+    A source is believed where it has each of the heavy operators as often as the trace, or a whole number of times less.
+    """
     traces = sorted(folder.glob("*execution_trace.json.gz"))
-    if not traces:
-        return seen
-    source: dict[str, list[Node]] = defaultdict(list)
-    for node in import_execution_trace(traces[0]).nodes():
-        source[node.name].append(node)
+    sources = [import_execution_trace(trace).nodes() for trace in traces[:1]]
+    if folder.name in SHAPES and not any(node.tensors() for node in seen.nodes):
+        step = SHAPES[folder.name]()
+        sources.append([_as_recorded(node) for node in observe(step, False, step.config)[0]])
     counts = Counter(node.name for node in seen.nodes)
-    if any(counts[name] % len(nodes) for name, nodes in source.items() if name in HEAVY):
-        return seen  # of another model: its shapes say nothing here
+    for nodes in sources:
+        source: dict[str, list[Node]] = defaultdict(list)
+        for node in nodes:
+            source[node.name].append(node)
+        if not any(counts[name] % len(found) for name, found in source.items() if name in HEAVY):
+            _take_shapes(seen.nodes, {name: found for name, found in source.items() if not counts[name] % len(found)})
+            break
+    return seen
+
+
+def _take_shapes(nodes: list[Node], source: Mapping[str, list[Node]]) -> None:
     place: Counter[str] = Counter()
-    for node in seen.nodes:
+    for node in nodes:
         options = source.get(node.name)
         if options:
             chosen = options[place[node.name] % len(options)]
             place[node.name] += 1
             node.inputs, node.values, node.outputs = chosen.inputs, chosen.values, chosen.outputs
-    return seen
+
+
+def _as_recorded(node: Node) -> Node:
+    """A captured convolution under the name and with the arguments that lie under it on CUDA."""
+    if node.name != "aten::convolution":
+        return node
+    stride, padding, dilation, groups = (node.value(i) for i in (3, 4, 5, 8))
+    return replace(node, name="aten::cudnn_convolution", inputs=node.inputs[:2],
+                   values=(None, None, padding, stride, dilation, groups))  # fmt: skip
 
 
 def report(datasets: Path, operators: int) -> tuple[str, list[str]]:

@@ -96,7 +96,25 @@ def read(path: Path) -> Seen:
                 seen.launched[parent][kind_of(name)] += 1
     seen.steps = max(1, markers)
     _move_cleared(seen.nodes)
+    _find_summed(seen.nodes)
     return seen
+
+
+def _find_summed(nodes: list[Node]) -> None:
+    """Which dimensions a sum reduced, where plain arguments were not recorded: its result is what the next operator
+    beside it takes.
+    """
+    after: dict[int | None, Node] = {}
+    for node in reversed(nodes):
+        following, after[node.parent_id] = after.get(node.parent_id), node
+        if node.name != "aten::sum" or any(v is not None for v in node.values) or len(node.tensors()) != 1:
+            continue
+        result = next(iter(following.tensors()), None) if following is not None else None
+        shape = node.tensors()[0].shape
+        if result is not None and len(result.shape) == len(shape) > 1:
+            reduced = [i for i, (kept, size) in enumerate(zip(result.shape, shape, strict=True)) if kept != size]
+            if reduced and all(result.shape[i] == 1 for i in reduced):
+                node.values = (None, reduced, True, None)
 
 
 def _move_counters(node: Node) -> None:

@@ -1,9 +1,13 @@
-"""Models rebuilt to match public execution traces: a stack of linear layers, GPT-2 Large of `transformers` 4.4x."""
+"""Models rebuilt to match public traces.
+
+For execution traces, to compare operator sequences: a stack of linear layers, GPT-2 Large of `transformers` 4.4x. For
+Kineto traces that were recorded without shapes, to know what their operators worked on: ResNets, AlexNet, a product.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -116,3 +120,110 @@ def gpt2_large(tokens: int = 512) -> Step:
         model = Gpt2()
     ids = torch.empty(1, tokens, dtype=torch.long, device="meta")
     return Step([model], [(ids,)], model, None, "meta", {"optimizer": "adam"})
+
+
+def resnet18(batch: int = 128) -> Step:
+    """`rtx2080ti_resnet`: torchvision's ResNet-18; its copies hold 77,070,336 bytes of images and 1,024 of labels."""
+    with torch.device("meta"):
+        model = _resnet([2, 2, 2, 2], _basic, 1)
+    images = torch.empty(batch, 3, 224, 224, device="meta"), torch.empty(batch, dtype=torch.long, device="meta")
+    step = Step([model], [images], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), "meta",
+                {"optimizer": "sgd_momentum"})  # fmt: skip
+    step.optimizers[0].param_groups[0]["weight_decay"] = 1e-4  # the trace adds it: `_foreach_add`
+    return step
+
+
+def resnet50(batch: int = 32) -> Step:
+    """`v100_ddp`: torchvision's ResNet-50 on 224 pixels, 32 images (the grids of its products count them); SGD with
+    momentum; the loss from probabilities as targets.
+    """
+    with torch.device("meta"):
+        model = _resnet([3, 4, 6, 3], _bottleneck, 4)
+    images = torch.empty(batch, 3, 224, 224, device="meta"), torch.empty(batch, 1000, device="meta")
+    return Step([model], [images], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), "meta",
+                {"optimizer": "sgd_momentum"})  # fmt: skip
+
+
+def alexnet(batch: int = 128) -> Step:
+    """`a100_alexnet`: torchvision's AlexNet made on the host, copied, and run twice in training mode."""
+    images = torch.empty(batch, 3, 224, 224, device="meta")
+
+    def procedure(_: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        model = _alexnet()
+        model.to("meta")
+        x = torch.empty(batch, 3, 224, 224, device="meta").uniform_()  # torch.rand, which shows no child on meta
+        for _ in range(2):
+            model(x)
+
+    return Step([nn.Identity()], [(images,)], lambda x: x, None, "meta", {"optimizer": "none"}, procedure=procedure)
+
+
+def three_products(width: int = 1024) -> Step:
+    """`a100_event_sync`: three products of square matrices, each on a stream of its own (1024: 8 x 16 tiles of
+    128 x 64, and 123 us at the card's 17 TFLOP/s).
+    """
+    a, b = (torch.empty(width, width, device="meta") for _ in range(2))
+
+    def procedure(_: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        for _ in range(3):
+            torch.matmul(a, b)
+
+    return Step([nn.Identity()], [(a,)], lambda x: x, None, "meta", {"optimizer": "none"}, procedure=procedure)
+
+
+SHAPES = {
+    "rtx2080ti_resnet": resnet18, "v100_ddp": resnet50, "a100_alexnet": alexnet, "a100_event_sync": three_products,
+}  # fmt: skip
+"""Traces without shapes, and the model that each is of."""
+
+
+class _Residual(nn.Module):
+    """A block of a ResNet: its layers beside a shortcut."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.body, self.shortcut, self.last = body, shortcut, nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x)
+        found += self.shortcut(x)
+        activated: Tensor = self.last(found)
+        return activated
+
+
+def _layer(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)]
+
+
+def _basic(inputs: int, width: int, stride: int) -> list[nn.Module]:
+    return [*_layer(inputs, width, 3, stride), nn.ReLU(inplace=True), *_layer(width, width, 3)]
+
+
+def _bottleneck(inputs: int, width: int, stride: int) -> list[nn.Module]:
+    first, middle = _layer(inputs, width, 1), _layer(width, width, 3, stride)
+    return [*first, nn.ReLU(inplace=True), *middle, nn.ReLU(inplace=True), *_layer(width, 4 * width, 1)]
+
+
+def _resnet(counts: Sequence[int], block: Callable[[int, int, int], list[nn.Module]], wider: int) -> nn.Module:
+    layers: list[nn.Module] = [*_layer(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    inputs = 64
+    for i, count in enumerate(counts):
+        width = 64 << i
+        for k in range(count):
+            stride = 2 if i and not k else 1
+            same = stride == 1 and inputs == width * wider
+            shortcut = nn.Identity() if same else nn.Sequential(*_layer(inputs, width * wider, 1, stride))
+            layers.append(_Residual(nn.Sequential(*block(inputs, width, stride)), shortcut))
+            inputs = width * wider
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+
+def _alexnet() -> nn.Module:
+    sizes = [(3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1)]
+    layers: list[nn.Module] = []
+    for i, size in enumerate(sizes):
+        layers += [nn.Conv2d(*size), nn.ReLU(inplace=True)]
+        layers += [nn.MaxPool2d(3, 2)] if i in (0, 1, 4) else []
+    layers += [nn.AdaptiveAvgPool2d(6), nn.Flatten(), nn.Dropout(), nn.Linear(9216, 4096), nn.ReLU(inplace=True)]
+    layers += [nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Linear(4096, 1000)]
+    return nn.Sequential(*layers)

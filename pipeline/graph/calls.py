@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 TF32_CAPABILITY = 8.0
 """Compute capability from which TF32 exists; older GPUs compute such calls in fp32."""
 
-DEFAULT_SMS = 80
-"""SMs of the GPU where none is named (V100's)."""
+DEFAULT_SMS, DEFAULT_CAPABILITY = 80, 7.0
+"""SMs and compute capability of the GPU where none is named (V100's)."""
 
 BIG_COLUMNS = ("flops", "bytes_read", "bytes_written")
 
@@ -46,12 +46,13 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
     records: list[dict[str, Any]] = []
     cache: dict[Any, list[dict[str, Any]]] = {}
     tf32 = gpu is None or gpu.compute_capability >= TF32_CAPABILITY
+    sms, capability = (gpu.sms, gpu.compute_capability) if gpu else (DEFAULT_SMS, DEFAULT_CAPABILITY)
     for node, row in claimed(graph.nodes()):
         if device == "cuda" and node.on_host:
             continue
         key = _signature(node)
         if key not in cache:
-            cache[key] = _records(node, row, device, tf32, gpu.sms if gpu else DEFAULT_SMS)
+            cache[key] = _records(node, row, device, tf32, sms, capability)
         records += [
             {**record, "node_id": node.node_id, "call": i, "phase": node.phase} for i, record in enumerate(cache[key])
         ]
@@ -94,12 +95,14 @@ def _signature(node: Node) -> Any:
             json.dumps({k: v for k, v in node.attributes.items() if k != "sequence"}, sort_keys=True))  # fmt: skip
 
 
-def _records(node: Node, row: Row, device: str, tf32: bool, sms: int) -> list[dict[str, Any]]:
+def _records(
+    node: Node, row: Row, device: str, tf32: bool, sms: int, capability: float
+) -> list[dict[str, Any]]:
     """The calls of one operator, without its id."""
     found: list[dict[str, Any]] = []
     for rule in row.calls:
         try:
-            result = SIZES[rule.size](node, replace(rule, sms=sms))
+            result = SIZES[rule.size](node, replace(rule, sms=sms, capability=capability))
         except (LookupError, ValueError, ZeroDivisionError):  # a trace that misses shapes: still calls, of unknown size
             result = [Work({}, 0.0, 0.0, 0.0, "fp32")] * int(rule.options.get("launches", 1))
         works = [] if result is None else [result] if isinstance(result, Work) else result

@@ -13,41 +13,51 @@ from pipeline.graph.sizes.work import Work
 TILE = 128
 """Side of the common cuBLAS tile."""
 
-SPLIT_WAVES, SPLIT_DEPTH = 0.25, 400
-"""A product is split along its reduction when it fills at most a quarter of the SMs and is at least this deep: 96 % of
-NeuSight's `linear` rows on P100 and 95 % on T4 agree, 86 to 92 % on A100, P4 and V100."""
-
-MEMSET_WAVES, MEMSET_RATIO = 0.6, 30
-"""Larger products are split too when they are deep for their number of tiles; they then clear the result first (a
-memset; rtx2080ti_linear, a100x8_dlrm)."""
-
 SMALL_IMAGE = 45
 """Image side up to which a 3x3 convolution on many channels runs as non-fused Winograd (most of NeuSight's `conv`
 rows do on A100, T4 and V100; on larger images fewer than half)."""
 
 
-def gemm_extra(batch: int, m: int, n: int, k: int, dtype: str, sms: int) -> list[Work]:
-    """The launch beside a product: a memset before it or a reduction after it, when the reduction is split."""
+def splits_product(m: int, n: int, k: int, turned: bool, sms: int, capability: float) -> bool:
+    """Whether a product (m x n) by (n x k), n the reduction, is split along its reduction.
+
+    A second launch goes with it: a reduction of the parts after it, or a memset of the result before it. By
+    architecture, with the share of NeuSight's `linear` rows (cuBLAS 12.1, which shows only reductions and the grid's
+    depth) that agree; on Ampere the traces (older cuBLAS) split more than those rows, and decide.
+
+    Args:
+        m: rows.
+        n: the reduction.
+        k: columns.
+        turned: whether the second factor is a transposed one, as a layer's weight is in the forward pass.
+        sms: multiprocessors of the GPU.
+        capability: compute capability of the GPU.
+    """
     tiles = -(-m // TILE) * -(-k // TILE)
-    if batch > 1 or min(m, k) == 1:
-        return []
-    if tiles / sms <= SPLIT_WAVES and n >= SPLIT_DEPTH and m > 8:
-        return [auxiliary(dtype, "split_k")]
-    if tiles / sms <= MEMSET_WAVES and n >= SPLIT_DEPTH and n / tiles >= MEMSET_RATIO:
-        return [auxiliary(dtype, "split_k")]
-    return []
+    waves, depth = tiles / sms, n / tiles
+    if min(m, k) == 1:
+        return False
+    if capability < 7.0:  # Pascal: 96 % on P4, 97 % on P100
+        return waves <= 2.0 and n >= 300
+    if capability < 8.0:  # Volta, Turing: 81 % on V100, 86 % on T4
+        return depth > 8 and n >= 400
+    if waves <= 0.25:  # Ampere: a100x8_dlrm, a100_alexnet, a100_event_sync
+        return n >= 400 and m > 8
+    return (waves <= 0.6 and n >= 400 and depth >= 30) or (not turned and n >= 1000 and waves <= 1.2 and depth >= 8)
 
 
 def convolution_extra(family: str, dims: dict[str, int], dtype: str) -> list[Work]:
-    """The launches beside a convolution, by direction."""
-    kernel, square = dims["kernel_size"], "kernel_size_w" not in dims
+    """The launches beside a convolution, by direction (read off rtx2080ti_resnet and v100_ddp)."""
+    kernel, square, side = dims["kernel_size"], "kernel_size_w" not in dims, dims["input_size"]
     winograd = kernel == 3 and square and dims["stride"] == 1 and dims["in_channels"] > 32 and dims["groups"] == 1
-    nonfused = winograd and dims["input_size"] <= SMALL_IMAGE and dims["B"] > 9
-    counts = {
-        "conv2d_forward": 3 if nonfused else 1,
-        "conv2d_backward_data": 3 if nonfused else 1 if winograd else 2,
-        "conv2d_backward_weight": 3 if winograd else 1,
-    }
+    nonfused = winograd and side <= SMALL_IMAGE and dims["B"] > 9
+    forward, data, weight = (3 if nonfused else 1), (3 if nonfused else 1 if winograd else 2), (3 if winograd else 1)
+    if kernel == 3 and dims["stride"] == 2 and dims["groups"] == 1 and dims["in_channels"] > 32:
+        data, weight = 3, 2
+    if kernel == 1 and dims["stride"] == 1:  # a product per image while images are large
+        data = 0 if side >= 20 else 2 if side >= 10 else 4
+        weight = 1 if side >= 10 else 2
+    counts = {"conv2d_forward": forward, "conv2d_backward_data": data, "conv2d_backward_weight": weight}
     return [auxiliary(dtype, "convolution")] * counts[family]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.graph.sizes.libraries import gemm_extra
+from pipeline.graph.sizes.libraries import auxiliary, splits_product
 from pipeline.graph.sizes.work import Rule, Work, size
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
@@ -37,7 +37,9 @@ def matmul(node: Node, rule: Rule) -> list[Work] | None:
     operation = rule.op if added is not None or rule.family != "gemm" else "mm"
     dtype = "tf32" if node.attributes.get("tf32") and a.dtype == "fp32" else a.dtype
     works.append(Work(dims, 2.0 * batch * m * n * k, read, float(out.bytes), dtype, op=operation))
-    return works + gemm_extra(batch, m, n, k, dtype, rule.sms)
+    turned = dims["trans_b"] == 1 or (dims["trans_b"] is None and added is not None)  # a layer's weight
+    split = batch == 1 and splits_product(m, n, k, turned, rule.sms, rule.capability)
+    return [*works, auxiliary(dtype, "split_k")] if split else works
 
 
 @size("linear")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from pipeline.graph.sizes.reduce import blocks_share_outputs
 from pipeline.graph.sizes.work import Rule, Work, main_dtype, on_device, plain_result, read_bytes, rows_width, size
 from pipeline.graph.table import Node, Tensor, contiguous_strides
 
@@ -109,7 +110,7 @@ def reduction(node: Node, rule: Rule) -> list[Work] | Work | None:
     read = float(source.stored_bytes)
     main = Work({"B": rows, "H": width, "inputs": int(read), "outputs": written * element}, float(source.numel), read,
                 float(written * element), source.dtype, op=f"{rule.op}_{side}")  # fmt: skip
-    if not _across_blocks(rows, width, side):
+    if not _across_blocks(rows, width, side, rule.sms):
         return main
     zeroed = Work({"bytes": 4 * written}, 0.0, 0.0, 4.0 * written, "int32", "memset", "semaphores", "cudaMemsetAsync")
     return [zeroed, main]
@@ -172,13 +173,12 @@ def _reduced(node: Node, source: Tensor) -> tuple[set[int], str]:
     return dims, "columns" if rank - 1 in dims else "rows"
 
 
-def _across_blocks(rows: int, width: int, side: str) -> bool:
-    """Whether several blocks share one output, so that semaphores are cleared first (seen in a100x8_dlrm and
-    rtx2080ti_linear; the choice is made in ATen/native/cuda/Reduce.cuh).
-    """
-    if side == "rows":
-        return rows >= 16384 or (rows >= 1024 and width >= 128 and width % 4 == 0)
-    return side == "all" and rows * width >= 2**19
+def _across_blocks(rows: int, width: int, side: str, sms: int) -> bool:
+    """Whether several blocks share one output, so that semaphores are cleared first."""
+    if side == "all":
+        return blocks_share_outputs(1, rows * width, True, sms)
+    columns = side == "columns"
+    return blocks_share_outputs(rows if columns else width, width if columns else rows, columns, sms)
 
 
 def _split(shape: tuple[int, ...], dims: set[int], side: str) -> tuple[int, int]:

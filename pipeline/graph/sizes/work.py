@@ -26,6 +26,7 @@ class Rule:
     evidence: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     sms: int = 80  # of the GPU, where one is known; decides how libraries split work
+    capability: float = 7.0  # likewise: libraries choose by architecture
 
 
 @dataclass
