@@ -99,7 +99,8 @@ def point(overrides: Sequence[str]) -> Point:
     _validate(config)
     gpu, model = str(config["gpu"]["name"]), str(config["model"]["name"])
     rest = tuple(text for text in given if text.split("=", 1)[0] not in _NOT_IN_VARIANT)
-    base = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")))
+    plain = tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model"))
+    base = _compose(plain, complete=False)  # what must be given (`model.target`) is no default
     return Point(gpu, model, _variant(config, base), config["batch_size"], config, rest)
 
 
@@ -161,7 +162,7 @@ def _canonical(text: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _compose_text(overrides: tuple[str, ...], directory: str) -> str:
+def _compose_text(overrides: tuple[str, ...], directory: str, complete: bool) -> str:
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -173,7 +174,7 @@ def _compose_text(overrides: tuple[str, ...], directory: str) -> str:
         with initialize_config_dir(directory, version_base="1.3"):
             composed = compose("config", overrides=list(overrides))
             missing = OmegaConf.missing_keys(composed) - {"batch_size"}
-            if missing:
+            if missing and complete:
                 raise ConfigError(f"give a value for {', '.join(sorted(missing))}")
             if OmegaConf.is_missing(composed, "batch_size"):
                 composed.batch_size = None
@@ -182,12 +183,12 @@ def _compose_text(overrides: tuple[str, ...], directory: str) -> str:
         raise ConfigError(_explain(error)) from None
 
 
-def _compose(overrides: tuple[str, ...]) -> dict[str, Any]:
+def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any]:
     import yaml
 
     local = f"gpu={LOCAL_GPU}" in overrides  # has no file: the machine is asked, not the configuration
     asked = tuple("~gpu" if text == f"gpu={LOCAL_GPU}" else text for text in overrides)
-    loaded: dict[str, Any] = yaml.safe_load(_compose_text(asked, str(Path(config_dir()).resolve())))
+    loaded: dict[str, Any] = yaml.safe_load(_compose_text(asked, str(Path(config_dir()).resolve()), complete))
     return loaded | ({"gpu": {"name": LOCAL_GPU}} if local else {})
 
 

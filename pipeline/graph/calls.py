@@ -95,9 +95,7 @@ def _signature(node: Node) -> Any:
             json.dumps({k: v for k, v in node.attributes.items() if k != "sequence"}, sort_keys=True))  # fmt: skip
 
 
-def _records(
-    node: Node, row: Row, device: str, tf32: bool, sms: int, capability: float
-) -> list[dict[str, Any]]:
+def _records(node: Node, row: Row, device: str, tf32: bool, sms: int, capability: float) -> list[dict[str, Any]]:
     """The calls of one operator, without its id."""
     found: list[dict[str, Any]] = []
     for rule in row.calls:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import InputError, SteptimeError
 from pipeline.graph.execution_trace import build_nodes
 from pipeline.graph.lean import read_chosen
 from pipeline.graph.normalise import normalise, prune
@@ -61,9 +62,20 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
 
     fake = _needs_fake(config)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
-    with mode:
-        step = make_step(config, batch_size, "cpu" if fake else "meta")
-        return observe(step, fake, config)
+    try:
+        with mode:
+            step = make_step(config, batch_size, "cpu" if fake else "meta")
+            return observe(step, fake, config)
+    except SteptimeError:
+        raise
+    except Exception as error:
+        if config.get("architecture") != "custom":
+            raise
+        reason = " ".join((str(error).splitlines() or [""])[0].split())
+        raise InputError(
+            f"model.target={config.get('target')}: its step fails on the meta device with {type(error).__name__}: "
+            f"{reason} (docs/workloads.md says what a step may not do)"
+        ) from error
 
 
 def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:

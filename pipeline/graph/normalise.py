@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from pipeline.graph.sparse import sparse_updates
 from pipeline.graph.standins import name_standins
 from pipeline.graph.table import BACKWARD_THREAD, Argument, Node, Tensor
 
@@ -37,9 +38,11 @@ TF32_OPERATORS = (
 )  # fmt: skip
 """Operators that use TF32 where it is allowed."""
 
-FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_sgd_function"
-FUSED_BACKWARD = "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>"
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"
+FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_{optimizer}_function"
+FUSED_BACKWARD = "fbgemm::split_embedding_backward_codegen_{optimizer}"
+FUSED_AUTOGRAD = "torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>"
+"""FBGEMM's operators of a fused lookup, by the optimizer that runs in the backward pass."""
 
 
 def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = False) -> list[Node]:
@@ -48,7 +51,7 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
     if fake:
         nodes = _show_input_copies(nodes)
     nodes = name_standins(_fused_lookups(nodes, config), config)
-    _describe_embeddings(nodes, config)
+    nodes = _describe_embeddings(nodes, config)
     if config.get("dtype") == "tf32":
         for node in nodes:
             if node.name in TF32_OPERATORS:
@@ -104,14 +107,17 @@ def _on_cuda(node: Node, fake: bool) -> Node:
         name = name.replace(neutral, cuda) if neutral in name else name
     node.attributes.pop("schema", None)
     if fake:
-        return replace(node, name=name, inputs=_moved(node.inputs), outputs=_moved(node.outputs))
+        counters = node.phase == "optimizer"  # optimizers count their steps on the host
+        return replace(node, name=name, inputs=_moved(node.inputs, counters), outputs=_moved(node.outputs, counters))
     return replace(node, name=name)
 
 
-def _moved(arguments: Sequence[Argument], host: bool = False) -> tuple[Argument, ...]:
+def _moved(arguments: Sequence[Argument], counters: bool = False) -> tuple[Argument, ...]:
+    """Fake tensors, which all lie on the host, on the device; numbers in tensors' clothes stay where they are."""
+
     def move(tensor: Tensor) -> Tensor:
-        wrapped = not tensor.shape and tensor.host and tensor.dtype in ("fp64", "int64", "bool")
-        return tensor if wrapped else replace(tensor, host=host)
+        number = not tensor.shape and tensor.host and (counters or tensor.dtype in ("fp64", "int64", "bool"))
+        return tensor if number else replace(tensor, host=False)
 
     return tuple(
         move(a) if isinstance(a, Tensor) else None if a is None else tuple(move(t) for t in a) for a in arguments
@@ -141,50 +147,55 @@ def _fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Nod
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
     skipped: set[int] = set()
+    optimizer = fused_optimizer(config)
     for node in nodes:
         if node.parent_id in skipped and not node.name.startswith("steptime::"):
             node = replace(node, parent_id=None, is_top_level=True)
-        if node.name == "LookupSgd":
+        if node.name == "FusedLookup":
             skipped.add(node.node_id)  # the Python function around the operator, which FBGEMM's C++ has not
         elif node.name == "steptime::lookup":
             check = replace(node, node_id=fresh, name=BOUNDS_CHECK, inputs=node.inputs[1:3], values=(), outputs=(),
                             parent_id=None)  # fmt: skip
             fresh += 1
-            named += [check, replace(node, name=FUSED_FORWARD, parent_id=None)]
-        elif node.name == "steptime::lookup_backward_sgd":
-            named.append(replace(node, name="fbgemm::split_embedding_backward_codegen_sgd"))
-        elif "LookupSgdBackward" in node.name:
-            named.append(replace(node, name=node.name.replace("LookupSgdBackward", FUSED_BACKWARD)))
+            named += [check, replace(node, name=FUSED_FORWARD.format(optimizer=optimizer), parent_id=None)]
+        elif node.name == "steptime::lookup_backward":
+            named.append(replace(node, name=FUSED_BACKWARD.format(optimizer=optimizer)))
+        elif "FusedLookupBackward" in node.name:
+            real = FUSED_AUTOGRAD.format(optimizer=optimizer)
+            named.append(replace(node, name=node.name.replace("FusedLookupBackward", real)))
         else:
             named.append(node)
     return named
 
 
-def _describe_embeddings(nodes: Sequence[Node], config: Mapping[str, Any]) -> None:
+def fused_optimizer(config: Mapping[str, Any]) -> str:
+    """The optimizer inside a fused lookup's backward pass; SGD where the step itself has none."""
+    name = str(config.get("optimizer", "sgd"))
+    return name if name in ("adagrad", "adam") else "sgd"
+
+
+def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]:
     """Give lookups what shapes cannot tell: rows per table, lookups, and how indices are distributed."""
     if "embedding" not in config:
-        return
+        return nodes
+    from pipeline.kernels.embedding import Lookup
     from pipeline.workloads.dlrm import tables
 
     rows, lookups = tables(config)
     distribution = str(config.get("distribution", "uniform"))
+    states = {"adagrad": 1, "adam": 2}.get(fused_optimizer(config), 0)
     for node in nodes:
-        if node.name in (FUSED_FORWARD, BOUNDS_CHECK) or node.name.startswith("fbgemm::split_embedding_backward"):
+        if node.name.startswith(("fbgemm::split_embedding", BOUNDS_CHECK)):
             node.attributes.update(rows=rows, lookups=lookups, distribution=distribution, index_bytes=8)
+            if states and node.name == FUSED_BACKWARD.format(optimizer=fused_optimizer(config)):
+                node.attributes["states"] = states
         elif "embedding_bag" in node.name:
             node.attributes.update(distribution=distribution, index_bytes=8)
-    if config["embedding"] == "sparse":
-        _mark_sparse_updates(nodes, rows, lookups, int(config["dim"]))
-
-
-def _mark_sparse_updates(nodes: Sequence[Node], rows: Sequence[int], lookups: Sequence[int], dim: int) -> None:
-    """Note on the optimizer's additions of sparse gradients how many rows they hold, in the order of the tables."""
+    if config["embedding"] != "sparse":
+        return nodes
     batch = next((node.tensor(2).numel for node in nodes if node.name == "aten::_embedding_bag"), 0)
-    waiting = list(zip(rows, lookups, strict=True))
-    for node in nodes:
-        sgd = node.phase == "optimizer" and node.name == "aten::add_"
-        if waiting and sgd and node.tensors()[0].shape == (waiting[0][0], dim):
-            node.attributes["sparse_rows"] = batch * waiting.pop(0)[1]
+    sizes = [Lookup(batch, e, n, int(config["dim"]), distribution) for e, n in zip(rows, lookups, strict=True)]
+    return sparse_updates(nodes, sizes, str(config.get("optimizer", "sgd")))
 
 
 def thread_names(nodes: Sequence[Node]) -> dict[int, int]:

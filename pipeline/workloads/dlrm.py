@@ -1,7 +1,7 @@
 """DLRM (Naumov et al., arXiv:1906.00091) with dot interaction, as sized in Lin et al.'s experiments.
 
 `embedding` says how tables are looked up:
-  fused    one batched operator over all tables whose backward pass applies SGD itself (FBGEMM's
+  fused    one batched operator over all tables whose backward pass applies the optimizer itself (FBGEMM's
            SplitTableBatchedEmbedding): no gradient of the weights is ever stored
   sparse   an `EmbeddingBag` per table with sparse gradients
   dense    an `EmbeddingBag` per table with dense gradients
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.workloads.standin import apply, meta_operators
+from pipeline.workloads.lookup import STATES, FusedLookup
+from pipeline.workloads.standin import apply
 from pipeline.workloads.step import Batch, Step, is_dry
-
-LEARNING_RATE = 1e-3
 
 
 def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -81,50 +79,6 @@ def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class LookupSgd(torch.autograd.Function):
-    """Sums of rows for all tables at once; the backward pass takes an SGD step on the rows it used.
-
-    On the meta device one operator stands for each direction (capture names them as FBGEMM does); elsewhere the same
-    arithmetic runs in PyTorch's own operators, so that the step means the same with and without FBGEMM.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, tables: int) -> Tensor:
-        """`weight` (rows of all tables, D), `indices` (total lookups), `offsets` (T·B) -> (T·B, D); table-major."""
-        ctx.save_for_backward(indices, offsets)
-        ctx.weight, ctx.tables = weight, tables
-        if weight.device.type == "meta":
-            found: Tensor = _operators().lookup(weight, indices, offsets, tables)
-            return found
-        return F.embedding_bag(indices, weight, offsets, mode="sum")
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Update the rows in place."""
-        (gradient,) = gradients
-        indices, offsets = ctx.saved_tensors
-        if ctx.weight.device.type == "meta":
-            _operators().lookup_backward_sgd(gradient, ctx.weight, indices, offsets, ctx.tables)
-        else:
-            ends = torch.cat([offsets[1:], offsets.new_tensor([indices.numel()])])
-            rows = gradient.contiguous().repeat_interleave(ends - offsets, 0, output_size=indices.numel())
-            ctx.weight.index_add_(0, indices, rows, alpha=-LEARNING_RATE)
-        return None, None, None, None, None
-
-
-@cache
-def _operators() -> Any:
-    """The two operators of the meta device, registered when first needed."""
-    common = "Tensor indices, Tensor offsets, int tables"
-    return meta_operators(
-        "steptime",
-        {
-            f"lookup(Tensor weight, {common}) -> Tensor": lambda w, i, o, t: w.new_empty(o.shape[0], w.shape[1]),
-            f"lookup_backward_sgd(Tensor gradient, Tensor(a!) weight, {common}) -> ()": lambda g, w, i, o, t: None,
-        },
-    )
-
-
 class Dlrm(nn.Module):
     """Bottom MLP, embedding lookups, pairwise dot products, top MLP.
 
@@ -135,11 +89,13 @@ class Dlrm(nn.Module):
         dim: embedding dimension.
         embedding: "fused", "sparse" or "dense".
         logits: leave out the sigmoid at the end.
+        states: tensors of the weight's size that a fused lookup's optimizer keeps.
     """
 
     def __init__(
-        self, bottom: Sequence[int], top: Sequence[int], rows: Sequence[int], dim: int, embedding: str, logits: bool
-    ) -> None:
+        self, bottom: Sequence[int], top: Sequence[int], rows: Sequence[int], dim: int, embedding: str, logits: bool,
+        states: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.row: Tensor
         self.column: Tensor
@@ -156,6 +112,7 @@ class Dlrm(nn.Module):
         if embedding == "fused":
             self.anchor = nn.Parameter(torch.zeros(0))
             self.fused = torch.empty(sum(rows), dim).uniform_(-bound, bound)
+            self.states = [torch.zeros(sum(rows), dim) for _ in range(states)]
         else:
             for count in rows:
                 weight = torch.empty(count, dim).uniform_(-bound, bound)
@@ -166,7 +123,7 @@ class Dlrm(nn.Module):
         x = self.bottom(dense)
         batch, dim = x.shape
         if self.fused is not None:
-            looked = apply(LookupSgd, self.anchor, self.fused, indices, offsets, self.tables)
+            looked = apply(FusedLookup, self.anchor, self.fused, indices, offsets, self.tables, self.states)
             bags = looked.view(self.tables, batch, dim).transpose(0, 1) if looked.device.type != "meta" else looked
             if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
                 bags = looked.view(batch, self.tables, dim)
@@ -193,12 +150,15 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     dim, bottom = int(config["dim"]), [int(w) for w in config["bottom_mlp"]]
     if bottom[-1] != dim:
         raise ConfigError(f"model.bottom_mlp ends in {bottom[-1]}, but must end in model.dim={dim}")
-    if embedding == "fused" and config.get("optimizer", "sgd") not in ("sgd", "none"):
+    optimizer = str(config.get("optimizer", "sgd"))
+    training = config.get("mode", "train") == "train"
+    if embedding in ("fused", "sparse") and optimizer not in STATES and training:
         raise ConfigError(
-            "model.embedding=fused applies SGD in its backward pass: use model.optimizer=sgd, or another embedding"
+            f"model.embedding={embedding} knows no {optimizer}: use one of {', '.join(STATES)}, or model.embedding=dense"
         )
+    states = STATES.get(optimizer, 0) if training else 0
     with torch.device(device):
-        model = Dlrm(bottom, [int(w) for w in config["top_mlp"]], rows, dim, embedding, loss == "bce_logits")
+        model = Dlrm(bottom, [int(w) for w in config["top_mlp"]], rows, dim, embedding, loss == "bce_logits", states)
     model.lookups_per_table = [batch_size * n for n in lookups]
     losses: dict[str, Any] = {
         "mse": F.mse_loss,

@@ -20,7 +20,7 @@ from pipeline.workloads.autocast import autocast
 Batch = tuple[Tensor, ...]
 """Tensors of one batch, on the host."""
 
-OPTIMIZER_STATES = {"sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2}
+OPTIMIZER_STATES = {"none": 0, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2}
 """Tensors of a parameter's size that an optimizer keeps."""
 
 
@@ -29,7 +29,7 @@ def phase(name: str) -> AbstractContextManager[Any]:
     return record_function(f"## {name} ##")
 
 
-def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float = 1e-3) -> torch.optim.Optimizer | None:
+def make_optimizer(name: str, parameters: Sequence[Tensor], lr: float = 1e-3) -> torch.optim.Optimizer | None:
     """The optimizer of that name, in its `foreach` form (CUDA's default); None for "none"."""
     dense = list(parameters)
     if name == "none" or not dense:
@@ -39,6 +39,26 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float = 1e
     if name == "adagrad":
         return torch.optim.Adagrad(dense, lr=lr, foreach=True)
     return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=True)
+
+
+def make_optimizers(name: str, module: nn.Module, dry: bool = False) -> list[torch.optim.Optimizer]:
+    """The optimizers of a module's parameters; sparse gradients of Adagrad and Adam get one of their own.
+
+    Where nothing is computed (`dry`), it is SGD, which capture expands (`pipeline.graph.sparse`).
+    """
+    sparse = [
+        part.weight for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
+    ]
+    if name not in ("adagrad", "adam") or not sparse:
+        made = [make_optimizer(name, list(module.parameters()))]
+    else:
+        own = {id(weight) for weight in sparse}
+        made = [make_optimizer(name, [p for p in module.parameters() if id(p) not in own])]
+        if dry:
+            made.append(make_optimizer("sgd", sparse))
+        else:
+            made.append(torch.optim.SparseAdam(sparse, 1e-3) if name == "adam" else torch.optim.Adagrad(sparse, 1e-3))
+    return [optimizer for optimizer in made if optimizer is not None]
 
 
 @dataclass
@@ -77,8 +97,8 @@ class Step:
         if self.device == "cuda":
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
-        made = (make_optimizer(name, list(module.parameters())) for module in self.modules)
-        self.optimizers = [optimizer for optimizer in made if optimizer is not None]
+        dry = is_dry(self.device)
+        self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry)]
 
     def run(self, number: int = 0) -> None:
         """One step, on batch `number` of the pool (modulo its length)."""
@@ -139,10 +159,11 @@ class Step:
     @property
     def optimizer_bytes(self) -> int:
         """State of the optimizers."""
-        if not self.optimizers:
+        if not self.training:
             return 0
         states = OPTIMIZER_STATES[str(self.config.get("optimizer", "sgd"))]
-        return states * sum(t.nbytes for t in self.parameters() if t.requires_grad)
+        own = [t for t in self.parameters() if t.requires_grad]
+        return states * sum(t.nbytes for t in [*own, *self.in_kernel])
 
     @property
     def input_bytes(self) -> int:

@@ -6,7 +6,7 @@ import yaml
 
 from pipeline.graph.calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
-from pipeline.graph.normalise import FUSED_BACKWARD, FUSED_FORWARD
+from pipeline.graph.normalise import FUSED_AUTOGRAD, FUSED_FORWARD
 from pipeline.graph.table import Graph
 from pipeline.paths import config_dir
 from pipeline.schemas import read_table, to_arrow, write_table
@@ -50,8 +50,8 @@ def test_backward_runs_on_the_autograd_thread_and_the_rest_on_the_main_one(dlrm)
 
 def test_fused_lookup_is_named_as_fbgemm_names_it_and_carries_its_tables(dlrm):
     names = set(dlrm.table["name"])
-    assert FUSED_FORWARD in names
-    assert f"autograd::engine::evaluate_function: {FUSED_BACKWARD}" in names
+    assert FUSED_FORWARD.format(optimizer="sgd") in names
+    assert f"autograd::engine::evaluate_function: {FUSED_AUTOGRAD.format(optimizer='sgd')}" in names
     lookup = map_calls(dlrm).query("family == 'embedding_forward'").iloc[0]
     assert (lookup["B"], lookup["E"], lookup["T"], lookup["L"], lookup["D"]) == (2048, 1_000_000, 8, 100, 64)
 

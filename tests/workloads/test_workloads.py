@@ -140,6 +140,11 @@ def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
     config = config_of("custom", target="my_tiny_model:make_step")
     make_step(config, 4, "cpu").run(0)
     assert "gemm" in set(map_calls(capture(config, 4))["family"])
+    (tmp_path / "my_bad_model.py").write_text(
+        (tmp_path / "my_tiny_model.py").read_text().replace("(output, y)", "(output, y).item()")
+    )
+    with pytest.raises(InputError, match=r"my_bad_model:make_step: its step fails on the meta device.*item"):
+        capture({**config, "target": "my_bad_model:make_step"}, 4)
     for target, message in (
         ("my_tiny_model", "module:function"),
         ("nowhere:f", "no module"),
@@ -147,6 +152,25 @@ def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
     ):
         with pytest.raises(InputError, match=message):
             make_step({**config, "target": target}, 4, "cpu")
+
+
+def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypatch):
+    """The code and the overrides that docs/workloads.md shows."""
+    import re
+    from pathlib import Path
+
+    from pipeline.api import predict_point
+    from pipeline.config import expand
+
+    text = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
+    code = re.search(r"```python\n# (\w+)\.py\n(.*?)```", text, re.S)
+    command = re.search(r"^    steptime predict (.*model=custom.*)$", text, re.M)
+    assert code and command and code[1] in command[1]
+    (tmp_path / f"{code[1]}.py").write_text(code[2])
+    monkeypatch.chdir(tmp_path)
+    found = predict_point(expand(command[1].split())[0])
+    assert found.predicted_us > 0 and found.unmodelled_share == 0
+    assert found.memory_bytes > 4 * (64 * 512 + 512 * 10)  # the width that the command asks for
 
 
 def test_importing_the_package_loads_no_torch():

@@ -45,9 +45,9 @@ def bounds_check(node: Node, rule: Rule) -> list[Work]:
     ]
 
 
-@size("fused_backward_sgd")
-def fused_backward_sgd(node: Node, rule: Rule) -> list[Work]:
-    """FBGEMM's backward pass with SGD inside: 14 launches as `v100x8_dlrm` shows them (there with Adagrad).
+@size("fused_backward")
+def fused_backward(node: Node, rule: Rule) -> list[Work]:
+    """FBGEMM's backward pass with the optimizer inside: 14 launches as `v100x8_dlrm` shows them (there with Adagrad).
 
     Indices are made linear over all tables, sorted, and cut into runs of one row; rows with few uses are updated by a
     warp each, rows with many by a block each.
@@ -72,7 +72,8 @@ def fused_backward_sgd(node: Node, rule: Rule) -> list[Work]:
     tables = range(shape["T"])
     long = [t for t in tables if shape["B"] * shape["lookups"][t] / shape["rows"][t] >= LONG_SEGMENT]
     short = [t for t in tables if t not in long]
-    updates = [_update(shape, long, node, "fused_sgd"), _update(shape, short, node, "fused_sgd")]
+    wide = {**shape, "D": shape["D"] * (1 + int(node.attributes.get("states", 0)))}
+    updates = [_update(wide, long, node, "fused_sgd"), _update(wide, short, node, "fused_sgd")]
     return [linear, *sort_works(count, key_bits, index + 4.0), *zeros, start, runs, _fill(1, 4), start, scan,
             _fill(1, 4), _fill(1, 4), find, *updates, *_gradient_copy(gradient)]  # fmt: skip
 
@@ -125,20 +126,6 @@ def rows_backward(node: Node, rule: Rule) -> list[Work]:
     if indices.numel <= 3072:
         return [_zeros(weight), _update(shape, [0], node, "dense")]
     return _dense_gradient(shape, weight, indices.numel, node, "dense")
-
-
-@size("sparse_add")
-def sparse_add(node: Node, rule: Rule) -> list[Work]:
-    """param.add_(sparse gradient, alpha): values scaled, then added row by row (SparseCUDATensorMath.cu)."""
-    weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
-    dim, row = weight.shape[-1], sectors(weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4))
-    moved, places = float(count * row), _distinct(weight.shape[0], count) * row
-    scale = {"B": count, "H": dim, "inputs": int(moved), "outputs": int(moved)}
-    dims = {"B": count, "H": dim, "inputs": int(moved + places), "outputs": int(places)}
-    return [
-        Work(scale, float(count * dim), moved, moved, weight.dtype, "elementwise", "mulu"),
-        Work(dims, float(count * dim), moved + places + 8.0 * count, places, weight.dtype, "index", "index_add"),
-    ]
 
 
 def _fused_shape(node: Node, weight: Tensor) -> dict[str, Any]:
@@ -194,7 +181,7 @@ def _update(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -
     dims, lists = _dims(shape, tables)
     row = sectors(shape["element"] * shape["D"])
     uses = float(shape["B"] * sum(lists["lookups"]))
-    distinct = sum(_distinct(rows, shape["B"] * n) for rows, n in zip(lists["rows"], lists["lookups"], strict=True))
+    distinct = sum(distinct_rows(rows, shape["B"] * n) for rows, n in zip(lists["rows"], lists["lookups"], strict=True))
     if not tables:  # launched all the same, and finds nothing to do
         empty = {"B": 1, "H": 1, "inputs": SECTOR, "outputs": 0}
         return Work(empty, 0.0, float(SECTOR), 0.0, shape["dtype"], "index", f"{op}_empty")
@@ -203,7 +190,7 @@ def _update(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -
                 "embedding_backward", op, attributes=_describe(node, lists))  # fmt: skip
 
 
-def _distinct(rows: int, uses: int) -> float:
+def distinct_rows(rows: int, uses: int) -> float:
     """Expected number of distinct rows among `uses` uniform draws."""
     return rows * -math.expm1(uses * math.log1p(-1.0 / rows)) if rows > 1 else 1.0
 

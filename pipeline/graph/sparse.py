@@ -1,0 +1,74 @@
+"""Optimizers of sparse gradients, as PyTorch runs them on CUDA.
+
+Neither meta nor fake tensors know how many rows a sparse gradient holds, so capture runs the simplest optimizer on such
+weights: one addition each. Here these additions learn their rows, and for Adagrad and Adam (`torch.optim.SparseAdam`)
+they become the operators that the real one calls (source: torch/optim/adagrad.py and torch/optim/_functional.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.graph.table import Node, Tensor
+from pipeline.kernels.embedding import Lookup
+
+Line = tuple[str, str]
+"""Operator, and what it takes: `g` the gradient as it came, `w` a whole tensor of the weight's shape with sparse rows,
+`r` one and `rr` two tensors of the gradient's rows, `rs` one and a number."""
+
+SPARSE_ADAGRAD: Sequence[Line] = (
+    ("aten::coalesce", "g"), ("aten::_indices", "r"), ("aten::_values", "r"), ("aten::pow", "rs"), ("aten::add_", "w"),
+    ("aten::sparse_mask", "w"), ("aten::_values", "r"), ("aten::sqrt_", "r"), ("aten::add_", "rs"),
+    ("aten::div", "rr"), ("aten::add_", "w"),
+)  # fmt: skip
+
+SPARSE_ADAM: Sequence[Line] = (
+    ("aten::coalesce", "g"), ("aten::_indices", "r"), ("aten::_values", "r"), ("aten::sparse_mask", "w"),
+    ("aten::_values", "r"), ("aten::sub", "rr"), ("aten::mul_", "rs"), ("aten::add_", "w"), ("aten::sparse_mask", "w"),
+    ("aten::_values", "r"), ("aten::pow", "rs"), ("aten::sub_", "rr"), ("aten::mul_", "rs"), ("aten::add_", "w"),
+    ("aten::add_", "rr"), ("aten::add_", "rr"), ("aten::sqrt_", "r"), ("aten::add_", "rs"), ("aten::div_", "rr"),
+    ("aten::mul", "rs"), ("aten::add_", "w"),
+)  # fmt: skip
+
+RECIPES = {"adagrad": SPARSE_ADAGRAD, "adam": SPARSE_ADAM}
+
+
+def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: str) -> list[Node]:
+    """Nodes with the optimizer's additions of sparse gradients (in the order of the tables) made what they really are.
+
+    Args:
+        nodes: of the whole step, in host order.
+        tables: sizes of every table and how often it is looked up.
+        optimizer: the workload's.
+    """
+    found: list[Node] = []
+    waiting = list(tables)
+    fresh = 1 + max((node.node_id for node in nodes), default=0)
+    for node in nodes:
+        shape = node.tensors()[0].shape if node.tensors() else ()
+        addition = node.phase == "optimizer" and node.name == "aten::add_"
+        if not (waiting and addition and shape == (int(waiting[0].rows), int(waiting[0].width))):
+            found.append(node)
+            continue
+        table = waiting.pop(0)
+        node.attributes["sparse_rows"] = round(table.accesses)
+        if optimizer not in RECIPES:
+            found.append(node)
+            continue
+        made = [_node(node, line, table) for line in RECIPES[optimizer]]
+        found += [replace(each, node_id=fresh + i) for i, each in enumerate(made)]
+        fresh += len(made)
+    return found
+
+
+def _node(addition: Node, line: Line, table: Lookup) -> Node:
+    name, takes = line
+    weight, used = addition.tensors()[0], round(table.distinct_rows())
+    rows = Tensor((used, int(table.width)), weight.dtype, (int(table.width), 1))
+    if takes in ("g", "w"):
+        attributes = {"sparse_rows": round(table.accesses) if takes == "g" else used, "distinct_rows": used}
+        return replace(addition, name=name, inputs=(weight,), values=(None,), outputs=(weight,), attributes=attributes)
+    inputs = (rows, *([rows] if takes == "rr" else []), *([None] if takes == "rs" else []))
+    values = (*([None] * (len(inputs) - 1)), 1.0 if takes == "rs" else None)
+    return replace(addition, name=name, inputs=inputs, values=values, outputs=(rows,), attributes={})

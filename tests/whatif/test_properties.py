@@ -1,0 +1,116 @@
+"""What every edit of a graph keeps, whatever is edited; and rescaled graphs of every workload."""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.graph.calls import map_calls
+from pipeline.graph.capture import capture
+from pipeline.graph.table import Node
+from pipeline.whatif.edits import fuse, remove, rescale, substitute
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "workloads"))
+from small import SMALL, config_of, small
+
+BY_GRAPH = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return capture(small("transformer", mode="inference"), 4)
+
+
+def check_tree(graph):
+    """Ids count up in host order, parents come first, and top-level means without a parent."""
+    table = graph.table
+    assert list(table["node_id"]) == list(table["order"]) == list(range(len(table)))
+    assert (table["parent_id"].dropna() < table["node_id"][table["parent_id"].notna()]).all()
+    assert (table["parent_id"].isna() == table["is_top_level"]).all()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_rescaled_graph_of_any_workload_equals_a_fresh_capture(name):
+    if config_of(name)["architecture"] in ("bert", "gpt2", "opt"):
+        pytest.importorskip("transformers")
+    config = small(name)
+    scaled, fresh = rescale(capture(config, 4), capture(config, 6), 32), capture(config, 32)
+    pd.testing.assert_frame_equal(scaled.table, fresh.table)
+    pd.testing.assert_frame_equal(map_calls(scaled), map_calls(fresh))
+    assert scaled.memory == fresh.memory and scaled.batch_size == 32
+
+
+@given(data=st.data())
+@BY_GRAPH
+def test_removing_keeps_the_rest_as_it_was(graph, data):
+    nodes = graph.nodes()
+    gone = data.draw(st.sets(st.sampled_from([node.node_id for node in nodes]), max_size=8))
+    before = graph.table.copy()
+    edited = remove(graph, lambda node: node.node_id in gone)
+    check_tree(edited)
+    lost = set(gone)
+    for node in nodes:
+        lost |= {node.node_id} if node.parent_id in lost else set()
+    kept = graph.table[~graph.table["node_id"].isin(lost)]
+    assert list(edited.table["name"]) == list(kept["name"])
+    assert list(edited.table["input_shapes"]) == list(kept["input_shapes"])
+    pd.testing.assert_frame_equal(graph.table, before)
+    assert len(map_calls(edited)) <= len(map_calls(graph))
+
+
+@given(data=st.data())
+@BY_GRAPH
+def test_an_operator_put_in_its_own_place_changes_nothing(graph, data):
+    leaves = set(graph.table["node_id"]) - set(graph.table["parent_id"].dropna())
+    node = data.draw(st.sampled_from([node for node in graph.nodes() if node.node_id in leaves]))
+    edited = substitute(graph, node.node_id, [node])
+    check_tree(edited)
+    pd.testing.assert_frame_equal(edited.table, graph.table)
+
+
+@given(data=st.data())
+@BY_GRAPH
+def test_a_substitute_brings_its_own_calls_and_no_others(graph, data):
+    node = data.draw(st.sampled_from([node for node in graph.nodes() if node.is_top_level]))
+    count = data.draw(st.integers(0, 3))
+    x = next((t for each in graph.nodes() for t in each.results() if t.numel), None)
+    new = [Node(0, "aten::gelu", inputs=(x,), outputs=(x,), values=(None,)) for _ in range(count)]
+    edited = substitute(graph, node.node_id, new)
+    check_tree(edited)
+    without = remove(graph, lambda each: each.node_id == node.node_id)
+    assert len(map_calls(edited)) == len(map_calls(without)) + count
+    assert len(edited.table) == len(without.table) + count
+
+
+@given(data=st.data())
+@BY_GRAPH
+def test_fusing_saves_launches_and_traffic(graph, data):
+    """Pairs of elementwise operators that follow each other at the top level."""
+    calls = map_calls(graph)
+    simple = set(calls.loc[calls["family"] == "elementwise", "node_id"])
+    top = [node for node in graph.nodes() if node.is_top_level and node.phase == "forward"]
+    pairs = [(a, b) for a, b in zip(top, top[1:], strict=False) if {a.node_id, b.node_id} <= simple]
+    if not pairs:
+        pytest.skip("no two elementwise operators follow each other")
+    pair = data.draw(st.sampled_from(pairs))
+    fused = fuse(graph, [node.node_id for node in pair])
+    check_tree(fused)
+    after = map_calls(fused)
+    assert len(after) == len(calls) - 1
+    assert after["bytes_read"].sum() <= calls["bytes_read"].sum()
+    assert after["bytes_written"].sum() < calls["bytes_written"].sum()
+
+
+def test_edits_can_be_chained():
+    """Without dropout, with the losses' softmax replaced: still one step, mapped like any other."""
+    graph = capture(small("transformer"), 4)
+    plain = remove(graph, lambda node: "dropout" in node.name.lower())
+    softmax = next(node for node in plain.nodes() if node.name == "aten::_log_softmax")
+    x = softmax.tensor(0)
+    edited = substitute(plain, softmax.node_id, [Node(0, "aten::exp", inputs=(x,), outputs=(x,), values=(None,))])
+    check_tree(edited)
+    families = set(map_calls(edited)["family"])
+    assert "dropout" not in families and "dropout" in set(map_calls(graph)["family"])

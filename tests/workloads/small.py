@@ -1,0 +1,46 @@
+"""Every workload of the zoo at a size that is captured in a fraction of a second."""
+
+import yaml
+
+from pipeline.paths import config_dir
+
+TOKENS = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "positions": 16, "seq_len": 8}
+
+SMALL = {
+    "dlrm_default": {}, "dlrm_ddp": {}, "dlrm_mlperf": {}, "dlrm_open_source": {}, "dlrm_small": {"embedding": "fused"},
+    "resnet50": {"image_size": 32}, "inception_v3": {}, "dcgan": {"width": 4},
+    "transformer": {**TOKENS, "positions": None}, "gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5},
+    "bert_large": TOKENS, "gpt2_large": TOKENS, "gpt3_xl": TOKENS, "gpt3_27": TOKENS, "opt_13": TOKENS,
+}  # fmt: skip
+"""Workload -> changes of its config."""
+
+
+def config_of(name, **changes):
+    """Content of a workload's file, changed."""
+    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+
+
+def small(name, **changes):
+    """A small config of a workload, changed further."""
+    return config_of(name, **{**SMALL[name], **changes})
+
+
+LIKE_ANOTHER = ("dlrm_default", "dlrm_mlperf", "dlrm_small", "inception_v3", "gpt3_xl", "gpt3_27")
+"""Workloads whose options run through another's code; the tests try them only where they differ."""
+
+
+def options_of(name, every=False):
+    """(option, value) pairs that make sense for a workload, from DESIGN's list; `every`: also where code is shared."""
+    found = [("mode", value) for value in ("train", "inference")]
+    if name in LIKE_ANOTHER and not every:
+        return found
+    found += [("optimizer", value) for value in ("sgd", "adagrad", "adam", "none")]
+    found += [("dtype", value) for value in ("fp32", "tf32", "bf16", "fp16")]
+    config = config_of(name)
+    if "attention" in config:
+        found += [("attention", value) for value in ("eager", "fused")]
+    if "seq_len" in config:
+        found += [("seq_len", 3)]
+    if "embedding" in config:
+        found += [("embedding", value) for value in ("fused", "sparse", "dense")]
+    return found

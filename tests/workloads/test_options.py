@@ -1,0 +1,87 @@
+"""Every workload understands every override that makes sense for it, and each does what it says."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import expand
+from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.capture import capture
+from pipeline.paths import config_dir
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small import SMALL, config_of, options_of, small
+
+STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "none": 0}
+CASES = [(name, option, value) for name in SMALL for option, value in options_of(name)]
+
+
+def test_every_workload_of_the_zoo_is_tried():
+    assert set(SMALL) == {path.stem for path in (config_dir() / "model").glob("*.yaml")} - {"custom"}
+
+
+@pytest.mark.parametrize("name, option, value", CASES, ids=lambda item: str(item))
+def test_a_workload_understands_an_option(name, option, value):
+    if config_of(name)["architecture"] in ("bert", "gpt2", "opt"):
+        pytest.importorskip("transformers")
+    config = small(name, **{option: value})
+    graph = capture(config, 4)
+    calls = map_calls(graph)
+    assert unknown_operators(graph, calls) == {}
+    assert graph.memory.parameters > 0 and graph.memory.inputs > 0 and len(calls) > 5
+    training = config["mode"] == "train"
+    assert ("backward" in set(calls["phase"])) == training
+    assert (graph.memory.activations > 0) == (graph.memory.gradients > 0) == training
+    if option == "optimizer":
+        assert graph.memory.optimizer / graph.memory.parameters == pytest.approx(STATES[value], rel=0.02, abs=1e-9)
+        assert ("optimizer" in set(calls["phase"])) == (value != "none")
+    if option == "dtype":
+        dtypes = set(calls.loc[calls["family"].isin(["gemm", "bmm", "conv2d_forward", "rnn"]), "dtype"])
+        assert dtypes == {value}
+    if option == "attention":
+        assert ("attention" in set(calls["family"])) == (value == "fused")
+    if option == "embedding":
+        ops = set(calls.loc[calls["family"] == "embedding_backward", "op"])
+        assert ops == {{"fused": "fused_sgd", "sparse": "sparse", "dense": "dense"}[value]}
+    if option == "seq_len":
+        longer = capture(small(name, **{option: 6}), 4)
+        assert longer.memory.activations > graph.memory.activations
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+@pytest.mark.parametrize("embedding", ["fused", "sparse", "dense"])
+def test_tables_take_any_optimizer_by_any_lookup(embedding, optimizer):
+    config = config_of("dlrm_ddp", embedding=embedding, optimizer=optimizer, rows=1000)
+    graph = capture(config, 64)
+    calls = map_calls(graph)
+    assert unknown_operators(graph, calls) == {}
+    assert graph.memory.optimizer == STATES[optimizer] * graph.memory.parameters - STATES[optimizer] * 2 * 36 * 8
+    if embedding == "sparse":  # the optimizer sees each row once
+        added = calls[(calls["phase"] == "optimizer") & (calls["op"] == "index_add")]
+        distinct = 1000 * (1 - (1 - 1 / 1000) ** 640)
+        assert len(added) == 8 * (1 + STATES[optimizer])
+        assert (added["B"] == round(distinct)).all()
+
+
+def test_a_fused_lookup_moves_its_optimizers_state_too():
+    moved = {}
+    for optimizer in ("sgd", "adagrad", "adam"):
+        calls = map_calls(capture(config_of("dlrm_default", optimizer=optimizer), 64))
+        moved[optimizer] = calls.loc[calls["family"] == "embedding_backward", "bytes_written"].sum()
+    assert moved["adagrad"] / moved["sgd"] == pytest.approx(2)
+    assert moved["adam"] / moved["sgd"] == pytest.approx(3)
+
+
+@pytest.mark.parametrize("embedding", ["fused", "sparse"])
+def test_momentum_is_refused_where_it_would_make_updates_dense(embedding):
+    from pipeline.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="knows no sgd_momentum"):
+        capture(config_of("dlrm_ddp", embedding=embedding, optimizer="sgd_momentum"), 8)
+
+
+def test_overrides_reach_the_workload_from_the_command_line():
+    texts = ["gpu=V100", "model=dlrm_default", "model.embedding=sparse", "model.optimizer=adagrad", "model.dtype=bf16"]
+    model = expand(texts)[0].config["model"]
+    assert (model["embedding"], model["optimizer"], model["dtype"]) == ("sparse", "adagrad", "bf16")
