@@ -6,8 +6,10 @@ same (list: PyTorch's documentation, "CUDA Ops that can autocast to float16 / to
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +52,11 @@ class MetaAutocast(TorchFunctionMode):
             return func(*args, **kwargs)
         return func(*self._cast(args, target), **{key: self._cast(value, target) for key, value in kwargs.items()})
 
+    def cast(self, tensor: Tensor) -> Tensor:
+        """One tensor in the lower precision."""
+        found: Tensor = self._cast(tensor, self.dtype)
+        return found
+
     def _cast(self, value: Any, target: torch.dtype) -> Any:
         if isinstance(value, list | tuple):
             return type(value)(self._cast(item, target) for item in value)
@@ -64,8 +71,31 @@ class MetaAutocast(TorchFunctionMode):
         return self.cache[id(value)]
 
 
+_ACTIVE: list[MetaAutocast] = []
+"""Contexts that are open now, the innermost last."""
+
+
+def lowered(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors as an operator of ours that runs in the lower precision gets them: cast where `MetaAutocast` is on."""
+    return [_ACTIVE[-1].cast(tensor) for tensor in tensors] if _ACTIVE else list(tensors)
+
+
+@contextmanager
+def _on_meta(dtype: torch.dtype) -> Iterator[None]:
+    """Casts on the meta device. A mode sees a Python function as a whole and is off inside it, so that the products
+    within `F.multi_head_attention_forward` would stay as they are: it is told that no mode is on, and runs its body.
+    """
+    mode = MetaAutocast(dtype)
+    _ACTIVE.append(mode)
+    try:
+        with mode, mock.patch.object(F, "has_torch_function", lambda tensors: False):
+            yield
+    finally:
+        _ACTIVE.pop()
+
+
 def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
     """The context in which a forward pass runs in `dtype` ("bf16" or "fp16")."""
     if device == "meta":
-        return MetaAutocast(DTYPES[dtype])
+        return _on_meta(DTYPES[dtype])
     return torch.autocast(device, DTYPES[dtype])

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
+from pipeline.paths import project_dir
 from pipeline.workloads.lookup import STATES, FusedLookup
 from pipeline.workloads.standin import apply
 from pipeline.workloads.step import Batch, Step, is_dry
@@ -55,7 +56,7 @@ def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]
 
     path = Path(str(config["table_configs"]))
     if not path.is_absolute() and not path.is_file():
-        path = Path(__file__).parents[2] / path
+        path = project_dir() / path
     try:
         content = json.loads(path.read_text())
         found = content["tables"] if isinstance(content, dict) else content

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeline.workloads.autocast import lowered
 from pipeline.workloads.standin import apply, meta_operators
 
 
@@ -45,7 +46,8 @@ class Lstm(nn.LSTM):
             found: Tensor = super().forward(x)[0]
             return found
         directions = 2 if self.bidirectional else 1
-        return apply(CudnnLstm, x, self.hidden_size, self.num_layers, directions, *self._flat_weights)
+        x, *weights = lowered([x, *(w for w in self._flat_weights if w is not None)])
+        return apply(CudnnLstm, x, self.hidden_size, self.num_layers, directions, *weights)
 
 
 @cache

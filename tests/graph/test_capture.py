@@ -177,3 +177,11 @@ def test_nodes_survive_the_table():
 def test_capture_is_deterministic():
     one, two = (capture(config_of("dlrm_small", rows=100), 8).table for _ in range(2))
     pd.testing.assert_frame_equal(one, two)
+
+
+def test_activations_of_a_transformer_layer_follow_the_published_formula():
+    """Korthikanti et al. 2022, equation 1, in fp32: tokens · batch · width · (66 + 9 · heads · tokens / width) bytes."""
+    pytest.importorskip("transformers")
+    sizes = {"width": 256, "heads": 8, "vocabulary": 100, "positions": 512, "seq_len": 512}
+    one, three = (capture(config_of("bert_large", layers=n, **sizes), 4).memory.activations for n in (1, 3))
+    assert (three - one) / 2 == pytest.approx(512 * 4 * 256 * (66 + 9 * 8 * 512 / 256), rel=0.01)

@@ -95,7 +95,8 @@ def rnn(node: Node, rule: Rule) -> Work:
     out = shape["tokens"] * shape["batch"] * width * directions * (x.bytes // max(1, x.numel))
     dims = {"B": shape["batch"], "T": shape["tokens"], "I": x.shape[-1], "H": width, "layers": layers}
     factor = 2.0 if rule.options.get("backward") else 1.0
-    return Work(dims, factor * flops, factor * (x.bytes + weights), factor * layers * out, x.dtype,
+    dtype = "tf32" if node.attributes.get("tf32") and x.dtype == "fp32" else x.dtype
+    return Work(dims, factor * flops, factor * (x.bytes + weights), factor * layers * out, dtype,
                 attributes={"directions": directions, "gates": gates})  # fmt: skip
 
 
