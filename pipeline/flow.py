@@ -125,6 +125,11 @@ class Flow:
         point = self.point(wildcards)
         return [f"{self.folder(point)}/trace/step_times.parquet"] if point.local else []
 
+    def trace_of_point(self, wildcards: Any) -> list[str]:
+        """Input function: the profiler trace of a point that runs on this machine, drawn below its predicted timeline."""
+        point = self.point(wildcards)
+        return [f"{self.folder(point)}/trace/kineto.json.gz"] if point.local else []
+
     def settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: everything about a point that its prediction depends on, as plain values."""
         point = self.point(wildcards)

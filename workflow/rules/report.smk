@@ -1,15 +1,41 @@
 # Figures, accuracy and report of the grid: made on request, from artifacts alone.
 
+from pipeline.evidence import PUBLIC_KERNEL_GPUS
 from pipeline.report import grid as GRID
 from pipeline.report.figures.gallery import category_of
 
 FIGURES = f"{FLOW.artifacts.root}/figures/{FLOW.grid}"
+CHECKS = f"{FLOW.artifacts.root}/checks"
 ACCURACY = f"{FLOW.artifacts.root}/accuracy/{FLOW.grid}"
 PAIR_ERRORS = f"{FLOW.artifacts.root}/transfer/{{family}}.parquet"
-TRANSFERRED = ("gemm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
+TRANSFERRED = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 
 
 report: "../report/workflow.rst"
+
+
+rule error_parts:
+    input:
+        graph=f"{POINT}/graph.parquet",
+        calls=f"{POINT}/calls.parquet",
+        models=FLOW.models_of_point,
+        observations=FLOW.overhead_samples,
+        trace=rules.collect_step.output.trace,
+        summary=f"{POINT}/summary.parquet",
+    output:
+        parts=f"{POINT}/parts.parquet",
+    params:
+        point=FLOW.settings,
+        results=FLOW.artifacts.root,
+        code=FLOW.code(*PREDICTING, "report/parts.py"),
+    wildcard_constraints:
+        gpu="local",
+    log:
+        f"{POINT}/logs/error_parts.log",
+    message:
+        "Errors of {wildcards.model} at batch {wildcards.batch}, part by part"
+    script:
+        "../scripts/error_parts.py"
 
 
 rule figures:
@@ -17,7 +43,8 @@ rule figures:
         summary=rules.summary.output.table,
         hosts=GRID.host_observations(FLOW),
         models=GRID.fitted_models(FLOW),
-        transfer=[path for path in expand(PAIR_ERRORS, family=TRANSFERRED) if Path(path).is_file()],
+        parts=GRID.error_parts(FLOW),
+        **GRID.checks_at_hand(FLOW.artifacts.root),
     output:
         folder=report(
             directory(FIGURES),
@@ -41,6 +68,7 @@ rule accuracy:
     input:
         summary=rules.summary.output.table,
         models=GRID.fitted_models(FLOW),
+        parts=GRID.error_parts(FLOW),
     output:
         text=f"{ACCURACY}.md",
         page=report(
@@ -96,3 +124,41 @@ rule pair_errors:
 rule transfer_errors:
     input:
         expand(PAIR_ERRORS, family=TRANSFERRED),
+
+
+rule replays:
+    input:
+        traces=FLOW.public("traces"),
+    output:
+        spans=f"{CHECKS}/replays.parquet",
+    log:
+        f"{CHECKS}/logs/replays.log",
+    params:
+        code=FLOW.code("trace", "overheads", "predict", "report/checks"),
+    message:
+        "Public traces replayed"
+    script:
+        "../scripts/replays.py"
+
+
+rule passes:
+    input:
+        latencies=FLOW.public("neusight/model_latency.parquet"),
+        packs=[f"{FLOW.packs}/{gpu}/pack.json" for gpu in PUBLIC_KERNEL_GPUS],
+    output:
+        passes=f"{CHECKS}/passes.parquet",
+    log:
+        f"{CHECKS}/logs/passes.log",
+    params:
+        code=FLOW.code(*PREDICTING, "graph", "workloads", "report/checks"),
+    message:
+        "Whole models against public latencies"
+    script:
+        "../scripts/passes.py"
+
+
+rule checks:
+    input:
+        rules.replays.output.spans,
+        rules.passes.output.passes,
+

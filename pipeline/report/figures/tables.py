@@ -12,6 +12,8 @@ import pandas as pd
 
 from pipeline.kernels.evaluate import gmae, mape
 from pipeline.prediction import Prediction
+from pipeline.report import parts
+from pipeline.report.parts import label
 
 METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
@@ -39,13 +41,13 @@ def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> p
 
     rows = [
         {
-            "gpu": p.gpu, "workload": f"{_name(p)} b{p.batch_size}", "model_variant": _name(p),
+            "gpu": p.gpu, "workload": label(p), "model_variant": label(p).rpartition(" b")[0],
             "batch_size": p.batch_size,
             "predicted_us": p.predicted_us, "active_us": p.active_us, "idle_us": p.idle_us, "host_us": p.host_us,
             "kernels_us": sum(p.families.values()) or np.nan, "p10_us": p.p10_us, "p90_us": p.p90_us,
             "measured_us": np.nan if p.measured_us is None else p.measured_us, "samples_per_s": p.samples_per_s,
-            "fits": p.fits, "bound": p.bound, "device_evidence": _shares(p.evidence),
-            "host_evidence": _shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
+            "fits": p.fits, "bound": p.bound, "device_evidence": shares(p.evidence),
+            "host_evidence": shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
             "cost_per_million": cost_per_million(p, prices or {}),
         }
         for p in Prediction.all_of(summary)
@@ -56,7 +58,7 @@ def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> p
 def families(summary: pd.DataFrame) -> pd.DataFrame:
     """Device time by kernel family of every grid point: gpu, workload, family, device_us."""
     rows = [
-        {"gpu": p.gpu, "workload": f"{_name(p)} b{p.batch_size}", "family": family, "device_us": us}
+        {"gpu": p.gpu, "workload": label(p), "family": family, "device_us": us}
         for p in Prediction.all_of(summary)
         for family, us in p.families.items()
     ]
@@ -145,22 +147,48 @@ def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["gpu", "family", "share"])
 
 
-def errors_by_part(points: pd.DataFrame) -> pd.DataFrame:
-    """Errors of the predicted step, and of the mere sum of kernels, over the measured points of a `steps` table.
+def error_parts(summary: pd.DataFrame, found: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Parts of all measured points: those that were worked out, else what a summary alone tells.
+
+    Args:
+        summary: `summary` table.
+        found: rows of `pipeline.report.parts.error_parts`, of some points or none.
+    """
+    known = pd.DataFrame(columns=parts.COLUMNS) if found is None or found.empty else found
+    done = set(zip(known["gpu"], known["workload"], strict=True))
+    rest = [parts.error_parts(p) for p in Prediction.all_of(summary) if (p.gpu, label(p)) not in done]
+    tables = [table for table in (known, *rest) if len(table)]
+    return pd.concat(tables, ignore_index=True) if tables else known
+
+
+def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """Errors over all measured points of an `error_parts` table, a row per part.
 
     Returns:
         method, points, gmae, mape, worst (fractions).
     """
-    known = points[points["measured_us"].notna()]
-    rows = []
-    for method, column in (("predicted step", "predicted_us"), ("sum of its kernels alone", "kernels_us")):
-        part = known[known[column].notna()]
-        if len(part):
-            predicted, measured = part[column].to_numpy(float), part["measured_us"].to_numpy(float)
-            worst = float(np.abs(predicted / measured - 1).max())
-            rows.append({"method": method, "points": len(part), "gmae": gmae(predicted, measured),
-                         "mape": mape(predicted, measured), "worst": worst})  # fmt: skip
-    return pd.DataFrame(rows, columns=["method", "points", "gmae", "mape", "worst"])
+    found = []
+    for part in (name for name in parts.PARTS if (rows["part"] == name).any()):
+        own = rows[rows["part"] == part]
+        predicted, measured = own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)
+        found.append({"method": part, "points": len(own), "gmae": gmae(predicted, measured),
+                      "mape": mape(predicted, measured),
+                      "worst": float(np.abs(predicted / measured - 1).max())})  # fmt: skip
+    return pd.DataFrame(found, columns=["method", "points", "gmae", "mape", "worst"])
+
+
+def model_transfer(errors: pd.DataFrame, method: str = "utilisation") -> pd.DataFrame:
+    """Mean error of whole models between GPUs by one method.
+
+    Args:
+        errors: `pipeline.transfer.paper.paper_surfer` table: model, origin, destination, method, error (fraction).
+
+    Returns:
+        model, origin, destination, method, mape (%), passes.
+    """
+    own = errors[errors["method"] == method].assign(mape=lambda t: 100 * t["error"].abs())
+    groups = own.groupby(["model", "origin", "destination", "method"], sort=True)["mape"]
+    return groups.agg(mape="mean", passes="size").reset_index()
 
 
 _FACTS = ("gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out")
@@ -173,11 +201,13 @@ def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) 
     return row | {"gpu": gpu, "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on}
 
 
-def _name(p: Prediction) -> str:
-    return p.model if p.variant == "default" else f"{p.model} {p.variant}"
+def mean_shares(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean share per kind of evidence over several points."""
+    kinds = dict.fromkeys(kind for each in many for kind in each)
+    return {kind: sum(each.get(kind, 0.0) for each in many) / len(many) for kind in kinds}
 
 
-def _shares(parts: Mapping[str, float]) -> str:
+def shares(kinds: Mapping[str, float]) -> str:
     """`pack 92 %, roofline 8 %`, largest first."""
-    ordered = sorted(parts.items(), key=lambda item: (-item[1], item[0]))
+    ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in ordered if share >= 0.005)
