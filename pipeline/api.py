@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config import LOCAL_GPU, Point, expand
 from pipeline.errors import ConfigError, InputError
-from pipeline.evidence import OVERHEAD_DONOR, Source, overhead_source, shipped_overheads
+from pipeline.evidence import OVERHEAD_DONOR, Source, kernel_source, overhead_source, shipped_overheads
 from pipeline.packs import check_pack, list_packs
-from pipeline.paths import Artifacts, packs_dir
+from pipeline.paths import Artifacts, measurements_dir, packs_dir
 from pipeline.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.hardware.spec import GpuSpec
     from pipeline.kernels.predictor import KernelPredictor
     from pipeline.overheads.model import OverheadModel
+    from pipeline.overheads.statistics import ProfilerCost
 
 
 def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Prediction:
@@ -65,10 +66,11 @@ def predict_point(point: Point, results: str | Path = "results") -> Prediction:
         point.batch_size,
         graph.memory_bytes,
         point.overrides,
+        point.workload,
         settings=point.config["predict"],
     )
     kernels = kernel_predictor(gpu, str(point.config["kernels"]["name"]), results)
-    overheads = overhead_model(point.gpu, point.config["overheads"], results)
+    overheads = overhead_model(point.gpu, point.config["overheads"], results, point.workload)
     return evaluate(subject, gpu, graph.table, calls, kernels, overheads)[0]
 
 
@@ -87,43 +89,85 @@ def kernel_predictor(gpu: GpuSpec, variant: str, results: str | Path | None) -> 
     return load_predictor(gpu, folders, variant)
 
 
-def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | None) -> OverheadModel:
+def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | None, workload: str) -> OverheadModel:
     """Host overheads for a GPU: statistics under `results`, else made of the shipped observations."""
     from pipeline.schemas import read_table
 
     if results is not None:
         table = Path(Artifacts(str(results)).overheads(gpu, str(settings["name"])))
         if table.is_file():
-            return overheads_from(read_table(table, "overheads"), settings)
+            return overheads_from(read_table(table, "overheads"), settings, workload)
     own = packs_dir() / gpu / "overhead_samples.parquet"
     check_pack(gpu if own.is_file() else OVERHEAD_DONOR)
     observations = read_table(shipped_overheads(gpu), "overhead_samples")
-    return overheads_from(overhead_statistics(observations, gpu, settings), settings)
+    return overheads_from(overhead_statistics(observations, gpu, settings), settings, workload)
 
 
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Mapping[str, Any]) -> pd.DataFrame:
     """Statistics of a host's observations with the configured estimator, less the profiler's cost."""
-    from pipeline.overheads.statistics import ProfilerCost, summarise
+    import pandas as pd
+
+    from pipeline.overheads.statistics import summarise
 
     own = gpu == LOCAL_GPU or overhead_source(gpu) is Source.MEASUREMENTS
     donated = overhead_source(gpu) is Source.TRANSFER
     evidence = "measured" if own else "transferred" if donated else "shared"
-    cost = ProfilerCost(float(settings["profiler_event_us"]), float(settings["profiler_launch_us"]))
-    return summarise(observations, str(settings["estimator"]), cost, evidence, signatures=own)
+    cost, estimator = _profiler_cost(gpu, settings), str(settings["estimator"])
+    if settings["observations"] == "pooled":
+        return summarise(observations, estimator, cost, "transferred" if donated else "shared", signatures=False)
+    if settings["observations"] == "all":
+        return summarise(observations, estimator, cost, evidence, signatures=own)
+    each = [summarise(part, estimator, cost, evidence) for _, part in observations.groupby("workload", sort=True)]
+    return pd.concat(each, ignore_index=True)
 
 
-def overheads_from(table: pd.DataFrame, settings: Mapping[str, Any]) -> OverheadModel:
-    """The lookup over a statistics table, scaled to the host."""
+def _profiler_cost(gpu: str, settings: Mapping[str, Any]) -> ProfilerCost:
+    """What recording cost the host: as a campaign on that GPU's host measured it, else as configured."""
+    from pipeline.overheads.statistics import ProfilerCost
+
+    event_us = None
+    if overhead_source(gpu) is Source.MEASUREMENTS:
+        from pipeline.collect.reader import profiler_event_us
+
+        event_us = profiler_event_us(measurements_dir() / gpu)
+    configured = float(settings["profiler_event_us"])
+    return ProfilerCost(configured if event_us is None else event_us, float(settings["profiler_launch_us"]))
+
+
+def overheads_from(table: pd.DataFrame, settings: Mapping[str, Any], workload: str) -> OverheadModel:
+    """The lookup over a statistics table, scaled to the host.
+
+    Raises:
+        InputError: only the workload's own observations are wanted, and there are none.
+    """
     from pipeline.overheads.model import OverheadModel
 
+    if settings["observations"] == "own":
+        table = table[table["workloads"] == workload]
+        if table.empty:
+            raise InputError(f"{workload}: no trace shows its overheads on this host; take overheads=shared")
     return OverheadModel(table, float(settings["host_scale"]))
 
 
 def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
-    """The GPU of a composed configuration, its figures overridden or not; `local` asks this machine."""
+    """The GPU of a composed configuration, its figures overridden or not; `local` asks this machine.
+
+    Peaks that a campaign of ours measured stand in where the configuration has none.
+    """
+    from dataclasses import replace
+
     from pipeline.hardware.spec import GpuSpec, load_gpu
 
-    return load_gpu(LOCAL_GPU) if values["name"] == LOCAL_GPU else GpuSpec.from_mapping(values, "gpu")
+    if values["name"] == LOCAL_GPU:
+        return load_gpu(LOCAL_GPU)
+    gpu = GpuSpec.from_mapping(values, "gpu")
+    if kernel_source(gpu.name) is not Source.MEASUREMENTS:
+        return gpu
+    from pipeline.collect.reader import measured_peaks
+
+    peaks = {f"measured_{name}": value for name, value in measured_peaks(measurements_dir() / gpu.name).items()}
+    new: dict[str, Any] = {name: value for name, value in peaks.items() if hasattr(gpu, name) and getattr(gpu, name) is None}
+    return replace(gpu, **new) if new else gpu
 
 
 def largest_batch(point: Point) -> int | None:

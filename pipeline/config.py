@@ -5,6 +5,7 @@ Vocabulary:
   experiment a named set of sweeps under `config/experiment/`
   point      one GPU, one model, one batch size, everything else resolved
   variant    short name of all overrides that change the result beside GPU, model and batch size
+  workload   what runs, whoever predicts it: model, overrides of the model, batch size
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ _CHOICES = {
     "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
     "model.embedding": ("fused", "sparse", "dense"),
     "predict.critical_path": ("full", "published"),
+    "overheads.observations": ("all", "own", "pooled"),
     "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
 }
 _POSITIVE = ("model.seq_len", "predict.draws", "collect.step_seconds", "collect.kernel_seconds",
              "collect.iterations", "overheads.host_scale")  # fmt: skip
+_METHODS = ("kernels", "overheads")
 _NOT_IN_VARIANT = ("gpu", "model", "batch_size")
 
 
@@ -48,6 +51,13 @@ class Point:
     batch_size: int
     config: dict[str, Any]
     overrides: tuple[str, ...]
+    model_variant: str
+    """The part of `variant` that is the model's; measured steps are named by it."""
+
+    @property
+    def workload(self) -> str:
+        """Name under which a host's overheads and a campaign's steps know this workload."""
+        return f"{self.model}/{self.model_variant}/b{self.batch_size}"
 
     @property
     def local(self) -> bool:
@@ -99,8 +109,11 @@ def point(overrides: Sequence[str]) -> Point:
     _validate(config)
     gpu, model = str(config["gpu"]["name"]), str(config["model"]["name"])
     rest = tuple(text for text in given if text.split("=", 1)[0] not in _NOT_IN_VARIANT)
-    base = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")))
-    return Point(gpu, model, _variant(config, base), config["batch_size"], config, rest)
+    plain = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")))
+    base = _compose(tuple(text for text in given if text.split("=", 1)[0] in _GROUPS))
+    named = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != plain[key]["name"]]
+    model_variant = _variant({"model": config["model"]}, {"model": base["model"]})
+    return Point(gpu, model, _variant(config, base, named), config["batch_size"], config, rest, model_variant)
 
 
 def from_snakemake(config: Mapping[str, Any]) -> list[str]:
@@ -230,18 +243,21 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _variant(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-    """`default`, or what differs from the model's defaults: readable where short, else a hash."""
+def _variant(config: Mapping[str, Any], base: Mapping[str, Any], named: Sequence[str] = ()) -> str:
+    """`default`, or the methods that were named and what differs from their and the model's defaults.
+
+    Readable where short, else a hash.
+    """
     mine, theirs = _flatten(config), _flatten(base)
     ignored = {"batch_size", "model.batch_size"}
     differs = {k: mine.get(k) for k in sorted(mine.keys() | theirs.keys()) if mine.get(k) != theirs.get(k)}
     differs = {k: v for k, v in differs.items() if k not in ignored}
-    if not differs:
+    if not differs and not named:
         return "default"
-    text = "_".join(f"{key.removeprefix('model.')}-{value}" for key, value in differs.items())
+    text = "_".join([*named, *(f"{key.removeprefix('model.')}-{value}" for key, value in differs.items())])
     if len(text) <= 48 and re.fullmatch(r"[A-Za-z0-9_.\-]+", text):
         return text
-    return "v" + hashlib.sha256(repr(differs).encode()).hexdigest()[:10]
+    return "v" + hashlib.sha256(repr((list(named), differs)).encode()).hexdigest()[:10]
 
 
 def _first_line(error: BaseException) -> str:

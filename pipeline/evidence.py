@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipeline.config import LOCAL_GPU
-from pipeline.paths import datasets_dir, measurements_dir, packs_dir
+from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 
 
 class Evidence(StrEnum):
@@ -45,7 +45,7 @@ def kernel_source(gpu: str) -> Source:
     """Where the kernel models of a GPU come from, by what is at hand now."""
     if gpu == LOCAL_GPU:
         return Source.LOCAL
-    if (measurements_dir() / gpu / "manifest.json").is_file():
+    if (measurements_dir() / gpu / CAMPAIGN).is_file():
         return Source.MEASUREMENTS
     data = datasets_dir()
     if gpu in PUBLIC_KERNEL_GPUS and data is not None and (data / "neusight" / "kernels.parquet").is_file():
@@ -57,7 +57,7 @@ def overhead_source(gpu: str) -> Source:
     """Where the host overheads of a GPU come from, by what is at hand now."""
     if gpu == LOCAL_GPU:
         return Source.LOCAL
-    if (measurements_dir() / gpu / "manifest.json").is_file():
+    if (measurements_dir() / gpu / CAMPAIGN).is_file():
         return Source.MEASUREMENTS
     data = datasets_dir()
     if gpu in PUBLIC_OVERHEAD_GPUS and data is not None and (data / "traces" / "v100_ddp").is_dir():

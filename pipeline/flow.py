@@ -15,7 +15,7 @@ from pipeline.digest import code_digest
 from pipeline.errors import SteptimeError
 from pipeline.evidence import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source, shipped_overheads
 from pipeline.packs import MANIFEST
-from pipeline.paths import Artifacts, datasets_dir, measurements_dir, packs_dir
+from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
 
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 """Kernel families of the public latencies."""
@@ -121,9 +121,15 @@ class Flow:
         return self.artifacts.overhead_samples(wildcards.gpu)
 
     def steps_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: the measured steps of a point that runs on this machine; shown beside the prediction."""
+        """Input function: where the measured step of a point lies, to be shown beside the prediction."""
         point = self.point(wildcards)
-        return [f"{self.folder(point)}/trace/step_times.parquet"] if point.local else []
+        if point.local:
+            return [f"{self.folder(point)}/trace/step_times.parquet"]
+        return [self.campaign(point.gpu)] if kernel_source(point.gpu) is Source.MEASUREMENTS else []
+
+    def campaign(self, gpu: str) -> str:
+        """The manifest of a GPU's campaign; the GPU may be a wildcard."""
+        return str(measurements_dir() / gpu / CAMPAIGN)
 
     def trace_of_point(self, wildcards: Any) -> list[str]:
         """Input function: the profiler trace of a point that runs on this machine, drawn below its predicted timeline."""
@@ -134,7 +140,7 @@ class Flow:
         """Params function: everything about a point that its prediction depends on, as plain values."""
         point = self.point(wildcards)
         parts = {name: point.section(name) for name in ("gpu", "model", "kernels", "overheads", "predict")}
-        return {**parts, "overrides": list(point.overrides), "workload": workload_name(point)}
+        return {**parts, "overrides": list(point.overrides), "workload": point.workload}
 
     def kernel_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of a kernel-model variant."""
@@ -152,7 +158,7 @@ class Flow:
 
     def local_workloads(self) -> list[str]:
         """Names of the workloads that run on this machine, in the order of their traces."""
-        return [workload_name(point) for point in self.points if point.local]
+        return [point.workload for point in self.points if point.local]
 
     def public(self, name: str) -> str:
         """Path of public data; a name that cannot exist where there is none (no rule then asks for it)."""
@@ -182,11 +188,6 @@ class Flow:
         names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
         return {"data": [SOURCES[name] for name in names], "code": code_digest("kernels", "overheads", "trace")}
 
-    @property
-    def measurements(self) -> str:
-        """Folder of our own campaigns."""
-        return str(measurements_dir())
-
     def show(self, table: str) -> None:
         """Print the predictions of this grid and where everything lies; called when a run has succeeded."""
         if not Path(table).is_file():  # another target was asked for
@@ -212,8 +213,3 @@ class Flow:
     def code(*rooms: str) -> str:
         """Digest of library modules, as a param: a change there reruns the rule."""
         return code_digest(*rooms)
-
-
-def workload_name(point: Point) -> str:
-    """Name under which a host's overheads know a workload: same for its observations and its prediction."""
-    return f"{point.model}/{point.variant}/b{point.batch_size}"

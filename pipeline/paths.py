@@ -11,6 +11,9 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 
+CAMPAIGN = "manifest.json"
+"""The file that makes a folder under `measurements/` a campaign."""
+
 
 def project_dir() -> Path:
     """The folder that holds `config/` and `packs/`: the checkout, or the data installed inside the package."""
@@ -28,8 +31,8 @@ def packs_dir() -> Path:
 
 
 def measurements_dir() -> Path:
-    """The folder of our own measurements, one per GPU."""
-    return project_dir() / "measurements"
+    """The folder of our own measurements, one per GPU: $STEPTIME_MEASUREMENTS, else the project's."""
+    return Path(os.environ.get("STEPTIME_MEASUREMENTS") or project_dir() / "measurements")
 
 
 def datasets_dir(explicit: str | Path | None = None) -> Path | None:

@@ -63,9 +63,9 @@ class StepPlan:
 
     @property
     def variant(self) -> str:
-        """`default`, or the overrides that change the result."""
+        """`default`, or the overrides that change the result, as grid points are named (`config.Point`)."""
         shown = {key: value for key, value in self.overrides.items() if key in ("embedding", "optimizer", "dtype")}
-        return "-".join(f"{key}={value}" for key, value in sorted(shown.items())) or "default"
+        return "_".join(f"{key}-{value}" for key, value in sorted(shown.items())) or "default"
 
     @property
     def unit(self) -> str:

@@ -24,9 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import InputError, SteptimeError, TableError
+from pipeline.paths import CAMPAIGN
 from pipeline.schemas import PROVENANCE_KEY, atomic_path, read_table, write_table
 
-MANIFEST, STEP_TIMES, SAMPLES, PEAKS = "manifest.json", "step_times.parquet", "samples.parquet", "peaks.parquet"
+STEP_TIMES, SAMPLES, PEAKS = "step_times.parquet", "samples.parquet", "peaks.parquet"
 SCHEMA_VERSION = 2
 """Of the folder's layout; version 1 is that of the stand-alone script (`pipeline.collect.standalone`)."""
 
@@ -58,10 +59,10 @@ class CampaignFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"--out {path}: {error.strerror or error}; name a folder") from None
-        if (path / MANIFEST).exists():
+        if (path / CAMPAIGN).exists():
             self._open(device)
         elif any(not entry.name.startswith(".") for entry in path.iterdir()):
-            raise InputError(f"--out {path}: holds files but no {MANIFEST}; name a new folder or one of a campaign")
+            raise InputError(f"--out {path}: holds files but no {CAMPAIGN}; name a new folder or one of a campaign")
         for part in path.glob(".*.part"):  # left by a kill
             part.unlink(missing_ok=True)
 
@@ -78,7 +79,7 @@ class CampaignFolder:
     def save(self) -> None:
         """Write the manifest."""
         text = json.dumps(self.manifest, indent=1, default=str)
-        with atomic_path(self.path / MANIFEST) as part:
+        with atomic_path(self.path / CAMPAIGN) as part:
             part.write_text(text)
 
     def add_samples(self, rows: pd.DataFrame) -> None:
@@ -150,13 +151,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         InputError: the folder holds none, or it is damaged.
     """
     try:
-        found = json.loads((folder / MANIFEST).read_text())
+        found = json.loads((folder / CAMPAIGN).read_text())
     except FileNotFoundError:
-        raise InputError(f"{folder}: holds no {MANIFEST}; name the folder of a campaign") from None
+        raise InputError(f"{folder}: holds no {CAMPAIGN}; name the folder of a campaign") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder / MANIFEST}: damaged ({error}); measure again") from None
+        raise InputError(f"{folder / CAMPAIGN}: damaged ({error}); measure again") from None
     if not isinstance(found, dict) or not isinstance(found.get("units"), dict) or "device" not in found:
-        raise InputError(f"{folder / MANIFEST}: not the manifest of a campaign; measure again")
+        raise InputError(f"{folder / CAMPAIGN}: not the manifest of a campaign; measure again")
     return found
 
 
@@ -199,7 +200,7 @@ def check(folder: Path) -> list[str]:
     if len(files) > 8 or total > 20_000_000:
         found.append(f"{folder}: {len(files)} files, {total} bytes; at most 8 and 20 MB")
     readers: dict[str, Any] = {
-        MANIFEST: lambda path: read_manifest(path.parent), PEAKS: read_peaks,
+        CAMPAIGN: lambda path: read_manifest(path.parent), PEAKS: read_peaks,
         STEP_TIMES: lambda path: read_table(path, "step_times"), SAMPLES: lambda path: read_table(path, "samples"),
     }  # fmt: skip
     for file in sorted(files):

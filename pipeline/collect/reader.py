@@ -5,18 +5,21 @@ Both layouts give the same tables; the manifest's `schema` says which one a fold
 
 from __future__ import annotations
 
+import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.collect import standalone
 from pipeline.collect.output import PEAKS, SAMPLES, SCHEMA_VERSION, STEP_TIMES, read_manifest, read_peaks
 from pipeline.collect.tracing import EXECUTION_TRACE, KINETO
 from pipeline.errors import InputError, TraceError
+from pipeline.paths import CAMPAIGN
 from pipeline.schemas import SCHEMAS, read_provenance, read_table
 
 NO_LATENCY_US = 0.05
@@ -108,6 +111,38 @@ def read_step_time(
     if len(rows) > 1:
         raise InputError(f"{path}: {len(rows)} step times fit; name model, variant and batch size")
     return float(rows["step_us"].iloc[0]) if len(rows) else None
+
+
+def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) -> float | None:
+    """The measured step time (µs) of a workload: the one row of a `step_times.parquet`, or a campaign's.
+
+    None where a campaign did not measure this workload, or at other sizes (a trial, or tables cut to fit the memory).
+
+    Args:
+        path: the table, or the campaign's manifest.
+        workload: `model/variant/b<batch>`.
+        config: the workload's configuration, which a campaign of this project must have run as it stands.
+
+    Raises:
+        InputError, TableError: as `read_step_time`.
+    """
+    path = Path(path)
+    if path.name != CAMPAIGN:
+        return read_step_time(path)
+    place = _place_of(workload)
+    rows = read_step_times(path.parent)
+    if place is None or rows.empty:
+        return None
+    fits = (rows["model"] == place[0]) & (rows["variant"] == place[1]) & (rows["batch_size"] == place[2])
+    same = [_ran(json.loads(text).get("config") or {}, config) for text in rows["config"].fillna("{}")]
+    found = rows.loc[fits & np.array(same, bool), "step_us"]
+    return float(found.iloc[-1]) if len(found) else None
+
+
+def _ran(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a configuration that ran is the wanted one; the stand-alone script's have no `name` to compare."""
+    ours = "name" in measured
+    return not ours or all(measured.get(key) == value for key, value in wanted.items() if key != "batch_size")
 
 
 def read_traces(folder: str | Path) -> Iterator[TraceMember]:

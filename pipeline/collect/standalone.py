@@ -1,7 +1,7 @@
 """Reading the output of the stand-alone script (`measure.py`, layout version 1) into this project's tables.
 
 Its `fused` DLRM is one `embedding_bag` over all tables with a sparse gradient, which is not this project's `fused`: its
-variant is kept apart as `embedding=joint_sparse`, so that what was run is what is modelled.
+variant is kept apart as `embedding-joint_sparse`, so that what was run is what is modelled.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OPS = {
 """(family, the script's op) -> op."""
 
 PHASES = {"backward_data": "backward", "backward_weight": "backward", "update": "optimizer"}
-VARIANTS = {"fused": "embedding=joint_sparse", "sparse": "embedding=sparse", "dense": "embedding=dense", "": "default"}
+VARIANTS = {"fused": "embedding-joint_sparse", "sparse": "embedding-sparse", "dense": "embedding-dense", "": "default"}
 
 
 def gpu_of(manifest: Mapping[str, Any]) -> str:
@@ -168,10 +168,10 @@ def place_of(prefix: str) -> tuple[str, str, int] | None:
 def _variant(embedding: str, dtype: str, optimizer: str, workload: str) -> str:
     """The script's variant in this project's words; the optimizer is named where it is not the workload's own."""
     parts = [] if not embedding else [VARIANTS[embedding]]
-    parts += [f"dtype={dtype}"] if dtype != "fp32" else []
+    parts += [f"dtype-{dtype}"] if dtype != "fp32" else []
     own = {"bert_large": "adam", "gpt2_large": "adam"}.get(workload)
-    parts += [f"optimizer={optimizer}"] if own is not None and optimizer != own else []
-    return "-".join(sorted(parts)) or "default"
+    parts += [f"optimizer-{optimizer}"] if own is not None and optimizer != own else []
+    return "_".join(sorted(parts)) or "default"
 
 
 def _attention_dims(found: pd.DataFrame) -> None:

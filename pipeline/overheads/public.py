@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
@@ -43,7 +42,5 @@ def extract_public(datasets: str | Path, gpu: str) -> pd.DataFrame:
     parts = []
     for workload, name in PUBLIC_TRACES[gpu].items():
         trace = load_trace(Path(datasets) / "traces" / name)
-        chosen = np.ones(len(trace.opens), bool)
-        chosen[0] = len(chosen) < 3
-        parts.append(extract_overheads(trace, workload, chosen))
+        parts.append(extract_overheads(trace, workload, trace.settled))
     return pd.concat(parts, ignore_index=True)

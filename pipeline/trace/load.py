@@ -77,6 +77,13 @@ class Trace:
 
         return TrackedTrace(self).to(gpu)
 
+    @property
+    def settled(self) -> Flags:
+        """Iterations to learn overheads from, shape (iterations,): all but the first where there are three or more."""
+        use = np.ones(len(self.opens), bool)
+        use[0] = len(use) < 3
+        return use
+
     def is_category(self, *categories: str) -> Flags:
         """Which events belong to one of the categories."""
         return self.texts_in("category", set(categories))

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.collect import campaign, reader
@@ -81,6 +82,41 @@ def test_a_trace_of_the_campaign_is_read_by_the_trace_room(measured: Path, tmp_p
     load = pytest.importorskip("pipeline.trace.load")
     kineto, _ = next(reader.read_traces(measured)).extract(tmp_path)
     assert len(load.load_trace(kineto).iterations) == 2
+
+
+def test_traces_of_the_campaign_give_overheads_by_workload(measured: Path) -> None:
+    from pipeline.overheads.campaign import extract_campaign
+
+    observations = extract_campaign(measured)
+    assert {"dlrm_default/default/b16", "dlrm_ddp/default/b16"} <= set(observations["workload"])
+    assert {"T1", "T5"} <= set(observations["type"])
+    assert np.isfinite(observations["value_us"]).all()
+
+
+def test_a_measured_step_counts_only_for_the_configuration_that_ran(measured: Path) -> None:
+    manifest, workload = measured / "manifest.json", "dlrm_default/default/b16"
+    rows = read_table(measured / "step_times.parquet", "step_times")
+    row = rows[(rows["model"] == "dlrm_default") & (rows["batch_size"] == 16)].iloc[0]
+    ran = json.loads(row["config"])["config"]
+    assert reader.measured_step(manifest, workload, ran) == pytest.approx(row["step_us"])
+    assert reader.measured_step(manifest, workload, ran | {"tables": 8}) is None  # this trial ran smaller tables
+    assert reader.measured_step(manifest, "dlrm_default/default/b99", ran) is None
+
+
+def test_a_measured_gpu_goes_through_every_stage(measured: Path, tmp_path: Path) -> None:
+    """The rules chain up: samples, fits, overheads of the campaign, and its step beside the prediction."""
+    place = tmp_path / "measurements"
+    place.mkdir()
+    (place / "H200").symlink_to(measured)
+    command = [sys.executable, "-m", "snakemake", "-n", "--config", "gpu=H200",
+               "model=dlrm_ddp", "batch_size=16", "overheads=shared,own,pooled", f"results={tmp_path / 'results'}"]  # fmt: skip
+    environment = os.environ | {"STEPTIME_MEASUREMENTS": str(place)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-600:]
+    for said in ("Kernel samples of H200, from our own campaign", "Kernel models of H200 (auto)",
+                 "Overhead observations of H200's host, from our own campaign", "Overhead statistics for H200 (overheads-own)",
+                 "Overhead statistics for H200 (overheads-pooled)"):  # fmt: skip
+        assert said in done.stdout + done.stderr
 
 
 def test_an_earlier_campaign_is_taken_over_into_a_new_folder(measured: Path, tmp_path: Path) -> None:

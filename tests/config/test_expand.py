@@ -41,6 +41,24 @@ def test_points_with_different_results_never_share_a_variant() -> None:
     assert len(set(variants)) == len(variants)
 
 
+def test_methods_have_readable_names_and_leave_the_workload_its_own() -> None:
+    shared, own = expand(["gpu=V100", "model=dlrm_ddp", "overheads=shared,own"])
+    tuned = expand(["gpu=V100", "model=dlrm_ddp", "model.embedding=sparse", "overheads=own", "kernels=roofline"])[0]
+    assert (shared.variant, own.variant) == ("default", "overheads-own")
+    assert tuned.variant == "kernels-roofline_overheads-own_embedding-sparse"
+    assert shared.workload == own.workload == "dlrm_ddp/default/b2048"
+    assert tuned.workload == "dlrm_ddp/embedding-sparse/b2048"
+
+
+def test_campaign_steps_are_named_as_grid_points_are() -> None:
+    from pipeline.collect.grid import plans
+
+    for plan in plans():
+        overrides = [f"model.{key}={value}" for key, value in plan.overrides.items()]
+        point = expand(["gpu=V100", f"model={plan.model}", f"batch_size={plan.batch_size}", *overrides])[0]
+        assert point.workload == plan.unit.removeprefix("steps/")
+
+
 def test_an_override_that_repeats_the_default_keeps_the_path() -> None:
     assert expand(["model.optimizer=sgd"])[0].variant == "default"
 

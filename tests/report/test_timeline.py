@@ -26,7 +26,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     subject = Subject(
         point.model, point.variant, point.batch_size, graph.memory_bytes, settings=point.config["predict"]
     )
-    overheads = overhead_model(point.gpu, point.config["overheads"], None)
+    overheads = overhead_model(point.gpu, point.config["overheads"], None, point.workload)
     _, timeline = evaluate(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None), overheads)
     path = tmp_path_factory.mktemp("trace") / "timeline.json.gz"
     write_timeline(timeline, path, calls)

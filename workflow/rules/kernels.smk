@@ -34,7 +34,7 @@ rule public_samples:
 
 rule campaign_samples:
     input:
-        manifest=f"{FLOW.measurements}/{{gpu}}/manifest.json",
+        manifest=FLOW.campaign("{gpu}"),
     output:
         samples=FLOW.samples("{gpu}", Source.MEASUREMENTS),
     params:

@@ -21,6 +21,23 @@ rule public_overheads:
         "../scripts/public_overheads.py"
 
 
+rule campaign_overheads:
+    input:
+        manifest=FLOW.campaign("{gpu}"),
+    output:
+        samples=OBSERVATIONS,
+    params:
+        code=FLOW.code("trace", "overheads", "collect", "schemas.py"),
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("overheads", Source.MEASUREMENTS),
+    log:
+        f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
+    message:
+        "Overhead observations of {wildcards.gpu}'s host, from our own campaign"
+    script:
+        "../scripts/campaign_overheads.py"
+
+
 rule local_overheads:
     input:
         traces=FLOW.of_points("trace/kineto.json.gz", "local"),

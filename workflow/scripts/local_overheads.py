@@ -12,8 +12,7 @@ with job(snakemake):
     parts = []
     for path, workload in zip(snakemake.input.traces, snakemake.params.workloads, strict=True):
         trace = load_trace(path)
-        keep = [number > 0 for number in range(len(trace.iterations))]  # the first profiled step warms the profiler up
-        parts.append(extract_overheads(trace, workload=workload, iterations=keep))
+        parts.append(extract_overheads(trace, workload, trace.settled))
     write_table(
         pd.concat(parts, ignore_index=True), snakemake.output.samples, "overhead_samples", provenance(snakemake)
     )

@@ -4,7 +4,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.api import gpu_of, kernel_predictor, overheads_from
-    from pipeline.collect.reader import read_step_time
+    from pipeline.collect.reader import measured_step
     from pipeline.evaluate import Subject, evaluate
     from pipeline.graph.store import read_graph
     from pipeline.predict.perfetto import write_timeline
@@ -29,8 +29,8 @@ with job(snakemake):
         graph.table,
         calls,
         kernel_predictor(gpu, point["kernels"]["name"], snakemake.params.results),
-        overheads_from(read_table(snakemake.input.overheads, "overheads"), point["overheads"]),
-        read_step_time(measured[0]) if measured else None,
+        overheads_from(read_table(snakemake.input.overheads, "overheads"), point["overheads"], point["workload"]),
+        measured_step(measured[0], point["workload"], point["model"]) if measured else None,
     )
     made = provenance(snakemake)
     beside = measured_events(snakemake.input.trace[0]) if snakemake.input.trace else []

@@ -1,0 +1,12 @@
+"""Extract host overheads from the traces of our own campaign."""
+
+from pathlib import Path
+
+from pipeline.scripting import job, provenance
+
+with job(snakemake):
+    from pipeline.overheads.campaign import extract_campaign
+    from pipeline.schemas import write_table
+
+    samples = extract_campaign(Path(snakemake.input.manifest).parent)
+    write_table(samples, snakemake.output.samples, "overhead_samples", provenance(snakemake))
