@@ -45,8 +45,9 @@ def host_observations(flow: Flow) -> list[str]:
 
 
 def error_parts(flow: Flow) -> list[str]:
-    """Error parts of the points that are measured on this machine."""
-    return flow.of_points("parts.parquet", LOCAL_GPU)
+    """Error parts of the points that this machine or a campaign may have measured."""
+    sources = (Source.LOCAL, Source.MEASUREMENTS)
+    return [f"{flow.folder(point)}/parts.parquet" for point in flow.points if kernel_source(point.gpu) in sources]
 
 
 def checks_at_hand(root: str) -> dict[str, list[str]]:

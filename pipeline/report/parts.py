@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pandas as pd
 from pipeline.evaluate import Subject, evaluate
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.predictor import KernelPredictor
+from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
 
 ACTIVE = "device active time"
@@ -30,12 +33,15 @@ def label(prediction: Prediction) -> str:
     return f"{name} b{prediction.batch_size}"
 
 
-def error_parts(prediction: Prediction, active_us: float | None = None, shared_us: float | None = None) -> pd.DataFrame:
-    """Rows of one measured point, in the order of `PARTS`; parts without evidence are left out.
+def error_parts(
+    prediction: Prediction, active_us: float | None = None, own_us: float | None = None, shared_us: float | None = None
+) -> pd.DataFrame:
+    """Rows of one point, in the order of `PARTS`; parts without evidence are left out, all where no step was measured.
 
     Args:
-        prediction: with `measured_us`; of this workload's own overheads where its host was profiled with it.
+        prediction: of the point.
         active_us: device active time as the profiler saw it.
+        own_us: the step predicted from this workload's own overheads; the prediction itself where None.
         shared_us: the step predicted from overheads of other workloads alone.
     """
     step = prediction.measured_us
@@ -43,7 +49,7 @@ def error_parts(prediction: Prediction, active_us: float | None = None, shared_u
         return pd.DataFrame(columns=COLUMNS)
     values = (
         (ACTIVE, prediction.active_us, active_us),
-        (OWN, prediction.predicted_us, step),
+        (OWN, prediction.predicted_us if own_us is None else own_us, step),
         (SHARED, shared_us, step),
         (KERNELS, sum(prediction.families.values()) or None, step),
     )
@@ -52,8 +58,25 @@ def error_parts(prediction: Prediction, active_us: float | None = None, shared_u
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def measured_active_us(trace: str | Path) -> float | None:
-    """Mean device active time of a trace's iterations, the first left out where there are several."""
+def measured_active_us(evidence: Path, workload: str) -> float | None:
+    """Mean device active time of a workload's profiled iterations, the first left out where there are several.
+
+    Args:
+        evidence: its trace, or the manifest of a campaign that may hold one.
+        workload: `model/variant/b<batch>`.
+    """
+    from pipeline.collect.reader import read_traces
+
+    if evidence.name != CAMPAIGN:
+        return _mean_active_us(evidence)
+    for member in read_traces(evidence.parent):
+        if f"{member.model}/{member.variant}/b{member.batch_size}" == workload:
+            with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+                return _mean_active_us(member.extract(Path(scratch))[0])
+    return None
+
+
+def _mean_active_us(trace: Path) -> float | None:
     from pipeline.predict.replay import Source
     from pipeline.trace.load import load_trace
 
@@ -62,25 +85,41 @@ def measured_active_us(trace: str | Path) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def step_with_others_overheads(
-    point: Mapping[str, Any],
-    gpu: GpuSpec,
-    graph: pd.DataFrame,
-    calls: pd.DataFrame,
-    kernels: KernelPredictor,
-    observations: pd.DataFrame,
-) -> float | None:
-    """The step predicted from overheads of the host's other workloads; None where only this one was profiled.
+@dataclass(frozen=True)
+class Point:
+    """A grid point's parts, read from its artifacts.
 
-    Args:
-        point: sections `overheads` and `predict` of the point's configuration, and its `workload` name.
-        observations: `overhead_samples` of the host, of all workloads.
+    Attributes:
+        gpu: name of the GPU in the grid (`local` for this machine).
+        spec: its specification.
+        settings: sections `overheads` and `predict` of the configuration, and the `workload` name.
+        graph: `graph` table.
+        calls: `calls` table.
+        kernels: kernel models.
     """
-    from pipeline.api import overhead_statistics, overheads_from
 
-    others = observations[observations["workload"] != point["workload"]]
-    if others.empty:
-        return None
-    overheads = overheads_from(overhead_statistics(others, gpu.name, point["overheads"]), point["overheads"])
-    subject = Subject("", "", 0, 0, settings={**point["predict"], "draws": 1})
-    return evaluate(subject, gpu, graph, calls, kernels, overheads)[0].predicted_us
+    gpu: str
+    spec: GpuSpec
+    settings: Mapping[str, Any]
+    graph: pd.DataFrame
+    calls: pd.DataFrame
+    kernels: KernelPredictor
+
+    def step_us(self, observations: pd.DataFrame, own: bool) -> float | None:
+        """The step from overheads of this workload alone, or of all others; None where these were not profiled.
+
+        Args:
+            observations: `overhead_samples` of the host, of all workloads.
+            own: which of the two.
+        """
+        from pipeline.api import overhead_statistics, overheads_from
+
+        workload = self.settings["workload"]
+        chosen = observations[(observations["workload"] == workload) == own]
+        if chosen.empty:
+            return None
+        settings = {**self.settings["overheads"], "observations": "own" if own else "pooled"}
+        overheads = overheads_from(overhead_statistics(chosen, self.gpu, settings), settings, workload)
+        subject = Subject("", "", 0, 0, workload=workload, settings={**self.settings["predict"], "draws": 1})
+        found, _ = evaluate(subject, self.spec, self.graph, self.calls, self.kernels, overheads)
+        return found.predicted_us

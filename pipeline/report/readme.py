@@ -1,7 +1,7 @@
 """README and `docs/accuracy.md`: their tables and pictures, made of artifacts.
 
-`make readme` or `python -m pipeline.report.readme`. Brings `results/checks/` up to date where the public data is at hand, replaces the text between markers, and draws the
-pictures under `docs/images/`.
+`make readme` or `python -m pipeline.report.readme`: brings `results/checks/` up to date where the public data is at hand,
+replaces the text between markers, and draws the pictures under `docs/images/`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.errors import InputError, SteptimeError
 from pipeline.packs import list_packs
 from pipeline.paths import datasets_dir, packs_dir, project_dir
-from pipeline.report.account import Evidence, left_out_errors, long, replaced, short
+from pipeline.report.account import Evidence, left_out_errors, long, outdated, replaced, short
 from pipeline.report.figures import evidence, tables
 from pipeline.report.figures.style import save
 from pipeline.report.grid import MODEL_ERRORS, PAIR_ERRORS, read_any
@@ -94,8 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         refresh(options.results)
-        for path in write(gather(options.results), options.root):
+        found = gather(options.results)
+        for path in write(found, options.root):
             print(path.relative_to(options.root))
+        if families := outdated(found):
+            print(f"steptime: {PAIR_ERRORS} is not of the shipped models ({', '.join(families)}): docs/transfer.md says how "
+                  "to rebuild it", file=sys.stderr)  # fmt: skip
     except SteptimeError as error:
         print(f"steptime: {error}", file=sys.stderr)
         return error.exit_code

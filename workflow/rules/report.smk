@@ -20,7 +20,8 @@ rule error_parts:
         calls=f"{POINT}/calls.parquet",
         models=FLOW.models_of_point,
         observations=FLOW.overhead_samples,
-        trace=rules.collect_step.output.trace,
+        trace=FLOW.trace_of_point,
+        measured=FLOW.steps_of_point,
         summary=f"{POINT}/summary.parquet",
     output:
         parts=f"{POINT}/parts.parquet",
@@ -28,8 +29,6 @@ rule error_parts:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
         code=FLOW.code(*PREDICTING, "report/parts.py"),
-    wildcard_constraints:
-        gpu="local",
     log:
         f"{POINT}/logs/error_parts.log",
     message:

@@ -8,20 +8,25 @@ with job(snakemake):
     from pipeline.api import gpu_of, kernel_predictor
     from pipeline.graph.store import read_graph
     from pipeline.prediction import Prediction
-    from pipeline.report.parts import error_parts, measured_active_us, step_with_others_overheads
+    from pipeline.report.parts import Point, error_parts, measured_active_us
     from pipeline.schemas import atomic_path, read_table
 
-    point = snakemake.params.point
-    gpu = gpu_of(point["gpu"])
-    shared = step_with_others_overheads(
-        point,
+    given, settings = snakemake.input, snakemake.params.point
+    gpu = gpu_of(settings["gpu"])
+    point = Point(
+        snakemake.wildcards.gpu,
         gpu,
-        read_graph(snakemake.input.graph).table,
-        read_table(snakemake.input.calls, "calls"),
-        kernel_predictor(gpu, point["kernels"]["name"], snakemake.params.results),
-        read_table(snakemake.input.observations, "overhead_samples"),
+        settings,
+        read_graph(given.graph).table,
+        read_table(given.calls, "calls"),
+        kernel_predictor(gpu, settings["kernels"]["name"], snakemake.params.results),
     )
-    prediction = Prediction.all_of(read_table(snakemake.input.summary, "summary"))[0]
-    table = error_parts(prediction, measured_active_us(snakemake.input.trace), shared)
+    observations = read_table(given.observations, "overhead_samples")
+    table = error_parts(
+        Prediction.all_of(read_table(given.summary, "summary"))[0],
+        measured_active_us(Path((given.trace or given.measured)[0]), settings["workload"]),
+        point.step_us(observations, own=True),
+        point.step_us(observations, own=False),
+    )
     with atomic_path(Path(snakemake.output.parts)) as part:
         table.to_parquet(part, index=False)

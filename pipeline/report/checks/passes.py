@@ -61,7 +61,7 @@ def predicted_passes(data: Path) -> pd.DataFrame:
             subject = Subject(point.model, point.variant, point.batch_size, graph.memory_bytes,
                               settings=point.config["predict"])  # fmt: skip
             found, _ = evaluate(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None),
-                                overhead_model(gpu.name, point.config["overheads"], None))  # fmt: skip
+                                overhead_model(gpu.name, point.config["overheads"], None, point.workload))  # fmt: skip
             rows.append({"gpu": gpu.name, "model": model, "mode": MODES[str(mode)], "seq_len": length,
                          "batch_size": batch, "measured_us": row.e2e_latency_us, "predicted_us": found.predicted_us,
                          "active_us": found.active_us, "bound": found.bound})  # fmt: skip

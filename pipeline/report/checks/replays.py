@@ -66,7 +66,11 @@ def mean_errors(spans: pd.DataFrame) -> pd.DataFrame:
     table = groups.agg(
         evaluated=("error", "size"), mean_error=("error", "mean"), mean_measured_us=("measured_us", "mean")
     )
-    return table.reset_index()
+    order = {method: place for place, method in enumerate(METHODS)}
+    traces = {trace: place for place, trace in enumerate(dict.fromkeys(spans["trace"]))}
+    return table.reset_index().sort_values(
+        ["trace", "method"], key=lambda c: c.map(order if c.name == "method" else traces), ignore_index=True
+    )
 
 
 def _own(name: str, group: Sequence[Source]) -> Iterator[tuple[object, ...]]:

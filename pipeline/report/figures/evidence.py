@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipeline.report.checks.replays import FULL, KERNEL_SUM, METHODS
 from pipeline.report.figures.published import published
 from pipeline.report.figures.style import (
     COLOURS,
@@ -42,7 +43,7 @@ def replay_errors(errors: pd.DataFrame) -> Figure:
     figure, axes = new_figure(8.0, bar_height(1.6 * len(traces)) + 0.3)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.grid(visible=False, axis="y")
-    methods = list(dict.fromkeys(errors["method"]))
+    methods = [name for name in METHODS if (errors["method"] == name).any()]
     for method, colour, marker in zip(methods, COLOURS, MARKERS, strict=False):
         own = errors[errors["method"] == method]
         where = [traces.index(name) for name in own["trace"]]
@@ -102,14 +103,12 @@ def _kernel_dots(axes: Axes, kernels: pd.DataFrame) -> None:
     axes.set(xlabel="GMAE on shapes not trained on (%)", xlim=(0, 1.05 * bound.percent))
     axes.grid(visible=False, axis="y")
     axes.set_title("Kernel models", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=7.5, loc="lower right")
+    axes.legend(frameon=False, fontsize=7.5, loc="lower right", bbox_to_anchor=(0.93, 0.0))
 
 
 def _replay_bars(axes: Axes, errors: pd.DataFrame) -> None:
     traces = list(dict.fromkeys(errors["trace"]))
-    methods = list(dict.fromkeys(errors["method"]))
-    first, baseline = methods[0], methods[-2]
-    for method, colour, shift in ((first, COLOURS[0], -0.2), (baseline, COLOURS[7], 0.2)):
+    for method, colour, shift in ((FULL, COLOURS[0], -0.2), (KERNEL_SUM, COLOURS[7], 0.2)):
         own = errors[errors["method"] == method].set_index("trace").reindex(traces)
         percent = 100 * own["mean_error"].to_numpy(float)
         where = np.arange(len(traces)) + shift
@@ -121,7 +120,7 @@ def _replay_bars(axes: Axes, errors: pd.DataFrame) -> None:
     axes.margins(x=0.12)
     axes.grid(visible=False, axis="y")
     axes.set_title("Steps of public traces, kernel times given", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=7.5, loc="lower right")
+    axes.legend(frameon=False, fontsize=7.5, loc="center right")
 
 
 def _passes(axes: Axes, passes: pd.DataFrame) -> None:

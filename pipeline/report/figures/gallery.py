@@ -126,7 +126,7 @@ GALLERY = (
     Entry("whole_models", "Accuracy", lambda a: a.passes, evidence.whole_models, _NO_CHECKS),
     Entry("kernel_errors", "Kernel models", lambda a: tables.kernel_errors(a.models), kernels.family_errors, _NO_FIT),
     Entry("error_histograms", "Kernel models", lambda a: tables.error_histograms(a.models), kernels.error_histograms,
-          "no model folder of this grid keeps its held-out calls: a pack ships their error figures alone"),
+          "no model folder of this grid keeps its held-out errors: packs made before they were kept have metrics alone"),
     Entry("t1_by_workload", "Host overheads", _observations(tables.t1_by_workload), overheads.t1_by_workload,
           _NO_TRACE),
     Entry("dominant_operators", "Host overheads", _observations(tables.dominant_operators),

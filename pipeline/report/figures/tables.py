@@ -22,6 +22,10 @@ TEST_PREDICTIONS = "test_predictions.parquet"
 DOMINANT = 8
 """Operators per host in the figure of T2, T3 and T5."""
 
+ERROR_QUANTILES = "error_quantiles.csv"
+QUANTILES = 201
+"""Quantiles of the held-out errors that ship with a model, so that a pack has a histogram without its samples."""
+
 HISTOGRAM_BINS = 40
 
 
@@ -67,7 +71,10 @@ def families(summary: pd.DataFrame) -> pd.DataFrame:
 
 def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Count, mean and quantiles of `value_us` per group: p5_us, p25_us, median_us, mean_us, p75_us, p95_us, count."""
-    groups = observations.dropna(subset=list(by)).groupby(list(by), sort=True, observed=True)["value_us"]
+    known = observations.dropna(subset=list(by))
+    if known.empty:
+        return pd.DataFrame(columns=[*by, "p5_us", "p25_us", "median_us", "p75_us", "p95_us", "mean_us", "count"])
+    groups = known.groupby(list(by), sort=True, observed=True)["value_us"]
     quantiles = groups.quantile(np.array([0.05, 0.25, 0.5, 0.75, 0.95])).unstack()
     quantiles.columns = pd.Index(["p5_us", "p25_us", "median_us", "p75_us", "p95_us"])
     return quantiles.assign(mean_us=groups.mean(), count=groups.size()).reset_index()
@@ -119,32 +126,49 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values(["family", "gpu"], kind="stable", ignore_index=True)
 
 
+def error_quantiles(test: pd.DataFrame) -> pd.DataFrame:
+    """Quantiles of predicted / measured - 1 in percent, few enough to ship with a model.
+
+    Args:
+        test: held-out calls with `latency_us` and `predicted_us`.
+
+    Returns:
+        One column `percent`, ascending, at equal steps of probability from 0 to 1.
+    """
+    error = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+    return pd.DataFrame({"percent": np.round(np.quantile(error, np.linspace(0, 1, QUANTILES)), 4)})
+
+
 def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     """Distribution of predicted / measured - 1 over the held-out calls of each model folder that keeps them.
+
+    A shipped model keeps quantiles instead of the calls: these are then what is counted.
 
     Returns:
         gpu, family, from_percent, to_percent, share; bins are common to all GPUs of a family.
     """
     errors: dict[str, dict[str, Any]] = {}
     for gpu, folder in folders:
+        family = folder.name if (folder.parent.name == "kernels") else folder.parent.name
+        values = np.empty(0)
         if (folder / TEST_PREDICTIONS).is_file():
             test = pd.read_parquet(folder / TEST_PREDICTIONS, columns=["latency_us", "predicted_us"])
-            if len(test):
-                family = folder.name if (folder.parent.name == "kernels") else folder.parent.name
-                errors.setdefault(family, {})[gpu] = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(
-                    float
-                )
-    parts = []
+            values = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+        elif (folder / ERROR_QUANTILES).is_file():
+            values = pd.read_csv(folder / ERROR_QUANTILES)["percent"].to_numpy(float)
+        if len(values):
+            errors.setdefault(family, {})[gpu] = values
+    bins = []
     for family, by_gpu in sorted(errors.items()):
         everything = np.concatenate(list(by_gpu.values()))
         width = max(float(np.percentile(np.abs(everything), 98)), 1.0)
         edges = np.linspace(-width, width, HISTOGRAM_BINS + 1)
         for gpu, values in sorted(by_gpu.items()):
             counts, _ = np.histogram(np.clip(values, -width, width), edges)
-            parts.append(pd.DataFrame({"gpu": gpu, "family": family, "from_percent": edges[:-1],
+            bins.append(pd.DataFrame({"gpu": gpu, "family": family, "from_percent": edges[:-1],
                                        "to_percent": edges[1:],
                                        "share": counts / len(values)}))  # fmt: skip
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["gpu", "family", "share"])
+    return pd.concat(bins, ignore_index=True) if bins else pd.DataFrame(columns=["gpu", "family", "share"])
 
 
 def error_parts(summary: pd.DataFrame, found: pd.DataFrame | None = None) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from pipeline.report.figures.published import published
@@ -60,10 +61,10 @@ def _matrix(axes: Axes, errors: pd.DataFrame, worst: float) -> None:
     table = errors.pivot_table(index="origin", columns="destination", values="mape").reindex(index=gpus, columns=gpus)
     axes.grid(visible=False)
     axes.imshow(table.to_numpy(float), cmap="cividis_r", vmin=0, vmax=worst, aspect="auto")
-    for y, x in ((y, x) for y in range(len(gpus)) for x in range(len(gpus))):
-        value = table.iloc[y, x]
-        if pd.notna(value):
-            axes.text(x, y, f"{value:.0f}", ha="center", va="center", color="white" if value > worst / 2 else "black")
+    values = table.to_numpy(float)
+    for y, x in np.argwhere(np.isfinite(values)).tolist():
+        dark = values[y, x] > worst / 2
+        axes.text(x, y, f"{values[y, x]:.0f}", ha="center", va="center", color="white" if dark else "black")
     short = [gpu.replace("-PCIE-", "\n") for gpu in gpus]
     axes.set_xticks(range(len(gpus)), short, fontsize=7)
     axes.set_yticks(range(len(gpus)), short, fontsize=7)
