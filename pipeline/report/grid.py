@@ -11,6 +11,7 @@ import pandas as pd
 
 from pipeline.config import LOCAL_GPU
 from pipeline.evidence import Source, kernel_source, overhead_source
+from pipeline.packs import MANIFEST, file_digest, list_packs
 from pipeline.paths import packs_dir
 
 if TYPE_CHECKING:
@@ -50,14 +51,16 @@ def error_parts(flow: Flow) -> list[str]:
     return [f"{flow.folder(point)}/parts.parquet" for point in flow.points if kernel_source(point.gpu) in sources]
 
 
-def checks_at_hand(root: str) -> dict[str, list[str]]:
+def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
     """Checks against public measurements and errors between GPUs: computed here, else shipped, else absent.
+
+    They are given to the figures as params, not as inputs: drawing must not start the checks anew.
 
     Args:
         root: the results folder.
 
     Returns:
-        Files by kind: replays, passes, transfer (several or none), models_moved.
+        Digest by file, by kind: replays, passes, transfer (several or none), models_moved.
     """
     computed, shipped = Path(root) / "transfer", packs_dir() / "transfer"
     pairs = sorted(computed.glob("*.parquet")) or [shipped / PAIR_ERRORS]
@@ -67,7 +70,13 @@ def checks_at_hand(root: str) -> dict[str, list[str]]:
         "transfer": pairs,
         "models_moved": [shipped / MODEL_ERRORS],
     }
-    return {kind: [str(path) for path in paths if path.is_file()] for kind, paths in kinds.items()}
+    return {kind: {str(path): file_digest(path)[:16] for path in paths if path.is_file()}
+            for kind, paths in kinds.items()}  # fmt: skip
+
+
+def pack_digests() -> dict[str, str]:
+    """Digest of every shipped pack's manifest: what predictions from packs alone depend on."""
+    return {gpu: file_digest(packs_dir() / gpu / MANIFEST)[:16] for gpu in list_packs()}
 
 
 def read_any(paths: Sequence[str]) -> pd.DataFrame:

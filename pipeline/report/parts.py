@@ -59,7 +59,7 @@ def error_parts(
 
 
 def measured_active_us(evidence: Path, workload: str) -> float | None:
-    """Mean device active time of a workload's profiled iterations, the first left out where there are several.
+    """Median device active time of a workload's profiled iterations, the first left out where there are several.
 
     Args:
         evidence: its trace, or the manifest of a campaign that may hold one.
@@ -68,21 +68,21 @@ def measured_active_us(evidence: Path, workload: str) -> float | None:
     from pipeline.collect.reader import read_traces
 
     if evidence.name != CAMPAIGN:
-        return _mean_active_us(evidence)
+        return _median_active_us(evidence)
     for member in read_traces(evidence.parent):
         if f"{member.model}/{member.variant}/b{member.batch_size}" == workload:
             with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-                return _mean_active_us(member.extract(Path(scratch))[0])
+                return _median_active_us(member.extract(Path(scratch))[0])
     return None
 
 
-def _mean_active_us(trace: Path) -> float | None:
+def _median_active_us(trace: Path) -> float | None:
     from pipeline.predict.replay import Source
     from pipeline.trace.load import load_trace
 
     chosen = Source.of(load_trace(trace)).chosen
     values = [iteration.active_us for iteration in (chosen[1:] or chosen)]
-    return float(np.mean(values)) if values else None
+    return float(np.median(values)) if values else None
 
 
 @dataclass(frozen=True)

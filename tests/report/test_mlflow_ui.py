@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -67,12 +66,16 @@ def wait_for(address: str) -> str:
 
 
 def test_two_clicks_lead_to_the_champion(browse: Callable[..., str], address: str) -> None:
-    page = browse(f"{address}/#/experiments/1/runs", wait_ms=15000)  # the first click, or the address that `make ui` prints
+    page = browse(
+        f"{address}/#/experiments/1/runs", wait_ms=15000
+    )  # the first click, or the address that `make ui` prints
     link = variants_address("1", "V100", "gemm")
     assert link.replace("&", "&amp;") in page, "the description above the runs links the variants"
     compared = browse(f"{address}/{link}", wait_ms=15000)  # the second click
     shown = re.findall(r">V100 (gemm \w+|bmm \w+)<", compared)
-    assert list(dict.fromkeys(shown)) == ["gemm average", "gemm trees", "gemm roofline"], "this family alone, least GMAE first"
+    assert list(dict.fromkeys(shown)) == ["gemm average", "gemm trees", "gemm roofline"], (
+        "this family alone, least GMAE first"
+    )
 
 
 def test_the_models_page_names_the_champion(browse: Callable[..., str], address: str) -> None:

@@ -1,6 +1,5 @@
 # Figures, accuracy and report of the grid: made on request, from artifacts alone.
 
-from pipeline.evidence import PUBLIC_KERNEL_GPUS
 from pipeline.report import grid as GRID
 from pipeline.report.figures.gallery import category_of
 
@@ -43,7 +42,6 @@ rule figures:
         hosts=GRID.host_observations(FLOW),
         models=GRID.fitted_models(FLOW),
         parts=GRID.error_parts(FLOW),
-        **GRID.checks_at_hand(FLOW.artifacts.root),
     output:
         folder=report(
             directory(FIGURES),
@@ -56,7 +54,8 @@ rule figures:
         f"{FLOW.artifacts.root}/figures/logs/{FLOW.grid}.log",
     params:
         shipped=GRID.shipped_models(FLOW),
-        code=FLOW.code("report/figures", "report/grid.py"),
+        checks=GRID.checks_at_hand(FLOW.artifacts.root),
+        code=FLOW.code("report/figures", "report/grid.py", "report/checks"),
     message:
         "Figures of the grid"
     script:
@@ -133,7 +132,7 @@ rule replays:
     log:
         f"{CHECKS}/logs/replays.log",
     params:
-        code=FLOW.code("trace", "overheads", "predict", "report/checks"),
+        code=FLOW.code("trace", "overheads", "predict", "report/checks/replays.py"),
     message:
         "Public traces replayed"
     script:
@@ -143,13 +142,13 @@ rule replays:
 rule passes:
     input:
         latencies=FLOW.public("neusight/model_latency.parquet"),
-        packs=[f"{FLOW.packs}/{gpu}/pack.json" for gpu in PUBLIC_KERNEL_GPUS],
     output:
         passes=f"{CHECKS}/passes.parquet",
     log:
         f"{CHECKS}/logs/passes.log",
     params:
-        code=FLOW.code(*PREDICTING, "graph", "workloads", "report/checks"),
+        packs=GRID.pack_digests(),
+        code=FLOW.code(*PREDICTING, "graph", "workloads", "report/checks/passes.py"),
     message:
         "Whole models against public latencies"
     script:

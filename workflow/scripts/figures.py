@@ -17,7 +17,8 @@ with job(snakemake):
         with_gpus([*given.models, *snakemake.params.shipped]),
         prices=load_prices(),
         currency=currency(),
-        **{kind: read_any(given[kind]) for kind in ("transfer", "models_moved", "parts", "replays", "passes")},
+        parts=read_any(given.parts),
+        **{kind: read_any(list(files)) for kind, files in snakemake.params.checks.items()},
     )
     for name, reason in draw_all(found, Path(snakemake.output.folder)).items():
         print(f"  {name}: not drawn, {reason}", flush=True)

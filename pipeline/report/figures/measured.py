@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipeline.report import parts as parts_of
 from pipeline.report.figures.published import published
 from pipeline.report.figures.style import ACTIVE, COLOURS, MEASURED, bar_height, footnote, label_rows, new_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+LONG = 40
+"""Letters of a point's name from which names stand slanted."""
 
 CONVNETS = ("resnet50", "inception_v3")
 """Networks by which Lin et al. compare with Habitat and MLPredict."""
@@ -35,9 +39,13 @@ def step_error_parts(parts: pd.DataFrame) -> Figure:
         error = 100 * (own["predicted_us"] / own["measured_us"] - 1).to_numpy(float)
         axes.bar(where + width * (number - (len(kinds) - 1) / 2), error, 0.9 * width, color=colour, label=kind)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(points)), [label.replace(" ", "\n") for label in points], fontsize=8)
+    axes.set_xticks(range(len(points)), [label.replace(" ", "\n") for label in points], fontsize=8,
+                    rotation=30 if max(map(len, points)) > LONG else 0)  # fmt: skip
     axes.set_ylabel("predicted / measured − 1 (%)")
-    steps = parts.assign(point=parts["gpu"] + " " + parts["workload"]).groupby("point", sort=False)["measured_us"].max()
+    whole = parts[parts["part"] != parts_of.ACTIVE]
+    steps = (
+        whole.assign(point=whole["gpu"] + " " + whole["workload"]).groupby("point", sort=False)["measured_us"].first()
+    )
     second = axes.twinx()
     second.plot([points.index(label) for label in steps.index], steps / 1000, "D", color=MEASURED, markersize=7,
                 markeredgecolor="white", label="measured step (right axis)")  # fmt: skip
