@@ -113,8 +113,10 @@ def replay(
     result = run(trace, list(overheads or []))
     if timeline is not None:
         from pipeline.predict.perfetto import write_timeline
+        from pipeline.report.beside import measured_events
 
-        write_timeline(result.replayed[0].timeline, timeline)
+        first = result.replayed[0]
+        write_timeline(first.timeline, timeline, beside=measured_events(trace, first.iteration.number))
     if as_json:
         _print_json(result.as_dict())
         return

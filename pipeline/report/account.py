@@ -160,7 +160,7 @@ def _transfer_rows(found: Evidence, published_percent: float) -> Iterable[list[s
     means = _pair_means(found.pairs)
     for family in in_order(means.index):
         yield [f"{FAMILY_TITLES.get(family, family)}, from one GPU to another", "five GPUs, each left out in turn",
-               f"{means.loc[family, 'auto']:.1f}", f"wave scaling {means.loc[family, 'wave']:.1f}", "",
+               f"{float(means['auto'][family]):.1f}", f"wave scaling {float(means['wave'][family]):.1f}", "",
                f"{bars.TRANSFER_MAPE[family]:g}"]  # fmt: skip
     if len(found.models):
         error = found.models.assign(error=100 * found.models["error"].abs()).groupby("method")["error"].mean()
@@ -173,7 +173,8 @@ def _pair_means(pairs: pd.DataFrame) -> pd.DataFrame:
     """Mean MAPE over all ordered pairs: a row per family, a column per method."""
     if pairs.empty:
         return pd.DataFrame(columns=["auto", "wave"])
-    return pairs.groupby(["family", "method"])["mape"].mean().unstack()
+    means = pairs.groupby(["family", "method"])["mape"].mean().unstack()
+    return means.loc[in_order(means.index)]
 
 
 def outdated(found: Evidence) -> list[str]:
@@ -231,8 +232,8 @@ def _left_out(errors: pd.DataFrame) -> str:
 def _pairs(pairs: pd.DataFrame) -> str:
     means = _pair_means(pairs)
     methods = [str(name) for name in means.columns]
-    rows = [[FAMILY_TITLES.get(family, family), *("" if pd.isna(v) else f"{v:.1f}" for v in means.loc[family])]
-            for family in in_order(means.index)]  # fmt: skip
+    rows = [[FAMILY_TITLES.get(family, family), *("" if pd.isna(v) else f"{v:.1f}" for v in values)]
+            for family, values in zip(means.index, means.to_numpy(float), strict=True)]  # fmt: skip
     return markdown(["family", *methods], rows)
 
 

@@ -1,6 +1,6 @@
 """The measured step as rows of a Chrome trace, to lie below the predicted ones on the same axis.
 
-Of a profiler trace the iteration of median span is shown. Its rows are what the predicted timeline has: host threads by
+Its rows are what the predicted timeline has: host threads by
 role, streams, operators with the launches inside them. The profiler's own cost is in it: a profiled step is longer than
 the unprofiled one that predictions are judged by.
 """
@@ -24,14 +24,19 @@ HOST, DEVICE = "measured host (profiled)", "measured GPU (profiled)"
 DEVICE_CPU = "measured CPU as device (profiled)"
 
 
-def measured_events(trace_file: str | Path) -> list[dict[str, Any]]:
-    """Trace events of the iteration of median span, beginning at 0.
+def measured_events(trace_file: str | Path, number: int | None = None) -> list[dict[str, Any]]:
+    """Trace events of one iteration, beginning at 0.
+
+    Args:
+        trace_file: profiler trace.
+        number: the iteration; by default the one of median span, the first left out where there are several.
 
     Raises:
         TraceError: the trace is damaged.
     """
     source = Source.of(load_trace(trace_file))
-    chosen = [iteration for iteration in (source.chosen[1:] or source.chosen) if iteration.span_us > 0]
+    candidates = (source.chosen[1:] or source.chosen) if number is None else source.chosen
+    chosen = [each for each in candidates if each.span_us > 0 and number in (None, each.number)]
     if not chosen:
         return []
     shown = sorted(chosen, key=lambda iteration: iteration.span_us)[len(chosen) // 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LONG = 40
-"""Letters of a point's name from which names stand slanted."""
+FOLD = 24
+"""Letters of a point's name that fit below its bars."""
 
 CONVNETS = ("resnet50", "inception_v3")
 """Networks by which Lin et al. compare with Habitat and MLPredict."""
@@ -30,7 +31,7 @@ def step_error_parts(parts: pd.DataFrame) -> Figure:
     """
     points = list(dict.fromkeys(parts["gpu"] + " " + parts["workload"]))
     kinds = list(dict.fromkeys(parts["part"]))
-    figure, panels = new_panels(1, width=max(6.5, 1.6 + 1.15 * len(points)), height=4.4, grid="y")
+    figure, panels = new_panels(1, width=max(6.5, 1.6 + 1.5 * len(points)), height=4.4, grid="y")
     axes = panels[0]
     width = 0.8 / len(kinds)
     for number, (kind, colour) in enumerate(zip(kinds, COLOURS, strict=False)):
@@ -39,8 +40,7 @@ def step_error_parts(parts: pd.DataFrame) -> Figure:
         error = 100 * (own["predicted_us"] / own["measured_us"] - 1).to_numpy(float)
         axes.bar(where + width * (number - (len(kinds) - 1) / 2), error, 0.9 * width, color=colour, label=kind)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(points)), [label.replace(" ", "\n") for label in points], fontsize=8,
-                    rotation=30 if max(map(len, points)) > LONG else 0)  # fmt: skip
+    axes.set_xticks(range(len(points)), [_folded(label) for label in points], fontsize=8)
     axes.set_ylabel("predicted / measured − 1 (%)")
     whole = parts[parts["part"] != parts_of.ACTIVE]
     steps = (
@@ -55,6 +55,12 @@ def step_error_parts(parts: pd.DataFrame) -> Figure:
                                             strict=True))  # fmt: skip
     figure.legend(handles, names, loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     return figure
+
+
+def _folded(name: str) -> str:
+    """A point's name on several lines: GPU, then the rest, broken behind blanks and underscores."""
+    gpu, _, rest = name.partition(" ")
+    return "\n".join([gpu, *(line.replace("_ ", "_") for line in textwrap.wrap(rest.replace("_", "_ "), FOLD))])
 
 
 def convolutional_networks(steps: pd.DataFrame) -> Figure:
