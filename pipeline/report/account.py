@@ -143,8 +143,9 @@ def _replay_rows(errors: pd.DataFrame, step: float, shared: float) -> Iterable[l
         yield ["step, kernel times given", f"`{trace}`", _percent(row[replays.FULL]),
                f"sum of kernels {_percent(row[replays.KERNEL_SUM])}", f"{step:g}",
                f"{bars.REPLAY[trace]:g}" if trace in bars.REPLAY else ""]  # fmt: skip
-    known = table[table[replays.SHARED].notna()]
-    yield ["the same, overheads of other hosts", f"mean of {len(known)} traces", _percent(known[replays.SHARED].mean()),
+    known = table[table[replays.SHARED].notna()] if replays.SHARED in table else table.head(0)
+    if len(known):
+        yield ["the same, overheads of other hosts", f"mean of {len(known)} traces", _percent(known[replays.SHARED].mean()),
            f"sum of kernels {_percent(known[replays.KERNEL_SUM].mean())}", f"{shared:g}",
            f"{bars.SHARED_OVERHEADS:g}"]  # fmt: skip
 
