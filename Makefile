@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 GRID ?= gpu=V100 model=dlrm_default
 export PYTHONWARNINGS ?= ignore
 
-.PHONY: help setup run local test lint paper figures report accuracy packs ui clean unlock
+.PHONY: help setup run local test lint paper figures report accuracy readme packs ui clean unlock
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 12
@@ -43,8 +43,10 @@ report: setup unlock ## one page with rule graph, figures and tables of a grid, 
 	@$(BIN)/snakemake --config $(GRID) -- report
 
 paper: setup unlock ## the grids of the papers, from what this machine has evidence for; says what is missing
-	@for name in paper_dlrm paper_cnn paper_surfer; do \
-	  echo "steptime: experiment=$$name"; $(BIN)/snakemake --config experiment=$$name -- figures accuracy || exit 1; done
+	@$(BIN)/python -m pipeline.report.paper
+
+readme: setup unlock ## tables and pictures of README.md and docs/accuracy.md, from packs and public data
+	@$(BIN)/python -m pipeline.report.readme
 
 ui: setup ## MLflow on the project's database
 	@$(BIN)/steptime ui

@@ -131,6 +131,11 @@ class Flow:
         """The manifest of a GPU's campaign; the GPU may be a wildcard."""
         return str(measurements_dir() / gpu / CAMPAIGN)
 
+    def trace_of_point(self, wildcards: Any) -> list[str]:
+        """Input function: the profiler trace of a point that runs on this machine, drawn below its predicted timeline."""
+        point = self.point(wildcards)
+        return [f"{self.folder(point)}/trace/kineto.json.gz"] if point.local else []
+
     def settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: everything about a point that its prediction depends on, as plain values."""
         point = self.point(wildcards)

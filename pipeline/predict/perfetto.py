@@ -25,6 +25,7 @@ def write_timeline(
     path: str | Path,
     calls: pd.DataFrame | None = None,
     names: Sequence[Sequence[str]] | None = None,
+    beside: Sequence[dict[str, Any]] = (),
 ) -> None:
     """Write one step (the first draw), or several with the time at which each begins, as gzipped Chrome JSON.
 
@@ -33,6 +34,7 @@ def write_timeline(
         path: the `.json.gz` file to write.
         calls: `calls` table for the kernels' family and op, where there is one.
         names: kernel names per step, in the order of its calls.
+        beside: events of other rows on the same time axis, such as the measured step.
 
     Raises:
         SteptimeError: the file cannot be written.
@@ -42,7 +44,7 @@ def write_timeline(
     for number, (step, begin) in enumerate(steps):
         labels = list(names[number]) if names is not None else _labels(step, calls)
         events += _host_events(step, begin) + _device_events(step, begin, labels)
-    events = _rows(steps) + events
+    events = _rows(steps) + events + list(beside)
     content = orjson.dumps({"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": events})
     with atomic_path(path) as part:
         part.write_bytes(gzip.compress(content, 5, mtime=0))
@@ -71,7 +73,7 @@ def _host_events(step: Timeline, begin: float) -> list[dict[str, Any]]:
     critical = np.zeros(count, bool)
     np.logical_or.at(critical, p.item, on_path)
     ops = [
-        _slice(str(name), "cpu_op", HOST_PID, int(thread), begin + start, end - start,
+        slice_event(str(name), "cpu_op", HOST_PID, int(thread), begin + start, end - start,
                {"phase": str(phase), "critical": bool(crit), "evidence": str(evidence)})
         for name, thread, phase, start, end, crit, evidence in zip(
             p.items.name, p.items.thread, p.items.phase, first, last, critical, p.items.evidence, strict=True)
@@ -80,7 +82,7 @@ def _host_events(step: Timeline, begin: float) -> list[dict[str, Any]]:
     labels = ("", "launch", "wait")
     until = step.row_end[:, 0] - p.tail_us
     calls = [
-        _slice(labels[int(p.kind[i])], "cuda_runtime", HOST_PID, int(p.thread[i]), begin + step.row_start[i, 0],
+        slice_event(labels[int(p.kind[i])], "cuda_runtime", HOST_PID, int(p.thread[i]), begin + step.row_start[i, 0],
                max(until[i] - step.row_start[i, 0], 0.0), {"call": int(p.call[i])})
         for i in acting
     ]  # fmt: skip
@@ -92,15 +94,16 @@ def _device_events(step: Timeline, begin: float, labels: Sequence[str]) -> list[
     on_path = step.critical[1]
     rows = np.flatnonzero(p.call >= 0)
     return [
-        _slice(labels[call], "kernel", DEVICE_PID, int(p.streams[p.stream[row]]), begin + step.device_start[call, 0],
+        slice_event(labels[call], "kernel", DEVICE_PID, int(p.streams[p.stream[row]]), begin + step.device_start[call, 0],
                step.device_end[call, 0] - step.device_start[call, 0], {"call": call, "critical": bool(on_path[call])})
         for row, call in zip(rows.tolist(), p.call[rows].tolist(), strict=True)
     ]  # fmt: skip
 
 
-def _slice(
+def slice_event(
     name: str, category: str, pid: int, tid: int, start: float, duration: float, args: dict[str, Any]
 ) -> dict[str, Any]:
+    """A complete event; times in us, rounded to nanoseconds."""
     return {
         "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": round(float(start), 3),
         "dur": round(float(duration), 3), "args": args,
@@ -109,12 +112,21 @@ def _slice(
 
 def _rows(steps: Sequence[tuple[Timeline, float]]) -> list[dict[str, Any]]:
     """Names of the predicted processes, threads and streams."""
-    out = [_name("process_name", HOST_PID, 0, "predicted host"), _name("process_name", DEVICE_PID, 0, "predicted GPU")]
+    out = [
+        metadata_event("process_name", HOST_PID, 0, "predicted host"),
+        metadata_event("process_name", DEVICE_PID, 0, "predicted GPU"),
+    ]
     threads = sorted({int(t) for step, _ in steps for t in step.program.items.thread})
     streams = sorted({int(s) for step, _ in steps for s in step.program.streams})
-    out += [_name("thread_name", HOST_PID, t, _THREADS[t] if t < 2 else f"thread {t}") for t in threads]
-    return out + [_name("thread_name", DEVICE_PID, s, f"stream {s}") for s in streams]
+    out += [metadata_event("thread_name", HOST_PID, t, thread_name(t)) for t in threads]
+    return out + [metadata_event("thread_name", DEVICE_PID, s, f"stream {s}") for s in streams]
 
 
-def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def metadata_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """The name of a process or thread."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
+
+
+def thread_name(role: int) -> str:
+    """What the host thread of a role is called: 0 main, 1 autograd, then by number."""
+    return _THREADS[role] if role < len(_THREADS) else f"thread {role}"

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from pipeline.config import LOCAL_GPU
 from pipeline.evidence import Source, kernel_source, overhead_source
+from pipeline.packs import MANIFEST, file_digest, list_packs
 from pipeline.paths import packs_dir
 
 if TYPE_CHECKING:
     from pipeline.flow import Flow
+
+PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
+"""What ships beside the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
 
 HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
 """Sources whose samples are fitted in this run."""
@@ -38,6 +43,46 @@ def shipped_models(flow: Flow) -> list[str]:
 def host_observations(flow: Flow) -> list[str]:
     """Overhead observations of the grid's hosts, each once: several GPUs may share a stand-in."""
     return list(dict.fromkeys(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in flow.gpus))
+
+
+def error_parts(flow: Flow) -> list[str]:
+    """Error parts of the points that this machine or a campaign may have measured."""
+    sources = (Source.LOCAL, Source.MEASUREMENTS)
+    return [f"{flow.folder(point)}/parts.parquet" for point in flow.points if kernel_source(point.gpu) in sources]
+
+
+def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
+    """Checks against public measurements and errors between GPUs: computed here, else shipped, else absent.
+
+    They are given to the figures as params, not as inputs: drawing must not start the checks anew.
+
+    Args:
+        root: the results folder.
+
+    Returns:
+        Digest by file, by kind: replays, passes, transfer (several or none), models_moved.
+    """
+    computed, shipped = Path(root) / "transfer", packs_dir() / "transfer"
+    pairs = sorted(computed.glob("*.parquet")) or [shipped / PAIR_ERRORS]
+    kinds = {
+        "replays": [Path(root) / "checks/replays.parquet"],
+        "passes": [Path(root) / "checks/passes.parquet"],
+        "transfer": pairs,
+        "models_moved": [shipped / MODEL_ERRORS],
+    }
+    return {kind: {str(path): file_digest(path)[:16] for path in paths if path.is_file()}
+            for kind, paths in kinds.items()}  # fmt: skip
+
+
+def pack_digests() -> dict[str, str]:
+    """Digest of every shipped pack's manifest: what predictions from packs alone depend on."""
+    return {gpu: file_digest(packs_dir() / gpu / MANIFEST)[:16] for gpu in list_packs()}
+
+
+def read_any(paths: Sequence[str]) -> pd.DataFrame:
+    """Parquet or CSV tables, one below the other; empty where there are none."""
+    parts = [pd.read_csv(path) if path.endswith(".csv") else pd.read_parquet(path) for path in paths]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
@@ -68,6 +113,6 @@ def missing_evidence(flow: Flow) -> list[str]:
             lines.append(f"{gpu}: no kernel samples; other GPUs' are carried over. To change that, {campaign}.")
         if host is Source.TRANSFER:
             lines.append(f"{gpu}: no trace of its host; another GPU's host stands in. To change that, {campaign}.")
-        if gpu != "local" and kernels is not Source.MEASUREMENTS:
+        if gpu != LOCAL_GPU and kernels is not Source.MEASUREMENTS:
             lines.append(f"{gpu}: no measured steps, hence no error of the step. To change that, {campaign}.")
     return lines

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from pipeline.errors import SteptimeError
-from pipeline.report.tracking import log_run, register_champion
+from pipeline.report.tracking import KERNEL_MODELS, describe_kernel_models, log_run, register_champion
 
 if TYPE_CHECKING:
     from pipeline.kernels.fit import FittedFamily
@@ -60,22 +60,23 @@ def fit_and_track(
     for fitted in fits:
         champion = best[fitted.model.family] is fitted
         _track(fitted, gpu, folders[fitted.model.family] if champion else None, tracking)
+    describe_kernel_models(tracking)
 
 
 def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) -> None:
     """Log one fit; the best of its family (the one with a folder) is registered with the alias `champion`."""
     from pipeline.report.figures.kernels import error_histogram, predicted_against_measured
+    from pipeline.report.figures.tables import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
 
     family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
     title = f"{family} on {gpu} ({variant})"
     if folder is not None:
-        (folder / "metrics.json").write_text(
-            json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8"
-        )
-        test.to_parquet(folder / "test_predictions.parquet", index=False)
+        (folder / METRICS).write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        test.to_parquet(folder / TEST_PREDICTIONS, index=False)
+        error_quantiles(test).to_csv(folder / ERROR_QUANTILES, index=False, lineterminator="\n")
     run = log_run(
         tracking,
-        "kernel models",
+        KERNEL_MODELS,
         f"{gpu} {family} {variant}",
         params=fitted.parameters,
         metrics=fitted.metrics,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.report.tracking import log_run
+from pipeline.report.tracking import OVERHEADS, log_run
 
 TYPES = ("T1", "T2", "T3", "T4", "T5")
 
@@ -38,7 +38,7 @@ def track_overheads(
         statistics.to_csv(table, index=False)
         log_run(
             folder,
-            "overheads",
+            OVERHEADS,
             f"{gpu} {settings['name']}",
             params={**settings, "workloads": ", ".join(workloads)},
             metrics=metrics,

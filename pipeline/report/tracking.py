@@ -13,11 +13,19 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pipeline.errors import InputError
 from pipeline.schemas import atomic_path
 
-EXPERIMENTS = ("kernel models", "overheads", "step predictions")
+KERNEL_MODELS, OVERHEADS = "kernel models", "overheads"
+EXPERIMENTS = {
+    KERNEL_MODELS: "One run per GPU, kernel family and variant.",
+    OVERHEADS: "Host overheads (T1 to T5), one run per GPU and estimator.",
+}
+"""Experiments with the description that stands above their runs."""
+
+_NOTE = "mlflow.note.content"
 _ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 
 
@@ -36,6 +44,10 @@ def initialise(folder: str | Path) -> Path:
                 name, artifact_location=(folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
             )
     facts = {name: client.get_experiment_by_name(name).experiment_id for name in EXPERIMENTS}
+    for name, number in facts.items():
+        client.set_experiment_tag(number, "mlflow.experimentKind", "custom_model_development")
+        if _NOTE not in client.get_experiment(number).tags:
+            client.set_experiment_tag(number, _NOTE, EXPERIMENTS[name])
     with atomic_path(folder / "experiments.json") as part:
         part.write_text(json.dumps({"database": "mlflow.db", "experiments": facts}, indent=1) + "\n")
     return folder / "experiments.json"
@@ -83,6 +95,29 @@ def log_run(
     return str(run.info.run_id)
 
 
+def describe_kernel_models(folder: str | Path) -> None:
+    """Write links above the kernel models' runs: each shows the variants of a family on a GPU, least GMAE first."""
+    client = _client(Path(folder))
+    owner = client.get_experiment_by_name(KERNEL_MODELS).experiment_id
+    families: dict[str, set[str]] = {}
+    for run in client.search_runs([owner], "tags.current = 'yes'", max_results=50_000):
+        if {"gpu", "family"} <= run.data.tags.keys():
+            families.setdefault(run.data.tags["family"], set()).add(run.data.tags["gpu"])
+    links = [
+        f"**{family}** " + " ".join(f"[{gpu}]({variants_address(owner, gpu, family)})" for gpu in sorted(families[family]))
+        for family in sorted(families)
+    ]  # fmt: skip
+    text = " Variants compared, least GMAE first: " + " · ".join(links) if links else ""
+    client.set_experiment_tag(owner, _NOTE, EXPERIMENTS[KERNEL_MODELS] + text)
+
+
+def variants_address(experiment: str, gpu: str, family: str) -> str:
+    """The page, relative to the UI's address, on which the variants of one kernel model are compared."""
+    chosen = quote(f"tags.gpu = '{gpu}' and tags.family = '{family}'")
+    order = f"orderByKey={quote('metrics.`gmae`')}&orderByAsc=true"
+    return f"#/experiments/{experiment}/runs?searchFilter={chosen}&{order}&compareRunsMode=CHART"
+
+
 def register_champion(folder: str | Path, name: str, run_id: str, place: str, tags: Mapping[str, str]) -> str:
     """Register the model logged under `place` of a run and give it the alias `champion`; returns the version."""
     from mlflow.exceptions import MlflowException
@@ -107,7 +142,10 @@ def serve(port: int, folder: str | Path = "results/mlflow") -> None:
     if not (folder / "mlflow.db").is_file():
         raise InputError(f"{folder}/mlflow.db: no such file; run the pipeline first (make run)")
     os.environ.update(_ENVIRONMENT)
-    print(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)", flush=True)
+    owner = json.loads((folder / "experiments.json").read_text(encoding="utf-8"))["experiments"][KERNEL_MODELS]
+    print(
+        f"MLflow UI (stop with Ctrl-C); kernel models: http://127.0.0.1:{port}/#/experiments/{owner}/runs", flush=True
+    )
     os.execv(
         sys.executable, [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", _uri(folder), "--port", str(port)]
     )

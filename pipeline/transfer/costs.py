@@ -43,6 +43,14 @@ def load_prices(path: str | Path | None = None) -> dict[str, float]:
     return dict(_entry(entry, f"{file}: entry {number}") for number, entry in enumerate(values["prices"], 1))
 
 
+def currency(path: str | Path | None = None) -> str:
+    """The currency that a price table names; `price table's currency` where it names none or does not exist."""
+    file = config_dir() / "prices.yaml" if path is None else Path(path)
+    values = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    named = values.get("currency") if isinstance(values, dict) else None
+    return str(named) if named else "price table's currency"
+
+
 def _entry(entry: object, where: str) -> tuple[str, float]:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: expected gpu, per_hour, date and source")

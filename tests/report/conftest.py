@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 
 from pipeline.prediction import Prediction
+from pipeline.report.checks import replays
 from pipeline.report.figures.gallery import Artifacts
 
 BROWSER_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -69,7 +71,27 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
         models.append(("V100", folder))
     pairs = pd.DataFrame({"family": "gemm", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": "auto",
                           "mape": [10.0, 20.0], "gmae": [5.0, 9.0], "rows": 30})  # fmt: skip
-    return Artifacts(summary, observations, tuple(models), pairs, {"V100": 2.0})
+    moved = pd.DataFrame({"model": "bert_large", "origin": ["V100", "T4"], "destination": ["T4", "V100"],
+                          "method": "utilisation", "error": [0.1, -0.2]})  # fmt: skip
+    network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
+    found = Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), pairs)
+    return dataclasses.replace(found, models_moved=moved, replays=spans(), passes=passes(), prices={"V100": 2.0},
+                               currency="USD")  # fmt: skip
+
+
+def spans() -> pd.DataFrame:
+    """Two iterations of one trace by two methods: off by 10 and 20 %, and by half."""
+    rows = [("v100_ddp", "V100", method, number, 1000.0, 1000.0 * factor)
+            for method, factors in ((replays.FULL, (1.1, 0.8)), (replays.KERNEL_SUM, (0.5, 0.5)))
+            for number, factor in enumerate(factors)]  # fmt: skip
+    return pd.DataFrame(rows, columns=["trace", "device", "method", "number", "measured_us", "predicted_us"])
+
+
+def passes() -> pd.DataFrame:
+    """Three passes on two GPUs."""
+    return pd.DataFrame({"gpu": ["V100", "V100", "T4"], "model": "bert_large", "mode": "inference", "seq_len": 512,
+                         "batch_size": [8, 16, 8], "measured_us": [2e5, 4e5, 7e5],
+                         "predicted_us": [2.2e5, 4e5, 7.7e5]})  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -79,11 +101,15 @@ def browse(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     if program is None:
         pytest.skip("no chromium on this machine (apt-get install chromium)")
 
-    def open_page(address: str, *, wait_ms: int = 8000, size: str = "1280,900", picture: Path | None = None) -> str:
+    def open_page(
+        address: str, *, wait_ms: int = 8000, size: str = "1280,900", picture: Path | None = None,
+        flags: Sequence[str] = (),
+    ) -> str:  # fmt: skip
         profile = tmp_path_factory.mktemp("profile")
         command = [
             program,
             *BROWSER_FLAGS,
+            *flags,
             f"--user-data-dir={profile}",
             f"--window-size={size}",
             f"--virtual-time-budget={wait_ms}",

@@ -15,7 +15,9 @@ from pipeline.report.grid import host_observations, missing_evidence, with_gpus
 
 def account(found: Artifacts, missing: list[str]) -> str:
     steps = tables.steps(found.summary)
-    parts = accuracy.sections(steps, tables.errors_by_part(steps), tables.kernel_errors(found.models), missing)
+    parts = accuracy.sections(
+        steps, tables.errors_by_part(tables.error_parts(found.summary)), tables.kernel_errors(found.models), missing
+    )
     assert accuracy.html("A grid", parts).count("<table>") == accuracy.markdown("A grid", parts).count("\n| --- ")
     return accuracy.markdown("A grid", parts)
 

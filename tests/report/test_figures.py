@@ -11,6 +11,8 @@ import pandas as pd
 import pytest
 
 from pipeline.paths import project_dir
+from pipeline.prediction import Prediction
+from pipeline.report import parts
 from pipeline.report.figures import tables
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
 from pipeline.report.figures.published import PUBLISHED, published
@@ -50,9 +52,45 @@ def test_active_and_idle_add_up_to_the_step(summary: pd.DataFrame) -> None:
 
 
 def test_errors_count_measured_points_alone(summary: pd.DataFrame) -> None:
-    errors = tables.errors_by_part(tables.steps(summary)).set_index("method")
-    assert errors.loc["predicted step", "points"] == 2
-    assert errors.loc["predicted step", "gmae"] == pytest.approx(1 - 1 / 1.05)
+    errors = tables.errors_by_part(tables.error_parts(summary)).set_index("method")
+    assert errors.loc[parts.OWN, "points"] == 2
+    assert errors.loc[parts.OWN, "gmae"] == pytest.approx(1 - 1 / 1.05)
+
+
+def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.DataFrame) -> None:
+    point = Prediction.all_of(summary)[0]
+    found = parts.error_parts(point, active_us=2 * point.active_us, own_us=900.0, shared_us=1000.0)
+    assert found["part"].to_list() == list(parts.PARTS)
+    both = tables.error_parts(summary, found)
+    of_point = both[(both["gpu"] == point.gpu) & (both["workload"] == parts.label(point))]
+    assert of_point.reset_index(drop=True).equals(found)
+    assert set(both["workload"]) > set(found["workload"]), "the other measured point is there too"
+    unmeasured = dataclasses.replace(point, measured_us=None)
+    assert parts.error_parts(unmeasured, 1.0, 1.0, 1.0).empty
+
+
+def test_whole_models_between_gpus_are_averaged_over_their_passes() -> None:
+    errors = pd.DataFrame({"model": "m", "origin": "A", "destination": "B", "method": ["utilisation", "utilisation", "wave"],
+                           "error": [0.1, -0.3, 9.0]})  # fmt: skip
+    found = tables.model_transfer(errors)
+    assert found["mape"].to_list() == pytest.approx([20.0])
+    assert found["passes"].to_list() == [2]
+
+
+def test_a_shipped_model_keeps_a_histogram_of_its_errors(artifacts: Artifacts, tmp_path: Path) -> None:
+    whole = tables.error_histograms(artifacts.models)
+    shipped = []
+    for gpu, folder in artifacts.models:
+        pack = tmp_path / "packs" / gpu / "kernels" / folder.parent.name
+        pack.mkdir(parents=True)
+        test = pd.read_parquet(folder / tables.TEST_PREDICTIONS)
+        tables.error_quantiles(test).to_csv(pack / tables.ERROR_QUANTILES, index=False)
+        shipped.append((gpu, pack))
+    from_quantiles = tables.error_histograms(shipped)
+    assert from_quantiles["family"].to_list() == whole["family"].to_list()
+    for family in ("gemm", "softmax"):
+        sums = [t.loc[t["family"] == family, "share"].cumsum() for t in (whole, from_quantiles)]
+        assert (sums[0] - sums[1]).abs().max() < 0.05, "the same distribution, to the width of a bin"
 
 
 def test_dominant_operators_are_those_with_most_time(artifacts: Artifacts) -> None:

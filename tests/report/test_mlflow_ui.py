@@ -1,8 +1,9 @@
-"""The MLflow UI, started on a small database, shows the champion among the variants of a kernel family."""
+"""The MLflow UI, started on a small database, leads to the champion among the variants of a kernel family."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,27 +11,37 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from pipeline.report.tracking import initialise, log_run, register_champion
+from pipeline.report.tracking import (
+    KERNEL_MODELS,
+    describe_kernel_models,
+    initialise,
+    log_run,
+    register_champion,
+    variants_address,
+)
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    tmp_path = tmp_path_factory.mktemp("ui")
     folder = tmp_path / "mlflow"
     initialise(folder)
     model = tmp_path / "model"
     model.mkdir()
     (model / "family.json").write_text("{}")
-    for variant, error in (("roofline", 0.2), ("average", 0.05)):
+    for variant, error in (("roofline", 0.2), ("average", 0.05), ("trees", 0.07)):
         best = variant == "average"
         tags = {"gpu": "V100", "family": "gemm", "variant": variant, "champion": "yes" if best else "no"}
-        run = log_run(folder, "kernel models", f"V100 gemm {variant}", params={}, metrics={"gmae": error}, tags=tags,
+        run = log_run(folder, KERNEL_MODELS, f"V100 gemm {variant}", params={}, metrics={"gmae": error}, tags=tags,
                       artifacts={"model": model} if best else {})  # fmt: skip
         if best:
             register_champion(folder, "V100-gemm", run, "model", {"gpu": "V100", "family": "gemm"})
+    other = {"gpu": "V100", "family": "bmm", "variant": "trees", "champion": "yes"}
+    log_run(folder, KERNEL_MODELS, "V100 bmm trees", params={}, metrics={"gmae": 0.01}, tags=other)
+    describe_kernel_models(folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -52,6 +63,19 @@ def wait_for(address: str) -> str:
         except OSError:
             time.sleep(0.5)
     raise AssertionError(f"{address} does not answer")
+
+
+def test_two_clicks_lead_to_the_champion(browse: Callable[..., str], address: str) -> None:
+    page = browse(
+        f"{address}/#/experiments/1/runs", wait_ms=15000
+    )  # the first click, or the address that `make ui` prints
+    link = variants_address("1", "V100", "gemm")
+    assert link.replace("&", "&amp;") in page, "the description above the runs links the variants"
+    compared = browse(f"{address}/{link}", wait_ms=15000)  # the second click
+    shown = re.findall(r">V100 (gemm \w+|bmm \w+)<", compared)
+    assert list(dict.fromkeys(shown)) == ["gemm average", "gemm trees", "gemm roofline"], (
+        "this family alone, least GMAE first"
+    )
 
 
 def test_the_models_page_names_the_champion(browse: Callable[..., str], address: str) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline.predict.perfetto import write_timeline
+from pipeline.report import beside
+from pipeline.report.beside import measured_events
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,49 @@ def test_every_row_that_holds_slices_has_a_name(trace: dict[str, object]) -> Non
     names = {e["args"]["name"] for e in events if e["ph"] == "M"}
     assert {"main", "autograd", "predicted host", "predicted GPU"} <= names
     assert any(name.startswith("stream") for name in names)
+
+
+def test_the_measured_step_lies_below_the_predicted_one(tmp_path: Path) -> None:
+    # us        0        10        20        30
+    # main      |--- aten::mm ---|                 in both steps, the second as measured 4 us longer
+    #              |launch|
+    # stream 7            |---- kernel ----|
+    events: list[dict[str, object]] = []
+    for step, (begin, longer) in enumerate(((0, 0), (100, 4), (200, 9))):
+        host = {"ph": "X", "pid": 5, "tid": 5, "args": {"External id": 10 + step}}
+        events += [
+            {**host, "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin, "dur": 60},
+            {**host, "cat": "cpu_op", "name": "aten::mm", "ts": begin + 1, "dur": 19},
+            {**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": begin + 4, "dur": 6,
+             "args": {"correlation": 50 + step}},
+            {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": begin + 12, "dur": 20 + longer,
+             "args": {"correlation": 50 + step, "stream": 7, "device": 0}},
+        ]  # fmt: skip
+    file = tmp_path / "kineto.json"
+    file.write_text(json.dumps({"deviceProperties": [{"id": 0, "name": "V100"}], "traceEvents": events}))
+    rows = measured_events(file)
+    assert {e["args"]["name"] for e in rows if e["ph"] == "M"} == {beside.HOST, beside.DEVICE, "main", "stream 7"}
+    slices = {e["name"]: e for e in rows if e["ph"] == "X"}
+    assert slices["gemm"]["dur"] == 29.0, "of the two settled steps the later one of the middle"
+    assert slices["gemm"]["ts"] == 11.0, "counted from the first operator"
+    assert slices["cudaLaunchKernel"]["pid"] == slices["aten::mm"]["pid"] != slices["gemm"]["pid"]
+
+
+def test_perfetto_reads_every_slice(trace: dict[str, object], tmp_path: Path) -> None:
+    processor = pytest.importorskip("perfetto.trace_processor", reason="the perfetto package is not installed")
+    file = tmp_path / "timeline.json"
+    file.write_text(json.dumps(trace))
+    try:
+        opened = processor.TraceProcessor(trace=str(file))
+    except Exception as error:  # whatever it meets while fetching its program
+        pytest.skip(f"perfetto's trace processor is fetched at first use, and cannot be fetched here ({error})")
+    events = trace["traceEvents"]
+    assert isinstance(events, list)
+    with opened:
+        counted = [row.n for row in opened.query("select count(*) as n from slice")]
+        names = {row.name for row in opened.query("select name from thread") if row.name}
+    assert counted == [sum(event["ph"] == "X" for event in events)]
+    assert {"main", "autograd"} <= names
 
 
 def test_slices_of_one_row_nest_or_follow_each_other(trace: dict[str, object]) -> None:

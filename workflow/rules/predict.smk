@@ -10,6 +10,7 @@ rule predict:
         models=FLOW.models_of_point,
         overheads=FLOW.overheads_of_point,
         measured=FLOW.steps_of_point,
+        trace=FLOW.trace_of_point,
     output:
         prediction=f"{POINT}/prediction.parquet",
         timeline=f"{POINT}/timeline.json.gz",

@@ -4,12 +4,36 @@ from pipeline.report import grid as GRID
 from pipeline.report.figures.gallery import category_of
 
 FIGURES = f"{FLOW.artifacts.root}/figures/{FLOW.grid}"
+CHECKS = f"{FLOW.artifacts.root}/checks"
 ACCURACY = f"{FLOW.artifacts.root}/accuracy/{FLOW.grid}"
 PAIR_ERRORS = f"{FLOW.artifacts.root}/transfer/{{family}}.parquet"
-TRANSFERRED = ("gemm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
+TRANSFERRED = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 
 
 report: "../report/workflow.rst"
+
+
+rule error_parts:
+    input:
+        graph=f"{POINT}/graph.parquet",
+        calls=f"{POINT}/calls.parquet",
+        models=FLOW.models_of_point,
+        observations=FLOW.overhead_samples,
+        trace=FLOW.trace_of_point,
+        measured=FLOW.steps_of_point,
+        summary=f"{POINT}/summary.parquet",
+    output:
+        parts=f"{POINT}/parts.parquet",
+    params:
+        point=FLOW.settings,
+        results=FLOW.artifacts.root,
+        code=FLOW.code(*PREDICTING, "report/parts.py"),
+    log:
+        f"{POINT}/logs/error_parts.log",
+    message:
+        "Errors of {wildcards.model} at batch {wildcards.batch}, part by part"
+    script:
+        "../scripts/error_parts.py"
 
 
 rule figures:
@@ -17,7 +41,7 @@ rule figures:
         summary=rules.summary.output.table,
         hosts=GRID.host_observations(FLOW),
         models=GRID.fitted_models(FLOW),
-        transfer=[path for path in expand(PAIR_ERRORS, family=TRANSFERRED) if Path(path).is_file()],
+        parts=GRID.error_parts(FLOW),
     output:
         folder=report(
             directory(FIGURES),
@@ -30,7 +54,8 @@ rule figures:
         f"{FLOW.artifacts.root}/figures/logs/{FLOW.grid}.log",
     params:
         shipped=GRID.shipped_models(FLOW),
-        code=FLOW.code("report/figures", "report/grid.py"),
+        checks=GRID.checks_at_hand(FLOW.artifacts.root),
+        code=FLOW.code("report/figures", "report/grid.py", "report/checks"),
     message:
         "Figures of the grid"
     script:
@@ -41,6 +66,7 @@ rule accuracy:
     input:
         summary=rules.summary.output.table,
         models=GRID.fitted_models(FLOW),
+        parts=GRID.error_parts(FLOW),
     output:
         text=f"{ACCURACY}.md",
         page=report(
@@ -96,3 +122,41 @@ rule pair_errors:
 rule transfer_errors:
     input:
         expand(PAIR_ERRORS, family=TRANSFERRED),
+
+
+rule replays:
+    input:
+        traces=FLOW.public("traces"),
+    output:
+        spans=f"{CHECKS}/replays.parquet",
+    log:
+        f"{CHECKS}/logs/replays.log",
+    params:
+        code=FLOW.code("trace", "overheads", "predict", "report/checks/replays.py"),
+    message:
+        "Public traces replayed"
+    script:
+        "../scripts/replays.py"
+
+
+rule passes:
+    input:
+        latencies=FLOW.public("neusight/model_latency.parquet"),
+    output:
+        passes=f"{CHECKS}/passes.parquet",
+    log:
+        f"{CHECKS}/logs/passes.log",
+    params:
+        packs=GRID.pack_digests(),
+        code=FLOW.code(*PREDICTING, "graph", "workloads", "report/checks/passes.py"),
+    message:
+        "Whole models against public latencies"
+    script:
+        "../scripts/passes.py"
+
+
+rule checks:
+    input:
+        rules.replays.output.spans,
+        rules.passes.output.passes,
+

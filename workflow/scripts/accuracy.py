@@ -7,12 +7,14 @@ from pipeline.scripting import job
 with job(snakemake):
     from pipeline.report import accuracy
     from pipeline.report.figures import tables
-    from pipeline.report.grid import with_gpus
+    from pipeline.report.grid import read_any, with_gpus
     from pipeline.schemas import atomic_path, read_table
 
-    steps = tables.steps(read_table(snakemake.input.summary, "summary"))
+    summary = read_table(snakemake.input.summary, "summary")
+    steps = tables.steps(summary)
+    errors = tables.errors_by_part(tables.error_parts(summary, read_any(snakemake.input.parts)))
     kernels = tables.kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
-    parts = accuracy.sections(steps, tables.errors_by_part(steps), kernels, snakemake.params.missing)
+    parts = accuracy.sections(steps, errors, kernels, snakemake.params.missing)
     title = f"Accuracy of {snakemake.params.grid}"
     for path, text in (
         (snakemake.output.text, accuracy.markdown(title, parts)),

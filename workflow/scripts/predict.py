@@ -8,6 +8,7 @@ with job(snakemake):
     from pipeline.evaluate import Subject, evaluate
     from pipeline.graph.store import read_graph
     from pipeline.predict.perfetto import write_timeline
+    from pipeline.report.beside import measured_events
     from pipeline.schemas import read_table, write_table
 
     point, measured = snakemake.params.point, snakemake.input.measured
@@ -32,6 +33,7 @@ with job(snakemake):
         measured_step(measured[0], point["workload"], point["model"]) if measured else None,
     )
     made = provenance(snakemake)
-    write_timeline(timeline, snakemake.output.timeline, calls)
+    beside = measured_events(snakemake.input.trace[0]) if snakemake.input.trace else []
+    write_timeline(timeline, snakemake.output.timeline, calls, beside=beside)
     write_table(prediction.calls, snakemake.output.prediction, "prediction", made)
     write_table(prediction.summary_row(), snakemake.output.summary, "summary", made)

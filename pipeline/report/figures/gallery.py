@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from pipeline.report.figures import kernels, overheads, steps, tables, transfer
+from pipeline.prediction import Prediction
+from pipeline.report.checks.replays import mean_errors
+from pipeline.report.figures import evidence, kernels, measured, overheads, steps, tables, transfer
 from pipeline.report.figures.published import published
 from pipeline.report.figures.style import footnote, save
 from pipeline.schemas import atomic_path
@@ -31,14 +33,24 @@ class Artifacts:
         observations: `overhead_samples` of the grid's hosts, with a `gpu` column that names the host.
         models: (GPU, model folder) pairs of fitted kernel models.
         transfer: errors between GPUs, as `pipeline.transfer.evaluate.pair_errors` gives them.
+        models_moved: errors of whole models between GPUs, as `pipeline.transfer.paper.paper_surfer` gives them.
+        parts: rows of `pipeline.report.parts.error_parts` of measured points.
+        replays: `pipeline.report.checks.replays.replay_spans`.
+        passes: `pipeline.report.checks.passes.predicted_passes`.
         prices: price per GPU hour.
+        currency: of the prices.
     """
 
     summary: pd.DataFrame
     observations: pd.DataFrame = field(default_factory=pd.DataFrame)
     models: tuple[tuple[str, Path], ...] = ()
     transfer: pd.DataFrame = field(default_factory=pd.DataFrame)
+    models_moved: pd.DataFrame = field(default_factory=pd.DataFrame)
+    parts: pd.DataFrame = field(default_factory=pd.DataFrame)
+    replays: pd.DataFrame = field(default_factory=pd.DataFrame)
+    passes: pd.DataFrame = field(default_factory=pd.DataFrame)
     prices: Mapping[str, float] = field(default_factory=dict)
+    currency: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,16 @@ def _measured(found: Artifacts) -> pd.DataFrame:
 
 def _costs(found: Artifacts) -> pd.DataFrame:
     points = _steps(found)
-    return points[points["cost_per_million"].notna()].reset_index(drop=True)
+    return points[points["cost_per_million"].notna()].reset_index(drop=True).assign(currency=found.currency)
+
+
+def _convnets(found: Artifacts) -> pd.DataFrame:
+    points = _steps(found)
+    return points[points["model_variant"].str.split().str[0].isin(measured.CONVNETS)].reset_index(drop=True)
+
+
+def _parts(found: Artifacts) -> pd.DataFrame:
+    return tables.error_parts(found.summary, found.parts)
 
 
 def _observations(make: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Artifacts], pd.DataFrame]:
@@ -74,12 +95,18 @@ def _transfer(found: Artifacts) -> pd.DataFrame:
     return found.transfer[found.transfer["method"] == "auto"] if len(found.transfer) else found.transfer
 
 
+def _models_moved(found: Artifacts) -> pd.DataFrame:
+    return tables.model_transfer(found.models_moved) if len(found.models_moved) else found.models_moved
+
+
 def _beside_published(errors: pd.DataFrame) -> Figure:
-    theirs = pd.DataFrame([{"label": each.label, "percent": each.percent} for each in published("step", "step_shared")])
+    known = published("active", "step", "step_shared")
+    theirs = pd.DataFrame([{"label": each.label, "percent": each.percent} for each in known])
     return steps.error_by_part(errors, theirs)
 
 
 _NOT_MEASURED = "no point of this grid has a measured step: only gpu=local and GPUs under measurements/ have one"
+_NO_CHECKS = "the public data was not replayed: run `snakemake -- checks` (needs it at hand)"
 _NO_FIT = "no kernel model of this grid's GPUs was fitted here or shipped"
 _NO_TRACE = "no profiler trace of these hosts holds this type of overhead"
 
@@ -90,17 +117,25 @@ GALLERY = (
     Entry("throughput", "Steps", _steps, steps.throughput, "no point was predicted"),
     Entry("cost", "Steps", _costs, steps.cost, "no price table: write config/prices.yaml (pipeline/transfer/costs.py)"),
     Entry("predicted_against_measured", "Accuracy", _measured, steps.predicted_against_measured, _NOT_MEASURED),
-    Entry("errors_by_part", "Accuracy", lambda a: tables.errors_by_part(_steps(a)), _beside_published, _NOT_MEASURED),
+    Entry("step_error_parts", "Accuracy", _parts, measured.step_error_parts, _NOT_MEASURED),
+    Entry("errors_by_part", "Accuracy", lambda a: tables.errors_by_part(_parts(a)), _beside_published, _NOT_MEASURED),
+    Entry("convolutional_networks", "Accuracy", _convnets, measured.convolutional_networks,
+          "this grid holds neither ResNet-50 nor Inception v3: experiment=paper_cnn does"),
+    Entry("replays", "Accuracy", lambda a: mean_errors(a.replays) if len(a.replays) else a.replays,
+          evidence.replay_errors, _NO_CHECKS),
+    Entry("whole_models", "Accuracy", lambda a: a.passes, evidence.whole_models, _NO_CHECKS),
     Entry("kernel_errors", "Kernel models", lambda a: tables.kernel_errors(a.models), kernels.family_errors, _NO_FIT),
     Entry("error_histograms", "Kernel models", lambda a: tables.error_histograms(a.models), kernels.error_histograms,
-          "no model folder of this grid keeps its held-out calls: a pack ships their error figures alone"),
+          "no model folder of this grid keeps its held-out errors: packs made before they were kept have metrics alone"),
     Entry("t1_by_workload", "Host overheads", _observations(tables.t1_by_workload), overheads.t1_by_workload,
           _NO_TRACE),
     Entry("dominant_operators", "Host overheads", _observations(tables.dominant_operators),
           overheads.dominant_operators, _NO_TRACE),
     Entry("t4_by_api", "Host overheads", _observations(tables.t4_by_api), overheads.t4_by_api, _NO_TRACE),
     Entry("transfer_matrix", "Transfer", _transfer, transfer.error_matrix,
-          "errors between GPUs were not computed: run `snakemake transfer_errors` (needs the public data)"),
+          "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"),
+    Entry("transfer_models", "Transfer", _models_moved, transfer.model_matrix,
+          "errors of whole models between GPUs were not computed: benchmarks/transfer/surfer.py (needs the public data)"),
 )  # fmt: skip
 """Every figure, in the order of the report."""
 
@@ -140,11 +175,13 @@ def draw_all(found: Artifacts, folder: Path) -> dict[str, str]:
 
 
 def _evidence(summary: pd.DataFrame) -> str:
-    """What the predictions of a grid rest on, GPU by GPU."""
-    points = tables.steps(summary)
+    """What the predictions of a grid rest on, GPU by GPU: means over its points."""
+    by_gpu: dict[str, list[Prediction]] = {}
+    for prediction in Prediction.all_of(summary):
+        by_gpu.setdefault(prediction.gpu, []).append(prediction)
     lines = []
-    for gpu, rows in points.groupby("gpu", sort=False):
-        device, host = rows.iloc[0][["device_evidence", "host_evidence"]]
-        every = "" if rows["device_evidence"].nunique() == 1 else "first point: "
-        lines.append(f"{gpu}: {every}device time {device}; host time {host}.")
-    return "Predicted. " + " ".join(lines)
+    for gpu, points in by_gpu.items():
+        device = tables.shares(tables.mean_shares([p.evidence for p in points]))
+        host = tables.shares(tables.mean_shares([p.host_evidence for p in points]))
+        lines.append(f"{gpu}: device time {device}; host time {host}.")
+    return "Rests on (mean of the points). " + " ".join(lines)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.report.figures.style import COLOURS, bar_height, footnote, label_rows, new_figure, new_panels
+from pipeline.report.figures.published import published
+from pipeline.report.figures.style import COLOURS, bar_height, footnote, in_order, label_rows, new_figure, new_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,8 +52,8 @@ def family_errors(errors: pd.DataFrame) -> Figure:
     Args:
         errors: `kernel_errors` table of `pipeline.report.figures.tables`: gpu, family, gmae, mape, coverage.
     """
-    families, gpus = list(dict.fromkeys(errors["family"])), list(dict.fromkeys(errors["gpu"]))
-    figure, panels = new_panels(2, width=9.0, height=bar_height(len(families) * max(1.0, 0.6 * len(gpus))) + 0.6)
+    families, gpus = in_order(errors["family"]), list(dict.fromkeys(errors["gpu"]))
+    figure, panels = new_panels(2, width=9.5, height=bar_height(len(families) * max(1.0, 0.55 * len(gpus))) + 0.8)
     step = 0.8 / len(gpus)
     for number, (gpu, colour) in enumerate(zip(gpus, COLOURS * 3, strict=False)):
         own = errors[errors["gpu"] == gpu]
@@ -60,13 +61,19 @@ def family_errors(errors: pd.DataFrame) -> Figure:
         panels[0].barh(where, 100 * own["gmae"], height=0.85 * step, color=colour, label=str(gpu))
         panels[0].plot(100 * own["mape"], where, "|", color="black", markersize=4 + 24 * step / len(gpus) ** 0.5)
         panels[1].plot(100 * own["coverage"], where, "o", color=colour, markersize=5)
-    panels[0].plot([], [], "|", color="black", label="arithmetic mean")
+    panels[0].plot([], [], "|", color="black", label="arithmetic mean, ours")
+    bound = published("kernels")[0]
+    panels[0].axvline(bound.percent, color="black", linestyle="--", linewidth=1,
+                      label=f"published: every GMAE below {bound.percent:g} % ({bound.source})")  # fmt: skip
     panels[0].set(xlabel="GMAE on shapes not trained on (%)", xlim=(0, None))
     panels[1].axvline(80, color="black", linewidth=0.8, linestyle=":")
-    panels[1].set(xlabel="held-out calls inside p10 to p90 (%); 80 is meant", xlim=(0, 100))
+    panels[1].set(xlabel="held-out calls inside p10 to p90 (%); 80 is meant")
+    panels[1].set_xlim(min(50.0, 100 * float(errors["coverage"].min()) - 2), 100)
     for axes in panels:
         label_rows(axes, families)
-    panels[0].legend(frameon=False, fontsize=8)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=8
+    )
     return figure
 
 
@@ -76,7 +83,7 @@ def error_histograms(histograms: pd.DataFrame) -> Figure:
     Args:
         histograms: `error_histograms` table: gpu, family, from_percent, to_percent, share.
     """
-    families = list(dict.fromkeys(histograms["family"]))
+    families = in_order(histograms["family"])
     columns = min(3, len(families))
     rows = -(-len(families) // columns)
     figure, panels = new_panels(columns, rows, width=max(3.2 * columns, 5.0), height=0.8 + 2.2 * rows, grid="y")

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AS_PROFILED = "As profiled: recording an event costs the host time, which the statistics take off."
+LEAST_US = 0.5
+"""Half the resolution of older profilers; zero has no place on a logarithmic axis."""
+
 TYPE_NAMES = {"T2": "T2: before the first launch", "T3": "T3: after the last launch", "T5": "T5: between launches"}
+SHORTER = {"autograd::engine::evaluate_function: ": "autograd: ", "torch::autograd::": "", "aten::": ""}
+"""What operators' names lose in a figure, so that its panels have room."""
 
 
 def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
@@ -66,7 +71,7 @@ def dominant_operators(spread: pd.DataFrame) -> Figure:
     hosts = list(dict.fromkeys(spread["gpu"]))
     types = [name for name in TYPE_NAMES if (spread["type"] == name).any()]
     most = max(spread.groupby("gpu")["op"].nunique())
-    figure, panels = new_panels(len(types), len(hosts), width=9.5, height=(bar_height(most) + 0.2) * len(hosts))
+    figure, panels = new_panels(len(types), len(hosts), width=10.0, height=(bar_height(most) + 0.2) * len(hosts))
     for row, gpu in enumerate(hosts):
         own = spread[spread["gpu"] == gpu]
         labels = list(dict.fromkeys(own["op"]))
@@ -76,13 +81,22 @@ def dominant_operators(spread: pd.DataFrame) -> Figure:
             axes.hlines(where, part["p5_us"], part["p95_us"], color=COLOURS[4], linewidth=5)
             axes.plot(part["median_us"], where, "|", color="black", markersize=9, markeredgewidth=1.5, label="median")
             axes.plot(part["mean_us"], where, "o", color=COLOURS[5], markersize=4, label="mean")
-            axes.set(xlabel="host time (µs)", title=TYPE_NAMES[kind] + (f", {gpu}" if len(hosts) > 1 else ""))
-            axes.title.set_fontsize(9)
+            title = TYPE_NAMES[kind].replace(": ", "\n", 1) + (f", host of {gpu}" if len(hosts) > 1 else "")
+            axes.set(xlabel="host time (µs)")
+            axes.set_title(title, fontsize=9)
             axes.set_xlim(left=0)
-            label_rows(axes, labels)
-    panels[0].legend(frameon=False, fontsize=8)
+            label_rows(axes, [_shorter(name) for name in labels])
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=8
+    )
     footnote(figure, f"Bar: 5th to 95th percentile. {AS_PROFILED}")
     return figure
+
+
+def _shorter(name: str) -> str:
+    for long, short in SHORTER.items():
+        name = name.replace(long, short)
+    return name
 
 
 def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
@@ -98,7 +112,8 @@ def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
         axes.set(xscale="log", xlabel=what, title=f"host of {gpu}")
         plain_ticks(axes.xaxis)
         label_rows(axes, labels)
-    footnote(figure, f"Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile. {AS_PROFILED}")
+    footnote(figure, "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; figures: observations. "
+                     f"Times below {LEAST_US:g} µs are drawn there. {AS_PROFILED}")  # fmt: skip
     return figure
 
 
@@ -111,8 +126,7 @@ def _draw(axes: Axes, part: pd.DataFrame, where: list[int]) -> None:
         "q3": "p75_us",
         "whishi": "p95_us",
     }
-    least = 0.05  # below the clock's resolution; zero has no place on a logarithmic axis
-    values = {key: np.maximum(part[column].to_numpy(float), least) for key, column in names.items()}
+    values = {key: np.maximum(part[column].to_numpy(float), LEAST_US) for key, column in names.items()}
     stats = [{key: float(column[i]) for key, column in values.items()} for i in range(len(part))]
     axes.bxp(
         stats, positions=where, orientation="horizontal", showfliers=False, showmeans=True, patch_artist=True,

@@ -185,12 +185,16 @@ def throughput(steps: pd.DataFrame) -> Figure:
     return figure
 
 
-def cost(steps: pd.DataFrame, currency: str = "") -> Figure:
-    """Cost of a million training samples by the user's own price table, a bar per GPU, workload and batch size."""
+def cost(steps: pd.DataFrame) -> Figure:
+    """Cost of a million training samples by the user's own price table, a bar per GPU, workload and batch size.
+
+    Args:
+        steps: `steps` rows with `cost_per_million` and its `currency`.
+    """
     figure, panels, labels = _panel_per_gpu(steps)
     for axes, (gpu, rows) in zip(panels, steps.groupby("gpu", sort=False), strict=True):
         axes.barh([labels.index(w) for w in rows["workload"]], rows["cost_per_million"], color=ACTIVE, height=0.6)
-        axes.set(xlabel=f"cost of a million samples ({currency or 'as priced'})", title=str(gpu))
+        axes.set(xlabel=f"cost of a million samples ({steps['currency'].iloc[0]})", title=str(gpu))
         label_rows(axes, labels)
     return figure
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,12 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 ACTIVE, IDLE, MEASURED = COLOURS[0], "#d0d0d0", COLOURS[5]
 """Device at work, device waiting, and whatever was measured rather than predicted: the same in all figures."""
 
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
+"""Marks to go with the colours, so that series differ in print too."""
+
+FAMILY_ORDER = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
+"""Families with learned models, in the order of tables and figures; others follow by name."""
+
 PNG_DPI = 160
 
 
@@ -27,14 +34,20 @@ def new_figure(width: float = 7.0, height: float = 4.0) -> tuple[Figure, Axes]:
 
 
 def new_panels(
-    columns: int, rows: int = 1, *, width: float = 7.0, height: float = 4.0, share_x: bool = False, grid: str = "x"
+    columns: int,
+    rows: int = 1,
+    *,
+    width: float = 7.0,
+    height: float = 4.0,
+    grid: Literal["x", "y", "both"] = "x",
+    share_y: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with panels in reading order; panels of one row share the y axis where there are several."""
+    """A figure with panels in reading order; panels of one row share a y axis that names rows, unless told otherwise."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    share_y: Any = "row" if columns > 1 and grid == "x" else False
-    panels = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y, sharex=share_x).flat)
+    shared: Literal["row", "none"] = "row" if share_y and columns > 1 and grid == "x" else "none"
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharey=shared).flat)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis=grid, color="#dddddd", linewidth=0.6)
@@ -51,12 +64,21 @@ def footnote(figure: Figure, text: str) -> None:
 
 def plain_ticks(*scales: Axis) -> None:
     """Plain numbers on logarithmic axes instead of powers of ten."""
-    from matplotlib.ticker import LogFormatter, LogLocator
+    from matplotlib.ticker import LogLocator
 
     for scale in scales:
-        scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        scale.set_major_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(9.0, 9.0)))
+        low, high = scale.get_view_interval()
+        decades = math.log10(high / low) if 0 < low < high else 1.0
+        steps = (1.0, 2.0, 5.0) if decades < 2.5 else (1.0, 3.0) if decades < 3.5 else (1.0,)
+        scale.set_major_locator(LogLocator(subs=steps))
+        scale.set_major_formatter(lambda value, _: f"{value:g}")
         scale.set_minor_locator(LogLocator(subs=()))
+
+
+def in_order(families: Iterable[str]) -> list[str]:
+    """Kernel families, the learned ones first, each once."""
+    known = {name: place for place, name in enumerate(FAMILY_ORDER)}
+    return sorted(set(families), key=lambda name: (known.get(name, len(known)), name))
 
 
 def label_rows(axes: Axes, labels: Sequence[str]) -> None:
@@ -71,10 +93,12 @@ def bar_height(rows: float) -> float:
     return 1.5 + 0.27 * max(rows, 2)
 
 
-def save(figure: Figure, folder: Path, name: str) -> None:
+def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = ("svg", "png")) -> None:
     """Write `<name>.svg` and `<name>.png`; the same figure gives the same bytes."""
     import matplotlib as mpl
 
-    with mpl.rc_context({"svg.hashsalt": name}):
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
-    figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})
+    if "svg" in kinds:
+        with mpl.rc_context({"svg.hashsalt": name}):
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    if "png" in kinds:
+        figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})

@@ -12,6 +12,8 @@ import pandas as pd
 
 from pipeline.kernels.evaluate import gmae, mape
 from pipeline.prediction import Prediction
+from pipeline.report import parts
+from pipeline.report.parts import label
 
 METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
@@ -19,6 +21,10 @@ TEST_PREDICTIONS = "test_predictions.parquet"
 
 DOMINANT = 8
 """Operators per host in the figure of T2, T3 and T5."""
+
+ERROR_QUANTILES = "error_quantiles.csv"
+QUANTILES = 201
+"""Quantiles of the held-out errors that ship with a model, so that a pack has a histogram without its samples."""
 
 HISTOGRAM_BINS = 40
 
@@ -39,13 +45,13 @@ def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> p
 
     rows = [
         {
-            "gpu": p.gpu, "workload": f"{_name(p)} b{p.batch_size}", "model_variant": _name(p),
+            "gpu": p.gpu, "workload": label(p), "model_variant": label(p).rpartition(" b")[0],
             "batch_size": p.batch_size,
             "predicted_us": p.predicted_us, "active_us": p.active_us, "idle_us": p.idle_us, "host_us": p.host_us,
             "kernels_us": sum(p.families.values()) or np.nan, "p10_us": p.p10_us, "p90_us": p.p90_us,
             "measured_us": np.nan if p.measured_us is None else p.measured_us, "samples_per_s": p.samples_per_s,
-            "fits": p.fits, "bound": p.bound, "device_evidence": _shares(p.evidence),
-            "host_evidence": _shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
+            "fits": p.fits, "bound": p.bound, "device_evidence": shares(p.evidence),
+            "host_evidence": shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
             "cost_per_million": cost_per_million(p, prices or {}),
         }
         for p in Prediction.all_of(summary)
@@ -56,7 +62,7 @@ def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> p
 def families(summary: pd.DataFrame) -> pd.DataFrame:
     """Device time by kernel family of every grid point: gpu, workload, family, device_us."""
     rows = [
-        {"gpu": p.gpu, "workload": f"{_name(p)} b{p.batch_size}", "family": family, "device_us": us}
+        {"gpu": p.gpu, "workload": label(p), "family": family, "device_us": us}
         for p in Prediction.all_of(summary)
         for family, us in p.families.items()
     ]
@@ -65,7 +71,10 @@ def families(summary: pd.DataFrame) -> pd.DataFrame:
 
 def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Count, mean and quantiles of `value_us` per group: p5_us, p25_us, median_us, mean_us, p75_us, p95_us, count."""
-    groups = observations.dropna(subset=list(by)).groupby(list(by), sort=True, observed=True)["value_us"]
+    known = observations.dropna(subset=list(by))
+    if known.empty:
+        return pd.DataFrame(columns=[*by, "p5_us", "p25_us", "median_us", "p75_us", "p95_us", "mean_us", "count"])
+    groups = known.groupby(list(by), sort=True, observed=True)["value_us"]
     quantiles = groups.quantile(np.array([0.05, 0.25, 0.5, 0.75, 0.95])).unstack()
     quantiles.columns = pd.Index(["p5_us", "p25_us", "median_us", "p75_us", "p95_us"])
     return quantiles.assign(mean_us=groups.mean(), count=groups.size()).reset_index()
@@ -117,50 +126,93 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values(["family", "gpu"], kind="stable", ignore_index=True)
 
 
+def error_quantiles(test: pd.DataFrame) -> pd.DataFrame:
+    """Quantiles of predicted / measured - 1 in percent, few enough to ship with a model.
+
+    Args:
+        test: held-out calls with `latency_us` and `predicted_us`.
+
+    Returns:
+        One column `percent`, ascending, at equal steps of probability from 0 to 1.
+    """
+    error = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+    return pd.DataFrame({"percent": np.round(np.quantile(error, np.linspace(0, 1, QUANTILES)), 4)})
+
+
 def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     """Distribution of predicted / measured - 1 over the held-out calls of each model folder that keeps them.
+
+    A shipped model keeps quantiles instead of the calls: these are then what is counted.
 
     Returns:
         gpu, family, from_percent, to_percent, share; bins are common to all GPUs of a family.
     """
     errors: dict[str, dict[str, Any]] = {}
     for gpu, folder in folders:
+        family = folder.name if (folder.parent.name == "kernels") else folder.parent.name
+        values = np.empty(0)
         if (folder / TEST_PREDICTIONS).is_file():
             test = pd.read_parquet(folder / TEST_PREDICTIONS, columns=["latency_us", "predicted_us"])
-            if len(test):
-                family = folder.name if (folder.parent.name == "kernels") else folder.parent.name
-                errors.setdefault(family, {})[gpu] = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(
-                    float
-                )
-    parts = []
+            values = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+        elif (folder / ERROR_QUANTILES).is_file():
+            values = pd.read_csv(folder / ERROR_QUANTILES)["percent"].to_numpy(float)
+        if len(values):
+            errors.setdefault(family, {})[gpu] = values
+    bins = []
     for family, by_gpu in sorted(errors.items()):
         everything = np.concatenate(list(by_gpu.values()))
         width = max(float(np.percentile(np.abs(everything), 98)), 1.0)
         edges = np.linspace(-width, width, HISTOGRAM_BINS + 1)
         for gpu, values in sorted(by_gpu.items()):
             counts, _ = np.histogram(np.clip(values, -width, width), edges)
-            parts.append(pd.DataFrame({"gpu": gpu, "family": family, "from_percent": edges[:-1],
+            bins.append(pd.DataFrame({"gpu": gpu, "family": family, "from_percent": edges[:-1],
                                        "to_percent": edges[1:],
                                        "share": counts / len(values)}))  # fmt: skip
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["gpu", "family", "share"])
+    return pd.concat(bins, ignore_index=True) if bins else pd.DataFrame(columns=["gpu", "family", "share"])
 
 
-def errors_by_part(points: pd.DataFrame) -> pd.DataFrame:
-    """Errors of the predicted step, and of the mere sum of kernels, over the measured points of a `steps` table.
+def error_parts(summary: pd.DataFrame, found: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Parts of all measured points: those that were worked out, else what a summary alone tells.
+
+    Args:
+        summary: `summary` table.
+        found: rows of `pipeline.report.parts.error_parts`, of some points or none.
+    """
+    known = pd.DataFrame(columns=parts.COLUMNS) if found is None or found.empty else found
+    done = set(zip(known["gpu"], known["workload"], strict=True))
+    rest = [parts.error_parts(p) for p in Prediction.all_of(summary) if (p.gpu, label(p)) not in done]
+    tables = [table for table in (known, *rest) if len(table)]
+    return pd.concat(tables, ignore_index=True) if tables else known
+
+
+def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """Errors over all measured points of an `error_parts` table, a row per part.
 
     Returns:
         method, points, gmae, mape, worst (fractions).
     """
-    known = points[points["measured_us"].notna()]
-    rows = []
-    for method, column in (("predicted step", "predicted_us"), ("sum of its kernels alone", "kernels_us")):
-        part = known[known[column].notna()]
-        if len(part):
-            predicted, measured = part[column].to_numpy(float), part["measured_us"].to_numpy(float)
-            worst = float(np.abs(predicted / measured - 1).max())
-            rows.append({"method": method, "points": len(part), "gmae": gmae(predicted, measured),
-                         "mape": mape(predicted, measured), "worst": worst})  # fmt: skip
-    return pd.DataFrame(rows, columns=["method", "points", "gmae", "mape", "worst"])
+    found = []
+    for part in (name for name in parts.PARTS if (rows["part"] == name).any()):
+        own = rows[rows["part"] == part]
+        predicted, measured = own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)
+        found.append({"method": part, "points": len(own), "gmae": gmae(predicted, measured),
+                      "mape": mape(predicted, measured),
+                      "worst": float(np.abs(predicted / measured - 1).max())})  # fmt: skip
+    return pd.DataFrame(found, columns=["method", "points", "gmae", "mape", "worst"])
+
+
+def model_transfer(errors: pd.DataFrame, method: str = "utilisation") -> pd.DataFrame:
+    """Mean error of whole models between GPUs by one method.
+
+    Args:
+        errors: `pipeline.transfer.paper.paper_surfer` table: model, origin, destination, method, error (fraction).
+
+    Returns:
+        model, origin, destination, method, mape (%), passes.
+    """
+    own = errors[errors["method"] == method].assign(mape=lambda t: 100 * t["error"].abs())
+    groups = own.groupby(["model", "origin", "destination", "method"], sort=True)["mape"]
+    return groups.agg(mape="mean", passes="size").reset_index()
 
 
 _FACTS = ("gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out")
@@ -173,11 +225,13 @@ def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) 
     return row | {"gpu": gpu, "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on}
 
 
-def _name(p: Prediction) -> str:
-    return p.model if p.variant == "default" else f"{p.model} {p.variant}"
+def mean_shares(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean share per kind of evidence over several points."""
+    kinds = dict.fromkeys(kind for each in many for kind in each)
+    return {kind: sum(each.get(kind, 0.0) for each in many) / len(many) for kind in kinds}
 
 
-def _shares(parts: Mapping[str, float]) -> str:
+def shares(kinds: Mapping[str, float]) -> str:
     """`pack 92 %, roofline 8 %`, largest first."""
-    ordered = sorted(parts.items(), key=lambda item: (-item[1], item[0]))
+    ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in ordered if share >= 0.005)

@@ -1,0 +1,1 @@
+"""Predictions held against public measurements: tables of errors that figures and README are made of."""

@@ -1,0 +1,90 @@
+"""README and docs/accuracy.md are made of artifacts: their tables equal what the artifacts say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pipeline.packs import list_packs
+from pipeline.paths import packs_dir, project_dir
+from pipeline.report.account import Evidence, kernel_table, left_out_errors, long, markdown, outdated, replaced, short
+from pipeline.report.checks.replays import FULL, KERNEL_SUM, mean_errors
+from pipeline.report.figures import evidence, tables
+from pipeline.report.figures.gallery import Artifacts
+from pipeline.report.readme import PLACES, gather
+
+
+@pytest.fixture
+def found(artifacts: Artifacts) -> Evidence:
+    left_out = pd.DataFrame({"family": ["gemm", "gemm"], "gpu": ["V100", "T4"], "mape": [10.0, 20.0], "gmae": 5.0})
+    wave = pd.concat([artifacts.transfer, artifacts.transfer.assign(method="wave", mape=47.0)])
+    models = pd.concat([artifacts.models_moved, artifacts.models_moved.assign(method="wave", error=0.5)])
+    return Evidence(tables.kernel_errors(artifacts.models), artifacts.replays, artifacts.passes, left_out, wave, models)
+
+
+def test_the_error_of_a_trace_is_the_mean_over_its_iterations(found: Evidence) -> None:
+    errors = mean_errors(found.spans).set_index("method")
+    assert errors.loc[FULL, "mean_error"] == pytest.approx(0.15)
+    assert errors.loc[KERNEL_SUM, "evaluated"] == 2
+
+
+def test_every_stage_stands_beside_baseline_published_figure_and_bar(found: Evidence) -> None:
+    text = short(found)
+    for row in (
+        "| V100 | 2.00 (2) | 2.00 (0.6) |",
+        "| published, Lin et al., HiPC 2022 | < 10 | < 10 |",
+        "| step, kernel times given | `v100_ddp` | 15.0 | sum of kernels 50.0 | 7.96 | 0.5 |",
+        "| whole language model | V100, 2 passes | 5.0 (worst 10.0) |  |  | 10 |",
+        "| gemm, from one GPU to another | five GPUs, each left out in turn | 15.0 | wave scaling 47.0 |  | 20 |",
+        "| whole model, from one GPU to another | 2 pairs of passes | 15.0 | wave scaling 50.0 | 11.8 | 8 |",
+    ):
+        assert row in text, row
+    assert "| V100 | bert_large | inference | 512 | 8 | 200.0 | 220.0 | +10.0 |" in long(found)
+
+
+def test_errors_between_gpus_of_other_models_are_noticed(found: Evidence) -> None:
+    assert outdated(found) == []
+    assert outdated(dataclasses.replace(found, left_out=found.left_out.assign(mape=30.0))) == ["gemm"]
+
+
+def test_only_the_text_between_the_markers_changes() -> None:
+    text = "before\n<!-- here -->\nold\n<!-- /here -->\nafter\n"
+    assert replaced(text, "here", "new") == text.replace("old", "new")
+    with pytest.raises(KeyError):
+        replaced(text, "elsewhere", "new")
+
+
+def test_readme_and_docs_hold_what_the_packs_say() -> None:
+    # fails where packs were rebuilt and `make readme` was not run
+    folders = [(gpu, path) for gpu in list_packs() for path in sorted((packs_dir() / gpu / "kernels").iterdir())]
+    ours = kernel_table(tables.kernel_errors(folders))
+    for name, marker, _ in PLACES:
+        text = (project_dir() / name).read_text(encoding="utf-8")
+        assert ours in text, f"{name}: run `make readme`"
+        assert replaced(text, marker, "").count("%") < text.count("%")
+
+
+def test_left_out_errors_come_with_the_shipped_models() -> None:
+    errors = left_out_errors(packs_dir() / "transfer")
+    assert set(errors["family"]) >= {"gemm", "elementwise"}
+    assert errors.groupby("family")["gpu"].nunique().min() >= 4
+
+
+def test_without_checks_it_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="STEPTIME_DATASETS"):
+        gather(tmp_path)
+
+
+def test_the_picture_shows_all_three_parts(found: Evidence) -> None:
+    figure = evidence.result(found.kernels, found.passes, mean_errors(found.spans))
+    assert [bool(axes.get_title(loc="left")) for axes in figure.axes] == [True] * 3
+    assert all(axes.get_xlabel() for axes in figure.axes)
+
+
+def test_a_table_has_a_line_per_row() -> None:
+    assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+    assert json.dumps(markdown(["a"], [])) == json.dumps("| a |\n| --- |")

@@ -1,0 +1,32 @@
+"""Errors of the parts of one measured point's prediction."""
+
+from pathlib import Path
+
+from pipeline.scripting import job
+
+with job(snakemake):
+    from pipeline.api import gpu_of, kernel_predictor
+    from pipeline.graph.store import read_graph
+    from pipeline.prediction import Prediction
+    from pipeline.report.parts import Point, error_parts, measured_active_us
+    from pipeline.schemas import atomic_path, read_table
+
+    given, settings = snakemake.input, snakemake.params.point
+    gpu = gpu_of(settings["gpu"])
+    point = Point(
+        snakemake.wildcards.gpu,
+        gpu,
+        settings,
+        read_graph(given.graph).table,
+        read_table(given.calls, "calls"),
+        kernel_predictor(gpu, settings["kernels"]["name"], snakemake.params.results),
+    )
+    observations = read_table(given.observations, "overhead_samples")
+    table = error_parts(
+        Prediction.all_of(read_table(given.summary, "summary"))[0],
+        measured_active_us(Path((given.trace or given.measured)[0]), settings["workload"]),
+        point.step_us(observations, own=True),
+        point.step_us(observations, own=False),
+    )
+    with atomic_path(Path(snakemake.output.parts)) as part:
+        table.to_parquet(part, index=False)

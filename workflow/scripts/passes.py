@@ -1,0 +1,13 @@
+"""Predict the whole models that the public data measured, from the shipped packs."""
+
+from pathlib import Path
+
+from pipeline.scripting import job
+
+with job(snakemake):
+    from pipeline.report.checks.passes import predicted_passes
+    from pipeline.schemas import atomic_path
+
+    passes = predicted_passes(Path(snakemake.input.latencies).parents[1])
+    with atomic_path(Path(snakemake.output.passes)) as part:
+        passes.to_parquet(part, index=False)
