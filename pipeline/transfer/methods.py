@@ -23,7 +23,8 @@ from pipeline.kernels.families import work_of
 from pipeline.transfer import wave
 from pipeline.transfer.kernels import covered, load_models, models_dir
 from pipeline.transfer.mlp import DIMS, TransferMlp
-from pipeline.transfer.probes import Calibration, log_sizes
+from pipeline.transfer.probes import Calibration
+from pipeline.transfer.sibling import alike
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]
@@ -105,14 +106,14 @@ def by_auto(
         found = (calibrations or {}).get(name)
         _, latency = model.kernel_and_latency(part, destination, correction=found.correction if found else None)
         if found is not None:
-            latency = latency * np.exp(found.log_factor(log_sizes(name, part)))
+            latency = latency * np.exp(found.log_factor(part))
         share = residual_share(name, origin, destination)
         if share:
             residual = _residual(model, part, origin)
             # probes have already settled the level: only the residual's variation between shapes is carried then
             level = 1.0 if found is None else float(np.exp(np.median(np.log(residual))))
             latency = latency * (residual / level) ** share
-        weight = ROOFLINE_SHARE.get(name, 0.0) if found is None else 0.0
+        weight = ROOFLINE_SHARE.get(name, 0.0)
         if weight:
             latency = latency ** (1.0 - weight) * by_roofline(part, name, origin, destination) ** weight
         kind = "utilisation+probes" if found is not None else "utilisation"
@@ -134,8 +135,7 @@ def by_roofline(part: pd.DataFrame, family: str, origin: GpuSpec, destination: G
 
 def residual_share(family: str, origin: GpuSpec, destination: GpuSpec) -> float:
     """Share of the origin's residual that carries over, by architecture and SMs and never by bandwidth or clock."""
-    alike = origin.compute_capability == destination.compute_capability and origin.sms == destination.sms
-    return 1.0 if alike else RESIDUAL_SHARE[family]
+    return 1.0 if alike(origin, destination) else RESIDUAL_SHARE[family]
 
 
 def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> Array:
