@@ -15,7 +15,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.kernels.prediction import Estimate, KernelModel
+from pipeline.kernels.fitted import FittedModel
+from pipeline.kernels.prediction import Estimate
+from pipeline.kernels.work import Dims
 from pipeline.packs import check_pack, list_packs
 from pipeline.paths import packs_dir
 from pipeline.transfer.kernels import load_models
@@ -56,7 +58,7 @@ class SiblingModel:
 
     gpu: GpuSpec
     measured: GpuSpec
-    base: KernelModel
+    base: FittedModel
     model: UtilisationModel
     log_level: float = 0.0
     evidence: str = "transferred"
@@ -66,8 +68,19 @@ class SiblingModel:
         return self.base.native(calls)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """The measured card's estimate, its kernel times scaled; the offset stays."""
-        return self.base.predict(calls).scale(self.ratio(calls) * np.exp(self.log_level), SPREAD)
+        """The measured card's estimate, its kernel times scaled; latencies follow down to the measured host's floor."""
+        found = self.base.predict(calls)
+        factor = self.ratio(calls) * np.exp(self.log_level)
+        scaled = found.scale(factor, SPREAD)
+        ops = Dims(calls).text("op")
+        moved = self.base.floor.latency(found.kernel * factor, ops) / self.base.floor.latency(found.kernel, ops)
+        latency = found.latency * moved
+        return replace(
+            scaled,
+            latency=latency,
+            latency_p10=latency * (found.latency_p10 / found.latency) ** SPREAD,
+            latency_p90=latency * (found.latency_p90 / found.latency) ** SPREAD,
+        )
 
     def ratio(self, calls: pd.DataFrame) -> Array:
         """Kernel time on this card over the measured one, shape (rows,)."""
@@ -90,7 +103,7 @@ def sibling_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None 
     Raises:
         PackError: the pack is damaged.
     """
-    from pipeline.kernels.store import load_family, read_description
+    from pipeline.kernels.store import read_description
 
     sibling = sibling_of(gpu)
     if sibling is None:
@@ -101,7 +114,7 @@ def sibling_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None 
         folder = packs_dir() / sibling.name / "kernels" / name
         if not folder.is_dir() or read_description(folder).get("variant") == "curve":
             continue
-        scaled = SiblingModel(gpu, _measured(model, sibling), load_family(folder, sibling), model)
+        scaled = SiblingModel(gpu, _measured(model, sibling), FittedModel.load(folder, sibling), model)
         calibration = (calibrations or {}).get(name)
         found[name] = scaled if calibration is None else scaled.levelled(calibration.probes)
     return found

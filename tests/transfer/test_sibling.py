@@ -44,6 +44,10 @@ def test_the_80_gb_a100_is_the_40_gb_one_with_more_bandwidth() -> None:
     # traffic by the ratio of bandwidths (1.2), arithmetic as on the smaller card, the floor unchanged
     assert 0.79 < ratio[0] < 0.85 and 0.97 < ratio[1] <= 1.0 + 1e-9
     assert large["predicted_us"].iloc[2] == pytest.approx(small["predicted_us"].iloc[2], rel=0.01)
+    tiny = _calls().iloc[[0]].assign(B=16.0, H=64.0)
+    floors = [load_predictor(load_gpu(gpu), [packs_dir() / gpu / "kernels"]).predict(tiny)["predicted_us"].iloc[0]
+              for gpu in ("A100-PCIE-40GB", "A100-PCIE-80GB")]  # fmt: skip
+    assert floors[0] == pytest.approx(floors[1], rel=0.01)
     assert (large["evidence"] == "transferred").all()
     width = np.log(large["latency_p90_us"] / large["latency_p10_us"])
     assert (width >= np.log(small["latency_p90_us"] / small["latency_p10_us"])).all()
