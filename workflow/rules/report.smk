@@ -6,7 +6,8 @@ from pipeline.report.figures.gallery import category_of
 FIGURES = f"{FLOW.artifacts.root}/figures/{FLOW.grid}"
 ACCURACY = f"{FLOW.artifacts.root}/accuracy/{FLOW.grid}"
 PAIR_ERRORS = f"{FLOW.artifacts.root}/transfer/{{family}}.parquet"
-TRANSFERRED = ("gemm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
+MODEL_ERRORS = f"{FLOW.artifacts.root}/transfer_models.parquet"
+TRANSFERRED = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 
 
 report: "../report/workflow.rst"
@@ -93,6 +94,24 @@ rule pair_errors:
         "../scripts/transfer_errors.py"
 
 
+rule transfer_models:
+    input:
+        latencies=FLOW.public("neusight/kernels.parquet"),
+        passes=FLOW.public("neusight/model_latency.parquet"),
+        ops=FLOW.public("neusight/model_op_latency.parquet"),
+    output:
+        errors=MODEL_ERRORS,
+    log:
+        f"{FLOW.artifacts.root}/transfer/logs/models.log",
+    params:
+        code=FLOW.code("transfer", "hardware"),
+    message:
+        "Errors of whole models between all GPUs with public samples"
+    script:
+        "../scripts/transfer_models.py"
+
+
 rule transfer_errors:
     input:
         expand(PAIR_ERRORS, family=TRANSFERRED),
+        MODEL_ERRORS,
