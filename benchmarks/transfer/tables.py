@@ -1,6 +1,6 @@
 """Write the error tables of docs/transfer.md from the CSV files of `python -m pipeline.transfer.build --errors`.
 
-python benchmarks/transfer/tables.py --errors errors.csv [--errors more.csv] [--models surfer.csv] --doc DOC.md
+python benchmarks/transfer/tables.py --errors errors.csv [--errors more.csv] [--models surfer.csv] [--peer deepview.csv] --doc DOC.md
 """
 
 from __future__ import annotations
@@ -46,7 +46,17 @@ def models(results: pd.DataFrame) -> str:
     table = error.groupby(["method", "destination"])["error"].mean().unstack()
     table["all"] = error.groupby("method")["error"].mean()
     table["worst"] = error.groupby("method")["error"].max()
-    return markdown(table, "method")
+    texts = [markdown(table, "method")]
+    for method in ("utilisation", "wave"):
+        own = error[error["method"] == method]
+        matrix = own.pivot_table(index="origin", columns="destination", values="error")
+        texts.append(f"`{method}`, by pair:\n\n{markdown(matrix, 'from, to')}")
+    return "\n\n".join(texts)
+
+
+def peer(results: pd.DataFrame) -> str:
+    """Mean MAPE by family and method beside the maintained Surfer."""
+    return markdown(results.groupby(["family", "method"])["mape"].mean().unstack(), "family")
 
 
 def left_out(folder: Path) -> str:
@@ -84,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--errors", type=Path, action="append", required=True)
     parser.add_argument("--models", type=Path)
+    parser.add_argument("--peer", type=Path, help="CSV of deepview.py")
     parser.add_argument("--doc", type=Path, required=True)
     options = parser.parse_args()
     errors = pd.concat([pd.read_csv(path) for path in options.errors], ignore_index=True)
@@ -93,6 +104,8 @@ def main() -> None:
     text = replace_block(text, "left out", left_out(packs_dir() / "transfer"))
     if options.models:
         text = replace_block(text, "models", models(pd.read_csv(options.models)))
+    if options.peer:
+        text = replace_block(text, "peer", peer(pd.read_csv(options.peer)))
     options.doc.write_text(text, encoding="utf-8")
 
 
