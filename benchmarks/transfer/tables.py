@@ -1,6 +1,6 @@
 """Write the error tables of docs/transfer.md from the CSV files of `python -m pipeline.transfer.build --errors`.
 
-python benchmarks/transfer/tables.py --errors errors.csv [--errors more.csv] [--models surfer.csv] [--peer deepview.csv] --doc DOC.md
+python benchmarks/transfer/tables.py --errors errors.csv... [--models surfer.csv] [--peer deepview.csv] --doc DOC.md
 """
 
 from __future__ import annotations
