@@ -74,9 +74,24 @@ def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin
     return _frame(samples, predicted, _half_width(WAVE_LOG_SIGMA, origin, destination), "wave", origin, destination)
 
 
+UNSAMPLED = ("rnn", "batch_norm", "attention")
+"""Kernel-varying families without samples to train networks on: the roofline's ratio until there are some."""
+
+
 def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, folder: Path | None = None) -> pd.DataFrame:
-    """The pre-trained networks' ratio for kernel-varying families, wave scaling for the others."""
+    """The pre-trained networks' ratio for kernel-varying families, wave scaling for the others.
+
+    Kernel-varying families without samples take the roofline's ratio where their dims say how much work there is.
+    """
     result = by_wave(samples, origin, destination)
+    wide = _half_width(WAVE_LOG_SIGMA, origin, destination)
+    for family in UNSAMPLED:
+        part = samples[samples["family"].astype(str) == family]
+        if part.empty:
+            continue
+        scaled = _frame(part, by_roofline(part, family, origin, destination), wide, "roofline", origin, destination)
+        known = np.isfinite(scaled["predicted_us"].to_numpy(dtype=np.float64))
+        result.loc[part.index[known]] = scaled[known]
     for family, dims in DIMS.items():
         rows = (samples["family"].astype(str) == family).to_numpy()
         path = (folder or models_dir()) / f"mlp_{family}.safetensors"

@@ -98,6 +98,22 @@ def test_auto_is_never_slower_with_more_bandwidth_or_clock(pair: tuple[str, str]
     assert (after <= before * (1 + 1e-9)).all()
 
 
+def test_families_without_networks_say_what_carried_them() -> None:
+    rows = pd.DataFrame(
+        {"family": ["batch_norm", "rnn", "batch_norm", "other"], "op": ["batch_norm", "lstm", "batch_norm", "roll"],
+         "phase": "forward", "dtype": "fp32", "B": [32, 64, None, None], "C": [64, None, None, None],
+         "HW": [3136, None, None, None], "T": [None, 20, None, None], "I": [None, 512, None, None],
+         "H": [None, 512, None, None], "latency_us": [90.0, 800.0, 90.0, 50.0]}
+    )  # fmt: skip
+    found = METHODS["mlp"](rows, load_gpu("V100"), load_gpu("T4"))
+    assert list(found["method"]) == ["roofline", "roofline", "wave", "wave"]
+    # traffic by bandwidth, arithmetic by throughput
+    ratio = load_gpu("V100").peak_dram_gb_per_s() / load_gpu("T4").peak_dram_gb_per_s()
+    assert found["predicted_us"].iloc[0] == pytest.approx(90.0 * ratio, rel=1e-6)
+    same = METHODS["mlp"](rows, load_gpu("V100"), load_gpu("V100"))
+    assert same["predicted_us"].to_numpy() == pytest.approx(rows["latency_us"].to_numpy())
+
+
 def test_siblings_share_the_whole_residual() -> None:
     small, large = load_gpu("A100-PCIE-40GB"), load_gpu("A100-PCIE-80GB")
     assert residual_share("gemm", small, large) == 1.0 > residual_share("gemm", small, load_gpu("H100"))
