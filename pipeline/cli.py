@@ -104,17 +104,16 @@ def replay(
     overheads: Annotated[
         list[Path] | None, typer.Option(help="take host overheads from this trace; may be repeated")
     ] = None,
+    calibrate: Annotated[
+        int, typer.Option(help="scale those overheads by one factor from so many iterations of TRACE")
+    ] = 0,
     timeline: Annotated[Path | None, typer.Option(help="write the predicted timeline here, for Perfetto")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the iterations of a trace from overheads of others, and compare with what was measured."""
     from pipeline.predict.replay import replay as run
 
-    result = run(trace, list(overheads or []))
-    if timeline is not None:
-        from pipeline.predict.perfetto import write_timeline
-
-        write_timeline(result.replayed[0].timeline, timeline)
+    result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
     if as_json:
         _print_json(result.as_dict())
         return
@@ -131,21 +130,24 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Convert a profiler trace into a table of linked events."""
-    from pipeline.schemas import write_table
+    from pipeline.trace.export import write_events
     from pipeline.trace.load import load_trace
 
     loaded = load_trace(trace)
-    write_table(loaded.events, out, "events", {"source": trace.name})
+    write_events(loaded, out, {"source": trace.name})
     facts = {
-        "events": len(loaded.events),
-        "iterations": len(loaded.iterations),
+        "events": len(loaded),
+        "iterations": len(loaded.opens),
         "device": loaded.device,
         "out": str(out),
+        "notes": loaded.notes,
     }
     if as_json:
         _print_json(facts)
     else:
         print(f"{facts['events']:,} events, {facts['iterations']} iterations on {facts['device']} -> {out}")
+        for note in loaded.notes:
+            print(f"note: {note}")
 
 
 @kernels_app.command("fit")

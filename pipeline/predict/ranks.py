@@ -19,8 +19,8 @@ from pipeline.errors import InputError, TraceError
 from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.predict.critical_path import simulate
-from pipeline.predict.program import Program
 from pipeline.predict.replay import Options, Source, build, learn
+from pipeline.predict.step import Program
 from pipeline.predict.timeline import Timeline
 from pipeline.predict.trace_program import Iteration
 from pipeline.trace.load import load_trace

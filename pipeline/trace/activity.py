@@ -21,9 +21,6 @@ from pipeline.trace.load import Trace
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-SAME_THREAD_NS = 100_000
-"""An item follows its own thread's previous item unless another thread was busy at least this much later."""
-
 STAGED_COPY_BYTES = 64 << 10
 """A host-to-device copy from pageable memory up to this size is staged by the driver and does not block the host."""
 
@@ -184,7 +181,11 @@ def _roles(trace: Trace, item: Ints) -> Ints:
 
 
 def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
-    """The item that each item follows: the latest to end on any thread, preferably its own."""
+    """The item that each item follows: its own thread's previous one, unless another thread worked in between.
+
+    That is so where the latest item to end before this one also began behind the end of the own thread's previous item.
+    Only the order of begins and ends decides, no duration: a replay may know the order, not the times.
+    """
     count = len(start)
     by_end = np.argsort(end, kind="stable")
     at = np.searchsorted(end[by_end], start, side="right") - 1
@@ -193,10 +194,8 @@ def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
     for role in np.unique(thread):
         rows = np.flatnonzero(thread == role)
         own[rows[1:]] = rows[:-1]
-    anywhere = np.where(anywhere == np.arange(count), own, anywhere)
-    own_end = np.where(own >= 0, end[own], -(2**62))
-    any_end = np.where(anywhere >= 0, end[anywhere], -(2**62))
-    previous = np.where(own_end + SAME_THREAD_NS >= any_end, own, anywhere)
+    between = (own < 0) | (start[np.maximum(anywhere, 0)] >= end[np.maximum(own, 0)])
+    previous = np.where((anywhere >= 0) & between, anywhere, own)
     return np.where(previous < np.arange(count), previous, own)
 
 

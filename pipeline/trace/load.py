@@ -1,7 +1,8 @@
 """A profiler trace as linked columns: events, nesting, launches, iterations and phases.
 
 `load_trace` is the whole reader; `Trace` holds what the other rooms work on. Events are ordered by start, so that the
-order in the file does not matter; `event_id` is the position in that order.
+order in the file does not matter; `event_id` is the position in that order. Reading needs NumPy alone: pandas and Arrow,
+which take more memory than most traces, are imported where a table is asked for.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pipeline.errors import TraceError
-from pipeline.schemas import SCHEMAS
 from pipeline.trace import tree
 from pipeline.trace.columns import MISSING, Columns
 from pipeline.trace.fields import DEVICE_CATEGORIES, HOST_CATEGORIES, INTEGER_ARGS, TEXT_ARGS, Category
@@ -29,6 +28,8 @@ from pipeline.trace.phases import PHASES, phases
 from pipeline.trace.scan import Scanner
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from pipeline.prediction import Prediction
 
 Ints = npt.NDArray[np.int64]
@@ -101,22 +102,16 @@ class Trace:
     @property
     def iterations(self) -> pd.DataFrame:
         """One row per iteration: `iteration`, `start_ns`, `end_ns` of its window."""
+        import pandas as pd
+
         return pd.DataFrame({"iteration": np.arange(len(self.opens)), "start_ns": self.opens, "end_ns": self.closes})
 
     @cached_property
     def events(self) -> pd.DataFrame:
         """All events as an `events` table (pipeline/schemas.py); text columns are categorical."""
-        out: dict[str, Any] = {"event_id": np.arange(len(self), dtype=np.int64)}
-        for column in SCHEMAS["events"].names[1:]:
-            values = self.columns[column]
-            if column in self.vocabulary:
-                out[column] = pd.Categorical.from_codes(values, pd.Index(self.vocabulary[column], dtype=object))
-            else:
-                absent = values == (-1 if column in ("iteration", "parent", "top", "op", "launch") else MISSING)
-                out[column] = pd.array(values, dtype="Int64") if absent.any() else values
-                if absent.any():
-                    out[column][absent] = pd.NA
-        return pd.DataFrame(out)
+        from pipeline.trace.export import events_frame
+
+        return events_frame(self)
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -132,7 +127,7 @@ def load_trace(path: str | Path) -> Trace:
             raw.add(batch)
     columns = raw.finish()
     base = _base_ns(path, scanner.metadata)
-    columns["ts_ns"] += base
+    columns["ts_ns"] = columns["ts_ns"] + base
     columns["category"] = columns.pop("cat")
     columns, vocabulary = _ordered(columns, raw)
     trace = Trace(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from pipeline.predict.critical_path import simulate
-from pipeline.predict.program import Items, Kind, Program
 from pipeline.predict.ranks import simulate_ranks
+from pipeline.predict.step import Items, Kind, Program
 from pipeline.schemas import to_arrow
 
 HOST, LAUNCH, SYNC = int(Kind.HOST), int(Kind.LAUNCH), int(Kind.SYNC)
