@@ -17,8 +17,8 @@ import pandas as pd
 
 from pipeline.errors import InputError, TraceError
 from pipeline.overheads.model import OverheadModel
+from pipeline.overheads.share import MIN_COMMON, merged
 from pipeline.overheads.share import calibrate as factor_of
-from pipeline.overheads.share import merged
 from pipeline.overheads.statistics import summarise
 from pipeline.predict.critical_path import simulate
 from pipeline.predict.options import PUBLISHED, Options
@@ -31,6 +31,10 @@ from pipeline.predict.waits import WaitModel
 from pipeline.trace.load import load_trace
 
 __all__ = ["PUBLISHED", "Options", "ReplayResult", "Replayed", "Source", "build", "learn", "replay", "replay_source"]
+
+
+MOST_UNMATCHED = 0.5
+"""From this share of host time on, a replay says that its statistics come from other ops."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def replay_source(
         replayed += list(_evaluate(fold.test, train, model, seen[1], options))
     replayed.sort(key=lambda r: r.iteration.number)
     if split != "none":
-        notes += _left_out(folds)
+        notes += [*_left_out(folds), *_unmatched(replayed)]
         notes += [text for r in replayed for text in unforeseen(target, r.iteration)]
     return ReplayResult(target.act.trace, split, tuple(replayed), pd.concat(samples, ignore_index=True), tuple(notes))
 
@@ -153,6 +157,8 @@ def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -
     waits.learn(few.act, few.keys, few.chosen)
     donor = OverheadModel(merged([samples], options.estimator))
     found = factor_of(donor, own)
+    if found.common < MIN_COMMON:
+        return donor, [f"only {found.common} overheads in common with the other traces: host times are not scaled"]
     return donor.scaled(found.scale), [
         f"host times of the other traces times {found.scale:.3f}, from {len(few.chosen)} iterations that are not "
         f"evaluated ({found.coverage:.0%} of their host time in ops that the other traces know)"
@@ -168,6 +174,14 @@ def _left_out(folds: Sequence[Fold]) -> list[str]:
         f"statistics of {name} leave out {count} one-time calls of the CUDA runtime"
         for name, count in counts.items() if count
     ]  # fmt: skip
+
+
+def _unmatched(replayed: Sequence[Replayed]) -> list[str]:
+    """A word of caution where statistics of other ops have to do."""
+    share = float(np.mean([r.program.unmatched_host_share for r in replayed]))
+    if share < MOST_UNMATCHED:
+        return []
+    return [f"{share:.0%} of the predicted host time rests on means over all ops: the statistics lack this trace's ops"]
 
 
 def _evaluate(

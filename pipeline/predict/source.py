@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +42,9 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Name of the file."""
-        return self.act.trace.path.name
+        """Name of the file with its folder: many traces are called `kineto.json.gz`."""
+        path = self.act.trace.path
+        return str(Path(path.parent.name) / path.name)
 
     @property
     def flags(self) -> Flags:

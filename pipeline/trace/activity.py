@@ -111,7 +111,8 @@ def activity(trace: Trace) -> Activity:
     call_event, action_event, action_sync = _device_work(trace)
     is_op = trace.is_category(Category.OP)
     top = columns["top"]
-    tops = np.flatnonzero(is_op & (top == np.arange(len(trace))))
+    main = columns["pid"] == trace.process
+    tops = np.flatnonzero(is_op & main & (top == np.arange(len(trace))))
     orphans = action_event[top[action_event] < 0]
     item = np.concatenate([tops, orphans])
     item = item[np.lexsort((item, columns["ts_ns"][item]))]
@@ -125,7 +126,7 @@ def activity(trace: Trace) -> Activity:
     call_action = action_position[call_event if trace.device == "cpu" else columns["launch"][call_event]]
     order = np.lexsort((columns["ts_ns"][call_event], call_action))
     call_action, call_event = call_action[order], call_event[order]
-    nested = is_op & (top >= 0) & (top != np.arange(len(trace)))
+    nested = is_op & main & (top >= 0) & (top != np.arange(len(trace)))
     children = np.bincount(position[top[nested]], minlength=len(item)) if len(item) else np.empty(0, np.int64)
     start, end = columns["ts_ns"][item], trace.end_ns[item]
     thread = _roles(trace, item)
@@ -139,13 +140,15 @@ def activity(trace: Trace) -> Activity:
 
 
 def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
-    """Events of calls, events of actions, and which actions are waits."""
+    """Events of calls, events of actions, and which actions are waits; all of the process whose steps count."""
+    main = trace.columns["pid"] == trace.process
     if trace.device == "cpu":
-        calls = np.flatnonzero(compute_ops(trace))
+        calls = np.flatnonzero(compute_ops(trace) & main)
         return calls, calls, np.zeros(len(calls), bool)
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
     calls = device[trace.columns["launch"][device] >= 0]
-    runtime = trace.is_category(Category.RUNTIME, Category.DRIVER)
+    calls = calls[main[trace.columns["launch"][calls]]]
+    runtime = trace.is_category(Category.RUNTIME, Category.DRIVER) & main
     syncs = np.flatnonzero(runtime & trace.texts_in("name", SYNC_APIS))
     launching = np.unique(trace.columns["launch"][calls])
     actions = np.unique(np.concatenate([launching, syncs]))
