@@ -107,10 +107,18 @@ def replay(
     calibrate: Annotated[
         int, typer.Option(help="scale those overheads by one factor from so many iterations of TRACE")
     ] = 0,
+    rank: Annotated[
+        list[Path] | None, typer.Option(help="trace of another rank of the same step; all ranks are simulated together")
+    ] = None,
     timeline: Annotated[Path | None, typer.Option(help="write the predicted timeline here, for Perfetto")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the iterations of a trace from overheads of others, and compare with what was measured."""
+    if rank:
+        if overheads or calibrate or timeline:
+            raise InputError("--rank takes overheads from the other ranks: leave out the other options")
+        _replay_ranks([trace, *rank], as_json)
+        return
     from pipeline.predict.replay import replay as run
 
     result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
@@ -121,6 +129,19 @@ def replay(
     from pipeline.report.tables import console
 
     console().print(table(result.as_dict()))
+
+
+def _replay_ranks(paths: list[Path], as_json: bool) -> None:
+    from pipeline.predict.rank_report import facts, table
+    from pipeline.predict.ranks import replay_ranks
+
+    values = facts(paths, replay_ranks(paths))
+    if as_json:
+        _print_json(values)
+        return
+    from pipeline.report.tables import console
+
+    console().print(table(values))
 
 
 @app.command()
