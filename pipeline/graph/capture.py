@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError, SteptimeError
+from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.graph.execution_trace import build_nodes
 from pipeline.graph.lean import read_chosen
 from pipeline.graph.normalise import normalise, prune
@@ -23,6 +23,9 @@ from pipeline.graph.table import Graph, Memory, Node, write_nodes
 
 if TYPE_CHECKING:
     from pipeline.workloads.step import Step
+
+SIZES_DO_NOT_FIT = (ValueError, RuntimeError, IndexError, AssertionError)
+"""What PyTorch and `transformers` raise for a model whose sizes contradict each other."""
 
 
 def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
@@ -69,13 +72,22 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
     except SteptimeError:
         raise
     except Exception as error:
-        if config.get("architecture") != "custom":
+        if config.get("architecture") != "custom" and not isinstance(error, SIZES_DO_NOT_FIT):
             raise
-        reason = " ".join((str(error).splitlines() or [""])[0].split())
-        raise InputError(
+        raise _explained(config, error) from error
+
+
+def _explained(config: Mapping[str, Any], error: Exception) -> SteptimeError:
+    """What PyTorch (or the user's module) says of a step that cannot be made or run, as one line."""
+    reason = " ".join((str(error).splitlines() or [""])[0].split())
+    if config.get("architecture") == "custom":
+        return InputError(
             f"model.target={config.get('target')}: its step fails on the meta device with {type(error).__name__}: "
             f"{reason} (docs/workloads.md says what a step may not do)"
-        ) from error
+        )
+    return ConfigError(
+        f"model={config.get('name')}: these sizes do not fit together ({type(error).__name__}: {reason})"
+    )
 
 
 def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:

@@ -173,6 +173,15 @@ def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypa
     assert found.memory_bytes > 4 * (64 * 512 + 512 * 10)  # the width that the command asks for
 
 
+@pytest.mark.parametrize("name, changes", [("transformer", {"layers": 0}), ("transformer", {"heads": 7})])
+def test_sizes_that_do_not_fit_are_named_in_one_line(name, changes):
+    from pipeline.graph.capture import capture
+
+    with pytest.raises(ConfigError, match=f"model={name}: these sizes do not fit together") as raised:
+        capture(config_of(name, **changes), 2)
+    assert "\n" not in str(raised.value)
+
+
 def test_importing_the_package_loads_no_torch():
     import subprocess
     import sys
