@@ -1,6 +1,6 @@
 """Write the error tables of docs/transfer.md from the CSV files of `python -m pipeline.transfer.build --errors`.
 
-python benchmarks/transfer/tables.py --errors errors.csv [--errors more.csv] [--models surfer.csv] --doc DOC.md
+python benchmarks/transfer/tables.py --errors errors.csv... [--models surfer.csv] [--peer deepview.csv] --doc DOC.md
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import re
 from pathlib import Path
 
 import pandas as pd
+
+from pipeline.paths import packs_dir
+from pipeline.transfer.utilisation import UtilisationModel
 
 BARS = {"gemm": 20, "bmm": 20, "conv2d_forward": 15, "elementwise": 8, "softmax": 12, "layer_norm": 12}
 """MAPE that issue 6 asks of `auto`."""
@@ -43,7 +46,32 @@ def models(results: pd.DataFrame) -> str:
     table = error.groupby(["method", "destination"])["error"].mean().unstack()
     table["all"] = error.groupby("method")["error"].mean()
     table["worst"] = error.groupby("method")["error"].max()
-    return markdown(table, "method")
+    texts = [markdown(table, "method")]
+    for method in ("utilisation", "wave"):
+        own = error[error["method"] == method]
+        matrix = own.pivot_table(index="origin", columns="destination", values="error")
+        texts.append(f"`{method}`, by pair:\n\n{markdown(matrix, 'from, to')}")
+    return "\n\n".join(texts)
+
+
+def peer(results: pd.DataFrame) -> str:
+    """Mean MAPE by family and method beside the maintained Surfer."""
+    return markdown(results.groupby(["family", "method"])["mape"].mean().unstack(), "family")
+
+
+def left_out(folder: Path) -> str:
+    """What the shipped models say of themselves: each GPU predicted by the models trained without it, from its spec."""
+    rows = {}
+    for family in BARS:
+        path = folder / f"{family}.safetensors"
+        for gpu, facts in UtilisationModel.load(path).provenance.get("left_out", {}).items():
+            rows[family, gpu] = {key: facts.get(key) for key in ("mape", "gmae", "coverage")}
+    table = pd.DataFrame(rows).T.astype(float)
+    table["coverage"] *= 100.0
+    mean = table.groupby(level=0, sort=False).mean()
+    for key in ("gmae", "coverage"):
+        mean[f"{key}, worst"] = table.groupby(level=0, sort=False)[key].agg("max" if key == "gmae" else "min")
+    return markdown(mean[["mape", "gmae", "gmae, worst", "coverage", "coverage, worst"]], "family")
 
 
 def markdown(table: pd.DataFrame, corner: str) -> str:
@@ -66,14 +94,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--errors", type=Path, action="append", required=True)
     parser.add_argument("--models", type=Path)
+    parser.add_argument("--peer", type=Path, help="CSV of deepview.py")
     parser.add_argument("--doc", type=Path, required=True)
     options = parser.parse_args()
     errors = pd.concat([pd.read_csv(path) for path in options.errors], ignore_index=True)
     text = options.doc.read_text(encoding="utf-8")
     text = replace_block(text, "overview", overview(errors))
     text = replace_block(text, "matrices", matrices(errors))
+    text = replace_block(text, "left out", left_out(packs_dir() / "transfer"))
     if options.models:
         text = replace_block(text, "models", models(pd.read_csv(options.models)))
+    if options.peer:
+        text = replace_block(text, "peer", peer(pd.read_csv(options.peer)))
     options.doc.write_text(text, encoding="utf-8")
 
 

@@ -21,6 +21,7 @@ class Architecture:
         registers_per_sm: 32-bit registers.
         shared_memory_per_sm_bytes: largest shared-memory carve-out, bytes.
         fp32_lanes_per_sm: fp32 fused multiply-adds per clock.
+        schedulers_per_sm: warp instructions issued per clock (one per scheduler).
         warp_size: threads per warp.
         register_unit: registers are handed out per warp in multiples of this.
         warp_unit: warps of a block are rounded up to multiples of this when registers are handed out.
@@ -34,6 +35,7 @@ class Architecture:
     registers_per_sm: int
     shared_memory_per_sm_bytes: int
     fp32_lanes_per_sm: int
+    schedulers_per_sm: int = 4
     warp_size: int = 32
     register_unit: int = 256
     warp_unit: int = 4
@@ -48,7 +50,7 @@ def _nvidia(threads: int, blocks: int, shared_kib: int, lanes: int, **units: int
 _AMPERE_UNITS = {"shared_unit_bytes": 128, "shared_reserved_bytes": 1024}
 
 ARCHITECTURES: dict[tuple[str, float], Architecture] = {
-    ("pascal", 6.0): _nvidia(2048, 32, 64, 64, warp_unit=2),
+    ("pascal", 6.0): _nvidia(2048, 32, 64, 64, schedulers_per_sm=2, warp_unit=2),
     ("pascal", 6.1): _nvidia(2048, 32, 96, 128),
     ("volta", 7.0): _nvidia(2048, 32, 96, 64),
     ("turing", 7.5): _nvidia(1024, 16, 64, 64),

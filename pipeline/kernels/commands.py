@@ -154,11 +154,11 @@ def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:
     """What probes ask of transferred families; nothing without probes."""
     if probes is None:
         return {}
-    from pipeline.transfer.commands import calibrate_all
     from pipeline.transfer.kernels import load_models
+    from pipeline.transfer.probes import calibrate_all
 
     samples, _ = read_samples(probes, gpu.name)
-    return {name: found.correction for name, found in calibrate_all(load_models(), samples, gpu).items()}
+    return dict(calibrate_all(load_models(), samples, gpu))
 
 
 def _call_columns(calls: pd.DataFrame) -> pd.DataFrame:

@@ -54,5 +54,9 @@ def transferred_models(
     if gpu.limits is None:
         return {}
     from pipeline.transfer.kernels import load_models
+    from pipeline.transfer.sibling import sibling_models
 
-    return {name: TransferredModel(gpu, name, corrections) for name in load_models() if name not in present}
+    found: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
+    # a card of the same chip with samples of its own says more than all other GPUs together
+    found |= sibling_models(gpu, corrections)
+    return {name: model for name, model in found.items() if name not in present}

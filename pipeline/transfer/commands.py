@@ -16,8 +16,7 @@ from pipeline.kernels.families import NEUSIGHT_OPS
 from pipeline.schemas import atomic_path
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.methods import by_auto, method
-from pipeline.transfer.probes import Calibration, calibrate
-from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.probes import calibrate_all
 
 ADDED = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has beside the input's."""
@@ -66,15 +65,6 @@ def transfer_command(
         "methods": {str(name): round(float(value), 4) for name, value in share.items()},
         "median_ratio": float(np.median(found["predicted_us"] / table["latency_us"])) if len(result) else None,
         "out": str(out_path),
-    }
-
-
-def calibrate_all(models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu: GpuSpec) -> dict[str, Calibration]:
-    """Calibrate every model whose family has probes."""
-    return {
-        name: calibrate(model, probes[probes["family"] == name], gpu)
-        for name, model in models.items()
-        if (probes["family"] == name).any()
     }
 
 

@@ -19,7 +19,7 @@ from pipeline.kernels.families import FAMILIES
 from pipeline.transfer import wave
 from pipeline.transfer.methods import by_auto, by_roofline
 from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
-from pipeline.transfer.probes import Calibration, calibrate
+from pipeline.transfer.probes import Calibration, calibrate, design
 from pipeline.transfer.train import RECIPES, Recipe, train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -59,7 +59,7 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
     floor = target.groupby("op")["latency_us"].min()
     keys = ["op", *(name for name in _DIMS[fold.family] if name in own.columns)]
     right = target[[*keys, "latency_us"]].drop_duplicates(keys).rename(columns={"latency_us": "truth"})
-    probes = probe_rows(target, floor)
+    probes = probe_rows(own, keys, fold.destination.name)
     calibration = calibrate(fold.utilisation, probes, fold.destination)
     models = {fold.family: fold.utilisation}
     rows = []
@@ -93,12 +93,15 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
 _DIMS = {name: FAMILIES[name].required for name in RECIPES}
 
 
-def probe_rows(target: pd.DataFrame, floor: pd.Series, count: int = PROBES, seed: int = 0) -> pd.DataFrame:
-    """Probe kernels of a GPU: a random shape from each part of the range of latencies above twice the floor."""
-    usable = target[target["latency_us"] > 2.0 * target["op"].map(floor)].sort_values("latency_us")
-    random = np.random.default_rng(seed)
-    edges = np.linspace(0, len(usable), count + 1).astype(int)
-    return usable.iloc[[int(random.integers(a, b)) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a]]
+def probe_rows(own: pd.DataFrame, keys: list[str], destination: str, count: int = PROBES) -> pd.DataFrame:
+    """The destination's rows of the calls that `design` picks, among those above twice the floor on all other GPUs."""
+    others = own[own["gpu"] != destination]
+    floor = others.groupby(["gpu", "op"])["latency_us"].transform("min")
+    above = others[others["latency_us"] > 2.0 * floor].groupby(keys).size()
+    everywhere = above[above == others["gpu"].nunique()].reset_index()[keys]
+    target = own[own["gpu"] == destination].drop_duplicates(keys)
+    usable = target.merge(everywhere, on=keys, how="inner").sort_values(keys)
+    return design(str(own["family"].iloc[0]), usable, count)
 
 
 def log_residuals(samples: pd.DataFrame, fold: Fold) -> Array:

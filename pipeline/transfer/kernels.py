@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES
 from pipeline.paths import packs_dir
 from pipeline.transfer.features import COVERED
-from pipeline.transfer.utilisation import Correction, UtilisationModel, load_cached
+from pipeline.transfer.probes import Calibration
+from pipeline.transfer.utilisation import UtilisationModel, load_cached
 
 COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
 
@@ -57,7 +59,7 @@ def predict_calls(
     calls: pd.DataFrame,
     gpu: GpuSpec,
     models: dict[str, UtilisationModel] | None = None,
-    corrections: dict[str, Correction] | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
 ) -> pd.DataFrame:
     """Times of calls on a GPU that is known by its spec alone.
 
@@ -65,7 +67,7 @@ def predict_calls(
         calls: rows with `family`, `op` and dims (NeuSight's or the calls schema's, which share names).
         gpu: the destination.
         models: cross-GPU models by family; the shipped ones by default.
-        corrections: by family, what probes of that GPU ask for.
+        calibrations: by family, what probes of that GPU ask for.
 
     Returns:
         Same rows and index: `predicted_us` (latency, floor included), `kernel_us`, `p10_us`, `p90_us` (of the
@@ -79,8 +81,13 @@ def predict_calls(
         at = np.flatnonzero(known & (family == name))
         if not len(at):
             continue
-        correction = (corrections or {}).get(name)
-        kernel, latency = model.kernel_and_latency(calls.iloc[at], gpu, correction=correction)
+        part, found_by_probes = calls.iloc[at], (calibrations or {}).get(name)
+        if found_by_probes is None:
+            kernel, latency = model.kernel_and_latency(part, gpu)
+        else:
+            kernel, latency = model.kernel_and_latency(part, gpu, correction=found_by_probes.correction)
+            factor = np.exp(found_by_probes.log_factor(part))
+            kernel, latency = kernel * factor, latency * factor
         low, high = np.exp(model.log_p10), np.exp(model.log_p90)
         result.iloc[at] = np.column_stack([latency, kernel, kernel * low, kernel * high])
     return result

@@ -18,7 +18,7 @@ import pandas as pd
 from pipeline.errors import TableError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.transfer import wave
-from pipeline.transfer.kernels import predict_calls
+from pipeline.transfer.kernels import covered
 from pipeline.transfer.sustained import sustained_dram_gb_per_s
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -120,11 +120,14 @@ def scale_models(
 def _utilisation_ratio(
     part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
 ) -> float:
-    there = predict_calls(part, destination, dict(models))["kernel_us"].to_numpy(dtype=np.float64)
-    corrections = {name: model.own(origin.name) for name, model in models.items()}
-    here = predict_calls(part, origin, dict(models), corrections)["kernel_us"].to_numpy(dtype=np.float64)
-    known = np.isfinite(there) & np.isfinite(here)
-    return float(there[known].sum() / here[known].sum())
+    there = here = 0.0
+    usable = covered(part)
+    for name, model in models.items():
+        calls = part[usable & (part["family"] == name)]
+        if len(calls):
+            there += float(model.kernel_and_latency(calls, destination)[0].sum())
+            here += float(model.kernel_and_latency(calls, origin, correction=model.own(origin.name))[0].sum())
+    return there / here
 
 
 def _wave_ratio(

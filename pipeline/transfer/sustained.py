@@ -49,7 +49,12 @@ ARCHITECTURE_SHARES: dict[tuple[str, float], Sustained] = {
     ("pascal", 6.1): Sustained(0.86, 16.0, 0.75, f"fp32: P40 10.07 of 11.76, {_TABLE}; DRAM: as T4 (GDDR with ECC)"),
     ("volta", 7.0): Sustained(0.90, 16.0, 0.90, f"fp32: between V100S 13.55 of 16.4 ({_TABLE}) and Lin et al."),
     ("turing", 7.5): Sustained(0.90, 16.0, 0.75, f"fp32: RTX 2080 9.23 of 10.1, {_TABLE}; DRAM: T4 bandwidthTest 240"),
-    ("ampere", 8.0): Sustained(0.93, 12.0, 0.88, f"fp32: A100 18.11 to 19.18 of 19.5, {_TABLE}; DRAM: Lin et al. A100"),
+    ("ampere", 8.0): Sustained(
+        0.93,
+        12.0,
+        0.88,
+        f"fp32: A100 18.11 to 19.18 of 19.5, {_TABLE}; DRAM: A100 80GB SXM 1.80 of 2.04 TB/s (NVIDIA forum, 339083)",
+    ),
     ("ampere", 8.6): Sustained(0.69, 14.5, 0.88, f"fp32: RTX 3090 24.5 of 35.6; watts: A40 18.9 at 300 W, {_TABLE}"),
     ("ada", 8.9): Sustained(0.68, 4.4, 0.87, f"fp32: RTX 4090 54.7 of 82.6, RTX 4070S 24.6 of 35.5, {_TABLE}"),
     ("hopper", 9.0): Sustained(

@@ -190,6 +190,7 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
     for kind, ratio in ratios.items():
         at = np.flatnonzero(calls["kind"] == kind)
         predicted[at], method[at] = measured[at] * ratio, names[kind]
+    low, high = np.full(len(calls), 1.0 / half), np.full(len(calls), half)
     for family, model in load_models().items():
         at = np.flatnonzero(calls["family"] == family)
         if not len(at):
@@ -198,8 +199,9 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         here, _ = model.kernel_and_latency(part, origin, correction=model.own(origin.name))
         there, _ = model.kernel_and_latency(part, destination, correction=model.own(destination.name))
         predicted[at], method[at] = measured[at] * there / here, "utilisation"
+        low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
     moved["predicted_us"], moved["method"] = predicted, method
-    moved["p10_us"], moved["p90_us"] = moved["predicted_us"] / half, moved["predicted_us"] * half
+    moved["p10_us"], moved["p90_us"] = predicted * low, predicted * high
     return moved
 
 

@@ -1,7 +1,8 @@
 """Kernel times on a GPU known only by its spec file: bounded utilisation of sustained throughput and bandwidth.
 
 A kernel takes the p-norm of three times: arithmetic over the sustained throughput, traffic over the sustained DRAM
-bandwidth (L2's where the working set fits), and thread steps over the threads that the device keeps resident. Each is
+bandwidth (L2's where the working set fits), and thread steps over the threads that the device keeps resident (or, for
+softmax, over the warp instructions that its schedulers issue). Each is
 divided by a utilisation that a small network reads from device-normalised features (`features.py`). Bandwidth, clock
 and throughput enter as divisors only, so that more of any of them never predicts a slower kernel. A latency, as event
 timing sees it, is the larger of the host's floor and the launch offset plus the kernel, smoothly.
@@ -38,6 +39,14 @@ FEATURE_CLIP = 4.0
 NOMINAL_STEP_CYCLES = 100.0
 """Cycles per element and resident thread that a thread step is quoted in; the network scales it."""
 
+ISSUE_BOUND = ("softmax",)
+"""Families whose steps are limited by the schedulers' issue rate rather than by resident threads. Softmax on the public
+GPUs sustains 1.5 to 2.8 bytes per scheduler and clock beside its DRAM time, the P100 (two schedulers per SM, four on
+the others) among them, but 4.7 to 12 per 2048 resident threads, with the P100 far below the others."""
+
+NOMINAL_ISSUE_CYCLES = 10.0
+"""Cycles per element and scheduler lane that an issue-bound step is quoted in; the network scales it."""
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -70,12 +79,16 @@ def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
     # memory-bound kernels issue few instructions: their rate is the clock's, not the power-limited product rate
     flops = np.maximum(seen.flops, 1.0)
     arithmetic = arithmetic_us(gpu, flops) if family in ARITHMETIC else flops / gpu.fp32_gflop_per_s / 1e3
-    threads_per_us = gpu.sms * gpu.max_threads_per_sm * gpu.boost_clock_mhz
+    limits = gpu.limits
+    if family in ISSUE_BOUND and limits is not None:
+        cycles, threads = NOMINAL_ISSUE_CYCLES, limits.schedulers_per_sm * limits.warp_size
+    else:
+        cycles, threads = NOMINAL_STEP_CYCLES, gpu.max_threads_per_sm
     return Terms(
         np.log(arithmetic),
         np.log(seen.bytes / sustained_dram_gb_per_s(gpu) / 1e3),
         np.log(seen.bytes / gpu.peak_l2_gb_per_s() / 1e3),
-        np.log(NOMINAL_STEP_CYCLES * seen.bytes / 8.0 / threads_per_us),
+        np.log(cycles * seen.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
         np.log(seen.bytes / gpu.l2_bytes),
         seen.x,
     )

@@ -78,7 +78,7 @@ def test_auto_names_its_choice_per_row(measured: pd.DataFrame) -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     pair=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),
-    what=st.sampled_from(["dram_gb_per_s", "boost_clock_mhz"]),
+    what=st.sampled_from(["dram_gb_per_s", "boost_clock_mhz", "fp32_gflop_per_s"]),
     factor=st.floats(1.0, 4.0),
 )
 def test_auto_is_never_slower_with_more_bandwidth_or_clock(pair: tuple[str, str], what: str, factor: float) -> None:
@@ -87,11 +87,31 @@ def test_auto_is_never_slower_with_more_bandwidth_or_clock(pair: tuple[str, str]
          "M": [700, np.nan, np.nan], "N": [900, np.nan, np.nan], "K": [1100, np.nan, np.nan],
          "H": [np.nan, 999, 999], "latency_us": [200.0, 150.0, 160.0]}
     )  # fmt: skip
+    conv = {"family": "conv2d_forward", "op": "conv", "B": 16, "in_channels": 64, "out_channels": 96, "kernel_size": 3,
+            "input_size": 56, "stride": 1, "padding": 1, "latency_us": 300.0}  # fmt: skip
+    rows = pd.concat([rows, pd.DataFrame([conv, {"family": "other", "op": "roll", "latency_us": 40.0}])])
     origin, destination = (load_gpu(name) for name in pair)
-    destination = replace(destination, name="variant", measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
+    unmeasured = {key: None for key in ("measured_dram_gb_per_s", "measured_l2_gb_per_s", "measured_fp32_gflop_per_s")}
+    destination = replace(destination, name="variant", **unmeasured)
     better = replace(destination, **{what: getattr(destination, what) * factor})
     before, after = (by_auto(rows, origin, gpu)["predicted_us"] for gpu in (destination, better))
     assert (after <= before * (1 + 1e-9)).all()
+
+
+def test_families_without_networks_say_what_carried_them() -> None:
+    rows = pd.DataFrame(
+        {"family": ["batch_norm", "rnn", "batch_norm", "other"], "op": ["batch_norm", "lstm", "batch_norm", "roll"],
+         "phase": "forward", "dtype": "fp32", "B": [32, 64, None, None], "C": [64, None, None, None],
+         "HW": [3136, None, None, None], "T": [None, 20, None, None], "I": [None, 512, None, None],
+         "H": [None, 512, None, None], "latency_us": [90.0, 800.0, 90.0, 50.0]}
+    )  # fmt: skip
+    found = METHODS["mlp"](rows, load_gpu("V100"), load_gpu("T4"))
+    assert list(found["method"]) == ["roofline", "roofline", "wave", "wave"]
+    # traffic by bandwidth, arithmetic by throughput
+    ratio = load_gpu("V100").peak_dram_gb_per_s() / load_gpu("T4").peak_dram_gb_per_s()
+    assert found["predicted_us"].iloc[0] == pytest.approx(90.0 * ratio, rel=1e-6)
+    same = METHODS["mlp"](rows, load_gpu("V100"), load_gpu("V100"))
+    assert same["predicted_us"].to_numpy() == pytest.approx(rows["latency_us"].to_numpy())
 
 
 def test_siblings_share_the_whole_residual() -> None:

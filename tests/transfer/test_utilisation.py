@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InputError, PackError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.transfer.evaluate import quick
-from pipeline.transfer.probes import calibrate, log_sizes
+from pipeline.transfer.probes import calibrate
 from pipeline.transfer.train import RECIPES, train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -89,7 +89,7 @@ def test_ten_probes_remove_a_constant_factor(model: UtilisationModel, gemm_sampl
     probes = slow.sample(10, random_state=0)
     found = calibrate(model, probes, gpu)
     _, latency = model.kernel_and_latency(slow, gpu, correction=found.correction)
-    latency = latency * np.exp(found.log_factor(log_sizes("gemm", slow)))
+    latency = latency * np.exp(found.log_factor(slow))
     _, before = model.kernel_and_latency(slow, gpu)
 
     def error(predicted: np.ndarray) -> float:

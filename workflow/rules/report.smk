@@ -7,6 +7,7 @@ FIGURES = f"{FLOW.artifacts.root}/figures/{FLOW.grid}"
 CHECKS = f"{FLOW.artifacts.root}/checks"
 ACCURACY = f"{FLOW.artifacts.root}/accuracy/{FLOW.grid}"
 PAIR_ERRORS = f"{FLOW.artifacts.root}/transfer/{{family}}.parquet"
+MODEL_ERRORS = f"{FLOW.artifacts.root}/transfer_models.parquet"
 TRANSFERRED = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 
 
@@ -118,9 +119,27 @@ rule pair_errors:
         "../scripts/transfer_errors.py"
 
 
+rule transfer_models:
+    input:
+        latencies=FLOW.public("neusight/kernels.parquet"),
+        passes=FLOW.public("neusight/model_latency.parquet"),
+        ops=FLOW.public("neusight/model_op_latency.parquet"),
+    output:
+        errors=MODEL_ERRORS,
+    log:
+        f"{FLOW.artifacts.root}/transfer/logs/models.log",
+    params:
+        code=FLOW.code("transfer", "hardware"),
+    message:
+        "Errors of whole models between all GPUs with public samples"
+    script:
+        "../scripts/transfer_models.py"
+
+
 rule transfer_errors:
     input:
         expand(PAIR_ERRORS, family=TRANSFERRED),
+        MODEL_ERRORS,
 
 
 rule replays:
@@ -158,4 +177,3 @@ rule checks:
     input:
         rules.replays.output.spans,
         rules.passes.output.passes,
-

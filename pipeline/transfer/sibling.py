@@ -1,0 +1,127 @@
+"""Kernel times on a card of the same chip as one that was measured: an A100 with 80 GB beside the one with 40 GB.
+
+The measured card's own fitted models know its kernels to a few per cent, which no model of all GPUs does. They are
+scaled per call by the ratio of the cross-GPU model's answers for the two cards, so that memory-bound calls follow the
+bandwidth and arithmetic follows clock and power. The floor stays the measured host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.fitted import FittedModel
+from pipeline.kernels.prediction import Estimate
+from pipeline.kernels.work import Dims
+from pipeline.packs import check_pack, list_packs
+from pipeline.paths import packs_dir
+from pipeline.transfer.kernels import load_models
+from pipeline.transfer.probes import Calibration
+from pipeline.transfer.utilisation import UtilisationModel
+
+Array = npt.NDArray[np.float64]
+
+SPREAD = 1.5
+"""Growth of the interval's log half-widths over the measured card's: boards of one chip differ in clocks and memory."""
+
+PROBE_TRUST = 3.0
+"""Probes after which half of a measured level (three to one against the sibling's, then more) is believed."""
+
+
+def alike(a: GpuSpec, b: GpuSpec) -> bool:
+    """Whether two cards carry the same chip with as many SMs: the same kernels run in the same waves."""
+    return a.architecture == b.architecture and a.compute_capability == b.compute_capability and a.sms == b.sms
+
+
+def sibling_of(gpu: GpuSpec) -> GpuSpec | None:
+    """The GPU with a pack that carries the same chip, nearest in bandwidth; None where there is none."""
+    found = [spec for spec in map(load_gpu, list_packs()) if spec.name != gpu.name and alike(spec, gpu)]
+    return min(found, key=lambda spec: abs(np.log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None)
+
+
+@dataclass(frozen=True)
+class SiblingModel:
+    """A family's model of a measured card, scaled to another card of the chip.
+
+    Attributes:
+        gpu: the card to predict.
+        measured: the card of the samples.
+        base: that card's fitted model.
+        model: the cross-GPU model of the family, for the ratio.
+        log_level: log factor that probes of the card ask for.
+    """
+
+    gpu: GpuSpec
+    measured: GpuSpec
+    base: FittedModel
+    model: UtilisationModel
+    log_level: float = 0.0
+    evidence: str = "transferred"
+
+    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows that the measured card's samples cover."""
+        return self.base.native(calls)
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """The measured card's estimate, its kernel times scaled; latencies follow down to the measured host's floor."""
+        found = self.base.predict(calls)
+        factor = self.ratio(calls) * np.exp(self.log_level)
+        scaled = found.scale(factor, SPREAD)
+        ops = Dims(calls).text("op")
+        moved = self.base.floor.latency(found.kernel * factor, ops) / self.base.floor.latency(found.kernel, ops)
+        latency = found.latency * moved
+        return replace(
+            scaled,
+            latency=latency,
+            latency_p10=latency * (found.latency_p10 / found.latency) ** SPREAD,
+            latency_p90=latency * (found.latency_p90 / found.latency) ** SPREAD,
+        )
+
+    def ratio(self, calls: pd.DataFrame) -> Array:
+        """Kernel time on this card over the measured one, shape (rows,)."""
+        if self.gpu.name == self.measured.name:
+            return np.ones(len(calls))
+        own = self.model.own(self.measured.name)
+        here, there = (self.model.kernel_and_latency(calls, g, correction=own)[0] for g in (self.gpu, self.measured))
+        return np.asarray(here / there)
+
+    def levelled(self, probes: pd.DataFrame) -> SiblingModel:
+        """The same with the level of a few calls measured on the card, shrunk towards the sibling's own."""
+        errors = np.log(probes["latency_us"].to_numpy(dtype=np.float64) / self.predict(probes).latency)
+        weight = len(errors) / (len(errors) + PROBE_TRUST)
+        return replace(self, log_level=float(weight * np.median(errors)))
+
+
+def sibling_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None = None) -> dict[str, SiblingModel]:
+    """Models by family from the pack of a card with the same chip; none where there is no such pack.
+
+    Raises:
+        PackError: the pack is damaged.
+    """
+    from pipeline.kernels.store import read_description
+
+    sibling = sibling_of(gpu)
+    if sibling is None:
+        return {}
+    check_pack(sibling.name)
+    found: dict[str, SiblingModel] = {}
+    for name, model in load_models().items():
+        folder = packs_dir() / sibling.name / "kernels" / name
+        if not folder.is_dir() or read_description(folder).get("variant") == "curve":
+            continue
+        scaled = SiblingModel(gpu, _measured(model, sibling), FittedModel.load(folder, sibling), model)
+        calibration = (calibrations or {}).get(name)
+        found[name] = scaled if calibration is None else scaled.levelled(calibration.probes)
+    return found
+
+
+def _measured(model: UtilisationModel, sibling: GpuSpec) -> GpuSpec:
+    """The card that the samples of a pack's family come from: convolutions of the A100 ran on the 80 GB card."""
+    if sibling.name in model.gpu_corrections:
+        return sibling
+    return next((gpu for gpu in map(load_gpu, model.gpu_corrections) if alike(gpu, sibling)), sibling)
