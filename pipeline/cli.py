@@ -104,19 +104,24 @@ def replay(
     overheads: Annotated[
         list[Path] | None, typer.Option(help="take host overheads from this trace; may be repeated")
     ] = None,
+    calibrate: Annotated[
+        int, typer.Option(help="scale those overheads by one factor from so many iterations of TRACE")
+    ] = 0,
+    rank: Annotated[
+        list[Path] | None, typer.Option(help="trace of another rank of the same step; all ranks are simulated together")
+    ] = None,
     timeline: Annotated[Path | None, typer.Option(help="write the predicted timeline here, for Perfetto")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the iterations of a trace from overheads of others, and compare with what was measured."""
+    if rank:
+        if overheads or calibrate or timeline:
+            raise InputError("--rank takes overheads from the other ranks: leave out the other options")
+        _replay_ranks([trace, *rank], as_json)
+        return
     from pipeline.predict.replay import replay as run
 
-    result = run(trace, list(overheads or []))
-    if timeline is not None:
-        from pipeline.predict.perfetto import write_timeline
-        from pipeline.report.beside import measured_events
-
-        first = result.replayed[0]
-        write_timeline(first.timeline, timeline, beside=measured_events(trace, first.iteration.number))
+    result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
     if as_json:
         _print_json(result.as_dict())
         return
@@ -126,6 +131,19 @@ def replay(
     console().print(table(result.as_dict()))
 
 
+def _replay_ranks(paths: list[Path], as_json: bool) -> None:
+    from pipeline.predict.rank_report import facts, table
+    from pipeline.predict.ranks import replay_ranks
+
+    values = facts(paths, replay_ranks(paths))
+    if as_json:
+        _print_json(values)
+        return
+    from pipeline.report.tables import console
+
+    console().print(table(values))
+
+
 @app.command()
 def trace(
     trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
@@ -133,21 +151,24 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Convert a profiler trace into a table of linked events."""
-    from pipeline.schemas import write_table
+    from pipeline.trace.export import write_events
     from pipeline.trace.load import load_trace
 
     loaded = load_trace(trace)
-    write_table(loaded.events, out, "events", {"source": trace.name})
+    write_events(loaded, out, {"source": trace.name})
     facts = {
-        "events": len(loaded.events),
-        "iterations": len(loaded.iterations),
+        "events": len(loaded),
+        "iterations": len(loaded.opens),
         "device": loaded.device,
         "out": str(out),
+        "notes": loaded.notes,
     }
     if as_json:
         _print_json(facts)
     else:
         print(f"{facts['events']:,} events, {facts['iterations']} iterations on {facts['device']} -> {out}")
+        for note in loaded.notes:
+            print(f"note: {note}")
 
 
 @kernels_app.command("fit")

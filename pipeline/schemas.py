@@ -11,13 +11,15 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import SteptimeError, TableError
+
+if TYPE_CHECKING:
+    import pandas as pd  # imported where a DataFrame is made: `steptime trace` runs without it, in half the memory
 
 PROVENANCE_KEY = b"steptime"
 """Key of the provenance JSON in a parquet file's metadata."""
@@ -121,14 +123,14 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
         TableError: a required column is missing or null, a column is unknown, or a value does not fit its type.
     """
     target = SCHEMAS[schema]
-    names = list(frame.columns) if isinstance(frame, pd.DataFrame) else frame.column_names
+    names = frame.column_names if isinstance(frame, pa.Table) else list(frame.columns)
     missing = [f.name for f in target if not f.nullable and f.name not in names]
     unknown = [str(name) for name in names if name not in target.names]
     if missing or unknown:
         what = f"misses column {', '.join(missing)}" if missing else f"has unknown column {', '.join(unknown)}"
         raise TableError(f"{where}: {schema} table {what}")
     try:
-        if isinstance(frame, pd.DataFrame):
+        if not isinstance(frame, pa.Table):
             absent = {name: None for name in target.names if name not in names}
             full = frame.assign(**absent)[target.names]
             table = pa.Table.from_pandas(full, schema=target, preserve_index=False)
@@ -168,6 +170,8 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     Raises:
         TableError: the file is missing, damaged, or does not fit the schema.
     """
+    import pandas as pd
+
     path = Path(path)
     try:
         table = pq.read_table(path)
@@ -246,4 +250,6 @@ def write_families(
 
 def read_families(paths: Sequence[str | Path]) -> pd.DataFrame:
     """Several sample tables as one."""
+    import pandas as pd
+
     return pd.concat([read_table(path, "samples") for path in paths], ignore_index=True)

@@ -15,20 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.overheads.extract import extract_overheads
 from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.share import calibrate, merged
 from pipeline.paths import datasets_dir
 from pipeline.predict.critical_path import simulate
 from pipeline.predict.ranks import replay_ranks
-from pipeline.predict.replay import PUBLISHED, Options, ReplayResult, Source, build, replay_source
-from pipeline.predict.waits import WaitModel
+from pipeline.predict.replay import PUBLISHED, Options, ReplayResult, Source, build, learn, replay_source
 from pipeline.trace.load import load_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SINGLE = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_ddp")
 RANKS = "v100x8_dlrm"
-HOST_BOUND = ("rtx2080ti_linear", "v100x8_dlrm rank 0")
+HOST_BOUND = ("rtx2080ti_linear", RANKS)
 
 VARIANTS: dict[str, Options] = {
     "full form (default)": Options(),
@@ -61,7 +59,7 @@ def main() -> int:
     tables = {
         "ablations": ablations(singles, ranks),
         "ranks": together(rank_paths, ranks),
-        "sharing": sharing({**singles, f"{RANKS} rank 0": ranks[0]}),
+        "sharing": sharing({**singles, RANKS: ranks[0]}, ranks[1:]),
     }
     text = options.doc.read_text()
     for name, table in tables.items():
@@ -106,20 +104,21 @@ def together(paths: list[Path], ranks: list[Source]) -> str:
     return markdown(head, [*rows, ["mean absolute", "", *(f"{100 * m:.2f}" for m in means), "", ""]])
 
 
-def sharing(sources: dict[str, Source]) -> str:
+def sharing(sources: dict[str, Source], other_ranks: list[Source]) -> str:
     """Every ordered pair: overheads of one workload predict another, as they are and with one factor.
 
-    The factor comes from up to five of the target's iterations, at most half of them; the rest is evaluated (a trace of
-    one iteration serves for both).
+    The factor comes from up to five of the target's iterations, at most half of them, and the rest is evaluated. The
+    ranks have one iteration each: rank 0 gives the factor, the others are evaluated.
     """
     chosen = {n: s.only(s.chosen[1:] if len(s.chosen) > 2 else s.chosen) for n, s in sources.items()}
-    samples = {n: extract_overheads(s.act, n, s.flags, s.keys) for n, s in chosen.items()}
+    samples = {n: learn([s.lasting])[0] for n, s in chosen.items()}
     plain, scaled, rows = {}, {}, []
     for target, source in chosen.items():
-        count = max(1, min(5, len(source.chosen) // 2))
-        few, rest = source.chosen[:count], source.chosen[count:] or source.chosen
-        seen = extract_overheads(source.act, target, source.only(few).flags, source.keys)
-        waits = WaitModel().learn(source.act, source.keys, few)
+        few, rest = source, other_ranks
+        if target != RANKS:
+            count = min(5, len(source.chosen) // 2)
+            few, rest = source.only(source.chosen[:count]), [source.only(source.chosen[count:])]
+        seen, waits = learn([few.lasting])
         for donor in chosen:
             if donor == target:
                 continue
@@ -127,9 +126,9 @@ def sharing(sources: dict[str, Source]) -> str:
             factor = calibrate(model, seen)
             for scale, kept in ((1.0, plain), (factor.scale, scaled)):
                 spans = [
-                    simulate(build(source, i, model.scaled(scale), waits), i.kernel_us).step_us[0] / i.span_us - 1
-                    for i in rest
-                ]
+                    simulate(build(held, i, model.scaled(scale), waits), i.kernel_us).step_us[0] / i.span_us - 1
+                    for held in rest for i in held.chosen
+                ]  # fmt: skip
                 kept[target, donor] = 100 * float(np.mean(np.abs(spans)))
             rows.append([target, donor, f"{factor.scale:.2f}", f"{plain[target, donor]:.1f}",
                          f"{scaled[target, donor]:.1f}"])  # fmt: skip

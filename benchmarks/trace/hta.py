@@ -2,9 +2,11 @@
 
     python benchmarks/trace/hta.py [--env build/hta-env] [--copies 10] [--out build/benchmarks/hta.json]
 
-Each tool runs in a process of its own, imports excluded from the time, everything included in the peak memory. HTA
-needs pandas < 3 and gets a virtual environment of its own, made here on first use. The larger trace is the public one
-with its events repeated at later times under new ids.
+Each tool runs in a process of its own; time is the processor's, without imports (the better of some runs), the peak of
+memory holds everything. Both keep what they read in memory, linked: steptime as columns, HTA as the frame that its
+`TraceAnalysis` works on. HTA needs pandas < 3 and gets a virtual environment of its own, made here on first use. The
+larger trace is the public one with its events repeated at later times under new ids. Critical paths are those of the
+second iteration; the share in common is by kernel time.
 """
 
 from __future__ import annotations
@@ -30,37 +32,50 @@ import json, re, sys, time
 def memory(key):  # of this process since it began; ru_maxrss would carry over the parent's peak
     return int(re.search(key + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024
 before = memory("VmHWM")
-begin = time.perf_counter()
+wall, begin = time.perf_counter(), time.process_time()
 {work}
-seconds = time.perf_counter() - begin
-print("RESULT", json.dumps({{"seconds": seconds, "peak_mb": memory("VmHWM"), "imports_mb": before, "facts": facts}}))
+seconds, wall, peak = time.process_time() - begin, time.perf_counter() - wall, memory("VmHWM")
+{facts}
+print("RESULT", json.dumps({{"seconds": seconds, "wall_seconds": wall, "peak_mb": peak, "imports_mb": before,
+                             "facts": facts}}))
 """
 
 OURS = {
     "convert": _MEASURE.format(
         imports="from pipeline.trace.load import load_trace",
-        work="trace = load_trace(sys.argv[1]); table = trace.events; facts = len(table)",
+        work="trace = load_trace(sys.argv[1])",
+        facts="facts = len(trace)",
+    ),
+    "command": _MEASURE.format(
+        imports="",
+        work="""from pipeline.cli import app
+app(["trace", sys.argv[1], "--out", sys.argv[1] + ".parquet"], standalone_mode=False)""",
+        facts="facts = None",
     ),
     "critical_path": _MEASURE.format(
-        imports="from pipeline.predict.replay import replay",
+        imports="from pipeline.predict.replay import replay\nfrom pipeline.trace.activity import activity",
         work="""result = replay(sys.argv[1])
-facts = sum(int(r.timeline.critical[1].sum()) for r in result.replayed)""",
+one = next(r for r in result.replayed if r.iteration.number == 1)
+path = one.timeline.critical[1]""",
+        facts="""calls = activity(result.trace).call_event[one.iteration.calls][path]
+facts = dict(zip(result.trace.columns["correlation"][calls].tolist(),
+                 (result.trace.columns["dur_ns"][calls] / 1000).tolist()))""",
     ),
 }
 HTA = {
     "convert": _MEASURE.format(
         imports="from hta.common.trace import Trace",
         work="""trace = Trace(trace_files={0: sys.argv[1]}, trace_dir="")
-trace.parse_traces(use_multiprocessing=False)
-trace.align_and_filter_trace()
-trace.decode_symbol_ids()
-facts = len(trace.get_trace(0))""",
+trace.load_traces(use_multiprocessing=False, use_memory_profiling=False)""",
+        facts="facts = len(trace.get_trace(0))",
     ),
     "critical_path": _MEASURE.format(
         imports="from hta.trace_analysis import TraceAnalysis",
         work="""analysis = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="")
-graph, ok = analysis.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=1)
-facts = bool(ok)""",
+graph, ok = analysis.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=1)""",
+        facts="""frame = analysis.t.get_trace(0)
+frame = frame[frame["index"].isin(graph.critical_path_events_set) & (frame["stream"] >= 0) & (frame["dur"] > 0)]
+facts = {int(c): float(d) for c, d in zip(frame["correlation"], frame["dur"])}""",
     ),
 }
 
@@ -83,19 +98,30 @@ def main() -> int:
         small, large = Path(folder) / "trace.json", Path(folder) / "trace_large.json"
         small.write_bytes(raw)
         enlarge(raw, options.copies, large)
-        for task, path in (("convert", small), ("convert", large), ("critical_path", small)):
-            megabytes = path.stat().st_size / 1e6
-            ours = best(sys.executable, OURS[task], path, options.repeats)
-            theirs = best(str(python), HTA[task], path, options.repeats)
-            rows.append({
-                "task": task, "megabytes": megabytes, "steptime": ours, "hta": theirs,
-                "throughput_ratio": theirs["seconds"] / ours["seconds"] if theirs else None,
-                "memory_ratio": ours["peak_mb"] / theirs["peak_mb"] if theirs else None,
-            })  # fmt: skip
+        for task, path, repeats in (
+            ("convert", small, options.repeats), ("convert", large, 1), ("command", small, 1), ("command", large, 1),
+            ("critical_path", small, 1),
+        ):  # fmt: skip
+            rows.append(compare(task, path, str(python), repeats))
             show(rows[-1])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(rows, indent=1))
     return 0
+
+
+def compare(task: str, path: Path, python: str, repeats: int) -> dict[str, Any]:
+    """One task by both tools; `command` (read, link, write parquet, start to end) has no counterpart."""
+    ours = best(sys.executable, OURS[task], path, repeats)
+    theirs = best(python, HTA[task], path, repeats) if task in HTA else {}
+    row = {"task": task, "megabytes": path.stat().st_size / 1e6, "steptime": ours, "hta": theirs}
+    if theirs:
+        row["throughput_ratio"] = theirs["seconds"] / ours["seconds"]
+        row["memory_ratio"] = ours["peak_mb"] / theirs["peak_mb"]
+    if task == "critical_path" and theirs:
+        mine, other = ours.pop("facts"), theirs.pop("facts")
+        row["kernel_us"] = {"steptime": sum(mine.values()), "hta": sum(other.values())}
+        row["in_common"] = sum(us for key, us in mine.items() if key in other) / sum({**mine, **other}.values())
+    return row
 
 
 def environment(path: Path) -> Path:
@@ -156,7 +182,10 @@ def show(row: dict[str, Any]) -> None:
             rate = row["megabytes"] / row[tool]["seconds"]
             print(f"{row['task']:14s} {row['megabytes']:7.1f} MB {tool:9s} {row[tool]['seconds']:7.2f} s "
                   f"{rate:7.1f} MB/s  peak {row[tool]['peak_mb']:7.0f} MB (imports {row[tool]['imports_mb']:.0f})")  # fmt: skip
-    if row["throughput_ratio"]:
+    if "in_common" in row:
+        on_path = ", ".join(f"{tool} {us / 1e3:.1f} ms" for tool, us in row["kernel_us"].items())
+        print(f"{'':14s} kernels on the path: {on_path}; {row['in_common']:.0%} in common")
+    if "throughput_ratio" in row:
         print(f"{'':14s} throughput {row['throughput_ratio']:.1f} x, memory {row['memory_ratio']:.2f} x")
 
 

@@ -53,8 +53,7 @@ def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
     """The factor from the donor's host to the target's: host time as observed over host time as the donor has it.
 
     Every (type, op, number of calls) of the target counts with its time, so that ops that fill the step rule; ops that
-    the donor does not know enter with its mean over all ops. (A median of ratios over common ops, the prototype's
-    choice, does a little worse: docs/replay.md.)
+    the donor does not know enter with its mean over all ops.
 
     Args:
         donor: statistics of the host that overheads come from.

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import InputError
-from pipeline.predict.program import Kind, Program
+from pipeline.predict.step import Kind, Program
 from pipeline.predict.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]

@@ -19,8 +19,10 @@ from pipeline.errors import InputError, TraceError
 from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.predict.critical_path import simulate
-from pipeline.predict.program import Program
-from pipeline.predict.replay import Options, Source, build, learn
+from pipeline.predict.options import Options
+from pipeline.predict.replay import build
+from pipeline.predict.source import Source, learn
+from pipeline.predict.step import Program
 from pipeline.predict.timeline import Timeline
 from pipeline.predict.trace_program import Iteration
 from pipeline.trace.load import load_trace
@@ -43,6 +45,7 @@ class RankResult:
         error: predicted over measured span, less 1.
         compute_us: active time of everything but collectives, predicted.
         communication_us: active time of collectives, predicted.
+        train_mean_us: mean span of the other ranks, whose statistics were used.
     """
 
     iteration: Iteration
@@ -50,6 +53,7 @@ class RankResult:
     error: float
     compute_us: float
     communication_us: float
+    train_mean_us: float
 
 
 def simulate_ranks(
@@ -110,7 +114,7 @@ def replay_ranks(paths: Sequence[str | Path], options: Options | None = None) ->
             raise TraceError(f"{path}: no operators in any iteration")
     programs, times, collectives = [], [], []
     for rank, source in enumerate(sources):
-        samples, waits = learn([other for number, other in enumerate(sources) if number != rank])
+        samples, waits = learn([other.lasting for number, other in enumerate(sources) if number != rank])
         model = OverheadModel(summarise(samples, estimator=(options or Options()).estimator))
         iteration = source.chosen[-1]
         programs.append(build(source, iteration, model, waits, options))
@@ -127,6 +131,7 @@ def replay_ranks(paths: Sequence[str | Path], options: Options | None = None) ->
             RankResult(
                 iteration, timeline, float(timeline.step_us[0] / iteration.span_us - 1.0),
                 float(timeline.active_of(~is_collective)[0]), float(timeline.active_of(is_collective)[0]),
+                float(np.mean([o.chosen[-1].span_us for o in sources if o is not source])),
             )
         )  # fmt: skip
     return out

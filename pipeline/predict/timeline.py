@@ -14,7 +14,7 @@ import pandas as pd
 from pipeline.schemas import SCHEMAS
 
 if TYPE_CHECKING:
-    from pipeline.predict.program import Program
+    from pipeline.predict.step import Program
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from pipeline.overheads.extract import ItemKeys
 from pipeline.overheads.model import OverheadModel
 from pipeline.predict.occupancy import fills_device, uses_multiprocessors
-from pipeline.predict.program import Items, Program, StepSequence, assemble
+from pipeline.predict.program import assemble
+from pipeline.predict.step import Items, Program, StepSequence
 from pipeline.trace.activity import Activity
 from pipeline.trace.fields import Category
 from pipeline.trace.phases import DATA, PHASES

@@ -21,9 +21,6 @@ from pipeline.trace.load import Trace
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-SAME_THREAD_NS = 100_000
-"""An item follows its own thread's previous item unless another thread was busy at least this much later."""
-
 STAGED_COPY_BYTES = 64 << 10
 """A host-to-device copy from pageable memory up to this size is staged by the driver and does not block the host."""
 
@@ -114,7 +111,8 @@ def activity(trace: Trace) -> Activity:
     call_event, action_event, action_sync = _device_work(trace)
     is_op = trace.is_category(Category.OP)
     top = columns["top"]
-    tops = np.flatnonzero(is_op & (top == np.arange(len(trace))))
+    main = columns["pid"] == trace.process
+    tops = np.flatnonzero(is_op & main & (top == np.arange(len(trace))))
     orphans = action_event[top[action_event] < 0]
     item = np.concatenate([tops, orphans])
     item = item[np.lexsort((item, columns["ts_ns"][item]))]
@@ -128,7 +126,7 @@ def activity(trace: Trace) -> Activity:
     call_action = action_position[call_event if trace.device == "cpu" else columns["launch"][call_event]]
     order = np.lexsort((columns["ts_ns"][call_event], call_action))
     call_action, call_event = call_action[order], call_event[order]
-    nested = is_op & (top >= 0) & (top != np.arange(len(trace)))
+    nested = is_op & main & (top >= 0) & (top != np.arange(len(trace)))
     children = np.bincount(position[top[nested]], minlength=len(item)) if len(item) else np.empty(0, np.int64)
     start, end = columns["ts_ns"][item], trace.end_ns[item]
     thread = _roles(trace, item)
@@ -142,13 +140,15 @@ def activity(trace: Trace) -> Activity:
 
 
 def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
-    """Events of calls, events of actions, and which actions are waits."""
+    """Events of calls, events of actions, and which actions are waits; all of the process whose steps count."""
+    main = trace.columns["pid"] == trace.process
     if trace.device == "cpu":
-        calls = np.flatnonzero(compute_ops(trace))
+        calls = np.flatnonzero(compute_ops(trace) & main)
         return calls, calls, np.zeros(len(calls), bool)
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
     calls = device[trace.columns["launch"][device] >= 0]
-    runtime = trace.is_category(Category.RUNTIME, Category.DRIVER)
+    calls = calls[main[trace.columns["launch"][calls]]]
+    runtime = trace.is_category(Category.RUNTIME, Category.DRIVER) & main
     syncs = np.flatnonzero(runtime & trace.texts_in("name", SYNC_APIS))
     launching = np.unique(trace.columns["launch"][calls])
     actions = np.unique(np.concatenate([launching, syncs]))
@@ -184,7 +184,11 @@ def _roles(trace: Trace, item: Ints) -> Ints:
 
 
 def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
-    """The item that each item follows: the latest to end on any thread, preferably its own."""
+    """The item that each item follows: its own thread's previous one, unless another thread worked in between.
+
+    That is so where the latest item to end before this one also began behind the end of the own thread's previous item.
+    Only the order of begins and ends decides, no duration: a replay may know the order, not the times.
+    """
     count = len(start)
     by_end = np.argsort(end, kind="stable")
     at = np.searchsorted(end[by_end], start, side="right") - 1
@@ -193,10 +197,8 @@ def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
     for role in np.unique(thread):
         rows = np.flatnonzero(thread == role)
         own[rows[1:]] = rows[:-1]
-    anywhere = np.where(anywhere == np.arange(count), own, anywhere)
-    own_end = np.where(own >= 0, end[own], -(2**62))
-    any_end = np.where(anywhere >= 0, end[anywhere], -(2**62))
-    previous = np.where(own_end + SAME_THREAD_NS >= any_end, own, anywhere)
+    between = (own < 0) | (start[np.maximum(anywhere, 0)] >= end[np.maximum(own, 0)])
+    previous = np.where((anywhere >= 0) & between, anywhere, own)
     return np.where(previous < np.arange(count), previous, own)
 
 

@@ -62,7 +62,8 @@ class Columns:
 
     Attributes:
         path: the file, for messages.
-        parts: per column the arrays of each batch.
+        parts: per column the arrays of the batches that carry it, each with its first row.
+        rows: number of complete events so far.
         vocabulary: per text column its vocabulary.
         seen: number of elements in the event array, of any kind.
         clamped: number of events with a negative duration, read as 0.
@@ -70,8 +71,9 @@ class Columns:
     """
 
     path: Path
-    parts: dict[str, list[Ints]] = field(default_factory=dict)
+    parts: dict[str, list[tuple[int, Ints]]] = field(default_factory=dict)
     vocabulary: dict[str, Vocabulary] = field(default_factory=dict)
+    rows: int = 0
     seen: int = 0
     clamped: int = 0
     unlinked: int = 0
@@ -100,20 +102,26 @@ class Columns:
         for column in ("pid", "tid"):
             self._append(column, self._process(batch, fields[column], column))
         self._arguments(batch, fields["args"])
+        self.rows += len(events)
 
     def finish(self) -> dict[str, Ints]:
         """One array per column; the batches are released as they are joined."""
         out: dict[str, Ints] = {}
-        for name in list(self.parts):
-            parts = self.parts.pop(name)
-            constant = all(part.strides == (0,) for part in parts)  # no event carries it: one value stands for all
-            out[name] = np.broadcast_to(parts[0][:1], sum(map(len, parts))) if constant else np.concatenate(parts)
         for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
-            out.setdefault(name, np.empty(0, np.int64))
+            parts = self.parts.pop(name, [])
+            empty = np.array([-1], np.int32) if name in TEXT_ARGS else np.array([MISSING])
+            if not parts:  # no event carries it: one value stands for all
+                out[name] = np.broadcast_to(empty, self.rows)
+            elif sum(len(values) for _, values in parts) == self.rows:
+                out[name] = np.concatenate([values for _, values in parts])
+            else:
+                out[name] = np.full(self.rows, empty[0], parts[0][1].dtype)
+                for first, values in parts:
+                    out[name][first : first + len(values)] = values
         return out
 
     def _append(self, column: str, values: Ints) -> None:
-        self.parts.setdefault(column, []).append(values)
+        self.parts.setdefault(column, []).append((self.rows, values))
 
     def _encode(self, column: str, values: Sequence[str | bytes]) -> Ints:
         return self.vocabulary.setdefault(column, Vocabulary()).encode(values)
@@ -192,7 +200,7 @@ class Columns:
         args = [value or _NO_ARGS for value in values]
         if set(map(type, args)) != {dict}:
             raise self._wrong(batch, lambda e: type(e.get("args") or {}) is not dict, "has args that are no object")
-        category = self.parts["cat"][-1]
+        category = self.parts["cat"][-1][1]
         names = list(self.vocabulary["cat"].codes)
         columns: dict[str, Ints] = {}
         for code in np.unique(category):
@@ -209,9 +217,8 @@ class Columns:
                     empty = MISSING if integer else -1
                     target = columns.setdefault(column, np.full(len(args), empty, np.int64 if integer else np.int32))
                     target[rows] = (self._integers if integer else self._texts)(column, _pick(chosen, keys))
-        for table, empty, kind in ((INTEGER_ARGS, MISSING, np.int64), (TEXT_ARGS, -1, np.int32)):
-            for column in table:
-                self._append(column, columns.get(column, np.broadcast_to(np.array([empty], kind), len(args))))
+        for column, target in columns.items():
+            self._append(column, target)
 
     def _integers(self, _: str, values: list[Any]) -> Ints:
         kinds = set(map(type, values))

@@ -91,6 +91,14 @@ SYNC_APIS = frozenset({
 })  # fmt: skip
 """Runtime calls in which the host waits for a stream, the device, or an event."""
 
+RESOURCE_APIS = (
+    "cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "cudaStreamCreate", "cudaEventCreate", "cudaModule",
+    "cudaLibrary", "cudaFuncGetAttributes", "cudaGetDevice", "cudaSetDevice", "cudaGraphInstantiate", "cuMem", "cuModule",
+    "cuLibrary", "cuCtxCreate", "cuDevicePrimaryCtx", "cuInit", "hipMalloc", "hipFree", "hipHostMalloc",
+    "hipHostRegister", "hipStreamCreate", "hipEventCreate", "hipModuleLoad", "hipGetDevice", "hipSetDevice",
+)  # fmt: skip
+"""Prefixes of runtime calls that get memory, load code or start the device: what a step after warm-up does not pay."""
+
 WAIT_EVENT_APIS = frozenset({"cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"})
 """Runtime calls that make one stream wait for an event of another; the host does not wait."""
 

@@ -1,7 +1,8 @@
 """A profiler trace as linked columns: events, nesting, launches, iterations and phases.
 
 `load_trace` is the whole reader; `Trace` holds what the other rooms work on. Events are ordered by start, so that the
-order in the file does not matter; `event_id` is the position in that order.
+order in the file does not matter; `event_id` is the position in that order. Reading needs NumPy alone: pandas and Arrow,
+which take more memory than most traces, are imported where a table is asked for.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pipeline.errors import TraceError
-from pipeline.schemas import SCHEMAS
 from pipeline.trace import tree
-from pipeline.trace.columns import MISSING, Columns
-from pipeline.trace.fields import DEVICE_CATEGORIES, HOST_CATEGORIES, INTEGER_ARGS, TEXT_ARGS, Category
+from pipeline.trace.columns import Columns
+from pipeline.trace.fields import DEVICE_CATEGORIES, HOST_CATEGORIES, INTEGER_ARGS, Category
 from pipeline.trace.iterations import assign, windows
 from pipeline.trace.link import launches
+from pipeline.trace.order import ordered, without_copies
 from pipeline.trace.phases import PHASES, phases
 from pipeline.trace.scan import Scanner
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from pipeline.prediction import Prediction
 
 Ints = npt.NDArray[np.int64]
@@ -43,6 +45,7 @@ class Trace:
         path: the file.
         device: name of the GPU, `cpu` where nothing ran on a GPU.
         kind: `kineto`.
+        process: the process whose steps count, where several ran operators.
         marker: what marked the iterations; empty where nothing did and the trace is one iteration.
         opens: start of each iteration's window, ns.
         closes: end of each iteration's window, ns.
@@ -63,6 +66,7 @@ class Trace:
     metadata: dict[str, Any]
     bytes_read: int
     notes: list[str] = field(default_factory=list)
+    process: int = 0
 
     def __len__(self) -> int:
         return len(self.columns["ts_ns"])
@@ -108,22 +112,16 @@ class Trace:
     @property
     def iterations(self) -> pd.DataFrame:
         """One row per iteration: `iteration`, `start_ns`, `end_ns` of its window."""
+        import pandas as pd
+
         return pd.DataFrame({"iteration": np.arange(len(self.opens)), "start_ns": self.opens, "end_ns": self.closes})
 
     @cached_property
     def events(self) -> pd.DataFrame:
         """All events as an `events` table (pipeline/schemas.py); text columns are categorical."""
-        out: dict[str, Any] = {"event_id": np.arange(len(self), dtype=np.int64)}
-        for column in SCHEMAS["events"].names[1:]:
-            values = self.columns[column]
-            if column in self.vocabulary:
-                out[column] = pd.Categorical.from_codes(values, pd.Index(self.vocabulary[column], dtype=object))
-            else:
-                absent = values == (-1 if column in ("iteration", "parent", "top", "op", "launch") else MISSING)
-                out[column] = pd.array(values, dtype="Int64") if absent.any() else values
-                if absent.any():
-                    out[column][absent] = pd.NA
-        return pd.DataFrame(out)
+        from pipeline.trace.export import events_frame
+
+        return events_frame(self)
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -139,9 +137,10 @@ def load_trace(path: str | Path) -> Trace:
             raw.add(batch)
     columns = raw.finish()
     base = _base_ns(path, scanner.metadata)
-    columns["ts_ns"] += base
+    columns["ts_ns"] = columns["ts_ns"] + base
     columns["category"] = columns.pop("cat")
-    columns, vocabulary = _ordered(columns, raw)
+    columns, vocabulary = ordered(columns, raw)
+    columns, copies = without_copies(columns)
     trace = Trace(
         path=path,
         device="",
@@ -153,7 +152,7 @@ def load_trace(path: str | Path) -> Trace:
         vocabulary=vocabulary,
         metadata=scanner.metadata,
         bytes_read=scanner.bytes_read,
-        notes=_notes(raw, scanner),
+        notes=_notes(raw, scanner, copies),
     )
     _link(trace)
     return trace
@@ -189,6 +188,7 @@ def _link(trace: Trace) -> None:
     linked = launches(
         columns["correlation"][device], columns["ts_ns"][device],
         columns["correlation"][runtime], columns["ts_ns"][runtime],
+        columns["device"][device], columns["pid"][runtime],
     )  # fmt: skip
     found = linked >= 0
     launch = np.where(found, runtime[linked] if len(runtime) else -1, -1)
@@ -205,7 +205,9 @@ def _link(trace: Trace) -> None:
 
 def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
     columns = trace.columns
-    marks = np.flatnonzero(annotation)
+    trace.process = _main_process(trace)
+    main = columns["pid"] == trace.process
+    marks = np.flatnonzero(annotation & main)
     busy = np.concatenate([host, device])
     span = (int(columns["ts_ns"][busy].min()), int(trace.end_ns[busy].max())) if len(busy) else (0, 0)
     trace.marker, trace.opens, trace.closes = windows(
@@ -214,9 +216,27 @@ def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: 
     if not len(busy):
         trace.opens = trace.closes = np.empty(0, np.int64)
     iteration = np.full(len(trace), -1, np.int64)
-    iteration[host] = assign(columns["ts_ns"][host], trace.opens, trace.closes) if len(trace.opens) else -1
+    own = host[main[host]]
+    iteration[own] = assign(columns["ts_ns"][own], trace.opens, trace.closes) if len(trace.opens) else -1
     iteration[device] = np.where(found, iteration[launch], -1)
     columns["iteration"] = iteration
+
+
+def _main_process(trace: Trace) -> int:
+    """The process whose steps count: the one with most operators (the first of equals)."""
+    columns = trace.columns
+    ops = np.flatnonzero(trace.is_category(Category.OP))
+    ops = ops if len(ops) else np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
+    if not len(ops):
+        return 0
+    processes, count = np.unique(columns["pid"][ops], return_counts=True)
+    main = int(processes[np.argmax(count)])
+    if len(processes) > 1:
+        trace.notes.append(
+            f"{len(processes)} processes ran operators; iterations are those of process {main}, "
+            "give each rank's trace on its own to see the others"
+        )
+    return main
 
 
 def _label(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
@@ -234,34 +254,6 @@ def _threads(pid: Ints, tid: Ints) -> Ints:
     pid_rank, tid_rank = np.unique(pid, return_inverse=True)[1], np.unique(tid, return_inverse=True)[1]
     both = np.unique(pid_rank * (int(tid_rank.max()) + 1) + tid_rank, return_inverse=True)[1]
     return np.asarray(both, np.int64)
-
-
-def _ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], dict[str, npt.NDArray[np.object_]]]:
-    """Columns sorted by start (ties: longer first, then contents), with vocabularies as arrays in text order."""
-    vocabulary: dict[str, npt.NDArray[np.object_]] = {}
-    for column in ("name", "category", *TEXT_ARGS):
-        known = raw.vocabulary.get("cat" if column == "category" else column)
-        texts = np.array(known.texts if known else [], object)
-        vocabulary[column], rank = np.unique(texts, return_inverse=True)
-        columns[column] = np.append(rank, -1).astype(np.int32)[columns[column]]  # type: ignore[assignment]
-    order = _order(columns)
-    out: dict[str, Ints] = {}
-    for name in list(columns):  # one column at a time: the unsorted one goes before the next is sorted
-        values = columns.pop(name)
-        out[name] = values if values.strides == (0,) else values[order]
-    return out, vocabulary
-
-
-def _order(columns: dict[str, Ints]) -> Ints:
-    """Order by start, then longer first; only rows that tie in both are compared by their contents."""
-    start, longest = columns["ts_ns"], -columns["dur_ns"]
-    order = np.lexsort((longest, start))
-    same = (np.diff(start[order]) == 0) & (np.diff(longest[order]) == 0)
-    tied = np.flatnonzero(np.append(same, False) | np.append([False], same)) if len(order) else order
-    rows = order[tied]
-    keys = [columns[key][rows] for key in ("correlation", "stream", "name", "tid", "pid", "category")]
-    order[tied] = rows[np.lexsort((*keys, longest[rows], start[rows]))]
-    return order
 
 
 def _base_ns(path: Path, metadata: dict[str, Any]) -> int:
@@ -282,8 +274,10 @@ def _device_name(metadata: dict[str, Any], columns: dict[str, Ints], device: Int
     return (named or [str(p["name"]) for p in listed if "name" in p] or ["unknown"])[0]
 
 
-def _notes(raw: Columns, scanner: Scanner) -> list[str]:
+def _notes(raw: Columns, scanner: Scanner, copies: int) -> list[str]:
     notes = []
+    if copies:
+        notes.append(f"{copies} events are exact copies of others and were left out")
     if raw.clamped:
         notes.append(f"{raw.clamped} events have a negative duration, read as 0")
     if raw.unlinked:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from pipeline.predict.critical_path import simulate
-from pipeline.predict.program import Items, Kind, Program
 from pipeline.predict.ranks import simulate_ranks
+from pipeline.predict.step import Items, Kind, Program
 from pipeline.schemas import to_arrow
 
 HOST, LAUNCH, SYNC = int(Kind.HOST), int(Kind.LAUNCH), int(Kind.SYNC)
@@ -74,12 +74,14 @@ def test_t1_lies_between_ops_and_an_idle_stream_starts_a_call_after_the_latency(
 
 
 def test_an_op_without_calls_takes_its_whole_host_time() -> None:
+    # host  |op 7|T1=1|op 2|      done at 10, the device has nothing to do
     t = simulate(program(row(HOST, gap=7), row(HOST, lead=1, gap=2)), np.empty(0))
     assert t.step_us[0] == 10 and t.active_us[0] == 0
 
 
 def test_the_published_form_adds_half_of_t4_and_one_microsecond_between_kernels() -> None:
-    # cpu 3 -> gpu = max(0+1.., 3 + 4/2) + 10 = 15; cpu 7 + T5 1 = 8 -> gpu = max(15 + 1, 8 + 2) + 5 = 21
+    # host |T2=3|T4=4 |T5=1|T4=4 |
+    # s0         .[5--------15][16--21]     5 = 3 + 4/2; 16 = max(15 + 1, 8 + 4/2)
     t = simulate(program(row(gap=3, api=4, item=0), row(gap=1, api=4, item=0)), [10.0, 5.0], form="published")
     assert t.device_start[:, 0].tolist() == [5, 16] and t.step_us[0] == 21
 
@@ -102,6 +104,9 @@ def test_a_host_wait_holds_the_host_until_the_stream_is_done() -> None:
 
 
 def test_a_host_wait_for_one_stream_ignores_the_others() -> None:
+    # host |T4|T4|sync s1.|+2|              done at 9; a wait for all streams is done at 53
+    # s0    .[1-------------------------51]
+    # s1      .[2----7]
     rows = row(api=1), row(api=1, stream=1), row(SYNC, api=1, stream=1)
     assert simulate(program(*rows), [50.0, 5.0]).row_end[2, 0] == 9  # 2 + 5 + 2
     everything = row(api=1), row(api=1, stream=1), row(SYNC, api=1, stream=-1)
@@ -109,12 +114,15 @@ def test_a_host_wait_for_one_stream_ignores_the_others() -> None:
 
 
 def test_a_blocking_copy_holds_the_host_until_its_own_end() -> None:
+    # host |copy..............|+2|op 5|     the copy returns at 21 + 2, the op is done at 28
+    # s0    .[1-----------21]
     t = simulate(program(row(api=1, blocking=True), row(HOST, gap=5)), [20.0])
     assert t.row_end[0, 0] == 23 and t.host_us[0] == 28
 
 
 def test_a_full_launch_queue_blocks_the_launch_until_the_device_catches_up() -> None:
-    # two places: the third launch waits until call 0 begins, the fourth until call 1 begins (at 12)
+    # host |L0|L1|L2|...........|L3|        two places: L2 needs call 0 to have begun (at 1), L3 call 1 (at 12)
+    # s0    .[1------11][12-----22][23-24][25-26]
     t = simulate(program(*[row(api=1) for _ in range(4)], queue_depth=2), [10.0, 10.0, 1.0, 1.0])
     assert t.row_start[:, 0].tolist() == [0, 1, 2, 12]
 
@@ -143,6 +151,7 @@ def test_a_kernel_that_fills_the_device_holds_up_another_stream() -> None:
 
 
 def test_work_queued_before_the_step_keeps_its_stream_busy() -> None:
+    # s0  [backlog-----30][31--36]      the call is launched at 0 and begins behind the backlog and a gap of 1
     assert simulate(program(row(api=1), backlog=(30.0,)), [5.0]).step_us[0] == 36
 
 

@@ -50,7 +50,8 @@ def test_the_window_of_the_reader_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, indent: int | None
 ) -> None:
     path = tmp_path / "trace.json"
-    path.write_text(json.dumps(json.loads(trace(STEP * 20)), indent=indent))
+    later = [{**event, "ts": event["ts"] + 50 * number} for number in range(20) for event in STEP]
+    path.write_text(json.dumps(json.loads(trace(later)), indent=indent))
     monkeypatch.setattr(scan, "WINDOW_BYTES", window)
     assert len(load_trace(path)) == 80
 

@@ -1,0 +1,130 @@
+"""What a replay found: every evaluated iteration, its prediction, and the baselines that it has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.predict.step import Program
+from pipeline.predict.timeline import Timeline
+from pipeline.predict.trace_program import Iteration
+from pipeline.trace.load import Trace
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One evaluated iteration.
+
+    Attributes:
+        iteration: the measured one.
+        program: its program.
+        timeline: the simulated one.
+        train_mean_us: mean span of the iterations that the statistics come from.
+    """
+
+    iteration: Iteration
+    program: Program
+    timeline: Timeline
+    train_mean_us: float
+
+    @property
+    def predicted_us(self) -> float:
+        """Predicted span."""
+        return float(self.timeline.step_us[0])
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured span, less 1."""
+        return self.predicted_us / self.iteration.span_us - 1.0
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """All evaluated iterations of a trace with what they were predicted from."""
+
+    trace: Trace
+    split: str
+    replayed: tuple[Replayed, ...]
+    overheads: pd.DataFrame
+    notes: tuple[str, ...] = field(default=())
+
+    def mean(self, what: str) -> float:
+        """Mean over the evaluated iterations: `measured`, `predicted`, `active_measured`, `active_predicted`, ..."""
+        pick: dict[str, Callable[[Replayed], float]] = {
+            "measured": lambda r: r.iteration.span_us,
+            "predicted": lambda r: r.predicted_us,
+            "active_measured": lambda r: r.iteration.active_us,
+            "active_predicted": lambda r: float(r.timeline.active_us[0]),
+            "host": lambda r: float(r.timeline.host_us[0]),
+            "kernel_sum": lambda r: float(r.iteration.kernel_us.sum()),
+            "train_mean": lambda r: r.train_mean_us,
+            "absolute_error": lambda r: abs(r.error),
+        }
+        return float(np.mean([pick[what](r) for r in self.replayed]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `steptime replay --json` prints."""
+        measured = self.mean("measured")
+        return {
+            "trace": str(self.trace.path),
+            "device": self.trace.device,
+            "marker": self.trace.marker,
+            "iterations": len(self.replayed),
+            "split": self.split,
+            "measured_us": measured,
+            "predicted_us": self.mean("predicted"),
+            "error": self.mean("predicted") / measured - 1.0,
+            "mean_absolute_error": self.mean("absolute_error"),
+            "active_measured_us": self.mean("active_measured"),
+            "active_predicted_us": self.mean("active_predicted"),
+            "host_us": self.mean("host"),
+            "baselines": {
+                "kernel_sum_us": self.mean("kernel_sum"),
+                "kernel_sum_error": self.mean("kernel_sum") / measured - 1.0,
+                "kernel_sum_mean_absolute_error": self._baseline_error("kernel_sum"),
+                "train_mean_us": self.mean("train_mean"),
+                "train_mean_error": self.mean("train_mean") / measured - 1.0,
+                "train_mean_mean_absolute_error": self._baseline_error("train_mean"),
+            },
+            "overheads": self.overhead_summary(),
+            "host_evidence": {
+                "own_op_share": float(1 - np.mean([r.program.unmatched_host_share for r in self.replayed])),
+            },
+            "per_iteration": [
+                {"iteration": r.iteration.number, "measured_us": r.iteration.span_us, "predicted_us": r.predicted_us,
+                 "error": r.error} for r in self.replayed
+            ],
+            "notes": [*self.trace.notes, *self.notes],
+        }  # fmt: skip
+
+    def table(self) -> Table:
+        """The same as a rich table for the terminal."""
+        from pipeline.predict.replay_table import table
+
+        return table(self.as_dict())
+
+    def _baseline_error(self, which: str) -> float:
+        value = {
+            "kernel_sum": [r.iteration.kernel_us.sum() for r in self.replayed],
+            "train_mean": [r.train_mean_us for r in self.replayed],
+        }[which]
+        spans = np.array([r.iteration.span_us for r in self.replayed])
+        return float(np.mean(np.abs(np.array(value) / spans - 1.0)))
+
+    def overhead_summary(self) -> dict[str, dict[str, float]]:
+        """Mean, median and number of observations per overhead type, over all ops."""
+        frame = self.overheads
+        kinds = sorted(frame["type"].unique()) if len(frame) else []
+        return {
+            str(kind): {
+                "mean_us": float(values.mean()), "median_us": float(values.median()), "count": int(values.size),
+            }
+            for kind in kinds if len(values := frame.loc[frame["type"] == kind, "value_us"])
+        }  # fmt: skip

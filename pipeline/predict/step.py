@@ -1,0 +1,154 @@
+"""The step as the critical path runs it: flat arrays, one row per action of the host, in host order.
+
+A row is a stretch of host time that ends in a launch, in a wait, or (an op without device calls) in nothing. Rows of
+one *item* (top-level op) follow each other; `lead_us` is the gap before the item (T1), `gap_us` the time in the item
+before the action (T2, T5, or the whole of an item without actions), `api_us` the call itself (T4), `tail_us` the time
+behind the item's last action (T3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Texts = npt.NDArray[np.object_]
+
+QUEUE_DEPTH = 1024
+"""Calls that the launch queue of a GPU holds; the next launch blocks until the device begins an older one."""
+
+DEFAULT_LATENCY_US = 6.0
+DEFAULT_KERNEL_GAP_US = 1.2
+DEFAULT_SYNC_RETURN_US = 5.0
+"""Device constants where no trace told them: medians of the public V100 and A100 traces, rounded."""
+
+HOST_EVIDENCE = ("measured", "shared", "transferred")
+
+
+class Kind(IntEnum):
+    """What ends a row."""
+
+    HOST = 0
+    LAUNCH = 1
+    SYNC = 2
+
+
+@dataclass(frozen=True)
+class Items:
+    """The top-level ops of a step, in host order: what rows belong to and what a timeline names.
+
+    Attributes:
+        node: id of each item in its graph, or event id in its trace.
+        name: op name.
+        thread: host thread (0 main, 1 autograd).
+        phase: forward, loss, backward, optimizer, data, communication.
+        evidence: what the host time of each item rests on, one of `HOST_EVIDENCE`.
+    """
+
+    node: Ints
+    name: Texts
+    thread: Ints
+    phase: Texts
+    evidence: Texts
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step, ready to be simulated with any kernel times.
+
+    Attributes:
+        items: the top-level ops.
+        item: item of each row.
+        kind: what ends each row (`Kind`).
+        thread: host thread of each row.
+        previous: row whose host end each row follows, -1 for the begin of the step.
+        lead_us: host gap before the item; 0 but for an item's first row.
+        gap_us: host time in the item before the action.
+        api_us: host time of the action itself.
+        tail_us: host time of the item behind its last action; 0 but for an item's last row.
+        call: index of the device call that the row launches, -1 for none.
+        stream: index into `streams` of the call, or of the awaited stream; -1 awaits all.
+        blocking: whether the host waits for the call's end.
+        latency_us: from the start of the launch to the earliest start of its call.
+        kernel_gap_us: shortest time between the end of the call ahead on the stream and the start of this one.
+        wait_offsets: row i awaits the calls `wait_calls[wait_offsets[i]:wait_offsets[i + 1]]` (stream events).
+        wait_calls: calls awaited.
+        streams: stream ids.
+        backlog_us: per stream, until when it is busy with earlier work.
+        call_count: number of device calls, the width of the kernel times.
+        sync_return_us: from the end of awaited work to the return of the host's wait.
+        queue_depth: launches that may be outstanding; 0 for no limit.
+        fills: per call, whether it leaves no room on the device for kernels of other streams; None for none.
+        competes: per call, whether it needs room on the device (copies do not).
+        host_evidence: share of host time per kind of evidence, summing to 1.
+        unmatched_host_share: share of host time that rests on statistics over all ops.
+    """
+
+    items: Items
+    item: Ints
+    kind: Ints
+    thread: Ints
+    previous: Ints
+    lead_us: Floats
+    gap_us: Floats
+    api_us: Floats
+    tail_us: Floats
+    call: Ints
+    stream: Ints
+    blocking: Flags
+    latency_us: Floats
+    kernel_gap_us: Floats
+    wait_offsets: Ints
+    wait_calls: Ints
+    streams: Ints
+    backlog_us: Floats
+    call_count: int
+    sync_return_us: float = DEFAULT_SYNC_RETURN_US
+    queue_depth: int = QUEUE_DEPTH
+    fills: Flags | None = None
+    competes: Flags | None = None
+    host_evidence: Mapping[str, float] = field(default_factory=dict)
+    unmatched_host_share: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def host_sum_us(self) -> float:
+        """Host time of the step without any waiting."""
+        return float(self.lead_us.sum() + self.gap_us.sum() + self.api_us.sum() + self.tail_us.sum())
+
+
+@dataclass(frozen=True)
+class StepSequence:
+    """Items and their actions as plain columns: the common form of a captured graph and of a traced iteration.
+
+    Attributes:
+        items: the items (evidence still empty).
+        signature: full signature of each item.
+        previous: item that each item follows, -1 for none.
+        loading: whether data loading lies between an item and the one it follows.
+        action_item: item of each action, ascending.
+        api: API of each action.
+        sync: whether an action is a wait of the host.
+        stream: stream id of each action; -1 for a wait for all streams.
+        blocking: whether the host waits for the launched call.
+        call: index of the call of each action, -1 for a wait.
+    """
+
+    items: Items
+    signature: Texts
+    previous: Ints
+    loading: Flags
+    action_item: Ints
+    api: Texts
+    sync: Flags
+    stream: Ints
+    blocking: Flags
+    call: Ints

@@ -1,0 +1,124 @@
+"""`steptime replay` and `steptime trace` as a user calls them: output, exit codes, files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trace_drawing import annotation, kernel, launch, op, write
+
+from pipeline.cli import main
+from pipeline.schemas import read_provenance, read_table
+from pipeline.trace.load import load_trace
+
+
+def steps(folder: Path, count: int = 4) -> Path:
+    """Equal iterations: an op of 20 us that launches a kernel of 10 us, and an op of 8 us behind a gap of 5 us."""
+    events: list[dict[str, Any]] = []
+    for i in range(count):
+        at = 200 * i
+        events += [annotation(f"ProfilerStep#{i}", at, at + 190), op("aten::mm", at + 1, at + 21),
+                   launch(at + 4, at + 6, i + 1), kernel("gemm", at + 9, at + 19, i + 1),
+                   op('aten::"view"\\', at + 26, at + 34)]  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    return write(folder, events)
+
+
+def steptime(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of one call."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", ["steptime", *map(str, arguments)])
+        main()
+    captured = capsys.readouterr()
+    return int(end.value.code or 0), captured.out, captured.err
+
+
+def test_replay_prints_one_json_object_with_the_contract_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = steptime(capsys, "replay", steps(tmp_path), "--json")
+    figures = json.loads(out)
+    assert code == 0 and err == "" and out.count("\n") == 1
+    for key in ("iterations", "measured_us", "predicted_us", "error", "active_measured_us", "active_predicted_us",
+                "baselines", "overheads"):  # fmt: skip
+        assert key in figures
+    assert {"kernel_sum_us", "train_mean_us"} <= figures["baselines"].keys()
+
+
+def test_replay_prints_the_baselines_beside_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = steptime(capsys, "replay", steps(tmp_path))
+    assert code == 0 and "kernel sum" in out and "mean of training iterations" in out and "T4" in out
+
+
+def test_replay_takes_overheads_from_several_traces_packed_or_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, packed = steps(tmp_path / "a"), tmp_path / "b.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    target = tmp_path / "c.json.gz"
+    target.write_bytes(packed.read_bytes())
+    code, out, _ = steptime(capsys, "replay", target, "--overheads", plain, "--overheads", packed, "--json")
+    figures = json.loads(out)
+    assert code == 0 and figures["iterations"] == 4 and figures["split"] == "other traces"
+    assert figures["error"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_timeline_is_a_trace_that_perfetto_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "timeline.json.gz"
+    assert steptime(capsys, "replay", steps(tmp_path), "--timeline", out, "--json")[0] == 0
+    events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
+    assert {event["ph"] for event in events} == {"X", "M"}
+    for event in events:
+        assert isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert event["ph"] == "M" or (event["ts"] >= 0 and event["dur"] >= 0)
+    named = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert named == {"predicted host", "predicted GPU"}
+    assert len(load_trace(out)) == sum(event["ph"] == "X" for event in events)
+
+
+def test_ranks_are_replayed_together(datasets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = datasets / "traces" / "v100x8_dlrm"
+    first, *others = [folder / f"rank{rank}_kineto.json.gz" for rank in range(5)]
+    options = [part for other in others for part in ("--rank", other)]
+    code, out, _ = steptime(capsys, "replay", first, *options, "--json")
+    figures = json.loads(out)
+    assert code == 0 and len(figures["ranks"]) == 5 and figures["mean_absolute_error"] < 0.025
+    assert figures["mean_absolute_error"] < min(figures["baselines"].values())
+    assert steptime(capsys, "replay", first, "--rank", others[0], "--calibrate", 1)[0] == 2
+
+
+def test_trace_writes_a_table_that_holds_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = steps(tmp_path), tmp_path / "events.parquet"
+    code, text, _ = steptime(capsys, "trace", path, "--out", out, "--json")
+    frame, trace = read_table(out, "events"), load_trace(path)
+    assert code == 0 and json.loads(text)["events"] == len(frame) == len(trace)
+    expected = trace.events
+    for column in frame:
+        same = frame[column].astype(object).where(frame[column].notna(), None)
+        assert list(same) == list(expected[column].astype(object).where(expected[column].notna(), None)), column
+    assert read_provenance(out)["source"] == path.name
+
+
+def test_reading_a_trace_imports_neither_pandas_nor_arrow() -> None:
+    code = "import sys, pipeline.trace.load; print(sorted({'pandas', 'pyarrow', 'torch', 'mlflow'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "empty"), (b'{"traceEvents": [{"ph": "X", ', "cut off"), (gzip.compress(b"{}")[:-6], "gzip"),
+     (b'{"traceEvents": []}', "no operators"), (b'{"traceEvents": [7]}', "traceEvents[0]")],
+)  # fmt: skip
+def test_a_bad_file_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    code, out, err = steptime(capsys, "replay", path, "--json")
+    assert code == 2 and out == "" and err.count("\n") == 1 and says in err and str(path) in err

@@ -1,0 +1,87 @@
+"""The evaluated iteration gives its order of calls, device durations and backlog, and nothing else: proof by warping.
+
+Host stamps of the evaluated trace are moved so that every gap has another length and the order of all begins and ends
+stays; statistics come from the trace as it was. Measured spans move, predictions must not move at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, write
+
+from pipeline.predict.replay import Source, replay_source
+from pipeline.trace.fields import HOST_CATEGORIES
+from pipeline.trace.load import Trace, load_trace
+
+FIRM_NS = 2_000
+"""Gaps up to here are kept: within the resolution of a stamp nesting is read from how far two events overlap."""
+
+
+def warped(source: Source, seed: int) -> Trace:
+    """The trace with other host times in the same order; iterations begin where they did."""
+    trace, rng = source.act.trace, np.random.default_rng(seed)
+    host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
+    start, end = trace.columns["ts_ns"][host], trace.end_ns[host]
+    stamps = np.unique(np.concatenate([start, end]))
+    moved = stamps.copy()
+    firm = np.searchsorted(stamps, [iteration.start_ns for iteration in source.chosen])
+    bounds = np.unique([0, *firm.tolist(), len(stamps) - 1])
+    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+        moved[low : high + 1] = stamps[low] + np.concatenate([[0], np.cumsum(_stretched(stamps[low : high + 1], rng))])
+    columns = {**trace.columns, "ts_ns": trace.columns["ts_ns"].copy(), "dur_ns": trace.columns["dur_ns"].copy()}
+    columns["ts_ns"][host] = moved[np.searchsorted(stamps, start)]
+    columns["dur_ns"][host] = moved[np.searchsorted(stamps, end)] - columns["ts_ns"][host]
+    return replace(trace, columns=columns)
+
+
+def _stretched(stamps: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Gaps between stamps, the longer ones redistributed at random with the same sum."""
+    gaps = np.diff(stamps)
+    free = np.flatnonzero(gaps > FIRM_NS)
+    if len(free):
+        weight = gaps[free] * np.exp(rng.normal(0.0, 1.5, len(free)))
+        spare = int((gaps[free] - FIRM_NS - 1).sum())
+        new = FIRM_NS + 1 + np.floor(weight / weight.sum() * spare).astype(np.int64)
+        new[-1] += gaps[free].sum() - new.sum()
+        gaps[free] = new
+    return gaps
+
+
+def unmoved(source: Source, seed: int) -> None:
+    told = replay_source(source, [source])
+    other = Source.of(warped(source, seed))
+    blind = replay_source(other, [source])
+    assert [r.predicted_us for r in blind.replayed] == [r.predicted_us for r in told.replayed]
+    moved = [abs(a.act.end[i] - b.act.end[i]) for a, b in [(source, other)] for i in range(len(a.act.item))]
+    assert np.median(moved) > 1_000  # the test would prove nothing otherwise
+
+
+def test_the_host_times_of_a_drawn_iteration_do_not_enter_its_prediction(tmp_path: Path) -> None:
+    #   main      [mm  L0][linear: L1  memcpy, sync .....]                 [view]   x3
+    #   autograd                                          [backward: L2 ]
+    events = []
+    for i in range(3):
+        at, ids = 1000 * i, 10 * i
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 990), op("aten::mm", at + 10, at + 90),
+            launch(at + 30, at + 45, ids + 1), kernel("a", at + 50, at + 120, ids + 1),
+            op("aten::item", at + 110, at + 300), launch(at + 120, at + 130, ids + 2),
+            kernel("b", at + 140, at + 200, ids + 2, stream=8), api("cudaMemcpyAsync", at + 140, at + 150, ids + 3),
+            memcpy("Memcpy DtoH (Device -> Pageable)", at + 210, at + 215, ids + 3, 8),
+            api("cudaStreamSynchronize", at + 160, at + 230, ids + 4),
+            op("autograd::engine::evaluate_function: MmBackward0", at + 450, at + 600, AUTOGRAD),
+            launch(at + 500, at + 520, ids + 5, AUTOGRAD), kernel("c", at + 530, at + 700, ids + 5),
+            op("aten::view", at + 800, at + 820),
+        ]  # fmt: skip
+    for seed in range(4):
+        unmoved(Source.of(load_trace(write(tmp_path, events))), seed)
+
+
+@pytest.mark.parametrize("name", ["a100x8_dlrm/kineto", "v100x8_dlrm/rank0_kineto", "v100_ddp/kineto"])
+def test_the_host_times_of_a_public_iteration_do_not_enter_its_prediction(datasets: Path, name: str) -> None:
+    unmoved(Source.of(load_trace(datasets / "traces" / f"{name}.json.gz")), 7)

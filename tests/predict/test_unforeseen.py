@@ -1,0 +1,101 @@
+"""One-time costs, idle stretches of the host, and hosts of another speed: named, left out, or scaled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trace_drawing import annotation, api, kernel, launch, op, write
+
+from pipeline.errors import InputError
+from pipeline.overheads.extract import extract_overheads
+from pipeline.overheads.one_time import KEPT_NS, one_time_calls, without
+from pipeline.predict.replay import Source, replay
+from pipeline.trace.activity import activity
+from pipeline.trace.load import load_trace
+
+
+def steps(count: int, slow: int = -1, speed: float = 1.0, idle: int = -1) -> list[dict[str, Any]]:
+    """Equal iterations of 4 ops; number `slow` gets memory from the driver for 40 ms, `idle` waits 30 ms in Python.
+
+    [aten::mm  (cudaMalloc)  L ]     [aten::view]  [aten::t] [aten::size]
+                              [gemm]
+    """
+    events = []
+    for i in range(count):
+        at = 200_000 * i
+        wait, pause = (40_000 if i == slow else 0), (30_000 if i == idle else 0)
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 190_000),
+            op("aten::mm", at + 1, at + 1 + 40 * speed + wait),
+        ]
+        if wait:
+            events += [api("cudaMalloc", at + 2, at + 2 + wait, 1000 + i)]
+        begin = at + 1 + 20 * speed + wait
+        events += [
+            launch(begin, begin + 6 * speed, i + 1), kernel("gemm", begin + 8, begin + 18, i + 1),
+            op("aten::view", at + 1 + 50 * speed + wait + pause, at + 1 + 60 * speed + wait + pause),
+            op("aten::t", at + 1 + 65 * speed + wait + pause, at + 1 + 70 * speed + wait + pause),
+            op("aten::size", at + 1 + 75 * speed + wait + pause, at + 1 + 80 * speed + wait + pause),
+        ]  # fmt: skip
+    return events
+
+
+def test_memory_from_the_driver_is_a_one_time_cost_and_a_hiccup_is_none(tmp_path: Path) -> None:
+    act = activity(load_trace(write(tmp_path, steps(4, slow=2))))
+    assert [str(act.trace.names[e]) for e in one_time_calls(act)] == ["cudaMalloc"]
+    blocked = [*steps(1), api("cudaStreamSynchronize", 60, 90_000, 77)]
+    assert not len(one_time_calls(activity(load_trace(write(tmp_path, blocked)))))
+
+
+def test_cutting_a_call_moves_up_what_follows(tmp_path: Path) -> None:
+    trace = load_trace(write(tmp_path, steps(2, slow=0)))
+    cut = without(trace, one_time_calls(activity(trace)))
+    kept = KEPT_NS / 1000
+    mm = np.flatnonzero(cut.names == "aten::mm")
+    assert (cut.columns["dur_ns"][mm] / 1000).tolist() == [40 + kept, 40]
+    assert np.diff(cut.columns["ts_ns"][mm]).tolist() == [(200_000 - 40_000 + kept) * 1000]
+    assert extract_overheads(cut)["value_us"].max() < 100
+
+
+def test_a_one_time_cost_neither_rules_statistics_nor_goes_unnamed(tmp_path: Path) -> None:
+    figures = replay(write(tmp_path, steps(5, slow=3))).as_dict()
+    errors = {row["iteration"]: row["error"] for row in figures["per_iteration"]}
+    assert all(abs(error) < 0.2 for number, error in errors.items() if number != 3) and errors[3] < -0.9
+    notes = " ".join(figures["notes"])
+    assert "iteration 3: 100% of the span are one-time costs" in notes
+    assert "cudaMalloc in aten::mm 40.0 ms" in notes and "leave out 1 one-time call" in notes
+
+
+def test_a_long_stretch_without_any_operator_is_named(tmp_path: Path) -> None:
+    notes = replay(write(tmp_path, steps(4, idle=2))).as_dict()["notes"]
+    assert any(note.startswith("iteration 2:") and "30.0 ms before aten::view" in note for note in notes)
+
+
+def test_one_factor_brings_the_overheads_of_a_slower_host_to_this_one(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    donor, target = write(slow, steps(4, speed=3.0)), write(tmp_path, steps(6))
+    plain, scaled = replay(target, [donor]).as_dict(), replay(target, [donor], calibrate=2).as_dict()
+    assert plain["error"] > 1.5 and abs(scaled["error"]) < 0.02
+    assert scaled["iterations"] == 3 and [row["iteration"] for row in scaled["per_iteration"]] == [3, 4, 5]
+    assert "times 0.33" in " ".join(scaled["notes"])
+
+
+@pytest.mark.parametrize(("calibrate", "says"), [(5, "leaves none"), (-1, "number of iterations")])
+def test_a_factor_needs_iterations_of_its_own(tmp_path: Path, calibrate: int, says: str) -> None:
+    target = write(tmp_path, steps(6))
+    with pytest.raises(InputError, match=says):
+        replay(target, [target], calibrate=calibrate)
+    with pytest.raises(InputError, match="traces to take overheads from"):
+        replay(target, calibrate=1)
+
+
+def test_overheads_from_a_trace_that_starts_cuda_stay_sane(datasets: Path) -> None:
+    folder = datasets / "traces"
+    result = replay(folder / "a100_alexnet" / "kineto.json.gz", [folder / "a100x8_dlrm" / "kineto.json.gz"])
+    notes = " ".join(result.as_dict()["notes"])
+    assert "cudaDeviceGetStreamPriorityRange in aten::to 29.9 s" in notes and "warm-up" in notes
+    assert Source.of(result.trace).lasting.chosen[0].span_us < 2e6

@@ -1,0 +1,162 @@
+"""Public traces in disguise: what profilers of other ages, other exporters and careless users make of the same run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trace_drawing import annotation, kernel, launch, op, write
+
+from pipeline.predict.replay import replay
+from pipeline.trace.load import load_trace
+
+Data = dict[str, Any]
+DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+def complete(data: Data) -> list[Data]:
+    return [event for event in data["traceEvents"] if event.get("ph") == "X"]
+
+
+def without_flows(data: Data) -> None:
+    data["traceEvents"] = complete(data)
+
+
+def without_sync_details(data: Data) -> None:
+    data["traceEvents"] = [event for event in data["traceEvents"] if event.get("cat") != "cuda_sync"]
+
+
+def without_external_ids(data: Data) -> None:
+    for event in complete(data):
+        event.get("args", {}).pop("External id", None)
+
+
+def with_thread_names(data: Data) -> None:
+    for event in data["traceEvents"]:
+        if event.get("cat") not in DEVICE and "tid" in event:
+            event["pid"], event["tid"] = f"python {event['pid']}", f"thread {event['tid']} (python)"
+
+
+def with_a_base_time(data: Data) -> None:
+    for event in data["traceEvents"]:
+        if "ts" in event:
+            event["ts"] -= 1_694_128_000_000_000
+    data["baseTimeNanoseconds"] = 1_694_128_000_000_000_000
+
+
+def by_the_driver(data: Data) -> None:
+    for event in complete(data):
+        if event["name"] == "cudaLaunchKernel":
+            event["name"], event["cat"] = "cuLaunchKernel", "cuda_driver"
+
+
+def of_an_amd_gpu(data: Data) -> None:
+    for event in complete(data):
+        if event.get("cat") == "cuda_runtime":
+            event["name"] = event["name"].replace("cuda", "hip")
+
+
+def shuffled(data: Data) -> None:
+    random.Random(3).shuffle(data["traceEvents"])
+
+
+def twice(data: Data) -> None:
+    data["traceEvents"] += complete(data)
+
+
+def with_python_frames(data: Data) -> None:
+    data["traceEvents"] += [
+        {**event, "cat": "python_function", "name": "train.py(7): step", "args": {"Python id": number}}
+        for number, event in enumerate(complete(data)) if event.get("cat") == "cpu_op"
+    ]  # fmt: skip
+
+
+def without_some_operators(data: Data) -> None:
+    rng = random.Random(0)
+    data["traceEvents"] = [e for e in data["traceEvents"] if e.get("cat") != "cpu_op" or rng.random() > 0.05]
+
+
+def without_some_kernels(data: Data) -> None:
+    rng = random.Random(0)
+    data["traceEvents"] = [e for e in data["traceEvents"] if e.get("cat") not in DEVICE or rng.random() > 0.02]
+
+
+def without_shapes(data: Data) -> None:
+    for event in complete(data):
+        for key in ("Input Dims", "Input dims", "Input type"):
+            event.get("args", {}).pop(key, None)
+
+
+def with_a_late_device_clock(data: Data) -> None:
+    for event in complete(data):
+        if event.get("cat") in DEVICE:
+            event["ts"] += 20
+
+
+def predicted(datasets: Path, folder: Path, change: Callable[[Data], None] | None) -> tuple[float, float]:
+    """(predicted span, error) of rank 0 of the V100 DLRM from rank 1, after a change to rank 0's file."""
+    source = datasets / "traces" / "v100x8_dlrm"
+    data = json.loads(gzip.decompress((source / "rank0_kineto.json.gz").read_bytes()))
+    if change is not None:
+        change(data)
+    path = folder / "odd.json"
+    path.write_text(json.dumps(data))
+    figures = replay(path, [source / "rank1_kineto.json.gz"]).as_dict()
+    return figures["predicted_us"], figures["error"]
+
+
+SAME = [without_flows, without_sync_details, without_external_ids, with_thread_names, with_a_base_time, by_the_driver,
+        of_an_amd_gpu, shuffled, twice, with_python_frames]  # fmt: skip
+CLOSE = [without_some_operators, without_some_kernels, without_shapes, with_a_late_device_clock]
+
+
+@pytest.mark.parametrize("change", SAME, ids=lambda change: change.__name__)
+def test_a_disguise_changes_little_or_nothing(datasets: Path, tmp_path: Path, change: Callable[[Data], None]) -> None:
+    plain, _ = predicted(datasets, tmp_path, None)
+    # launch overheads are kept per API: another API's name finds the statistics of all of them
+    tolerance = 0.03 if change in (by_the_driver, of_an_amd_gpu) else 1e-9
+    assert predicted(datasets, tmp_path, change)[0] == pytest.approx(plain, rel=tolerance)
+
+
+@pytest.mark.parametrize("change", CLOSE, ids=lambda change: change.__name__)
+def test_a_damaged_trace_is_still_predicted_sanely(
+    datasets: Path, tmp_path: Path, change: Callable[[Data], None]
+) -> None:
+    assert abs(predicted(datasets, tmp_path, change)[1]) < 0.10
+
+
+def test_two_ranks_in_one_file_are_told_apart(datasets: Path, tmp_path: Path) -> None:
+    def joined(data: Data) -> None:
+        other = datasets / "traces" / "v100x8_dlrm" / "rank2_kineto.json.gz"
+        data["traceEvents"] += json.loads(gzip.decompress(other.read_bytes()))["traceEvents"]
+
+    plain, _ = predicted(datasets, tmp_path, None)
+    assert predicted(datasets, tmp_path, joined)[0] == pytest.approx(plain, rel=0.01)
+    assert any("2 processes" in note for note in load_trace(tmp_path / "odd.json").notes)
+
+
+def test_ids_of_two_processes_do_not_mix(tmp_path: Path) -> None:
+    #   process 1  [mm L1 ]            process 2              [mm L1 ]       both count their ids from 1
+    #   device 0        [a--]          device 1                    [b--]
+    first = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 10, 15, 1)]
+    second = [{**op("aten::mm", 95, 115), "pid": 2}, {**launch(100, 102, 1), "pid": 2},
+              {**kernel("b", 105, 110, 1), "args": {"device": 1, "stream": 7, "correlation": 1}}]  # fmt: skip
+    trace = load_trace(write(tmp_path, [*second, *first]))
+    owner = {
+        str(name): int(trace.columns["pid"][trace.columns["launch"][row]])
+        for row, name in enumerate(trace.names) if name in "ab"
+    }  # fmt: skip
+    assert owner == {"a": 1, "b": 2}
+
+
+def test_copies_are_told_from_empty_calls_that_look_alike(tmp_path: Path) -> None:
+    alike = [annotation("ProfilerStep#1", 0, 50), op("aten::detach", 5, 5), op("aten::detach", 5, 5)]
+    assert len(load_trace(write(tmp_path, alike))) == 3
+    events = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 30, 40, 1)]
+    trace = load_trace(write(tmp_path, events + events))
+    assert len(trace) == 3 and "3 events are exact copies" in trace.notes[0]
