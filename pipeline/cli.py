@@ -121,13 +121,7 @@ def replay(
         return
     from pipeline.predict.replay import replay as run
 
-    result = run(trace, list(overheads or []), calibrate=calibrate)
-    if timeline is not None:
-        from pipeline.predict.perfetto import write_timeline
-        from pipeline.report.beside import measured_events
-
-        first = result.replayed[0]
-        write_timeline(first.timeline, timeline, beside=measured_events(trace, first.iteration.number))
+    result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
     if as_json:
         _print_json(result.as_dict())
         return

@@ -115,12 +115,15 @@ def replay_source(
 
 
 def _write(target: Source, replayed: Sequence[Replayed], path: str | Path) -> None:
+    from pipeline.predict.measured_rows import measured_rows
     from pipeline.predict.perfetto import write_timeline
 
     trace, events = target.act.trace, target.act.call_event
     base = int(trace.metadata.get("baseTimeNanoseconds", 0))
     steps = [(r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
-    write_timeline(steps, path, names=[list(trace.names[events[r.iteration.calls]]) for r in replayed])
+    beside = measured_rows(target.act, [(r.iteration, begin) for r, (_, begin) in zip(replayed, steps, strict=True)])
+    names = [list(trace.names[events[r.iteration.calls]]) for r in replayed]
+    write_timeline(steps, path, names=names, beside=beside)
 
 
 def _folds(target: Source, others: tuple[Source, ...], calibrate: int) -> tuple[str, list[Fold]]:

@@ -23,11 +23,21 @@ class Section:
     rows: tuple[tuple[str, ...], ...]
 
 
-def sections(steps: pd.DataFrame, errors: pd.DataFrame, kernels: pd.DataFrame, missing: Sequence[str]) -> list[Section]:
+def title_of(steps: pd.DataFrame) -> str:
+    """What a grid holds, in words: its GPUs, models and batch sizes."""
+    sizes = ", ".join(f"{size:,}" for size in sorted(set(steps["batch_size"])))
+    gpus, models = (", ".join(dict.fromkeys(steps[name].astype(str))) for name in ("gpu", "model_variant"))
+    return f"Accuracy on {gpus}: {models} at batch {sizes}"
+
+
+def sections(
+    steps: pd.DataFrame, errors: pd.DataFrame, parts: pd.DataFrame, kernels: pd.DataFrame, missing: Sequence[str]
+) -> list[Section]:
     """The whole account of one grid.
 
     Args:
-        steps, errors, kernels: `steps`, `errors_by_part`, `kernel_errors` of `pipeline.report.figures.tables`.
+        steps, errors, parts, kernels: `steps`, `errors_by_part`, `error_parts`, `kernel_errors` of
+            `pipeline.report.figures.tables`.
         missing: sentences about evidence that is not at hand.
     """
     return [
@@ -35,6 +45,8 @@ def sections(steps: pd.DataFrame, errors: pd.DataFrame, kernels: pd.DataFrame, m
                "Evidence: what the device time and the host time rest on.", steps, _STEP),
         _table("Errors of measured points", "Over the points above that have a measured step."
                if len(errors) else "No point of this grid has a measured step.", errors, _ERROR),
+        *([_table("Measured points, part by part", "Active time against the profiler's trace, steps against unprofiled time.",
+                  parts, _PART)] if len(parts) else []),
         _table("Kernel models", "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model was "
                "not trained on; above the floor: calls longer than twice the latency floor."
                if len(kernels) else "No kernel model of these GPUs was fitted here or shipped.", kernels, _KERNEL),
@@ -78,6 +90,7 @@ _STYLE = (
     "th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;white-space:nowrap}"
     "td{vertical-align:top}"
     "td:only-child{white-space:normal}th{color:#555;font-weight:600}"
+    "@media(max-width:700px){td:nth-child(-n+3){white-space:normal;overflow-wrap:anywhere;min-width:5rem}}"
 )
 
 
@@ -114,6 +127,15 @@ _ERROR: Mapping[str, Cell] = {
     "geometric mean": lambda r: _percent(r["gmae"]),
     "mean": lambda r: _percent(r["mape"]),
     "worst": lambda r: _percent(r["worst"]),
+}
+
+_PART: Mapping[str, Cell] = {
+    "GPU": lambda r: str(r["gpu"]),
+    "point": lambda r: str(r["workload"]),
+    "part": lambda r: str(r["part"]),
+    "predicted (ms)": lambda r: _ms(r["predicted_us"]),
+    "measured (ms)": lambda r: _ms(r["measured_us"]),
+    "error": _error,
 }
 
 _KERNEL: Mapping[str, Cell] = {

@@ -64,11 +64,12 @@ def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
     """
     computed, shipped = Path(root) / "transfer", packs_dir() / "transfer"
     pairs = sorted(computed.glob("*.parquet")) or [shipped / PAIR_ERRORS]
+    models = Path(root) / "transfer_models.parquet"
     kinds = {
         "replays": [Path(root) / "checks/replays.parquet"],
         "passes": [Path(root) / "checks/passes.parquet"],
         "transfer": pairs,
-        "models_moved": [shipped / MODEL_ERRORS],
+        "models_moved": [models if models.is_file() else shipped / MODEL_ERRORS],
     }
     return {kind: {str(path): file_digest(path)[:16] for path in paths if path.is_file()}
             for kind, paths in kinds.items()}  # fmt: skip

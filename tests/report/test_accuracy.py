@@ -15,9 +15,9 @@ from pipeline.report.grid import host_observations, missing_evidence, with_gpus
 
 def account(found: Artifacts, missing: list[str]) -> str:
     steps = tables.steps(found.summary)
-    parts = accuracy.sections(
-        steps, tables.errors_by_part(tables.error_parts(found.summary)), tables.kernel_errors(found.models), missing
-    )
+    by_part = tables.error_parts(found.summary)
+    errors, kernels = tables.errors_by_part(by_part), tables.kernel_errors(found.models)
+    parts = accuracy.sections(steps, errors, by_part, kernels, missing)
     assert accuracy.html("A grid", parts).count("<table>") == accuracy.markdown("A grid", parts).count("\n| --- ")
     return accuracy.markdown("A grid", parts)
 
@@ -25,9 +25,13 @@ def account(found: Artifacts, missing: list[str]) -> str:
 def test_it_shows_steps_errors_kernels_and_gaps(artifacts: Artifacts) -> None:
     text = account(artifacts, ["P100: no trace of its host."])
     for words in ("| V100 | dlrm_default | 2,048 | 6.34 |", "-4.8 %", "pack 90 %, roofline 10 %", "| gemm | V100 |",
-                  "2.0 %",
+                  "2.0 %", "| V100 | dlrm_default b2048 | step, overheads of this workload | 6.34 | 6.66 | -4.8 % |",
                   "held-out shapes", "published", "P100: no trace"):  # fmt: skip
         assert words.lower() in text.lower(), words
+
+
+def test_the_title_says_what_the_grid_holds(summary: pd.DataFrame) -> None:
+    assert accuracy.title_of(tables.steps(summary)) == "Accuracy on V100, P100: dlrm_default at batch 512, 2,048"
 
 
 def test_without_measurements_it_says_so(summary: pd.DataFrame) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.predict import measured_rows
+from pipeline.predict.measured_rows import measured_events
 from pipeline.predict.perfetto import write_timeline
-from pipeline.report import beside
-from pipeline.report.beside import measured_events
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,12 @@ def test_the_measured_step_lies_below_the_predicted_one(tmp_path: Path) -> None:
     file = tmp_path / "kineto.json"
     file.write_text(json.dumps({"deviceProperties": [{"id": 0, "name": "V100"}], "traceEvents": events}))
     rows = measured_events(file)
-    assert {e["args"]["name"] for e in rows if e["ph"] == "M"} == {beside.HOST, beside.DEVICE, "main", "stream 7"}
+    assert {e["args"]["name"] for e in rows if e["ph"] == "M"} == {
+        measured_rows.HOST,
+        measured_rows.DEVICE,
+        "main",
+        "stream 7",
+    }
     slices = {e["name"]: e for e in rows if e["ph"] == "X"}
     assert slices["gemm"]["dur"] == 29.0, "of the two settled steps the later one of the middle"
     assert slices["gemm"]["ts"] == 11.0, "counted from the first operator"

@@ -78,7 +78,6 @@ rule accuracy:
     log:
         f"{FLOW.artifacts.root}/accuracy/logs/{FLOW.grid}.log",
     params:
-        grid=FLOW.grid,
         missing=GRID.missing_evidence(FLOW),
         shipped=GRID.shipped_models(FLOW),
         code=FLOW.code("report/figures", "report/grid.py", "report/accuracy.py"),
@@ -178,4 +177,3 @@ rule checks:
     input:
         rules.replays.output.spans,
         rules.passes.output.passes,
-

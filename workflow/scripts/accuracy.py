@@ -12,10 +12,10 @@ with job(snakemake):
 
     summary = read_table(snakemake.input.summary, "summary")
     steps = tables.steps(summary)
-    errors = tables.errors_by_part(tables.error_parts(summary, read_any(snakemake.input.parts)))
+    by_part = tables.error_parts(summary, read_any(snakemake.input.parts))
     kernels = tables.kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
-    parts = accuracy.sections(steps, errors, kernels, snakemake.params.missing)
-    title = f"Accuracy of {snakemake.params.grid}"
+    parts = accuracy.sections(steps, tables.errors_by_part(by_part), by_part, kernels, snakemake.params.missing)
+    title = accuracy.title_of(steps)
     for path, text in (
         (snakemake.output.text, accuracy.markdown(title, parts)),
         (snakemake.output.page, accuracy.html(title, parts)),

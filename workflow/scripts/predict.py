@@ -7,8 +7,8 @@ with job(snakemake):
     from pipeline.collect.reader import measured_step
     from pipeline.evaluate import Subject, evaluate
     from pipeline.graph.store import read_graph
+    from pipeline.predict.measured_rows import measured_events
     from pipeline.predict.perfetto import write_timeline
-    from pipeline.report.beside import measured_events
     from pipeline.schemas import read_table, write_table
 
     point, measured = snakemake.params.point, snakemake.input.measured

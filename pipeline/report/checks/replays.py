@@ -10,15 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from pipeline.overheads.extract import extract_overheads
-from pipeline.overheads.model import OverheadModel
-from pipeline.overheads.share import calibrate, merged
-from pipeline.predict.critical_path import simulate
-from pipeline.predict.replay import PUBLISHED, Options, ReplayResult, Source, build, replay_source
-from pipeline.predict.waits import WaitModel
+from pipeline.predict.replay import PUBLISHED, ReplayResult, Source, replay_source
 from pipeline.trace.load import load_trace
 
 SINGLE = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_ddp")
@@ -95,19 +89,10 @@ def _rows(name: str, method: str, result: ReplayResult, rank: int | None) -> Ite
 
 
 def _shared(name: str, sources: Mapping[str, Sequence[Source]]) -> Iterator[tuple[object, ...]]:
-    """Statistics of all other machines' traces, merged, with one factor; a trace of one iteration gives none."""
+    """Statistics of all other machines' traces, with one factor; a trace of one iteration gives none."""
     target = sources[name][0]
-    chosen = target.chosen[1:] if len(target.chosen) > 2 else target.chosen
-    if len(chosen) < 2:
+    warm = len(target.chosen) - (1 if len(target.chosen) > 2 else 0)
+    if warm < 2:
         return
-    count = max(1, min(FEW, len(chosen) // 2))
-    few, rest = target.only(chosen[:count]), target.only(chosen[count:])
-    donors = [extract_overheads(group[0].act, other, group[0].flags, group[0].keys)
-              for other, group in sources.items() if other != name]  # fmt: skip
-    model = OverheadModel(merged(donors))
-    factor = calibrate(model, extract_overheads(few.act, name, few.flags, few.keys)).scale
-    waits = WaitModel().learn(few.act, few.keys, few.chosen)
-    for iteration in rest.chosen:
-        program = build(rest, iteration, model.scaled(factor), waits, Options())
-        predicted = float(np.asarray(simulate(program, iteration.kernel_us).step_us)[0])
-        yield name, target.act.trace.device, SHARED, iteration.number, iteration.span_us, predicted
+    donors = [group[0] for other, group in sources.items() if other != name]
+    yield from _rows(name, SHARED, replay_source(target, donors, calibrate=max(1, min(FEW, warm // 2))), None)

@@ -135,7 +135,7 @@ GALLERY = (
     Entry("transfer_matrix", "Transfer", _transfer, transfer.error_matrix,
           "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"),
     Entry("transfer_models", "Transfer", _models_moved, transfer.model_matrix,
-          "errors of whole models between GPUs were not computed: benchmarks/transfer/surfer.py (needs the public data)"),
+          "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"),
 )  # fmt: skip
 """Every figure, in the order of the report."""
 

@@ -74,8 +74,9 @@ def convolutional_networks(steps: pd.DataFrame) -> Figure:
     _times(panels[0], steps)
     label_rows(panels[0], labels)
     _errors(panels[1], steps)
-    footnote(figure, "The published mean is over five networks, three of them not convolutional; Habitat's figures for "
-                     "single networks, and MLPredict's, are not known here.")  # fmt: skip
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False, fontsize=8)
+    footnote(figure, "The published mean is over five networks, these two among them; Habitat's figures for single "
+                     "networks, and MLPredict's, are not known here.")  # fmt: skip
     return figure
 
 
@@ -91,7 +92,6 @@ def _times(axes: Axes, steps: pd.DataFrame) -> None:
         axes.plot(measured, where, "D", color=MEASURED, markersize=5, label="measured, unprofiled")
     axes.set(xlabel="time of one step (ms)")
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
 
 
 def _errors(axes: Axes, steps: pd.DataFrame) -> None:
@@ -112,5 +112,5 @@ def _errors(axes: Axes, steps: pd.DataFrame) -> None:
         else:
             axes.annotate(remark, (0, y), (4, 0), "data", "offset points", va="center", fontsize=8, color="#555555")
     label_rows(axes, [name for name, _, _ in rows])
-    axes.set(xlabel="mean |predicted / measured − 1| of a step (%)")
+    axes.set(xlabel="mean error of a step (%)")
     axes.set_xlim(0, max(15.0, 1.2 * max((p for _, p, _ in rows if np.isfinite(p)), default=15.0)))
