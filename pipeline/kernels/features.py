@@ -18,9 +18,6 @@ from pipeline.kernels.work import Array, ConvShape, Dims, Work
 VERSION = 2
 """Version of the columns below."""
 
-ADDED = {2: ("resident", "row step")}
-"""Parts of the names of columns that a version added: models of earlier ones do without them."""
-
 PRODUCT_TILES = ((128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32), (64, 32))
 """Tiles (along K, along M) in the names of the cuBLAS fp32 kernels that the public samples ran."""
 
@@ -46,14 +43,6 @@ class Columns:
         """Append log2 of a positive quantity."""
         self.add(f"log {name}", np.log2(np.maximum(values, LOG_FLOOR)))
 
-    def drop(self, parts: tuple[str, ...]) -> Columns:
-        """The columns whose names hold none of the parts."""
-        kept = Columns()
-        for name, values in zip(self.names, self.arrays, strict=True):
-            if not any(part in name for part in parts):
-                kept.add(name, values)
-        return kept
-
     def stack(self) -> Array:
         """Matrix of shape (rows, columns)."""
         return np.column_stack(self.arrays)
@@ -69,7 +58,7 @@ def raw_features(name: str, calls: pd.DataFrame) -> tuple[Array, list[str]]:
 
 
 def derived_features(
-    name: str, calls: pd.DataFrame, gpu: GpuSpec, ops: tuple[str, ...] = (), version: int = VERSION
+    name: str, calls: pd.DataFrame, gpu: GpuSpec, ops: tuple[str, ...] = ()
 ) -> tuple[Array, list[str]]:
     """Derived features of calls of one family.
 
@@ -78,7 +67,6 @@ def derived_features(
         calls: its calls or samples.
         gpu: the device, for waves and peaks.
         ops: ops to tell apart, as one column each; in the order of a fitted model.
-        version: the version of the columns.
 
     Returns:
         Matrix of shape (rows, columns), and the columns' names. The columns depend on the family, the dims present and
@@ -97,8 +85,7 @@ def derived_features(
         kinds = d.text("op")
         for op in ops:
             columns.add(f"op {op}", (kinds == op).astype(np.float64))
-    kept = columns.drop(tuple(part for number, parts in ADDED.items() if number > version for part in parts))
-    return kept.stack(), kept.names
+    return columns.stack(), columns.names
 
 
 def _work_columns(columns: Columns, found: Work, name: str, calls: pd.DataFrame, gpu: GpuSpec) -> None:

@@ -193,8 +193,7 @@ class FittedModel:
             ops = Dims(calls).text("op")
             kinds = [(ops == op).astype(np.float64) for op in self.scope.ops] if len(self.scope.ops) > 1 else []
             return np.column_stack([values, *kinds])
-        version = int(self.description.get("feature_version", features.VERSION))
-        return features.derived_features(self.family, calls, self.gpu, self.scope.ops, version)[0]
+        return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
 
     def undisturbed(self, calls: pd.DataFrame) -> Array:
         """Log latency without the session's disturbance, for calls inside the range of the samples."""
@@ -279,7 +278,7 @@ class FittedModel:
         """
         folder = Path(folder)
         values = read_description(folder)
-        if values.get("feature_version") not in range(1, features.VERSION + 1):
+        if values.get("feature_version") != features.VERSION:
             raise PackError(f"{folder}: features of version {values.get('feature_version')}; refit the family")
         try:
             members = _load_members(folder, values["members"])
