@@ -174,7 +174,8 @@ class Columns:
         if set(map(type, values)) != {str}:
             raise self._wrong(batch, lambda e: type(e.get(key, absent)) is not str, f"has no text as {key}")
         if key == "cat":
-            values = [CATEGORY_ALIASES.get(value, value) for value in values] if _aliased(values) else values
+            plain = CATEGORY_ALIASES.keys().isdisjoint(values)
+            values = values if plain else [CATEGORY_ALIASES.get(value, value) for value in values]
         self._append(key, self._encode(key, values, len(values)))
 
     def _process(self, batch: Batch, values: Sequence[Any], key: str) -> Ints:
@@ -283,10 +284,6 @@ def _text_of(value: Any) -> str | bytes:
 
 def _has_nan(values: Sequence[Any]) -> bool:
     return bool(np.isnan(np.array(values, np.float64)).any())
-
-
-def _aliased(categories: Sequence[str]) -> bool:
-    return not CATEGORY_ALIASES.keys().isdisjoint(categories)
 
 
 def _pick(args: list[dict[str, Any]], keys: list[str]) -> list[Any]:

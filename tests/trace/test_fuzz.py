@@ -124,7 +124,7 @@ def test_every_key_may_be_missing(folder: Path) -> None:
             holder[key] = kept
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -141,7 +141,7 @@ def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: in
     survives(bytes(content), folder, predict=seed % 4 == 0)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_odd_values_anywhere_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
