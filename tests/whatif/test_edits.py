@@ -21,23 +21,20 @@ def graph():
     return capture(config_of("dlrm_small", rows=100), 8)
 
 
-@pytest.mark.parametrize(
-    "name, changes, sizes",
-    [
-        ("dlrm_default", {}, (512, 1024, 4096)),
-        ("dlrm_ddp", {"embedding": "dense"}, (128, 512, 33)),
-        ("resnet50", {"image_size": 64}, (2, 6, 32)),
-        ("transformer", {"layers": 1}, (8, 16, 50)),
-        ("dcgan", {}, (16, 64, 32)),
-    ],
-)
-def test_a_rescaled_graph_equals_a_fresh_capture(name, changes, sizes):
-    first, second, wanted = sizes
-    config = config_of(name, **changes)
-    scaled = rescale(capture(config, first), capture(config, second), wanted)
-    fresh = capture(config, wanted)
-    pd.testing.assert_frame_equal(scaled.table, fresh.table)
-    assert scaled.memory == fresh.memory
+def test_a_rescaled_graph_equals_a_fresh_capture_below_and_above_the_two():
+    """Every workload is rescaled in test_properties.py; here the sizes lie on both sides, and tables are dense."""
+    config = config_of("dlrm_ddp", embedding="dense")
+    one, other = capture(config, 128), capture(config, 512)
+    for wanted in (33, 4096):
+        scaled, fresh = rescale(one, other, wanted), capture(config, wanted)
+        pd.testing.assert_frame_equal(scaled.table, fresh.table)
+        assert scaled.memory == fresh.memory
+
+
+def test_rows_that_sparse_optimizers_touch_are_no_line_in_the_batch_size():
+    config = config_of("dlrm_ddp", embedding="sparse", optimizer="adagrad", rows=100)
+    with pytest.raises(InputError, match="do not grow in step with the batch size"):
+        rescale(capture(config, 8), capture(config, 16), 13)
 
 
 def test_rescaling_needs_two_batch_sizes_of_one_step(graph):

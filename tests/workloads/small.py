@@ -30,15 +30,15 @@ LIKE_ANOTHER = ("dlrm_default", "dlrm_mlperf", "dlrm_small", "inception_v3", "gp
 
 
 def options_of(name, every=False):
-    """(option, value) pairs that make sense for a workload, from DESIGN's list; `every`: also where code is shared."""
+    """(option, value) pairs that make sense for a workload, besides its defaults; `every`: also where code is shared."""
     found = [("mode", value) for value in ("train", "inference")]
     if name in LIKE_ANOTHER and not every:
         return found
-    found += [("optimizer", value) for value in ("sgd", "adagrad", "adam", "none")]
-    found += [("dtype", value) for value in ("fp32", "tf32", "bf16", "fp16")]
     config = config_of(name)
+    found += [("optimizer", value) for value in ("sgd", "adagrad", "adam", "none") if value != config["optimizer"]]
+    found += [("dtype", value) for value in ("tf32", "bf16", "fp16")]
     if "attention" in config:
-        found += [("attention", value) for value in ("eager", "fused")]
+        found += [("attention", "fused")]
     if "seq_len" in config:
         found += [("seq_len", 3)]
     if "embedding" in config:
