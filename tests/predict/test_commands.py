@@ -77,7 +77,7 @@ def test_the_timeline_is_a_trace_that_perfetto_opens(tmp_path: Path, capsys: pyt
         assert isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
         assert event["ph"] == "M" or (event["ts"] >= 0 and event["dur"] >= 0)
     named = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert named == {"predicted host", "predicted GPU"}
+    assert named == {"predicted host", "predicted GPU", "measured host (profiled)", "measured GPU (profiled)"}
     assert len(load_trace(out)) == sum(event["ph"] == "X" for event in events)
 
 

@@ -13,6 +13,7 @@ from trace_drawing import annotation, api, kernel, launch, op, write
 from pipeline.errors import TraceError
 from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.statistics import summarise
+from pipeline.predict import measured_rows, perfetto
 from pipeline.predict.critical_path import simulate
 from pipeline.predict.ranks import replay_ranks
 from pipeline.predict.replay import PUBLISHED, Options, Source, build, learn, replay
@@ -76,9 +77,10 @@ def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
     out = tmp_path / "timeline.json.gz"
     result = replay(write(tmp_path, steps(2)), timeline=out)
     events = [e for e in json.loads(gzip.decompress(out.read_bytes()))["traceEvents"] if e["ph"] == "X"]
-    first = next(e for e in events if e["name"] == "aten::mm")
-    assert first["ts"] == pytest.approx(1001.0)  # where the measured op begins
-    assert sum(e["cat"] == "kernel" for e in events) == 2
+    predicted, measured = (next(e for e in events if e["name"] == "aten::mm" and e["pid"] == pid)
+                           for pid in (perfetto.HOST_PID, measured_rows.HOST_PID))  # fmt: skip
+    assert predicted["ts"] == measured["ts"] == pytest.approx(1001.0)  # on the trace's own axis
+    assert sum(e["cat"] == "kernel" for e in events) == 4  # two predicted, two measured
     assert load_trace(out).device != "cpu" and result.table().row_count > 4
 
 

@@ -112,7 +112,7 @@ def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
         axes.set(xscale="log", xlabel=what, title=f"host of {gpu}")
         plain_ticks(axes.xaxis)
         label_rows(axes, labels)
-    footnote(figure, "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; figures: observations. "
+    footnote(figure, "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times seen. "
                      f"Times below {LEAST_US:g} µs are drawn there. {AS_PROFILED}")  # fmt: skip
     return figure
 

@@ -21,6 +21,14 @@ ACTIVE, IDLE, MEASURED = COLOURS[0], "#d0d0d0", COLOURS[5]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 """Marks to go with the colours, so that series differ in print too."""
 
+TICKS = (
+    (1.0, (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)),
+    (2.5, (1.0, 2.0, 5.0)),
+    (3.5, (1.0, 3.0)),
+    (math.inf, (1.0,)),
+)
+"""Ticks per decade of a logarithmic axis that spans fewer than so many decades."""
+
 FAMILY_ORDER = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 """Families with learned models, in the order of tables and figures; others follow by name."""
 
@@ -69,7 +77,7 @@ def plain_ticks(*scales: Axis) -> None:
     for scale in scales:
         low, high = scale.get_view_interval()
         decades = math.log10(high / low) if 0 < low < high else 1.0
-        steps = (1.0, 2.0, 5.0) if decades < 2.5 else (1.0, 3.0) if decades < 3.5 else (1.0,)
+        steps = next(subs for most, subs in TICKS if decades < most)
         scale.set_major_locator(LogLocator(subs=steps))
         scale.set_major_formatter(lambda value, _: f"{value:g}")
         scale.set_minor_locator(LogLocator(subs=()))
