@@ -20,10 +20,10 @@ include: "workflow/rules/report.smk"
 
 
 rule all:
+    default_target: True
     input:
         rules.summary.output.table,
         FLOW.of_points("events.parquet", "local"),
-    default_target: True
 
 
 onsuccess:

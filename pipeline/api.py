@@ -166,7 +166,9 @@ def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
     from pipeline.collect.reader import measured_peaks
 
     peaks = {f"measured_{name}": value for name, value in measured_peaks(measurements_dir() / gpu.name).items()}
-    new: dict[str, Any] = {name: value for name, value in peaks.items() if hasattr(gpu, name) and getattr(gpu, name) is None}
+    new: dict[str, Any] = {
+        name: value for name, value in peaks.items() if hasattr(gpu, name) and getattr(gpu, name) is None
+    }
     return replace(gpu, **new) if new else gpu
 
 

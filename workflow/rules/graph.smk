@@ -15,13 +15,13 @@ POINT = FLOW.artifacts.point("{gpu}", "{model}", "{variant}", "{batch}")
 rule capture_graph:
     output:
         graph=f"{POINT}/graph.parquet",
+    log:
+        f"{POINT}/logs/capture_graph.log",
+    wildcard_constraints:
+        gpu=r"(?!local/)[A-Za-z0-9\-]+",
     params:
         model=FLOW.section("model"),
         code=FLOW.code("graph", "workloads", "schemas.py"),
-    wildcard_constraints:
-        gpu=r"(?!local/)[A-Za-z0-9\-]+",
-    log:
-        f"{POINT}/logs/capture_graph.log",
     message:
         "Graph of {wildcards.model} at batch {wildcards.batch}, captured without a GPU"
     script:
@@ -33,17 +33,17 @@ rule collect_step:
         trace=f"{POINT}/trace/kineto.json.gz",
         execution_trace=f"{POINT}/trace/execution_trace.json.gz",
         steps=f"{POINT}/trace/step_times.parquet",
+    log:
+        f"{POINT}/logs/collect_step.log",
+    wildcard_constraints:
+        gpu="local",
+    threads: workflow.cores
+    resources:
+        gpu=1,
     params:
         model=FLOW.section("model"),
         collect=FLOW.section("collect"),
         code=FLOW.code("collect", "workloads", "schemas.py"),
-    wildcard_constraints:
-        gpu="local",
-    resources:
-        gpu=1,
-    threads: workflow.cores
-    log:
-        f"{POINT}/logs/collect_step.log",
     message:
         "Steps of {wildcards.model} at batch {wildcards.batch}, timed and traced on this machine"
     script:
@@ -55,13 +55,13 @@ rule import_graph:
         execution_trace=rules.collect_step.output.execution_trace,
     output:
         graph=f"{POINT}/graph.parquet",
+    log:
+        f"{POINT}/logs/import_graph.log",
+    wildcard_constraints:
+        gpu="local",
     params:
         model=FLOW.section("model"),
         code=FLOW.code("graph", "schemas.py"),
-    wildcard_constraints:
-        gpu="local",
-    log:
-        f"{POINT}/logs/import_graph.log",
     message:
         "Graph of {wildcards.model} at batch {wildcards.batch}, from its execution trace"
     script:
@@ -73,12 +73,12 @@ rule convert_trace:
         trace=rules.collect_step.output.trace,
     output:
         events=f"{POINT}/events.parquet",
-    params:
-        code=FLOW.code("trace", "schemas.py"),
-    wildcard_constraints:
-        gpu="local",
     log:
         f"{POINT}/logs/convert_trace.log",
+    wildcard_constraints:
+        gpu="local",
+    params:
+        code=FLOW.code("trace", "schemas.py"),
     message:
         "Events of {wildcards.model} at batch {wildcards.batch}, from the profiler's trace"
     script:
@@ -90,11 +90,11 @@ rule map_calls:
         graph=f"{POINT}/graph.parquet",
     output:
         calls=f"{POINT}/calls.parquet",
+    log:
+        f"{POINT}/logs/map_calls.log",
     params:
         gpu=FLOW.section("gpu"),
         code=FLOW.code("graph", "hardware", "schemas.py"),
-    log:
-        f"{POINT}/logs/map_calls.log",
     message:
         "Device calls of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:

@@ -19,13 +19,13 @@ rule public_samples:
         latencies=FLOW.public("neusight/kernels.parquet"),
     output:
         samples=FLOW.samples("{gpu}", Source.PUBLIC),
+    log:
+        f"{KERNELS}/logs/samples.log",
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
     params:
         families=FLOW.families(Source.PUBLIC),
         code=FLOW.code("datasets", "schemas.py"),
-    wildcard_constraints:
-        gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
-    log:
-        f"{KERNELS}/logs/samples.log",
     message:
         "Kernel samples of {wildcards.gpu}, from public measurements"
     script:
@@ -37,13 +37,13 @@ rule campaign_samples:
         manifest=FLOW.campaign("{gpu}"),
     output:
         samples=FLOW.samples("{gpu}", Source.MEASUREMENTS),
+    log:
+        f"{KERNELS}/logs/samples.log",
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.MEASUREMENTS),
     params:
         families=FLOW.families(Source.MEASUREMENTS),
         code=FLOW.code("collect", "schemas.py"),
-    wildcard_constraints:
-        gpu=FLOW.gpus_from("kernels", Source.MEASUREMENTS),
-    log:
-        f"{KERNELS}/logs/samples.log",
     message:
         "Kernel samples of {wildcards.gpu}, from our own campaign"
     script:
@@ -56,17 +56,17 @@ rule local_samples:
         calls=FLOW.of_points("calls.parquet", "local"),
     output:
         samples=FLOW.samples("{gpu}", Source.LOCAL),
+    log:
+        f"{KERNELS}/logs/samples.log",
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.LOCAL),
+    threads: workflow.cores
+    resources:
+        gpu=1,
     params:
         families=FLOW.families(Source.LOCAL),
         collect=FLOW.first_section("collect"),
         code=FLOW.code("collect", "schemas.py"),
-    wildcard_constraints:
-        gpu=FLOW.gpus_from("kernels", Source.LOCAL),
-    resources:
-        gpu=1,
-    threads: workflow.cores
-    log:
-        f"{KERNELS}/logs/samples.log",
     message:
         "Kernel samples of this machine: microbenchmarks of every family in use"
     script:
@@ -79,15 +79,15 @@ rule fit_kernels:
         tracking=ancient(TRACKING),
     output:
         models=[directory(path) for path in FLOW.models("{gpu}", "{kernels}", Source.PUBLIC)],
-    params:
-        settings=FLOW.kernel_settings,
-        code=FLOW.code("kernels", "hardware", "report/tracking.py"),
-    wildcard_constraints:
-        gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
     log:
         f"{KERNELS}/logs/fit_{{kernels}}.log",
     benchmark:
         f"{KERNELS}/logs/fit_{{kernels}}.tsv"
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+    params:
+        settings=FLOW.kernel_settings,
+        code=FLOW.code("kernels", "hardware", "report/tracking.py"),
     message:
         "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow"
     script:

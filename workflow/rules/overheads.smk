@@ -9,12 +9,12 @@ rule public_overheads:
         traces=FLOW.public("traces"),
     output:
         samples=OBSERVATIONS,
-    params:
-        code=FLOW.code("trace", "overheads", "schemas.py"),
-    wildcard_constraints:
-        gpu=FLOW.gpus_from("overheads", Source.PUBLIC),
     log:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("overheads", Source.PUBLIC),
+    params:
+        code=FLOW.code("trace", "overheads", "schemas.py"),
     message:
         "Overhead observations of {wildcards.gpu}, from public traces"
     script:
@@ -26,12 +26,12 @@ rule campaign_overheads:
         manifest=FLOW.campaign("{gpu}"),
     output:
         samples=OBSERVATIONS,
-    params:
-        code=FLOW.code("trace", "overheads", "collect", "schemas.py"),
-    wildcard_constraints:
-        gpu=FLOW.gpus_from("overheads", Source.MEASUREMENTS),
     log:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("overheads", Source.MEASUREMENTS),
+    params:
+        code=FLOW.code("trace", "overheads", "collect", "schemas.py"),
     message:
         "Overhead observations of {wildcards.gpu}'s host, from our own campaign"
     script:
@@ -43,13 +43,13 @@ rule local_overheads:
         traces=FLOW.of_points("trace/kineto.json.gz", "local"),
     output:
         samples=OBSERVATIONS,
+    log:
+        f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("overheads", Source.LOCAL),
     params:
         workloads=FLOW.local_workloads(),
         code=FLOW.code("trace", "overheads", "schemas.py"),
-    wildcard_constraints:
-        gpu=FLOW.gpus_from("overheads", Source.LOCAL),
-    log:
-        f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
     message:
         "Overhead observations of this machine, from its own traces"
     script:
@@ -62,13 +62,13 @@ rule overhead_statistics:
         tracking=ancient(TRACKING),
     output:
         overheads=OVERHEADS,
+    log:
+        f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
+    wildcard_constraints:
+        overheads=r"overheads(-[a-z_]+)?",
     params:
         settings=FLOW.overhead_settings,
         code=FLOW.code("overheads", "schemas.py", "report/tracking.py"),
-    wildcard_constraints:
-        overheads=r"overheads(-[a-z_]+)?",
-    log:
-        f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
     message:
         "Overhead statistics for {wildcards.gpu} ({wildcards.overheads})"
     script:

@@ -9,10 +9,10 @@ rule pack:
         overheads=FLOW.pack_overheads,
     output:
         manifest=PACK,
-    params:
-        provenance=FLOW.public_provenance,
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+    params:
+        provenance=FLOW.public_provenance,
     message:
         "Pack of {wildcards.gpu}"
     script:

@@ -15,12 +15,12 @@ rule predict:
         prediction=f"{POINT}/prediction.parquet",
         timeline=f"{POINT}/timeline.json.gz",
         summary=f"{POINT}/summary.parquet",
+    log:
+        f"{POINT}/logs/predict.log",
     params:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
         code=FLOW.code(*PREDICTING),
-    log:
-        f"{POINT}/logs/predict.log",
     message:
         "Step time of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:

@@ -25,12 +25,12 @@ rule error_parts:
         summary=f"{POINT}/summary.parquet",
     output:
         parts=f"{POINT}/parts.parquet",
+    log:
+        f"{POINT}/logs/error_parts.log",
     params:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
         code=FLOW.code(*PREDICTING, "report/parts.py"),
-    log:
-        f"{POINT}/logs/error_parts.log",
     message:
         "Errors of {wildcards.model} at batch {wildcards.batch}, part by part"
     script:
