@@ -106,7 +106,7 @@ def replay_source(
         samples.append(seen[0])
         model, remark = _model(fold, seen, options)
         notes += remark
-        replayed += list(_evaluate(fold.test, train, model, seen[1], options))
+        replayed += list(_evaluate(fold, model, seen[1], options))
     replayed.sort(key=lambda r: r.iteration.number)
     if split != "none":
         notes += [*_left_out(folds), *_unmatched(replayed)]
@@ -186,12 +186,10 @@ def _unmatched(replayed: Sequence[Replayed]) -> list[str]:
     return [f"{share:.0%} of the predicted host time rests on means over all ops: the statistics lack this trace's ops"]
 
 
-def _evaluate(
-    test: Source, train: Sequence[Source], model: OverheadModel, waits: WaitModel, options: Options
-) -> Iterator[Replayed]:
-    mean = float(np.mean([iteration.span_us for source in train for iteration in source.chosen]))
-    for iteration in test.chosen:
-        program = build(test, iteration, model, waits, options)
+def _evaluate(fold: Fold, model: OverheadModel, waits: WaitModel, options: Options) -> Iterator[Replayed]:
+    mean = float(np.mean([iteration.span_us for source in fold.train for iteration in source.chosen]))  # as measured
+    for iteration in fold.test.chosen:
+        program = build(fold.test, iteration, model, waits, options)
         timeline = simulate(program, iteration.kernel_us, form=options.form)
         yield Replayed(iteration, program, timeline, mean)
 
