@@ -37,7 +37,7 @@ def main() -> int:
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
-    errors = []
+    errors: dict[str, list[float]] = {}
     print("gpu | model | mode | batch | measured ms | predicted ms | active ms | error % | bound")
     for row in rows(args.datasets, args.gpus.split(",")).itertuples():
         overrides = [
@@ -46,14 +46,18 @@ def main() -> int:
         ]  # fmt: skip
         found = predict_point(expand(overrides)[0], args.results)
         error = found.predicted_us / row.e2e_latency_us - 1
-        errors.append(abs(error))
+        errors.setdefault(row.gpu, []).append(100 * error)
         times = [value / 1e3 for value in (row.e2e_latency_us, found.predicted_us, found.active_us)]
         middle = " | ".join(f"{value:.1f}" for value in times)
         print(
             f"{row.gpu} | {row.model} | {row.mode} | {row.batch_size} | {middle} | {100 * error:+.1f} | {found.bound}"
         )
-    mean, worst = 100 * sum(errors) / len(errors), 100 * max(errors)
-    print(f"\nmean absolute error over {len(errors)} rows: {mean:.1f} %, worst {worst:.1f} %")
+    print("\n| GPU | rows | mean error % | mean absolute error % | worst % |\n|---|---|---|---|---|")
+    for name, found in [*errors.items(), ("all", [error for each in errors.values() for error in each])]:
+        size = [abs(error) for error in found]
+        print(
+            f"| {name} | {len(found)} | {sum(found) / len(found):+.1f} | {sum(size) / len(size):.1f} | {max(size):.1f} |"
+        )
     return 0
 
 
