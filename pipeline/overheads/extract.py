@@ -80,7 +80,11 @@ def item_keys(act: Activity) -> ItemKeys:
 
 
 def extract_overheads(
-    source: Trace | Activity, workload: str = "", iterations: Flags | None = None, keys: ItemKeys | None = None
+    source: Trace | Activity,
+    workload: str = "",
+    iterations: Flags | None = None,
+    keys: ItemKeys | None = None,
+    waiting: bool = False,
 ) -> pd.DataFrame:
     """All observations of a trace as an `overhead_samples` table.
 
@@ -90,6 +94,7 @@ def extract_overheads(
         iterations: which iterations to use (one flag each); all by default. Work outside any iteration is left out
             where the trace has a marker.
         keys: keys of the items where they are at hand.
+        waiting: leave waiting in T4, as the published form does, which knows no waits of the host.
     """
     act = source if isinstance(source, Activity) else activity(source)
     keys = keys or item_keys(act)
@@ -98,7 +103,7 @@ def extract_overheads(
         use &= np.append(iterations, False)[act.iteration]
     parts = [_gaps(act, keys, use), *_inside(act, keys, use)]
     if not act.on_cpu:
-        parts += [_api_times(act, keys, use), *_device_constants(act, use)]
+        parts += [_api_times(act, keys, use, waiting), *_device_constants(act, use)]
     filled = [part for part in parts if len(part)]
     frame = pd.concat(filled, ignore_index=True) if filled else parts[0]
     return frame.assign(workload=workload)[COLUMNS]
@@ -172,10 +177,11 @@ def outstanding(act: Activity) -> Ints:
     return (launched - ended).astype(np.int64)
 
 
-def _api_times(act: Activity, keys: ItemKeys, use: Flags) -> pd.DataFrame:
-    """T4 of launches and waits, waiting and full queues left out."""
+def _api_times(act: Activity, keys: ItemKeys, use: Flags, waiting: bool) -> pd.DataFrame:
+    """T4 of launches and waits, full queues left out, waiting too unless it is wanted."""
     waits = act.action_sync.copy()
     waits[act.call_action[act.blocking]] = True
+    waits &= not waiting
     rows = np.flatnonzero(use[act.action_item] & (outstanding(act) < FULL_QUEUE_CALLS))
     item = act.action_item[rows]
     duration = act.action_end[rows] - act.action_start[rows]

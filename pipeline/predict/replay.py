@@ -102,7 +102,7 @@ def replay_source(
     notes = ["one iteration only: predicted from its own statistics, no held-out figure"] if split == "none" else []
     for fold in folds:
         train = fold.train if split == "none" else tuple(source.lasting for source in fold.train)
-        seen = learn(train)
+        seen = learn(train, waiting=options.form == "published")
         samples.append(seen[0])
         model, remark = _model(fold, seen, options)
         notes += remark
@@ -152,9 +152,8 @@ def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -
     """Host statistics of a fold, with the factor from a few iterations of the target where there are some."""
     samples, waits = seen
     if fold.few is None:
-        return OverheadModel(
-            _ablated(summarise(samples, options.estimator, signatures=options.signatures), options)
-        ), []
+        table = summarise(samples, options.estimator, signatures=options.signatures)
+        return OverheadModel(_ablated(table, options)), []
     few = fold.few.lasting
     own, _ = learn([few])
     waits.learn(few.act, few.keys, few.chosen)

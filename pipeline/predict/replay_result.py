@@ -84,7 +84,10 @@ class ReplayResult:
             "mean_absolute_error": self.mean("absolute_error"),
             "active_measured_us": self.mean("active_measured"),
             "active_predicted_us": self.mean("active_predicted"),
+            "idle_measured_us": measured - self.mean("active_measured"),
+            "idle_predicted_us": self.mean("predicted") - self.mean("active_predicted"),
             "host_us": self.mean("host"),
+            "critical_path": self.critical_path(),
             "baselines": {
                 "kernel_sum_us": self.mean("kernel_sum"),
                 "kernel_sum_error": self.mean("kernel_sum") / measured - 1.0,
@@ -117,6 +120,18 @@ class ReplayResult:
         }[which]
         spans = np.array([r.iteration.span_us for r in self.replayed])
         return float(np.mean(np.abs(np.array(value) / spans - 1.0)))
+
+    def critical_path(self) -> dict[str, Any]:
+        """What the predicted step consists of along its critical path, means over the evaluated iterations.
+
+        The rest, beside host and device, is work queued before the step, latency of launches and gaps between kernels.
+        """
+        host, device = np.mean([r.timeline.critical_shares() for r in self.replayed], axis=0)
+        predicted = self.mean("predicted")
+        return {
+            "host_us": float(host), "device_us": float(device), "host_share": float(host / predicted),
+            "device_share": float(device / predicted), "bound": "host" if host > device else "device",
+        }  # fmt: skip
 
     def overhead_summary(self) -> dict[str, dict[str, float]]:
         """Mean, median and number of observations per overhead type, over all ops."""

@@ -32,6 +32,9 @@ def table(facts: dict[str, Any]) -> Table:
     measured, predicted = facts["active_measured_us"], facts["active_predicted_us"]
     row("device active, measured", measured, None, None)
     row("device active, predicted", predicted, predicted / measured - 1.0 if measured else None, None)
+    path = facts["critical_path"]
+    out.add_row(f"critical path: host ({path['bound']}-bound step)", f"{path['host_us']:,.1f}", "", "")
+    out.add_row("critical path: device", f"{path['device_us']:,.1f}", "", "")
     out.add_section()
     for kind, values in facts["overheads"].items():
         out.add_row(f"{kind}: mean of {values['count']} observations", f"{values['mean_us']:,.2f}", "", "")

@@ -71,9 +71,9 @@ class Source:
         return cut.only([iteration for iteration in cut.chosen if iteration.number in numbers])
 
 
-def learn(train: Sequence[Source]) -> tuple[pd.DataFrame, WaitModel]:
-    """Overhead observations and stream waits of the iterations to learn from."""
-    samples = [extract_overheads(source.act, source.name, source.flags, source.keys) for source in train]
+def learn(train: Sequence[Source], waiting: bool = False) -> tuple[pd.DataFrame, WaitModel]:
+    """Overhead observations (with `waiting` in T4 or without) and stream waits of the iterations to learn from."""
+    samples = [extract_overheads(source.act, source.name, source.flags, source.keys, waiting) for source in train]
     waits = WaitModel()
     for source in train:
         waits.learn(source.act, source.keys, source.chosen)

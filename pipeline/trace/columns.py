@@ -6,9 +6,12 @@ nanoseconds, exactly, whether the file gives whole microseconds, three decimals,
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from types import NoneType
@@ -41,19 +44,16 @@ _DUMPS = orjson.dumps
 class Vocabulary:
     """Text seen so far; code -1 stands for absent. JSON text is kept as the bytes it was dumped to until the end."""
 
-    codes: dict[str | bytes, int] = field(default_factory=dict)
+    codes: defaultdict[str | bytes, int] = field(default_factory=lambda: defaultdict(count().__next__))
 
     @property
     def texts(self) -> list[str]:
-        """The texts in the order of their codes."""
-        return [text if isinstance(text, str) else text.decode() for text in self.codes]
+        """The texts in the order of their codes; half a surrogate pair, which no table can hold, becomes `?`."""
+        return [(text.encode("utf-8", "replace") if isinstance(text, str) else text).decode() for text in self.codes]
 
-    def encode(self, values: Sequence[str | bytes]) -> Ints:
-        """Codes of texts, new ones appended."""
-        codes = self.codes
-        for value in dict.fromkeys(values):
-            codes.setdefault(value, len(codes))
-        return np.fromiter(map(codes.__getitem__, values), np.int64, len(values))
+    def encode(self, values: Iterable[str | bytes], number: int) -> Ints:
+        """Codes of texts, of which there are `number`; new ones get the next code as they are looked up."""
+        return np.fromiter(map(self.codes.__getitem__, values), np.int64, number)
 
 
 @dataclass
@@ -123,8 +123,10 @@ class Columns:
     def _append(self, column: str, values: Ints) -> None:
         self.parts.setdefault(column, []).append((self.rows, values))
 
-    def _encode(self, column: str, values: Sequence[str | bytes]) -> Ints:
-        return self.vocabulary.setdefault(column, Vocabulary()).encode(values)
+    def _encode(self, column: str, values: Iterable[str | bytes], number: int) -> Ints:
+        if column not in self.vocabulary:
+            self.vocabulary[column] = Vocabulary()
+        return self.vocabulary[column].encode(values, number)
 
     def _stamps(self, batch: Batch, values: Sequence[Any]) -> Ints:
         self._require_numbers(batch, values, "ts")
@@ -162,8 +164,7 @@ class Columns:
             raise self._wrong(batch, lambda e: type(e.get(key, 0 if key == "dur" else None)) not in (int, float),
                               f"has no number as {key}")  # fmt: skip
         low, high = _LIMITS_US[key]
-        odd = float in kinds and any(value != value for value in values)
-        if odd or not (low <= min(values) and max(values) <= high):
+        if not (low <= min(values) and max(values) <= high) or (float in kinds and _has_nan(values)):
             raise self._wrong(
                 batch, lambda e: not low <= e.get(key, 0) <= high, f"has a {key} that is no time in microseconds"
             )
@@ -173,8 +174,9 @@ class Columns:
         if set(map(type, values)) != {str}:
             raise self._wrong(batch, lambda e: type(e.get(key, absent)) is not str, f"has no text as {key}")
         if key == "cat":
-            values = [CATEGORY_ALIASES.get(value, value) for value in values] if _aliased(values) else values
-        self._append(key, self._encode(key, values))
+            plain = CATEGORY_ALIASES.keys().isdisjoint(values)
+            values = values if plain else [CATEGORY_ALIASES.get(value, value) for value in values]
+        self._append(key, self._encode(key, values, len(values)))
 
     def _process(self, batch: Batch, values: Sequence[Any], key: str) -> Ints:
         """Process or thread ids; text ids (`Spans`) become negative numbers below any real id."""
@@ -190,15 +192,15 @@ class Columns:
             elif isinstance(value, str | int | float) and not isinstance(value, bool):
                 text = str(value)
                 number = int(text) if text.lstrip("-").isdigit() and len(text) < 18 else None
-                out[i] = number if number is not None else -(2**62) - int(self._encode("process", [text])[0])
+                out[i] = number if number is not None else -(2**62) - int(self._encode("process", [text], 1)[0])
             else:
                 raise self._wrong(batch, lambda e: not isinstance(e.get(key, 0), str | int | float), f"has a bad {key}")
         return out
 
     def _arguments(self, batch: Batch, values: Sequence[Any]) -> None:
         """Columns from the arguments, category by category; a column that no event carries takes no memory."""
-        args = [value or _NO_ARGS for value in values]
-        if set(map(type, args)) != {dict}:
+        args = values if set(map(type, values)) == {dict} else [value or _NO_ARGS for value in values]
+        if args is not values and set(map(type, args)) != {dict}:
             raise self._wrong(batch, lambda e: type(e.get("args") or {}) is not dict, "has args that are no object")
         category = self.parts["cat"][-1][1]
         names = list(self.vocabulary["cat"].codes)
@@ -208,7 +210,7 @@ class Columns:
             if not wanted:
                 continue
             rows = np.flatnonzero(category == code)
-            chosen = [args[row] for row in rows.tolist()]
+            chosen = list(map(args.__getitem__, rows.tolist()))
             present = set().union(*chosen)
             for column in wanted:
                 integer = column in INTEGER_ARGS
@@ -246,13 +248,17 @@ class Columns:
         """Codes of texts; lists count by their JSON text."""
         kinds = set(map(type, values))
         if kinds == {str}:
-            return self._encode(column, values)
-        if kinds == {list}:
-            return self._encode(column, list(map(_DUMPS, values)))
+            return self._encode(column, values, len(values))
         out = np.full(len(values), -1, np.int64)
         present = [i for i, value in enumerate(values) if value is not None]
-        chosen = [values[i] for i in present]
-        out[present] = self._encode(column, [v if isinstance(v, str) else _DUMPS(v) for v in chosen])
+        chosen = values if len(present) == len(values) else [values[i] for i in present]
+        try:
+            texts = (
+                chosen if kinds <= {str, NoneType} else map(_DUMPS if kinds <= {list, NoneType} else _text_of, chosen)
+            )
+            out[present] = self._encode(column, texts, len(present))
+        except TypeError:  # numbers that the fast writer refuses
+            out[present] = self._encode(column, map(_text_of, chosen), len(present))
         return out
 
     def _wrong(self, batch: Batch, test: Callable[[Any], bool], what: str) -> TraceError:
@@ -272,8 +278,12 @@ def _fields(events: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
         return {key: [event.get(key, default) for event in events] for key, default in _DEFAULTS.items()}
 
 
-def _aliased(categories: Sequence[str]) -> bool:
-    return not CATEGORY_ALIASES.keys().isdisjoint(categories)
+def _text_of(value: Any) -> str | bytes:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()
+
+
+def _has_nan(values: Sequence[Any]) -> bool:
+    return bool(np.isnan(np.array(values, np.float64)).any())
 
 
 def _pick(args: list[dict[str, Any]], keys: list[str]) -> list[Any]:

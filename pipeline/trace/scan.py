@@ -20,8 +20,8 @@ import orjson
 from pipeline.errors import TraceError
 from pipeline.trace.repair import parse_loosely
 
-WINDOW_BYTES = 256 << 10
-"""Bytes parsed at once: small enough that the parsed objects stay in the cache (a fifth faster than 4 MB)."""
+WINDOW_BYTES = 128 << 10
+"""Bytes parsed at once: small enough that the parsed objects stay in the cache, also beside a busy neighbour."""
 
 MAX_EVENT_BYTES = 64 << 20
 """An element larger than this is no profiler event; stop instead of reading on without end."""

@@ -48,6 +48,9 @@ def test_replay_prints_one_json_object_with_the_contract_and_nothing_else(
                 "baselines", "overheads"):  # fmt: skip
         assert key in figures
     assert {"kernel_sum_us", "train_mean_us"} <= figures["baselines"].keys()
+    assert figures["idle_predicted_us"] == pytest.approx(figures["predicted_us"] - figures["active_predicted_us"])
+    path = figures["critical_path"]  # the host is done at 33, the kernel long before
+    assert path["bound"] == "host" and path["host_us"] == pytest.approx(33.0) and path["host_share"] == pytest.approx(1)
 
 
 def test_replay_prints_the_baselines_beside_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Hostile input: thousands of mutated traces end in a reading or in one line that names the file; nothing else."""
+"""Hostile input: thousands of mutated traces end in a reading, or in one line that names file and place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 import random
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op,
 from pipeline.errors import SteptimeError
 from pipeline.predict.replay import replay
 from pipeline.trace.load import load_trace
+
+PLACE = re.compile(r"byte|traceEvents|baseTimeNanoseconds|no operators|empty|JSON trace")
+"""A refusal says where: a byte, an element, a field, or that the whole file holds nothing of use."""
 
 SECONDS_PER_FILE = 5.0
 """No small file may take longer than this: a hang in disguise."""
@@ -72,6 +76,7 @@ def survives(content: bytes, folder: Path, predict: bool = True) -> bool:
         return True
     except SteptimeError as refusal:
         assert str(path) in str(refusal) and "\n" not in str(refusal)
+        assert PLACE.search(str(refusal).replace(str(path), "")), refusal
         return False
     finally:
         assert time.process_time() - begin < SECONDS_PER_FILE
@@ -112,14 +117,14 @@ def test_every_value_may_have_the_wrong_type(folder: Path) -> None:
 
 def test_every_key_may_be_missing(folder: Path) -> None:
     data = json.loads(trace(_iteration(0), baseTimeNanoseconds=5))
-    for holder, key in list(_places(data)):
+    for number, (holder, key) in enumerate(list(_places(data))):
         if isinstance(holder, dict):
             kept = holder.pop(key)
-            survives(json.dumps(data).encode(), folder)
+            survives(json.dumps(data).encode(), folder, predict=number % 3 == 0)
             holder[key] = kept
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -133,10 +138,10 @@ def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: in
             del content[place : place + rng.choice([1, 1, 3, 50])]
         else:
             content[place:place] = rng.choice(INSERTS)
-    survives(bytes(content), folder)
+    survives(bytes(content), folder, predict=seed % 4 == 0)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_odd_values_anywhere_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -147,7 +152,7 @@ def test_odd_values_anywhere_never_raise_anything_but_a_refusal(folder: Path, se
             holder.pop(key, None)
         elif isinstance(holder, dict) or key < len(holder):
             holder[key] = rng.choice(VALUES)
-    survives(json.dumps(data).encode(), folder)
+    survives(json.dumps(data).encode(), folder, predict=seed % 4 == 0)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +171,28 @@ def test_odd_values_anywhere_never_raise_anything_but_a_refusal(folder: Path, se
 )
 def test_files_without_end_are_refused_quickly(folder: Path, content: bytes) -> None:
     assert not survives(content, folder)
+
+
+@pytest.mark.parametrize(
+    "name", ['a"b', "a\\b", "a\x01b", "\u2028", "\U0001f600", "", "x" * 20_000, "},{", '"ts": 5', "]}"]
+)
+def test_odd_names_change_no_figure(folder: Path, name: str) -> None:
+    """Names are text and nothing more: whatever stands in them, links and predictions stay as they are."""
+    path = folder / "named.json"
+    path.write_bytes(RAW)
+    expected = replay(path).as_dict()["predicted_us"]
+    path.write_bytes(trace([{**e, "name": e["name"].replace("aten::addmm", name)} for e in EVENTS],
+                           baseTimeNanoseconds=1_700_000_000_000_000_000))  # fmt: skip
+    loaded = load_trace(path)
+    assert len(loaded) == len(EVENTS) and set(loaded.names) >= {name}
+    assert replay(path).as_dict()["predicted_us"] == pytest.approx(expected)
+
+
+def test_every_single_byte_may_be_lost_or_flipped(folder: Path) -> None:
+    raw = trace(_iteration(0), baseTimeNanoseconds=5)
+    for place in range(0, len(raw), 3):
+        survives(raw[:place] + raw[place + 1 :], folder, predict=False)
+        survives(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :], folder, predict=False)
 
 
 def test_a_trace_without_work_is_refused_by_replay_alone(folder: Path) -> None:

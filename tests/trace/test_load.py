@@ -14,6 +14,7 @@ from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, op, trace, 
 from pipeline.errors import TraceError
 from pipeline.schemas import read_table, write_table
 from pipeline.trace import scan
+from pipeline.trace.export import write_events
 from pipeline.trace.load import load_trace
 
 #            0    5    10   15   20   25
@@ -142,6 +143,16 @@ def test_names_with_control_characters_quotes_and_bad_utf8_are_mended(tmp_path: 
     loaded = load_trace(path)
     assert len(loaded) == 4
     assert any("not valid JSON" in note for note in loaded.notes)
+
+
+def test_half_a_surrogate_pair_and_endless_numbers_reach_a_table(tmp_path: Path) -> None:
+    raw = trace([*STEP, {**STEP[3], "ts": 2000, "args": {**STEP[3]["args"], "grid": [2**70, 1, 1]}}])
+    path = tmp_path / "t.json"
+    path.write_bytes(raw.replace(b'"aten::linear"', b'"aten::\\ud83d"'))
+    loaded = load_trace(path)
+    assert "aten::?" in set(loaded.names) and len(loaded.vocabulary["grid"]) == 1
+    write_events(loaded, tmp_path / "events.parquet")
+    assert len(read_table(tmp_path / "events.parquet", "events")) == 5
 
 
 def test_phases_follow_annotations_and_backward_wrappers(tmp_path: Path) -> None:
