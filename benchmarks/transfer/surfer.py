@@ -5,29 +5,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import pandas as pd
-
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
-from pipeline.transfer.evaluate import quick
 from pipeline.transfer.paper import paper_surfer
-from pipeline.transfer.train import RECIPES, train_utilisation
-from pipeline.transfer.utilisation import UtilisationModel
-
-
-def _quick(samples: pd.DataFrame, family: str) -> UtilisationModel:
-    return train_utilisation(samples, family, quick(RECIPES[family], 400))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build --folds` left")
     parser.add_argument("--quick", action="store_true", help="one network of 400 steps per family")
     options = parser.parse_args()
     data = datasets_dir()
     if data is None:
         raise InputError("no public data: set STEPTIME_DATASETS to the folder that holds neusight/")
-    results = paper_surfer(data, _quick if options.quick else None)
+    results = paper_surfer(data, 400 if options.quick else None, options.folds)
     results.to_csv(options.out, index=False)
     error = 100 * results["error"].abs()
     print(error.groupby([results["method"], results["destination"]]).mean().unstack().round(1).to_string())

@@ -28,13 +28,13 @@ NEWEST = {"A100-PCIE-40GB", "A100-PCIE-80GB", "T4"}
 """GPUs whose hosts stand for an unknown modern one: the newest of the set, with nearly equal floors."""
 
 
-def build_family(samples: pd.DataFrame, family: str, out: Path) -> pd.DataFrame:
-    """Train and save one family's models; errors over all ordered pairs."""
+def build_family(samples: pd.DataFrame, family: str, out: Path, cache: Path | None = None) -> pd.DataFrame:
+    """Train and save one family's models; errors over all ordered pairs. `cache` keeps the left-out models."""
     source = {"source": ", ".join(sorted(samples["source"].astype(str).unique()))}
     model = train_utilisation(samples, family, provenance=source)
     if family in DIMS:
         train_mlp(samples, family, SHIPPED).save(out / f"mlp_{family}.safetensors")
-    model, errors = finish(samples, model, folds(samples, family))
+    model, errors = finish(samples, model, folds(samples, family, cache=cache))
     model.save(out / f"{family}.safetensors")
     return errors
 
@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=packs_dir() / "transfer")
     parser.add_argument("--family", action="append", choices=COVERED)
     parser.add_argument("--errors", type=Path, help="write the pair errors here as CSV")
+    parser.add_argument("--folds", type=Path, help="folder that keeps the models without each GPU, for the benchmarks")
     parser.add_argument("--published-mlp", action="store_true", help="train the 8 x 1024 networks instead")
     options = parser.parse_args(arguments)
     data = datasets_dir()
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     options.out / f"mlp_{family}.safetensors"
                 )
             continue
-        errors = build_family(samples, family, options.out)
+        errors = build_family(samples, family, options.out, options.folds)
         print(errors.groupby("method")["mape"].mean().round(1).to_dict(), flush=True)
         found.append(errors)
     if options.errors and found:

@@ -7,8 +7,11 @@ latency of the op on that GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +28,8 @@ from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]
 
+Trained = TypeVar("Trained", UtilisationModel, TransferMlp)
+
 PROBES = 10
 """Probe kernels per family in the calibrated figures."""
 
@@ -39,13 +44,48 @@ class Fold:
     mlp: TransferMlp | None
 
 
-def folds(samples: pd.DataFrame, family: str, recipe: Recipe | None = None, mlp_steps: int = 1500) -> Iterator[Fold]:
-    """Train a family's models once per GPU left out."""
+def folds(
+    samples: pd.DataFrame,
+    family: str,
+    recipe: Recipe | None = None,
+    mlp_steps: int = 1500,
+    cache: Path | None = None,
+) -> Iterator[Fold]:
+    """Train a family's models once per GPU left out.
+
+    Args:
+        samples: a samples table.
+        family: a covered family.
+        recipe: sizes and schedule; the family's by default.
+        mlp_steps: steps of the cross-GPU network; none is trained for 0.
+        cache: folder of models that an earlier call left there; missing ones are trained and saved.
+    """
     own = samples[samples["family"] == family]
     for gpu in sorted(own["gpu"].unique()):
         rest = own[own["gpu"] != gpu]
-        mlp = train_mlp(rest, family, steps=mlp_steps) if family in DIMS and mlp_steps else None
-        yield Fold(family, load_gpu(str(gpu)), train_utilisation(rest, family, recipe or RECIPES[family]), mlp)
+        model = _cached(
+            cache and cache / f"{family}_without_{gpu}.safetensors",
+            UtilisationModel.load,
+            partial(train_utilisation, rest, family, recipe or RECIPES[family]),
+        )
+        mlp = None
+        if family in DIMS and mlp_steps:
+            mlp = _cached(
+                cache and cache / f"mlp_{family}_without_{gpu}.safetensors",
+                TransferMlp.load,
+                partial(train_mlp, rest, family, steps=mlp_steps),
+            )
+        yield Fold(family, load_gpu(str(gpu)), model, mlp)
+
+
+def _cached(path: Path | None, load: Callable[[Path], Trained], train: Callable[[], Trained]) -> Trained:
+    """The model saved at a path, else a new one, saved there."""
+    if path is not None and path.is_file():
+        return load(path)
+    model = train()
+    if path is not None:
+        model.save(path)
+    return model
 
 
 def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:

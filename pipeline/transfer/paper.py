@@ -28,6 +28,9 @@ CASE = ["model", "mode", "seq_len", "batch_size", "option"]
 SHORT_US = 20.0
 """Ops up to this long are host work (views, sizes) in the op table: they are left out of both sums."""
 
+MODELLED = ("gemm", "bmm", "elementwise", "softmax", "layer_norm")
+"""Families that the public language models consist of."""
+
 _ELEMENTWISE = {"add": "add", "sub": "add", "mul": "mul", "truediv": "divu", "pow": "powu", "gelu": "gelu",
                 "relu": "relu", "tanh": "tanh", "where": "add", "to": "addu", "contiguous": "addu"}  # fmt: skip
 
@@ -158,20 +161,21 @@ _RATIOS: dict[str, Callable[[pd.DataFrame, GpuSpec, GpuSpec, Mapping[str, Utilis
 }
 
 
-def paper_surfer(data: Path, train: Callable[[pd.DataFrame, str], UtilisationModel] | None = None) -> pd.DataFrame:
+def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None) -> pd.DataFrame:
     """Errors of whole models over all ordered pairs of the public GPUs, the destination left out of training.
 
     Args:
         data: the datasets folder.
-        train: how a family's model is fitted to samples; the shipped recipe by default.
+        steps: optimizer steps of one network per family; the shipped recipes by default.
+        cache: folder of left-out models (`evaluate.folds`).
 
     Raises:
         TableError: the public tables are missing.
     """
     from pipeline.datasets.neusight import read_samples
-    from pipeline.transfer.train import train_utilisation
+    from pipeline.transfer.evaluate import folds, quick
+    from pipeline.transfer.train import RECIPES
 
-    fit = train or train_utilisation
     folder = data / "neusight"
     for name in ("model_latency.parquet", "model_op_latency.parquet"):
         if not (folder / name).is_file():
@@ -179,9 +183,10 @@ def paper_surfer(data: Path, train: Callable[[pd.DataFrame, str], UtilisationMod
     passes = pd.read_parquet(folder / "model_latency.parquet")
     calls = model_calls(pd.read_parquet(folder / "model_op_latency.parquet"))
     samples = read_samples(data)
-    results = []
-    for gpu in sorted(passes["gpu"].astype(str).unique()):
-        rest = samples[samples["gpu"] != gpu]
-        models = {name: fit(rest, name) for name in ("gemm", "bmm", "elementwise", "softmax", "layer_norm")}
-        results.append(scale_models(passes, calls, load_gpu(gpu), models))
-    return pd.concat(results, ignore_index=True)
+    models: dict[str, dict[str, UtilisationModel]] = {}
+    for family in MODELLED:
+        recipe = RECIPES[family] if steps is None else quick(RECIPES[family], steps)
+        for fold in folds(samples, family, recipe, mlp_steps=0, cache=cache):
+            models.setdefault(fold.destination.name, {})[family] = fold.utilisation
+    gpus = sorted(passes["gpu"].astype(str).unique())
+    return pd.concat([scale_models(passes, calls, load_gpu(gpu), models[gpu]) for gpu in gpus], ignore_index=True)
