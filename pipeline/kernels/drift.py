@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
@@ -42,7 +43,9 @@ class Drift:
         return self.typical_us > 0
 
 
-def estimate_drift(features: Array, baseline: Array, latency_us: Array, folds: Array, seed: int = 0) -> Drift:
+def estimate_drift(
+    features: Array, baseline: Array, latency_us: Array, folds: npt.NDArray[np.int64], seed: int = 0
+) -> Drift:
     """Estimate how latencies grew from row to row.
 
     Args:

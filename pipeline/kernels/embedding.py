@@ -28,6 +28,10 @@ CACHEABLE_SHARE = 0.9
 SMALL_WIDTH_FACTORS = ((32, 1.55), (64, 1.1))
 """Empirical slowdown of narrow rows: D up to 32, D up to 64, else 1 (Lin et al.)."""
 
+ROW_LATENCY_US = 0.5
+"""A warp adds up the rows of its sample one after another, so that a few samples of many lookups wait for memory's
+latency. From the lookups of the V100 DLRM trace (128 samples, 2 to 35 lookups: 7 to 66 us)."""
+
 HARMONIC_TERMS = 4096
 """Zipf ranks that are summed one by one; higher ranks are summed in logarithmic bins."""
 
@@ -144,24 +148,25 @@ class EmbeddingTraffic:
     weights: Array
     hits: Array  # share of the weights that L2 serves
     width: Array
+    longest: Array  # most lookups of a sample in one table (mean over samples)
 
 
 def forward_traffic(d: Dims, gpu: GpuSpec | None) -> EmbeddingTraffic:
     """Traffic of a forward lookup; without a GPU no L2 hits are counted (the plain model)."""
     size = d.element_bytes()
-    fixed, weights, hits = np.zeros(d.rows), np.zeros(d.rows), np.zeros(d.rows)
-    memo: dict[tuple[Any, ...], tuple[float, float, float]] = {}
+    fixed, weights, hits, longest = (np.zeros(d.rows) for _ in range(4))
+    memo: dict[tuple[Any, ...], tuple[float, float, float, float]] = {}
     keys = list(zip(*(d(name, -1.0) for name in ("B", "D", "T", "L", "E")), d.text("attributes"), size, strict=True))
     for row, (key, attributes) in enumerate(zip(keys, attributes_of(d), strict=True)):
         if key not in memo:
             memo[key] = _call_traffic(tables_of(d, row, attributes), attributes, float(size[row]), gpu)
-        fixed[row], weights[row], hits[row] = memo[key]
-    return EmbeddingTraffic(fixed, weights, hits, d("D"))
+        fixed[row], weights[row], hits[row], longest[row] = memo[key]
+    return EmbeddingTraffic(fixed, weights, hits, d("D"), longest)
 
 
 def _call_traffic(
     tables: list[Lookup], attributes: dict[str, Any], element: float, gpu: GpuSpec | None
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, float]:
     index_bytes = float(attributes.get("index_bytes", 8))
     batch, width = tables[0].batch, tables[0].width
     row_bytes = float(sectors(np.asarray(element * width)))
@@ -170,11 +175,11 @@ def _call_traffic(
     fixed = float(batch * (32.0 + 64.0 + index_sectors + row_bytes).sum())
     weights = float(batch * row_bytes * counts.sum())
     if gpu is None or weights <= 0:
-        return fixed, weights, 0.0
+        return fixed, weights, 0.0, float(counts.max())
     at_once = min(len(tables), int(np.ceil(gpu.sms * RESIDENT_WARPS_PER_SM / max(batch, 1.0))))
     cached = CACHEABLE_SHARE * gpu.l2_bytes / (max(at_once, 1) * element * width)
     hits = sum(count * table.hit_rate(cached) * table.accesses for table, count in Counter(tables).items())
-    return fixed, weights, hits / max(sum(table.accesses for table in tables), 1.0)
+    return fixed, weights, hits / max(sum(table.accesses for table in tables), 1.0), float(counts.max())
 
 
 def distinct_weight_bytes(d: Dims) -> Array:

@@ -15,7 +15,7 @@ from pipeline.kernels.families import Law, family, work_of
 from pipeline.kernels.heuristics import Physics, implicit_product
 from pipeline.kernels.work import Array, ConvShape, Dims, Work
 
-VERSION = 1
+VERSION = 2
 """Version of the columns below."""
 
 PRODUCT_TILES = ((128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32), (64, 32))
@@ -90,7 +90,7 @@ def derived_features(
 
 def _work_columns(columns: Columns, found: Work, name: str, calls: pd.DataFrame, gpu: GpuSpec) -> None:
     columns.log("bytes", found.bytes)
-    columns.log("physics", Physics.of(gpu).kernel_us(name, calls))
+    columns.log("physics", Physics.of(gpu).reference_us(name, calls))
     if family(name).law is Law.COMPUTE:
         columns.log("flops", found.flops)
         columns.log("intensity", (found.flops + 1.0) / np.maximum(found.bytes, 1.0))
@@ -120,6 +120,12 @@ def _product_columns(columns: Columns, d: Dims, gpu: GpuSpec) -> None:
         blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
         useful = b * k * m / (blocks * tile_k * tile_m)
         wave_columns(columns, f"{tile_k}x{tile_m}", blocks, useful, gpu.sms)
+    # large tiles leave room for two to four blocks on an SM, so that waves are that much wider
+    for tile_k, tile_m in ((128, 128), (128, 64), (64, 64)):
+        blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
+        for resident in (2.0, 4.0):
+            waves = blocks / (max(gpu.sms, 1) * resident)
+            columns.add(f"wave efficiency {tile_k}x{tile_m} {resident:.0f} resident", waves / np.ceil(waves))
     for label, values in (("M", m), ("N", n), ("K", k)):
         columns.add(f"alignment {label}", alignment(values))
     columns.log("aspect", k / m)
@@ -151,10 +157,10 @@ def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
         columns.add(f"edge {edge:.0f} efficiency", c.out_height / (edge * np.ceil(c.out_height / edge)))
     # products of the unfused variant, as their grids show: tiles along x, out channels along y, 36 along z
     tiles = c.batch * np.ceil(c.out_height / 4.0) * np.ceil(c.out_width / 4.0)
-    for tile_m, tile_k in ((128.0, 128.0), (64.0, 64.0), (32.0, 128.0)):
+    for tile_m, tile_k in ((128, 128), (64, 64), (32, 128)):
         blocks = 36.0 * np.ceil(tiles / tile_m) * np.ceil(c.out_channels / tile_k)
         useful = 36.0 * tiles * c.out_channels / (blocks * tile_m * tile_k)
-        wave_columns(columns, f"unfused {tile_m:.0f}x{tile_k:.0f}", blocks, useful, gpu.sms)
+        wave_columns(columns, f"unfused {tile_m}x{tile_k}", blocks, useful, gpu.sms)
     # the fused variant: `tileNHW` in its kernel name counts images and 2 x 2 outputs, with 32 out channels a block
     for images, high, wide in ((1.0, 4.0, 8.0), (4.0, 4.0, 2.0), (2.0, 4.0, 4.0)):
         tall, broad = np.ceil(c.out_height / (2.0 * high)), np.ceil(c.out_width / (2.0 * wide))
@@ -189,4 +195,13 @@ def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
             wave_columns(
                 columns, f"{rows_per_block:.0f} rows", np.ceil(rows / rows_per_block), np.ones_like(rows), gpu.sms
             )
+        # a block per row and 128 threads that take four elements each: layer norm, long softmax
+        per_step = 512.0
+        steps = np.ceil(width / per_step)
+        columns.log("row steps", steps)
+        columns.add("row step efficiency", width / (per_step * steps))
+        for resident in (8.0, 16.0):
+            waves = rows / (max(gpu.sms, 1) * resident)
+            columns.add(f"wave efficiency {resident:.0f} resident", waves / np.maximum(np.ceil(waves), 1.0))
+            columns.log(f"row time {resident:.0f} resident", np.ceil(waves) * steps)
         wave_columns(columns, "512 elements", np.ceil(elements / 512.0), np.ones_like(rows), gpu.sms)

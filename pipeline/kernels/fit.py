@@ -33,6 +33,9 @@ DEFAULT_OFFSET_US = 13.5
 FEWEST_TO_LEARN = 20
 """Samples below which nothing is learned: physics is scaled by their median ratio (variant `roofline`)."""
 
+EQUAL = 1e-9
+"""Log range within which all samples are equal: nothing can be learned, and the model is their value."""
+
 FLOOR_TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 FEW_SPREAD = 1.6
@@ -107,10 +110,8 @@ def fit_family(
     if test_rows is not None:
         table = table.assign(held_out=test_rows)
     table = clean_samples(table, f"samples of {name}")
-    if test_rows is not None:
-        test_mask = table.pop("held_out").to_numpy(dtype=bool)
-    else:
-        test_mask = split_by_shape(table, test_share, seed)
+    marked = table.pop("held_out").to_numpy(dtype=bool) if test_rows is not None else None
+    test_mask = split_by_shape(table, test_share, seed) if marked is None else marked
     train, test = table[~test_mask].reset_index(drop=True), table[test_mask].reset_index(drop=True)
     if train.empty:
         raise InputError(f"{name}: no shape is left to fit on; give more samples or a smaller test share")
@@ -166,7 +167,7 @@ class _Fitter:
     def _prior_scale(self, physics: Physics) -> float:
         """Median ratio of measured kernels to physics, over samples that show their kernel but are short."""
         ops = Dims(self.train).text("op")
-        expected = physics.kernel_us(self.name, self.clamped)
+        expected = physics.reference_us(self.name, self.clamped)
         floor = self.base.floor.of(ops)
         shown = (self.measured > floors.ABOVE_FLOOR * floor) & np.isfinite(expected)
         if not shown.any():
@@ -179,6 +180,9 @@ class _Fitter:
     def fit(self, variant: str) -> tuple[FittedModel, Array]:
         """The model, and log predictions of the undisturbed time by members that had not seen the row."""
         log_measured = np.log(self.measured)
+        if len(self.train) > 1 and np.ptp(log_measured) < EQUAL:
+            floor = Floor(self.base.floor.offset_us, float(self.measured[0]), {})
+            return replace(self.base, variant="constant", inputs="constant", floor=floor), log_measured
         baseline = self.base.baseline(self.clamped)
         chosen = "roofline" if len(self.train) < FEWEST_TO_LEARN else variant
         if chosen == "roofline" or not np.all(np.isfinite(baseline)):
@@ -207,6 +211,8 @@ class _Fitter:
 
     def _trust_floor(self, model: FittedModel, baseline: Array, learned_log: Array, clean: Array) -> FittedModel:
         """Choose `floor_trust` by the error on unseen rows."""
+        if model.floor.default_us <= 0:
+            return model
         errors = {}
         for trust in FLOOR_TRUSTS:
             damped = replace(model, floor_trust=trust).damp(self.clamped, baseline, learned_log)
@@ -224,8 +230,9 @@ class _Fitter:
             return base.features(calls)
 
         problem = learned.Problem(
-            self.clamped, featurise(self.clamped), target, baseline, self.folds, family(self.name).law, featurise
-        )
+            self.clamped, featurise(self.clamped), target, baseline, self.folds, family(self.name).law, featurise,
+            self._height,
+        )  # fmt: skip
         if variant == "mlp_paper":
             outcome, recipe = learned.search_paper(problem, self.seed)
             self.notes |= {"width": recipe.width, "layers": recipe.layers, "learning_rate": recipe.learning_rate}
@@ -236,6 +243,12 @@ class _Fitter:
         else:
             outcome = learned.fit_average(problem, self.seed)
         return outcome, base
+
+    def _height(self, calls: pd.DataFrame) -> Array:
+        """Log of the baseline over the floor; infinite where there is no floor. Shape (rows,)."""
+        floor = self.base.floor.of(Dims(calls).text("op"))
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.base.baseline(calls) - np.log(floor))
 
     def _roofline(self, baseline: Array, log_measured: Array) -> tuple[FittedModel, Array]:
         """Physics, scaled to the samples; an interval from its residuals where there are enough of them."""

@@ -18,10 +18,10 @@ from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.networks import Network
-from pipeline.kernels.prediction import Estimate, Floor
+from pipeline.kernels.prediction import BLEND_TO, Estimate, Floor
 from pipeline.kernels.store import DESCRIPTION, read_description
 from pipeline.kernels.trees import Trees
-from pipeline.kernels.work import Array, Dims
+from pipeline.kernels.work import Array, Dims, is_one_of
 from pipeline.schemas import atomic_path
 
 HIDDEN_SPREAD = 1.6
@@ -67,9 +67,9 @@ class Scope:
         """Rows of an op, dtype, phase and window that the samples had, with all dims that they had."""
         d = Dims(calls)
         fine = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
-        fine &= pd.Series(d.text("dtype", "fp32")).isin(self.dtypes).to_numpy()
+        fine &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
         if self.name not in PHASELESS:
-            fine &= pd.Series(d.text("phase", "forward")).isin(self.phases).to_numpy()
+            fine &= is_one_of(d.text("phase", "forward"), self.phases)
         for dim in self.ranges:
             if dim not in WINDOW_DEFAULTS and dim != "B":
                 fine &= np.isfinite(d(dim))
@@ -127,7 +127,8 @@ class FittedModel:
 
     Attributes:
         members: networks or trees whose predictions are averaged with `weights`; empty for the bare baseline.
-        inputs: `derived` (features and baseline of `features.py`) or `raw` (log dims, the paper's).
+        inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, the paper's), or `constant` (all
+            samples were equal: the floor).
         floor: how latencies relate to kernels; `prior_scale` corrects physics for kernels under the floor.
         memory: the bandwidth curve that the baseline uses.
         floor_trust: how much of what the members say about latencies at the floor is believed, 0 to 1.
@@ -168,8 +169,22 @@ class FittedModel:
 
     def baseline(self, calls: pd.DataFrame) -> Array:
         """Log of the latency that physics and floor expect, shape (rows,); learned members fit what is left."""
-        kernel = self.prior_scale * self.physics.kernel_us(self.family, calls)
+        kernel = self.prior_scale * self.physics.reference_us(self.family, calls)
         return np.asarray(np.log(self.floor.latency(kernel, Dims(calls).text("op"))))
+
+    def prior(self, calls: pd.DataFrame) -> Array:
+        """Kernel time by physics for kernels that the floor may hide, shape (rows,).
+
+        Samples scale physics by what their shortest visible kernels show (`prior_scale`). That holds where kernels
+        become visible; down to the shortest kernels, which lie by physics, the scale fades to one.
+        """
+        physics = self.physics
+        start = physics.start_us(self.family)
+        growing = np.maximum(physics.kernel_us(self.family, calls) - start, 0.0)
+        floor = self.floor.of(Dims(calls).text("op"))
+        visible = np.maximum(BLEND_TO * floor - self.floor.offset_us - start, start)
+        share = np.clip(np.log1p(growing / start) / np.log1p(visible / start), 0.0, 1.0)
+        return np.asarray(start + self.prior_scale**share * growing)
 
     def features(self, calls: pd.DataFrame) -> Array:
         """Inputs of the members, shape (rows, columns)."""
@@ -182,6 +197,8 @@ class FittedModel:
 
     def undisturbed(self, calls: pd.DataFrame) -> Array:
         """Log latency without the session's disturbance, for calls inside the range of the samples."""
+        if self.inputs == "constant":
+            return np.full(len(calls), np.log(self.floor.default_us))
         start = np.zeros(len(calls)) if self.inputs == "raw" else self.baseline(calls)
         if not self.members:
             return start
@@ -191,7 +208,7 @@ class FittedModel:
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
         """Shrink what was learned at the floor by `floor_trust`: there, differences are mostly noise of the samples."""
-        if self.inputs == "raw" or self.floor_trust >= 1.0:
+        if self.inputs == "raw" or self.floor_trust >= 1.0 or self.floor.default_us <= 0:
             return learned
         floor = np.log(self.floor.of(Dims(calls).text("op")))
         at_floor = (start <= floor + 1e-9) & (np.abs(learned) < AT_FLOOR)
@@ -204,7 +221,7 @@ class FittedModel:
         ops = Dims(clamped).text("op")
         log_time = self.undisturbed(clamped)
         time = np.exp(log_time)
-        physics = self.prior_scale * self.physics.kernel_us(self.family, clamped)
+        physics = self.prior(clamped)
         kernel = self.floor.kernel(time, physics, ops)
         hidden = kernel < 0.9 * (time - self.floor.offset_us)
         low, high = (np.exp(q) for q in self.kernel_quantiles.at(log_time))
@@ -215,8 +232,7 @@ class FittedModel:
         estimate = Estimate(latency, kernel, kernel_low, kernel_high, ~outside, latency * low, latency * high)
         if outside.any():
             drop = [name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns]
-            grown = self.prior_scale * self.physics.kernel_us(self.family, calls.drop(columns=drop))
-            factor = np.where(outside, grown / physics, 1.0)
+            factor = np.where(outside, self.prior(calls.drop(columns=drop)) / physics, 1.0)
             estimate = estimate.scale(factor, 1.0 + WIDENING_PER_OCTAVE * octaves)
         return estimate
 

@@ -30,7 +30,13 @@ FEWEST = 30
 """Samples that a curve fit needs above the floor."""
 
 NEAR_FLOOR = 5
-"""Smallest samples whose median is the floor where no sample is clearly small."""
+"""Smallest samples whose median is the floor."""
+
+HIDING = 4.0
+"""Latencies this many times longer than physics expects are the floor's, not the kernel's."""
+
+UNSEEN_FLOOR_US = 32.0
+"""Floor where no sample shows it: the median over ops and GPUs of the public samples."""
 
 
 def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
@@ -40,12 +46,14 @@ def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
         at = np.asarray(rows)
         latency, expected = samples["latency_us"].to_numpy(dtype=np.float64)[at], kernel_us[at]
         small = latency[expected < SMALL_WORK_US]
-        if len(small) < NEAR_FLOOR:
-            small = latency[np.argsort(expected)[:NEAR_FLOOR]]
-            # nothing small was measured: the floor is not visible, and at most the least latency
-            found[str(op)] = float(min(small.min(), 32.0))
-        else:
+        if len(small) >= NEAR_FLOOR:
             found[str(op)] = float(np.median(small))
+            continue
+        shortest = np.argsort(expected)[:NEAR_FLOOR]
+        typical = float(np.median(latency[shortest]))
+        hidden = typical > HIDING * float(np.median(expected[shortest]))
+        # where even the smallest samples may show their kernels, the floor is not visible: at most the least latency
+        found[str(op)] = typical if hidden else float(min(latency[shortest].min(), UNSEEN_FLOOR_US))
     return found
 
 
@@ -59,7 +67,7 @@ def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:
     if timed:
         keep, start = measured > 1.5 * SMALLEST_KERNEL_US, float(np.clip(np.quantile(measured, 0.01), 0.5, 20.0))
     else:
-        floors = rows["op"].map(op_floors(rows, Physics.of(gpu).kernel_us("elementwise", rows)))
+        floors = rows["op"].map(op_floors(rows, Physics.of(gpu).reference_us("elementwise", rows)))
         keep, start = measured > ABOVE_FLOOR * floors.to_numpy(dtype=np.float64), SMALLEST_KERNEL_US
     if keep.sum() < FEWEST:
         return None
@@ -83,7 +91,7 @@ def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) ->
     if timed:
         extra = float(np.median(np.maximum(latency - measured, 0.0)))
         return Floor(min(extra, offset_us) if extra else 0.0, 0.0 if not extra else float(latency.min()), {})
-    floors = op_floors(samples, physics.kernel_us(name, samples))
+    floors = op_floors(samples, physics.reference_us(name, samples))
     # a kernel cannot be shorter than nothing: the offset stays below the least floor
     offset = min(offset_us, 0.9 * min(floors.values()))
     return Floor(offset, float(np.median(list(floors.values()))), floors)

@@ -16,16 +16,25 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import SMALLEST_KERNEL_US, BandwidthCurve
-from pipeline.kernels.embedding import attributes_of, distinct_weight_bytes, forward_traffic, small_width_factor
+from pipeline.kernels.embedding import (
+    ROW_LATENCY_US,
+    attributes_of,
+    distinct_weight_bytes,
+    forward_traffic,
+    small_width_factor,
+)
 from pipeline.kernels.families import Law, family, work_of
-from pipeline.kernels.work import Array, ConvShape, Dims, Work
+from pipeline.kernels.work import Array, ConvShape, Dims, Work, values_of
 
 TILE = 64.0
 """Edge of the output tile that a thread block computes in the physical model of matrix products: the smallest common
 one in the public kernel names (64x64, 128x64, 32x128); what suits small products, where waves matter."""
 
 SHORTEST_REDUCTION = 256.0
-"""Reduction length that one block keeps when the library splits a long reduction over blocks (split-K)."""
+"""Reduction length that one block keeps when the library splits a long reduction over blocks (split-K), ..."""
+
+SHORTEST_OF_PRODUCTS = 128.0
+"""... and in small matrix products, whose blocks are sliced as well: by the V100 DLRM trace."""
 
 LINK_START_US = {"pinned": 1.5, "pageable": 1.5}
 """Duration of a tiny host copy on the stream; the V100 and A100 DLRM traces show 1 to 2 us."""
@@ -45,8 +54,16 @@ WHOLE_SORTS = ("sort", "unique", "topk", "")
 BLOCK_SORTS = ("radix_sort_single_tile",)
 """Sorts that one block does alone."""
 
-SORT_START_US = 15.0
-"""A small radix sort runs in one block, 10 to 16 us in the V100 DLRM trace."""
+START_US = {
+    "gemm": 5.0, "bmm": 5.0, "conv2d_forward": 7.0, "conv2d_backward_data": 7.0, "conv2d_backward_weight": 7.0,
+    "embedding_forward": 6.0, "embedding_backward": 12.0, "concat": 3.5, "layer_norm": 6.0, "softmax": 4.0,
+    "batch_norm": 5.0, "reduction": 7.0, "loss": 4.0, "pooling": 4.0, "tril_index_forward": 8.0,
+    "tril_index_backward": 8.0, "index": 5.0, "sort": 15.0, "memset": 1.5, "memcpy_d2d": 1.5, "attention": 6.0,
+    "rnn": 6.0, "optimizer": 3.0,
+}  # fmt: skip
+"""Duration of each family's kernels at negligible sizes, microseconds: chains of dependent loads, a reduction's last
+step, a tile's prologue. The least to typical durations among the smallest calls of the V100 and A100 DLRM traces
+(`benchmarks/kernels/public_traces.py`); families that are not listed take the bandwidth curve's start."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +97,8 @@ class Physics:
         d = Dims(calls)
         found = work_of(name, calls)
         if entry.law is Law.COMPUTE:
-            return self._compute(name, d, found)
+            shortest = SHORTEST_OF_PRODUCTS if name in ("gemm", "bmm") else SHORTEST_REDUCTION
+            return self._compute(name, d, found, shortest)
         if entry.law is Law.EMBEDDING:
             return self._embedding(name, d, found)
         if entry.law is Law.LINK:
@@ -91,33 +109,52 @@ class Physics:
             return self._collective(d, found)
         if entry.law is Law.SORT:
             whole = d.op_in(WHOLE_SORTS)
-            passes = self.memory.time_us(np.where(whole, SORT_PASSES, 1.0) * found.bytes)
-            return passes + np.where(whole | d.op_in(BLOCK_SORTS), SORT_START_US, 0.0)
-        return self._movement(entry.passes, found)
+            start = np.where(whole | d.op_in(BLOCK_SORTS), self.start_us(name), self.memory.start_us)
+            return start + self._moving_us(np.where(whole, SORT_PASSES, 1.0) * found.bytes)
+        return self._movement(name, entry.passes, found)
 
-    def _movement(self, passes: float, found: Work) -> Array:
+    def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
+        """The time that learned models correct: as `kernel_us`, without what the public traces say of short kernels.
+
+        Saved models depend on it: what changes it needs a new `features.VERSION`.
+        """
+        if family(name).law is Law.COMPUTE:
+            found = self._compute(name, Dims(calls), work_of(name, calls), SHORTEST_REDUCTION)
+        else:
+            found = self.kernel_us(name, calls)
+        return found - self.start_us(name) + self.memory.start_us
+
+    def start_us(self, name: str) -> float:
+        """Duration of a family's kernel at negligible size; a CPU has no kernels to start."""
+        return START_US.get(name, self.memory.start_us) if self.gpu.limits is not None else self.memory.start_us
+
+    def _moving_us(self, size: Array) -> Array:
+        """Time that bytes add to a kernel's start."""
+        return self.memory.time_us(size) - self.memory.start_us
+
+    def _movement(self, name: str, passes: float, found: Work) -> Array:
         """Traffic over the memory curve, or arithmetic where that takes longer."""
         arithmetic = found.flops / self.gpu.peak_gflop_per_s() / 1e3
-        return np.maximum(self.memory.time_us(passes * found.bytes), self.memory.start_us + arithmetic)
+        return np.asarray(self.start_us(name) + np.maximum(self._moving_us(passes * found.bytes), arithmetic))
 
-    def _compute(self, name: str, d: Dims, found: Work) -> Array:
-        """Roofline whose compute side counts whole waves of tiles; without tile counts, plain throughput."""
+    def _compute(self, name: str, d: Dims, found: Work, shortest: float) -> Array:
+        """Roofline whose compute side counts whole waves of tiles; without tile counts, plain throughput.
+
+        A long reduction is split over idle SMs, down to `shortest`.
+        """
         tiles, depth = tile_counts(name, d)
         peak = self.peak_flop_per_us(d)
         sms = max(self.gpu.sms, 1)
-        # a long reduction is split over idle SMs, down to a shortest useful length
-        split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / SHORTEST_REDUCTION, 1.0))
+        split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / shortest, 1.0))
         waves = np.ceil(tiles * split / sms)
         compute = waves * 2.0 * TILE * TILE * depth / split / (peak / sms)
         compute = np.where(np.isfinite(compute), np.maximum(compute, found.flops / peak), found.flops / peak)
-        return np.asarray(
-            self.memory.start_us + np.maximum(compute, self.memory.time_us(found.bytes) - self.memory.start_us)
-        )
+        return np.asarray(self.start_us(name) + np.maximum(compute, self._moving_us(found.bytes)))
 
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput by the dtype of each row, FLOP per microsecond."""
         peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
-        return pd.Series(d.text("dtype", "fp32")).map(peaks).fillna(peaks["fp32"]).to_numpy(dtype=np.float64)
+        return values_of(d.text("dtype", "fp32"), peaks, peaks["fp32"])
 
     def _embedding(self, name: str, d: Dims, found: Work) -> Array:
         """Enhanced model: cold traffic over DRAM, hits over L2, whichever takes longer; narrow rows are slower."""
@@ -126,10 +163,11 @@ class Physics:
         warm = traffic.hits * traffic.weights
         if name == "embedding_backward":
             cold, warm = self._backward_traffic(d, traffic.fixed, traffic.weights)
-        dram = self.memory.time_us(cold) - self.memory.start_us
+        dram = self._moving_us(cold)
         time = np.maximum(dram, warm / (1e3 * self.l2_gb_per_s)) * small_width_factor(traffic.width)
-        fallback = self.memory.time_us(found.bytes)
-        return np.where(np.isfinite(time), self.memory.start_us + time, fallback)
+        if name == "embedding_forward" and self.gpu.limits is not None:
+            time = np.maximum(time, ROW_LATENCY_US * traffic.longest)
+        return self.start_us(name) + np.where(np.isfinite(time), time, self._moving_us(found.bytes))
 
     def _backward_traffic(self, d: Dims, fixed: Array, weights: Array) -> tuple[Array, Array]:
         """(DRAM, L2) bytes of a backward: each distinct row is read and written once when the indices are sorted.

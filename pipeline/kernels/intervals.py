@@ -18,7 +18,7 @@ ROWS_PER_BIN = 150
 MOST_BINS = 12
 
 LEAST_SHRINK = 0.95
-"""Members share most of their errors; a smaller factor made intervals of small families too narrow on held-out shapes."""
+"""Members share most of their errors; a smaller factor made intervals of small families too narrow on new shapes."""
 
 
 @dataclass(frozen=True)

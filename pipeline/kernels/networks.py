@@ -122,7 +122,9 @@ def standardise(features: Array, mean: Float32, scale: Float32) -> Float32:
 
 def _silu(x: Float32) -> Float32:
     with np.errstate(over="ignore"):
-        return np.asarray(x / (1.0 + np.exp(-x)), dtype=np.float32)
+        y = np.exp(-x)
+    y += np.float32(1.0)
+    return np.divide(x, y, out=y)
 
 
 def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> Network:
@@ -161,7 +163,7 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
         error = _forward(x[rows], parameters, recipe.residual) - y[rows]
         value = error.abs().mean() if recipe.loss == "l1" else (error * error).mean()
         optimiser.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         optimiser.step()
         schedule.step()
     arrays = [parameter.detach().numpy().copy() for parameter in parameters]

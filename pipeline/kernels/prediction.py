@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.kernels.work import Array
+from pipeline.kernels.work import Array, values_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,15 @@ class Estimate:
         top = latency * (self.latency_p90 / self.latency) ** spread
         return Estimate(latency, kernel, low, high, self.inside, bottom, top)
 
+    def widen(self, spread: float) -> Estimate:
+        """Add an independent uncertainty of a factor `spread` up and down to the kernel's interval; the latency's follows."""
+        extra = np.log(spread)
+        low = self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), extra))
+        high = self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), extra))
+        bottom = np.minimum(self.latency_p10, self.latency - (self.kernel - low))
+        top = np.maximum(self.latency_p90, self.latency + (high - self.kernel))
+        return Estimate(self.latency, self.kernel, low, high, self.inside, bottom, top)
+
 
 class KernelModel(Protocol):
     """A fitted model of one family on one GPU."""
@@ -76,7 +85,7 @@ class Floor:
 
     def of(self, ops: npt.NDArray[np.object_]) -> Array:
         """Floor of each row's op, shape (rows,)."""
-        return pd.Series(ops).map(dict(self.by_op)).fillna(self.default_us).to_numpy(dtype=np.float64)
+        return values_of(ops, self.by_op, self.default_us)
 
     def latency(self, kernel_us: Array, ops: npt.NDArray[np.object_]) -> Array:
         """The latency that samples would show."""

@@ -82,15 +82,15 @@ class KernelPredictor:
 
     def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, Any]:
         """Estimate and evidence (one word, or one per row) for calls of one family."""
-        formula = self.formula(name, calls)
         evidence = np.full(len(calls), self.physics_evidence(name), dtype=object)
         model = self.models.get(name)
-        native = np.zeros(len(calls), dtype=bool)
-        if model is not None:
-            native = model.native(calls)
-            if native.any():
-                formula = _merge(formula, model.predict(calls[native]), native)
-                evidence[native] = model.evidence
+        native = np.zeros(len(calls), dtype=bool) if model is None else model.native(calls)
+        if model is not None and native.all():
+            return model.predict(calls), model.evidence
+        formula = self.formula(name, calls)
+        if model is not None and native.any():
+            formula = _merge(formula, model.predict(calls[native]), native)
+            evidence[native] = model.evidence
         if not native.all():
             rest = calls[~native]
             derived, origin = derive(name, rest, self.models, self.physics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
         raise TableError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{path}: not a readable parquet file ({str(error).splitlines()[0]})") from None
-    return table
+    return cast(pd.DataFrame, table)
 
 
 def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
@@ -138,16 +139,17 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
     if not keep.all():
         dropped = int((~keep).sum())
         warnings.warn(f"{where}: {dropped} of {len(keep)} samples dropped: bad latency or dims", stacklevel=2)
-    return samples.assign(latency_us=latency)[keep].reset_index(drop=True)
+    return cast(pd.DataFrame, samples.assign(latency_us=latency)[keep].reset_index(drop=True))
 
 
-def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.object_]:
+def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.uint64]:
     """One key per shape: equal dims give equal keys whatever op, dtype or phase ran on them."""
     names = sorted(
         {dim for name in samples["family"].unique() for dim in family(str(name)).dims} & set(samples.columns)
     )
     columns = [pd.to_numeric(samples[name], errors="coerce").fillna(-1).astype("int64") for name in names]
-    return pd.util.hash_pandas_object(pd.DataFrame(dict(zip(names, columns, strict=True))), index=False).to_numpy()
+    shapes = pd.DataFrame(dict(zip(names, columns, strict=True)))
+    return np.asarray(pd.util.hash_pandas_object(shapes, index=False), dtype=np.uint64)
 
 
 def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> npt.NDArray[np.int64]:

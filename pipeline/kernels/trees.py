@@ -11,11 +11,13 @@ from pipeline.errors import PackError
 from pipeline.kernels.work import Array
 
 PARAMETERS: dict[str, Any] = {
-    "objective": "regression", "learning_rate": 0.05, "num_leaves": 63, "min_data_in_leaf": 4, "lambda_l2": 1.0,
+    "objective": "regression", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 10, "lambda_l2": 1.0,
+    "linear_tree": True, "linear_lambda": 0.5,
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.4, "verbose": -1, "num_threads": 1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-"""Chosen on a validation split of V100 gemm and conv2d; the default loss beat L1 and Huber on average."""
+"""Chosen on development shapes of V100, A100 and T4: linear leaves err less than constant ones for bmm, convolutions
+and layer norm, and fit in half the time; the default loss beat L1 and Huber on average."""
 
 ROUNDS = 600
 
@@ -49,12 +51,15 @@ class Trees:
             raise PackError(f"not a LightGBM model ({str(error).splitlines()[0]}); rebuild it") from None
 
 
-def train_trees(features: Array, target: Array, seed: int, rounds: int = ROUNDS) -> Trees:
-    """Boost trees on features (rows, columns) and log times (rows,)."""
+def train_trees(features: Array, target: Array, seed: int, rounds: int | None = None) -> Trees:
+    """Boost trees on features (rows, columns) and log times (rows,), `ROUNDS` of them by default."""
     import lightgbm
 
     parameters = {**PARAMETERS, "seed": seed}
     if len(target) < 10 * parameters["min_data_in_leaf"]:
-        parameters |= {"min_data_in_leaf": 1, "num_leaves": 7}
-    data = lightgbm.Dataset(features, np.asarray(target), params={"verbose": -1, "min_data_in_bin": 1})
-    return Trees(lightgbm.train(parameters, data, rounds))
+        parameters |= {"min_data_in_leaf": 1, "num_leaves": 7, "linear_tree": False}
+    data = lightgbm.Dataset(
+        features, np.asarray(target),
+        params={"verbose": -1, "min_data_in_bin": 1, "linear_tree": parameters["linear_tree"]},
+    )  # fmt: skip
+    return Trees(lightgbm.train(parameters, data, rounds or ROUNDS))

@@ -7,6 +7,7 @@ filled by a default. FLOPs count a multiply-add as two. Traffic is what must cro
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,17 @@ SECTOR_BYTES = 32.0
 
 TWO_OPERANDS = ("add", "mul", "div", "pow", "sub", "maximum", "minimum")
 """Element-wise ops that read two tensors of the output's size; `addu`, `mulu`... take a scalar instead."""
+
+
+def values_of(keys: npt.NDArray[np.object_], values: Mapping[str, float], default: float) -> Array:
+    """The value of each key, `default` where there is none; few distinct keys make many rows cheap. Shape (rows,)."""
+    codes, distinct = pd.factorize(keys)
+    return np.array([*(values.get(key, default) for key in distinct), default], dtype=np.float64)[codes]
+
+
+def is_one_of(keys: npt.NDArray[np.object_], wanted: Collection[str]) -> npt.NDArray[np.bool_]:
+    """Whether each key is one of the wanted, shape (rows,)."""
+    return np.asarray(values_of(keys, dict.fromkeys(wanted, 1.0), 0.0) > 0)
 
 
 class Dims:
@@ -52,8 +64,7 @@ class Dims:
 
     def element_bytes(self) -> Array:
         """Bytes of one element by the `dtype` column, 4 where there is none."""
-        dtypes = pd.Series(self.text("dtype", "fp32"))
-        return dtypes.map(ELEMENT_BYTES).fillna(4).to_numpy(dtype=np.float64)
+        return values_of(self.text("dtype", "fp32"), ELEMENT_BYTES, 4.0)
 
     def backward(self) -> npt.NDArray[np.bool_]:
         """Whether the call belongs to the backward pass."""

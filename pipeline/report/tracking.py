@@ -7,12 +7,14 @@ database at once crash (MLflow 3). MLflow is imported inside the functions becau
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from pipeline.errors import InputError
@@ -29,6 +31,24 @@ _NOTE = "mlflow.note.content"
 _ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _alone(function: Callable[Concatenate[str | Path, P], T]) -> Callable[Concatenate[str | Path, P], T]:
+    """Let one process at a time use a folder's database: SQLite gives up on a lock after seconds, and a fit is lost."""
+
+    @functools.wraps(function)
+    def locked(folder: str | Path, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with (Path(folder) / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return function(folder, *args, **kwargs)
+
+    return locked
+
+
+@_alone
 def initialise(folder: str | Path) -> Path:
     """Create the tracking database and its experiments under a folder; safe to repeat.
 
@@ -53,6 +73,7 @@ def initialise(folder: str | Path) -> Path:
     return folder / "experiments.json"
 
 
+@_alone
 def log_run(
     folder: str | Path,
     experiment: str,
@@ -95,6 +116,7 @@ def log_run(
     return str(run.info.run_id)
 
 
+@_alone
 def describe_kernel_models(folder: str | Path) -> None:
     """Write links above the kernel models' runs: each shows the variants of a family on a GPU, least GMAE first."""
     client = _client(Path(folder))
@@ -118,6 +140,7 @@ def variants_address(experiment: str, gpu: str, family: str) -> str:
     return f"#/experiments/{experiment}/runs?searchFilter={chosen}&{order}&compareRunsMode=CHART"
 
 
+@_alone
 def register_champion(folder: str | Path, name: str, run_id: str, place: str, tags: Mapping[str, str]) -> str:
     """Register the model logged under `place` of a run and give it the alias `champion`; returns the version."""
     from mlflow.exceptions import MlflowException

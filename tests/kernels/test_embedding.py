@@ -80,3 +80,10 @@ def test_a_fused_backward_moves_more_than_the_forward(v100):
 
 def test_damaged_attributes_are_ignored():
     assert Dims(forward(attributes="{not json")).text("attributes")[0] == "{not json"
+
+
+def test_a_few_samples_of_many_lookups_wait_for_each_row(v100):
+    few, many = (
+        Physics.of(v100).kernel_us("embedding_forward", forward(B=16, T=1, L=lookups))[0] for lookups in (10, 110)
+    )
+    assert many - few > 40.0

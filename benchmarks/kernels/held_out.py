@@ -1,0 +1,142 @@
+"""Held-out errors of the kernel models: roofline, the paper's MLP on raw sizes, ours; by GPU, family and seed.
+
+A fifth of the shapes is held out, a shape for all ops at once, and each variant is fitted on the rest. Rows are appended
+to the table as they are done, and those in it are not computed again:
+
+    python benchmarks/kernels/held_out.py --gpus V100 A100 --seeds 0 1 2 --variants auto --out table.csv
+    python benchmarks/kernels/held_out.py --show table.csv
+    python benchmarks/kernels/held_out.py --packs            # the shipped models, in cross-validation
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.datasets.neusight import read_samples
+from pipeline.evidence import PUBLIC_KERNEL_GPUS
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.evaluate import gmae, mape
+from pipeline.kernels.families import family as family_of
+from pipeline.kernels.features import raw_features
+from pipeline.kernels.fit import calibrate_physics, fit_family
+from pipeline.kernels.learned import FOLDS, Problem, search_recipe
+from pipeline.kernels.networks import train_network
+from pipeline.kernels.samples import assign_folds, split_by_shape
+from pipeline.paths import datasets_dir, packs_dir
+
+FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
+VARIANTS = ("roofline", "mlp_paper", "auto")
+SHOWN = ("gmae", "mape", "coverage", "above_floor_gmae", "fit_s")
+KEYS = ("gpu", "family", "variant", "seed")
+
+
+def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[str, float]:
+    """Errors of the published network: log sizes (and which op) in, log latency out; nothing is known of the GPU."""
+    started = time.perf_counter()
+    own = samples["family"] == name
+    rows, unseen = samples[own].reset_index(drop=True), held[own.to_numpy()]
+    kinds = [(rows["op"] == op).to_numpy(float) for op in sorted(rows["op"].unique())]
+    inputs = np.column_stack([raw_features(name, rows)[0], *(kinds if len(kinds) > 1 else [])])
+    target = np.log(rows["latency_us"].to_numpy(float))
+    train = rows[~unseen].reset_index(drop=True)
+    problem = Problem(
+        train, inputs[~unseen], target[~unseen], np.zeros(len(train)), assign_folds(train, FOLDS, seed),
+        family_of(name).law, lambda calls: inputs, lambda calls: np.zeros(len(calls)),
+    )  # fmt: skip
+    network = train_network(problem.features, problem.target, search_recipe(problem, seed), seed)
+    predicted, measured = np.exp(network.predict(inputs[unseen])), np.exp(target[unseen])
+    return {
+        "gmae": gmae(predicted, measured),
+        "mape": mape(predicted, measured),
+        "fit_s": time.perf_counter() - started,
+    }
+
+
+def errors(samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str, seed: int) -> dict[str, float]:
+    """Figures of one fit on the shapes it has not seen."""
+    held = split_by_shape(samples, 0.2, seed)
+    if variant == "mlp_paper":
+        return paper_mlp(samples, name, held, seed)
+    memory, offset_us, _ = calibrate_physics(samples[~held], gpu)
+    return fit_family(samples, gpu, name, variant, seed, memory=memory, offset_us=offset_us, held_out=held).metrics
+
+
+def show(path: Path) -> str:
+    """Markdown: GMAE in percent, mean over the seeds (number of seeds where more than one), and our coverage."""
+    found = pd.read_csv(path)
+    lines = [
+        "| GPU | family | roofline | paper's MLP | ours | ours, above floor | coverage |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    order = {name: i for i, name in enumerate(FAMILIES)}
+    for (gpu, name), rows in sorted(found.groupby(["gpu", "family"]), key=lambda item: (item[0][0], order[item[0][1]])):
+        cells = []
+        for variant in VARIANTS:
+            own = rows.loc[rows["variant"] == variant, "gmae"]
+            spread = f" ± {100 * own.std():.2f} ({len(own)})" if len(own) > 1 else ""
+            cells.append(f"{100 * own.mean():.2f}{spread}" if len(own) else "")
+        ours = rows[rows["variant"] == "auto"]
+        above, inside = (
+            f"{100 * ours[key].mean():.{digits}f}" if len(ours) else ""
+            for key, digits in (("above_floor_gmae", 2), ("coverage", 0))
+        )
+        lines.append(f"| {gpu} | {name} | {' | '.join(cells)} | {above} | {inside} |")
+    return "\n".join(lines)
+
+
+def shipped() -> str:
+    """Markdown: GMAE in percent and coverage of the shipped models, on shapes that the predicting member had not seen."""
+    lines = [f"| GPU | {' | '.join(FAMILIES)} |", "|---|" + "---|" * len(FAMILIES)]
+    for gpu in PUBLIC_KERNEL_GPUS:
+        cells = []
+        for name in FAMILIES:
+            found = json.loads((packs_dir() / gpu / "kernels" / name / "family.json").read_text())["metrics"]
+            cells.append(f"{100 * found['gmae']:.2f} ({100 * found['coverage']:.0f})")
+        lines.append(f"| {gpu} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", nargs="+", default=["V100", "P100", "P4", "T4", "A100"])
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, help="table (CSV) to complete")
+    parser.add_argument("--show", type=Path, help="print a table that is there as Markdown")
+    parser.add_argument("--packs", action="store_true", help="print the errors of the shipped models")
+    chosen = parser.parse_args()
+    if chosen.packs:
+        print(shipped())
+        return
+    if chosen.show:
+        print(show(chosen.show))
+        return
+    root = datasets_dir()
+    if root is None or chosen.out is None:
+        raise SystemExit("give --out, and $STEPTIME_DATASETS where the public data are not found")
+    for gpu in map(load_gpu, chosen.gpus):
+        samples = read_samples(root, gpu.name)
+        for seed in chosen.seeds:
+            for name in chosen.families:
+                for variant in chosen.variants:
+                    done = pd.read_csv(chosen.out) if chosen.out.is_file() else pd.DataFrame(columns=[*KEYS, *SHOWN])
+                    key = (gpu.name, name, variant, seed)
+                    if key in set(done[list(KEYS)].itertuples(index=False, name=None)):
+                        continue
+                    found = errors(samples, gpu, name, variant, seed)
+                    row = dict(zip(KEYS, key, strict=True)) | {k: round(found.get(k, np.nan), 5) for k in SHOWN}
+                    print(row, flush=True)
+                    done = pd.read_csv(chosen.out) if chosen.out.is_file() else done
+                    pd.concat([done, pd.DataFrame([row])]).to_csv(chosen.out, index=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A million gemm predictions on one core: the shipped network against boosted trees on the same features, in one run.
+
+The network is the pack's (`packs/V100/kernels/gemm`); the trees are LightGBM with the settings of the variant `trees`,
+fitted here on made-up targets, since only their speed matters. Run: `OMP_NUM_THREADS=1 python
+benchmarks/kernels/prediction_speed.py [--rows 1000000]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.predictor import load_predictor
+from pipeline.kernels.store import load_family
+from pipeline.kernels.trees import train_trees
+from pipeline.paths import packs_dir
+
+
+def sizes(rows: int) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    dims = {name: np.exp(rng.uniform(np.log(8), np.log(8192), rows)).astype(np.int64) for name in ("M", "N", "K")}
+    return pd.DataFrame({"family": "gemm", "op": "linear", "phase": "forward", "dtype": "fp32", "B": 1, **dims})
+
+
+def seconds(function, *arguments) -> float:
+    """Processor time, so that a busy machine counts for nothing; one thread, so that it is wall time on an idle one."""
+    started = time.process_time()
+    function(*arguments)
+    return time.process_time() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    rows = parser.parse_args().rows
+    gpu = load_gpu("V100")
+    folder = packs_dir() / gpu.name / "kernels"
+    predictor, model = load_predictor(gpu, [folder]), load_family(folder / "gemm", gpu)
+    calls = sizes(rows)
+    whole = seconds(predictor.predict, calls)
+    features = model.features(calls)
+    network = seconds(model.members[0].predict, features)
+    sample = features[:20_000]
+    trees = train_trees(sample, np.log(np.abs(sample).sum(axis=1) + 1.0), 0)
+    boosted = seconds(trees.predict, features)
+    print(f"{rows:,} gemm calls, one core, processor time")
+    print(f"predictor, features and intervals included  {whole:8.1f} s  {whole / rows * 1e6:8.2f} us a call")
+    print(f"network alone                               {network:8.1f} s")
+    print(f"LightGBM on the same features               {boosted:8.1f} s  {boosted / network:8.1f} x the network")
+
+
+if __name__ == "__main__":
+    main()

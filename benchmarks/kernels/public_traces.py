@@ -1,0 +1,201 @@
+"""Kernel times against the kernels of public DLRM traces: families that have no public samples, and very short kernels.
+
+    python benchmarks/kernels/public_traces.py [DATASETS_DIR] [--calls FILE.csv] [--trace NAME ...]
+
+Nothing of these traces is fitted, but for the least durations of kernels (`heuristics.START_US`). Sizes come from the
+execution trace, or from the shapes that Kineto recorded. A call is compared where its operator launched as many kernels
+of its kind as the operator map says. FBGEMM's lookups use the data's own indices, which no trace holds: they are
+predicted with uniform ones over tables of equal width; an update kernel is compared without the sorting before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
+
+from check_opmap import TRACES, foreign, kind_of_call, owners_of, with_shapes
+from kineto_graph import kind_of, read
+
+from pipeline.graph.calls import map_calls
+from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.predictor import load_predictor
+from pipeline.paths import datasets_dir, packs_dir
+from pipeline.trace.load import load_trace
+
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+LIKE = {"loss": "elementwise", "memset": "elementwise", "index": "elementwise", "copy": "elementwise"}
+
+COPIES = {"Memcpy HtoD": "memcpy_h2d", "Memcpy DtoH": "memcpy_d2h", "Memcpy DtoD": "memcpy_d2d"}
+
+LOOKUP = {"split_embedding": (1, 5, 11, 12), "dense_embedding": (0, 1, 7, 8)}
+"""Inputs of FBGEMM's lookups: flat weights, one offset per table, indices, offsets."""
+
+ROUNDING_US = 0.5
+"""Older traces give whole microseconds."""
+
+
+def kernels_by_operator(path: Path, nodes: list[Node]) -> dict[int, list[tuple[str, float]]]:
+    """(name, microseconds) of the device work launched right under each operator, in launch order."""
+    events = load_trace(path).events
+    ops = events[events["category"] == "cpu_op"].sort_values(
+        ["ts_ns", "dur_ns"], ascending=[True, False], kind="stable"
+    )
+    # operators of equal start and length are in no certain order: the k-th of a name here is the k-th there
+    place = {(node.name, k): node.node_id for node, k in zip(nodes, _occurrence([n.name for n in nodes]), strict=True)}
+    names = ops["name"].astype(str).tolist()
+    number = {
+        event: place[name, k]
+        for event, name, k in zip(ops["event_id"].tolist(), names, _occurrence(names), strict=True)
+    }
+    work = events[events["category"].isin(DEVICE_WORK) & events["op"].notna()].sort_values("correlation")
+    found: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    for op, name, duration in zip(work["op"], work["name"].astype(str), work["dur_ns"], strict=True):
+        found[number[op]].append((name, duration / 1e3))
+    return found
+
+
+def _occurrence(names: list[str]) -> list[int]:
+    """How often each name occurred before."""
+    return pd.Series(names).groupby(names).cumcount().tolist()
+
+
+def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str, float]]]) -> pd.DataFrame:
+    """Calls of the operator map with the duration of their kernel, where the two pair without doubt."""
+    calls = map_calls(Graph(write_nodes(nodes)), gpu)
+    calls = calls[calls[["bytes_read", "bytes_written"]].sum(axis=1) > 0]
+    owners = owners_of(nodes)
+    seen: dict[tuple[int, str], list[tuple[str, float]]] = defaultdict(list)
+    for node_id, kernels in launched.items():
+        if not foreign(nodes, node_id):
+            for name, duration in kernels:
+                kind = kind_of(name)
+                seen[owners[node_id], LIKE.get(kind, kind)].append((name, duration))
+    kinds = [kind_of_call(family, op) for family, op in zip(calls["family"], calls["op"], strict=True)]
+    groups = calls.groupby([calls["node_id"], pd.Series(kinds, index=calls.index)], sort=False).groups
+    measured, names = pd.Series(np.nan, index=calls.index), pd.Series("", index=calls.index)
+    for key, rows in groups.items():
+        kernels = seen.get((int(key[0]), str(key[1])), [])
+        if len(kernels) == len(rows):
+            names[rows], measured[rows] = zip(*kernels, strict=True)
+    found = calls.assign(measured_us=measured, kernel_name=names)[measured.notna()]
+    # Kineto says neither where a copy's tensors lie nor whether products may use TF32: the kernels' names do
+    for pattern, name in COPIES.items():
+        rows = found["kernel_name"].str.contains(pattern)
+        found.loc[rows, "family"] = name
+        found.loc[rows, "op"] = np.where(found.loc[rows, "kernel_name"].str.contains("Pageable"), "pageable", "pinned")
+    found.loc[found["kernel_name"].str.contains("1688gemm") & (found["dtype"] == "fp32"), "dtype"] = "tf32"
+    return found
+
+
+def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]) -> pd.DataFrame:
+    """FBGEMM's fused lookups and their updates: sizes by the operators' shapes, durations of their main kernels."""
+    rows: list[dict[str, Any]] = []
+    open_: list[dict[str, Any]] = []
+    for node in nodes:
+        kernels = launched.get(node.node_id, [])
+        kind = next((key for key in LOOKUP if f"fbgemm::{key}_codegen_lookup" in node.name), None)
+        if kind is not None:
+            weight, tables, indices, offsets = (node.inputs[i] for i in LOOKUP[kind])
+            if not all(isinstance(t, Tensor) for t in (weight, tables, indices, offsets)):
+                continue
+            count = tables.numel - (kind == "dense_embedding")  # that one has an end too
+            batch = (offsets.numel - 1) // count
+            open_.append({"batch": batch, "count": count, "weights": weight.numel, "indices": indices.numel,
+                          "us": sum(us for name, us in kernels if "forward" in name)})  # fmt: skip
+        elif node.name.startswith("torch::autograd::CppNode<SplitLookupFunction") and isinstance(
+            node.inputs[0], Tensor
+        ):
+            batch, width = node.inputs[0].shape
+            match = next((one for one in reversed(open_) if one["batch"] == batch), None)
+            updates = [us for name, us in kernels if "backward_codegen" in name and "find_long" not in name]
+            if match is None or not updates:
+                continue
+            open_.remove(match)
+            size = {"B": batch, "T": match["count"], "D": max(round(width / match["count"]), 1), "dtype": "fp32",
+                    "E": max(round(match["weights"] / width), 1), "api": "cuda",
+                    "L": max(round(match["indices"] / batch / match["count"]), 1)}  # fmt: skip
+            rows.append({**size, "family": "embedding_forward", "op": "fused", "phase": "forward",
+                         "measured_us": match["us"]})  # fmt: skip
+            rows.append({**size, "family": "embedding_backward", "op": "fused_sgd", "phase": "backward",
+                         "measured_us": sum(updates), "empty_launches": len(updates) - 1})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def compare(folder: Path, gpu_name: str) -> pd.DataFrame:
+    """Calls of all ranks of one trace with `measured_us` and the prediction's columns."""
+    found = []
+    for path in sorted(folder.glob("*kineto.json.gz")):
+        with tempfile.TemporaryDirectory() as alone:  # one rank's two files
+            prefix = path.name.removesuffix("kineto.json.gz")
+            for file in folder.glob(f"{prefix}*.json.gz"):
+                (Path(alone) / file.name).symlink_to(file.resolve())
+            found.append(compare_rank(Path(alone), gpu_name))
+    return pd.concat(found, ignore_index=True).assign(trace=folder.name)
+
+
+def compare_rank(folder: Path, gpu_name: str) -> pd.DataFrame:
+    """As `compare`, for a folder with one Kineto trace."""
+    gpu = load_gpu(gpu_name)
+    path = next(folder.glob("*kineto.json.gz"))
+    nodes = with_shapes(folder, read(path)).nodes
+    launched = kernels_by_operator(path, nodes)
+    calls = pd.concat([mapped_calls(nodes, gpu, launched), lookup_calls(nodes, launched)], ignore_index=True)
+    calls = calls.assign(empty_launches=calls.get("empty_launches", 0.0))
+    predictor = load_predictor(gpu, [packs_dir() / gpu.name / "kernels"])
+    predicted = predictor.predict(calls)
+    # FBGEMM updates rows of few and of many uses by a kernel each; here one of them has next to nothing to do
+    empty = calls["empty_launches"].fillna(0.0).to_numpy(float) * Physics.of(gpu).start_us("embedding_backward")
+    for column in ("kernel_us", "p10_us", "p90_us"):
+        predicted[column] += empty
+    known = predicted["modelled"] & (calls["measured_us"] > 0)
+    return pd.concat([calls.drop(columns="evidence"), predicted], axis=1)[known]
+
+
+def table(found: pd.DataFrame) -> str:
+    """Markdown: per trace and family, error of the total, median error, and intervals that hold the measurement."""
+    lines = [
+        "| trace | family | kernels | median µs | sum, error % | median error % | inside p10–p90 % | evidence |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (trace, family), rows in found.groupby(["trace", "family"], observed=True):
+        measured, kernel = rows["measured_us"].to_numpy(dtype=float), rows["kernel_us"].to_numpy(dtype=float)
+        error = np.abs(kernel / measured - 1.0)
+        inside = (rows["p10_us"] - ROUNDING_US <= measured) & (measured <= rows["p90_us"] + ROUNDING_US)
+        evidence = rows["evidence"].value_counts().index[0]
+        lines.append(
+            f"| {trace} | {family} | {len(rows)} | {np.median(measured):.1f} | "
+            f"{100 * (kernel.sum() / measured.sum() - 1):+.0f} | {100 * np.median(error):.0f} | "
+            f"{100 * inside.mean():.0f} | {evidence} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
+    parser.add_argument("--calls", type=Path, help="write every compared call to this CSV file")
+    parser.add_argument("--trace", nargs="+", default=["v100x8_dlrm", "a100x8_dlrm"], choices=list(TRACES))
+    chosen = parser.parse_args()
+    if chosen.datasets is None:
+        print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
+        return 2
+    found = pd.concat([compare(chosen.datasets / "traces" / name, TRACES[name]) for name in chosen.trace])
+    print(table(found))
+    if chosen.calls:
+        found.to_csv(chosen.calls, index=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Fitting: what can be learned is learned, intervals cover, saved models answer as before, few samples fall back."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.errors import PackError, TableError, UnknownNameError
+from pipeline.kernels import drift, learned, trees
+from pipeline.kernels.commands import fit_command, predict_command
+from pipeline.kernels.evaluate import gmae, metrics
+from pipeline.kernels.fit import fit_family, fit_gpu
+from pipeline.kernels.fitted import FittedModel
+from pipeline.kernels.intervals import bagging_shrink, fit_quantiles
+from pipeline.kernels.networks import Network, Recipe, train_network
+from pipeline.kernels.samples import with_families
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Few optimiser steps: these tests are about the machinery, not about the last percent."""
+    monkeypatch.setattr(learned, "STEPS", (120, 120))
+    monkeypatch.setattr(learned, "FEW_STEPS", 120)
+    monkeypatch.setattr(learned, "WIDTHS", {})
+    monkeypatch.setattr(learned, "FEW_WIDTH", (48, 3))
+    monkeypatch.setattr(learned, "STUDENT_STEPS", 200)
+    monkeypatch.setattr(learned, "SYNTHETIC_ROWS", 500)
+    monkeypatch.setattr(trees, "ROUNDS", 120)
+
+
+@pytest.fixture
+def samples(gemm_samples):
+    return with_families(gemm_samples, "t")
+
+
+@pytest.mark.parametrize("variant", ["auto", "trees", "mlp", "roofline"])
+def test_every_variant_learns_scaled_physics(samples, v100, variant):
+    fitted = fit_family(samples, v100, "gemm", variant, test_share=0.2, offset_us=14.0)
+    assert fitted.metrics["gmae"] < 0.1
+    assert fitted.metrics["rows"] == 48
+    assert (fitted.test["kernel_us"] < fitted.test["predicted_us"]).all()
+
+
+def test_the_papers_network_knows_sizes_alone(samples, v100, monkeypatch):
+    monkeypatch.setattr(learned, "STEPS", (30, 30))
+    fitted = fit_family(samples, v100, "gemm", "mlp_paper", test_share=0.2)
+    assert fitted.model.inputs == "raw"
+    assert 3 <= fitted.parameters["layers"] <= 7
+
+
+def test_a_saved_model_answers_as_before(samples, v100, tmp_path):
+    fitted = fit_family(samples, v100, "gemm", "auto")
+    fitted.save(tmp_path)
+    before, after = (model.predict(samples) for model in (fitted.model, FittedModel.load(tmp_path, v100)))
+    np.testing.assert_allclose(before.latency, after.latency, rtol=2e-3)
+    np.testing.assert_allclose(before.p90, after.p90, rtol=1e-2)
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".txt"}
+
+
+def test_the_same_seed_gives_the_same_model(samples, v100):
+    first, second = (fit_family(samples, v100, "gemm", "auto", seed=4).model.predict(samples).latency for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "version"])
+def test_a_damaged_model_is_refused(samples, v100, tmp_path, damage):
+    fit_family(samples, v100, "gemm", "mlp").save(tmp_path)
+    weights, description = tmp_path / "networks.safetensors", tmp_path / "family.json"
+    if damage == "missing":
+        weights.unlink()
+    elif damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:200])
+    else:
+        values = json.loads(description.read_text()) | {"feature_version": -1}
+        description.write_text(json.dumps(values))
+    with pytest.raises(PackError, match="refit"):
+        FittedModel.load(tmp_path, v100)
+
+
+def test_one_sample_scales_physics(samples, v100):
+    fitted = fit_family(samples.head(1), v100, "gemm")
+    assert fitted.model.variant == "roofline"
+    assert np.isfinite(fitted.model.predict(samples).kernel).all()
+
+
+@pytest.mark.parametrize("rows", [2, 30])
+def test_equal_latencies_are_predicted_back(samples, v100, tmp_path, rows):
+    fitted = fit_family(samples.head(rows).assign(latency_us=75.0), v100, "gemm")
+    fitted.save(tmp_path)
+    for model in (fitted.model, FittedModel.load(tmp_path, v100)):
+        np.testing.assert_allclose(model.predict(samples.head(rows)).latency, 75.0, rtol=1e-6)
+        assert (model.predict(samples).kernel > 0).all()
+
+
+@pytest.mark.parametrize("rows", [5, 25])
+def test_few_samples_still_give_a_model(samples, v100, rows):
+    table = samples.head(rows)
+    found = fit_family(table, v100, "gemm")
+    assert found.model.variant in (("roofline",) if rows < 20 else ("roofline", "average"))
+    assert gmae(found.model.predict(table).latency, table["latency_us"].to_numpy()) < 0.3
+
+
+def test_impossible_samples_change_nothing_but_a_warning(samples, v100):
+    bad = samples.head(4).assign(latency_us=[np.nan, 0.0, -3.0, 1e12])
+    worse = samples.head(2).assign(M=[0, -5])
+    with pytest.warns(UserWarning, match="6 of 246 samples dropped"):
+        found = fit_family(pd.concat([samples, bad, worse], ignore_index=True), v100, "gemm", "trees")
+    alone = fit_family(samples, v100, "gemm", "trees")
+    np.testing.assert_array_equal(found.model.predict(samples).latency, alone.model.predict(samples).latency)
+
+
+def test_nothing_usable_is_an_error_of_one_line(samples, v100):
+    with pytest.raises(TableError, match="no usable sample"):
+        fit_family(samples.assign(latency_us=-1.0), v100, "gemm")
+    with pytest.raises(TableError, match="misses column latency_us"):
+        fit_family(samples.drop(columns="latency_us"), v100, "gemm")
+    with pytest.raises(TableError, match="no usable sample"):
+        fit_family(samples.drop(columns="K"), v100, "gemm")
+
+
+def test_intervals_hold_about_eight_of_ten_new_latencies(samples, v100):
+    rng = np.random.default_rng(5)
+    noisy = samples.assign(latency_us=samples["latency_us"] * np.exp(rng.normal(0, 0.05, len(samples))))
+    inside = [fit_family(noisy, v100, "gemm", "trees", seed, test_share=0.25).metrics["coverage"] for seed in range(4)]
+    assert np.mean(inside) == pytest.approx(0.8, abs=0.08)
+
+
+def test_kernels_under_the_floor_stay_below_the_latency_and_grow_with_size(samples, v100):
+    model = fit_family(samples, v100, "gemm", "trees", offset_us=14.0).model
+    small = samples.head(1).loc[[0] * 4].reset_index(drop=True).assign(M=[64, 128, 256, 512], N=64, K=64)
+    found = model.predict(small)
+    np.testing.assert_allclose(found.latency, 60.0, rtol=0.03)
+    assert (found.kernel < 20.0).all() and (found.kernel > 1.0).all()
+    assert (np.diff(found.kernel) >= 0).all()
+    assert ((found.p10 < found.kernel) & (found.kernel < found.p90)).all()
+    long = model.predict(samples[samples["latency_us"] > 200])
+    np.testing.assert_allclose(long.latency - long.kernel, 14.0, atol=0.5)
+
+
+def test_trees_and_networks_mix_apart_at_the_floor():
+    shares = learned.Shares(floor=1.0, above=0.25)
+    mixed = shares.mix(np.array([True, False]), np.array([1.0, 1.0]), np.array([3.0, 3.0]))
+    np.testing.assert_allclose(mixed, [1.0, 2.5])
+
+
+def test_sizes_outside_the_samples_are_flagged_scaled_and_widened(samples, v100):
+    model = fit_family(samples, v100, "gemm", "trees").model
+    near = samples.iloc[[0]].assign(M=2000, N=2000, K=2000)
+    far = near.assign(M=128_000)
+    inside, outside = model.predict(near), model.predict(far)
+    assert inside.inside[0] and not outside.inside[0]
+    assert outside.kernel[0] / inside.kernel[0] == pytest.approx(64.0, rel=0.2)
+    assert outside.p90[0] / outside.p10[0] > inside.p90[0] / inside.p10[0]
+
+
+def test_kernel_times_are_fitted_where_samples_have_them(samples, v100):
+    table = samples.assign(kernel_us=samples["latency_us"] - 20.0)
+    model = fit_family(table, v100, "gemm", "trees").model
+    ratio = model.predict(samples).kernel / table["kernel_us"]
+    assert np.median(ratio) == pytest.approx(1.0, abs=0.03)
+
+
+def test_an_unknown_variant_lists_the_choices(samples, v100):
+    with pytest.raises(UnknownNameError, match="mlp_paper"):
+        fit_family(samples, v100, "gemm", "forest")
+
+
+def test_a_gpu_is_fitted_tracked_and_saved(samples, v100, tmp_path):
+    seen = []
+    best = fit_gpu(samples, v100, tmp_path, variants=("trees", "roofline"), test_share=0.2, on_fit=seen.append)
+    assert [fitted.model.variant for fitted in seen] == ["trees", "roofline"]
+    assert set(best) == {"gemm"}
+    description = json.loads((tmp_path / "gemm" / "family.json").read_text())
+    assert description["evidence"] == "fitted"
+    assert description["metrics"]["rows"] == 48
+
+
+def test_the_commands_keep_rows_order_and_columns(gemm_samples, tmp_path):
+    gemm_samples.assign(gpu="V100").to_parquet(tmp_path / "s.parquet")
+    rows = fit_command(tmp_path / "s.parquet", "V100", None, tmp_path / "m", workers=1)
+    assert rows[0]["family"] == "gemm"
+    calls = gemm_samples.sample(frac=1.0, random_state=0).assign(gpu="P4", note="kept").drop(columns="latency_us")
+    calls.to_parquet(tmp_path / "c.parquet")
+    facts = predict_command("V100", tmp_path / "m", tmp_path / "c.parquet", tmp_path / "p.parquet")
+    found = pd.read_parquet(tmp_path / "p.parquet")
+    assert facts["evidence"] == {"fitted": 1.0}
+    assert found["M"].tolist() == calls["M"].tolist()
+    assert (found["note"] == "kept").all() and (found["gpu"] == "P4").all()
+    assert (found["p10_us"] <= found["predicted_us"]).all() and (found["predicted_us"] <= found["p90_us"]).all()
+    assert (found["kernel_us"] < found["predicted_us"]).all()
+
+
+def test_a_growing_disturbance_is_found_and_an_absent_one_is_not():
+    rng = np.random.default_rng(0)
+    rows = 1500
+    size = rng.uniform(5, 8, rows)
+    features, quiet = size[:, None], np.exp(size) * np.exp(rng.normal(0, 0.02, rows))
+    folds = np.arange(rows) % 3
+    baseline = np.full(rows, 6.0)
+    growth = np.linspace(0, 300, rows)
+    found = drift.estimate_drift(features, baseline, quiet + growth, folds)
+    assert found.found
+    assert np.corrcoef(found.extra_us, growth)[0, 1] > 0.99
+    assert found.extra_us.max() == pytest.approx(300, rel=0.15)
+    assert not drift.estimate_drift(features, baseline, quiet, folds).found
+
+
+def test_quantiles_cover_eight_of_ten_new_residuals():
+    rng = np.random.default_rng(0)
+    time, residual = rng.uniform(3, 9, 4000), rng.normal(0, 1, 4000)
+    scale = np.where(time < 6, 0.01, 0.1)
+    quantiles = fit_quantiles(time[:2000], (scale * residual)[:2000])
+    low, high = quantiles.at(time[2000:])
+    inside = (low <= (scale * residual)[2000:]) & ((scale * residual)[2000:] <= high)
+    for half in (time[2000:] < 5.5, time[2000:] > 6.5):
+        assert inside[half].mean() == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_mean_of_independent_members_shrinks_intervals():
+    rng = np.random.default_rng(0)
+    residual, members = rng.normal(0, 1.1, 3000), rng.normal(0, 0.45, (3, 3000))
+    assert 0.9 < bagging_shrink(residual, members, np.zeros(3000)) < 1.0
+    assert bagging_shrink(residual, np.zeros((3, 10)), np.zeros(10)) == pytest.approx(1.0)
+
+
+def test_a_network_round_trips_through_half_precision():
+    rng = np.random.default_rng(0)
+    features = rng.normal(0, 1, (400, 5))
+    network = train_network(features, features.sum(axis=1), Recipe(width=32, layers=3, steps=200), 0)
+    again = Network.from_tensors(network.tensors())
+    np.testing.assert_allclose(network.predict(features), again.predict(features), atol=0.02)
+    with pytest.raises(PackError, match="misses array"):
+        Network.from_tensors({key: value for key, value in network.tensors().items() if key != "mean"})
+
+
+def test_errors_are_geometric_and_clipped():
+    measured = np.array([100.0, 100.0])
+    assert gmae(np.array([101.0, 104.0]), measured) == pytest.approx(0.02)
+    assert gmae(measured, measured) == pytest.approx(1e-6)
+    table = pd.DataFrame({"latency_us": [50.0, 200.0], "predicted_us": [55.0, 210.0], "p10_us": [40.0, 205.0],
+                          "p90_us": [60.0, 220.0], "floor_us": [40.0, 40.0]})  # fmt: skip
+    found = metrics(table)
+    assert found["coverage"] == 0.5
+    assert found["above_floor_rows"] == 1
+    assert found["above_floor_gmae"] == pytest.approx(0.05)
