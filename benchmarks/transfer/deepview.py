@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,11 +72,14 @@ def predict(network: dict[str, object], inputs: np.ndarray) -> np.ndarray:
     return (x @ weights["fc2.weight"].T + weights["fc2.bias"])[:, 0].numpy()
 
 
-def compare(samples: pd.DataFrame, data: Path, rows: int, cache: Path | None) -> pd.DataFrame:
+def compare(
+    samples: pd.DataFrame, data: Path, rows: int, cache: Path | None = None, families: Sequence[str] = ()
+) -> pd.DataFrame:
     """MAPE above twice the floor over the pairs that both cover."""
     table = pd.read_csv(data / "analysis" / "mlp" / "devices.csv").set_index("device")
     found = []
-    for family, (name, inputs_of) in NETWORKS.items():
+    for family in families or NETWORKS:
+        name, inputs_of = NETWORKS[family]
         network = load_network(data / "data" / name / "model.pth")
 
         def theirs(part: pd.DataFrame, gpu: str, network: dict = network, inputs_of=inputs_of) -> np.ndarray:
@@ -115,12 +119,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where to install the package")
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
     parser.add_argument("--rows", type=int, default=2000, help="samples per pair")
+    parser.add_argument("--family", action="append", choices=list(NETWORKS), help="this family alone; may be repeated")
     parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build --folds` left")
     options = parser.parse_args()
     data = datasets_dir()
     if data is None:
         raise InputError("no public data: set STEPTIME_DATASETS to the folder that holds neusight/")
-    errors = compare(read_samples(data), install(options.folder), options.rows, options.folds)
+    errors = compare(read_samples(data), install(options.folder), options.rows, options.folds, options.family or ())
     errors.to_csv(options.out, index=False)
     print(errors.groupby(["family", "method"])["mape"].mean().unstack().round(1).to_string())
 

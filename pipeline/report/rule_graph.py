@@ -52,9 +52,9 @@ def rule_graph(config: Sequence[str], target: str) -> str:
 
 
 def parse(dot: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Rules and (from, to) edges of a rule graph in the dot language, in the order of data."""
+    """Rules and (from, to) edges of a rule graph in the dot language, sorted: Snakemake's order changes from run to run."""
     names = dict(_NODE.findall(dot))
-    return list(names.values()), [(names[a], names[b]) for a, b in _EDGE.findall(dot)]
+    return sorted(names.values()), sorted((names[a], names[b]) for a, b in _EDGE.findall(dot))
 
 
 def reduced(edges: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

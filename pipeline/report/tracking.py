@@ -116,6 +116,7 @@ def log_run(
     return str(run.info.run_id)
 
 
+@_alone
 def describe_kernel_models(folder: str | Path) -> None:
     """Write links above the kernel models' runs: each shows the variants of a family on a GPU, least GMAE first."""
     client = _client(Path(folder))

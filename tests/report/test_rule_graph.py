@@ -26,8 +26,10 @@ DOT = """digraph snakemake_dag {
 
 def test_rules_and_edges_are_read() -> None:
     rules, edges = parse(DOT)
-    assert rules == ["report", "predict", "fit_kernels", "capture_graph", "tracking_database"]
+    assert rules == ["capture_graph", "fit_kernels", "predict", "report", "tracking_database"]
     assert ("capture_graph", "predict") in edges and len(edges) == 5
+    lines = DOT.splitlines()
+    assert parse("\n".join([*lines[:2], *reversed(lines[2:-1]), lines[-1]])) == (rules, edges)
 
 
 def test_an_edge_that_a_longer_way_implies_is_left_out() -> None:
