@@ -141,6 +141,12 @@ def _wave_ratio(
     return float(scaled.sum() / measured.sum())
 
 
+def _both(part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]) -> float:
+    return float(
+        np.sqrt(_utilisation_ratio(part, origin, destination, models) * _wave_ratio(part, origin, destination, models))
+    )
+
+
 def _bandwidth_ratio(
     part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
 ) -> float:
@@ -154,6 +160,7 @@ def _throughput_ratio(
 
 
 _RATIOS: dict[str, Callable[[pd.DataFrame, GpuSpec, GpuSpec, Mapping[str, UtilisationModel]], float]] = {
+    "both": _both,
     "utilisation": _utilisation_ratio,
     "wave": _wave_ratio,
     "bandwidth ratio": _bandwidth_ratio,

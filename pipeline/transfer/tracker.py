@@ -37,6 +37,11 @@ Array = npt.NDArray[np.float64]
 DRAWS = 200
 """Draws of kernel times behind the interval of a step."""
 
+WAVE_SHARE = 0.5
+"""Weight, in log time, of wave scaling beside the cross-GPU model in products and convolutions of a step. Their errors
+differ in kind and partly cancel over whole models: 16.4 % and 15.0 % alone, 12.4 % together (docs/transfer.md, a
+development figure)."""
+
 SHARED_SHARE = 0.5
 """Share of a transfer's log-variance that all kernels have in common: the errors of one method lean one way."""
 
@@ -198,7 +203,9 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         part = calls.iloc[at].assign(op=model.ops[0])
         here, _ = model.kernel_and_latency(part, origin, correction=model.own(origin.name))
         there, _ = model.kernel_and_latency(part, destination, correction=model.own(destination.name))
-        predicted[at], method[at] = measured[at] * there / here, "utilisation"
+        waves = moved["predicted_us"].to_numpy(dtype=np.float64)[at]
+        predicted[at] = (measured[at] * there / here) ** (1.0 - WAVE_SHARE) * waves**WAVE_SHARE
+        method[at] = "utilisation+wave"
         low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
     moved["predicted_us"], moved["method"] = predicted, method
     moved["p10_us"], moved["p90_us"] = predicted * low, predicted * high
