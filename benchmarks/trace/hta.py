@@ -84,7 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", type=Path, default=ROOT / "build" / "hta-env")
     parser.add_argument("--copies", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "benchmarks" / "hta.json")
     options = parser.parse_args()
     data = datasets_dir()
@@ -111,8 +111,10 @@ def main() -> int:
 
 def compare(task: str, path: Path, python: str, repeats: int) -> dict[str, Any]:
     """One task by both tools; `command` (read, link, write parquet, start to end) has no counterpart."""
-    ours = best(sys.executable, OURS[task], path, repeats)
-    theirs = best(python, HTA[task], path, repeats) if task in HTA else {}
+    rounds = []
+    for _ in range(repeats):  # in turns: a busy neighbour slows both
+        rounds.append((measured(sys.executable, OURS[task], path), measured(python, HTA.get(task), path)))
+    ours, theirs = (fastest([pair[tool] for pair in rounds]) for tool in (0, 1))
     row = {"task": task, "megabytes": path.stat().st_size / 1e6, "steptime": ours, "hta": theirs}
     if theirs:
         row["throughput_ratio"] = theirs["seconds"] / ours["seconds"]
@@ -162,17 +164,22 @@ def shifted(event: dict[str, Any], later: int, ids: int) -> dict[str, Any]:
     return moved
 
 
-def best(python: str, code: str, path: Path, repeats: int) -> dict[str, Any]:
-    """The fastest of some runs; empty where the tool fails."""
-    results = []
-    for _ in range(repeats):
-        run = subprocess.run([python, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT, check=False)
-        found = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-        if not found:
-            print(run.stderr.strip().splitlines()[-1:] or "no result", file=sys.stderr)
-            return {}
-        results.append(json.loads(found[0].removeprefix("RESULT ")))
-    return min(results, key=lambda r: r["seconds"])
+def measured(python: str, code: str | None, path: Path) -> dict[str, Any]:
+    """One run; empty where the tool fails or has no such task."""
+    if code is None:
+        return {}
+    run = subprocess.run([python, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT, check=False)
+    found = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
+    if not found:
+        print(run.stderr.strip().splitlines()[-1:] or "no result", file=sys.stderr)
+        return {}
+    result: dict[str, Any] = json.loads(found[0].removeprefix("RESULT "))
+    return result
+
+
+def fastest(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run with the least processor time; empty where all failed."""
+    return min(filter(None, results), key=lambda r: float(r["seconds"]), default={})
 
 
 def show(row: dict[str, Any]) -> None:
