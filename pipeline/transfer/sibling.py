@@ -87,8 +87,13 @@ class SiblingModel:
         if self.gpu.name == self.measured.name:
             return np.ones(len(calls))
         own = self.model.own(self.measured.name)
-        here, there = (self.model.kernel_and_latency(calls, g, correction=own)[0] for g in (self.gpu, self.measured))
-        return np.asarray(here / there)
+        # calls of empty tensors occur in graphs: they move nothing on either card
+        with np.errstate(divide="ignore", invalid="ignore"):
+            here, there = (
+                self.model.kernel_and_latency(calls, g, correction=own)[0] for g in (self.gpu, self.measured)
+            )
+            ratio = here / there
+        return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
 
     def levelled(self, probes: pd.DataFrame) -> SiblingModel:
         """The same with the level of a few calls measured on the card, shrunk towards the sibling's own."""

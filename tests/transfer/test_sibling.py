@@ -66,3 +66,10 @@ def test_probes_move_the_level_of_a_sibling() -> None:
     moved = model.levelled(slow)
     assert isinstance(moved, SiblingModel) and 0.15 < moved.log_level < np.log(1.3)
     assert model.levelled(slow.iloc[:1]).log_level < moved.log_level
+
+
+def test_an_empty_tensor_has_a_time_and_warns_of_nothing() -> None:
+    empty = pd.DataFrame({"family": ["elementwise"], "op": ["add"], "B": [0.0], "H": [64.0]})
+    model = sibling_models(load_gpu("A100-PCIE-80GB"))["elementwise"]
+    with np.errstate(all="raise"):
+        assert model.ratio(empty)[0] == 1.0
