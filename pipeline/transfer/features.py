@@ -104,7 +104,7 @@ def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
         "align_width": alignment(width),
         "bytes_per_l2": np.log(traffic / gpu.l2_bytes),
         "warps_per_wave": np.log1p(rows / (gpu.sms * gpu.max_warps_per_sm)),
-        "block_wave_tail": rows / (gpu.sms * 8.0) / np.ceil(rows / (gpu.sms * 8.0)),
+        "block_wave_tail": rows / (gpu.sms * 8.0) / np.maximum(np.ceil(rows / (gpu.sms * 8.0)), 1.0),
     }
 
 

@@ -74,7 +74,15 @@ class Correction:
 
 
 def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
-    """Times at full utilisation and features of calls of a covered family on a GPU."""
+    """Times at full utilisation and features of calls of a covered family on a GPU.
+
+    Calls of empty tensors, which graphs hold, take no time: their logarithms are minus infinity.
+    """
+    with np.errstate(divide="ignore"):
+        return _terms(family, calls, gpu)
+
+
+def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
     seen = describe(family, calls, gpu)
     # memory-bound kernels issue few instructions: their rate is the clock's, not the power-limited product rate
     flops = np.maximum(seen.flops, 1.0)

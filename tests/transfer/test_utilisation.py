@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,3 +102,12 @@ def test_ten_probes_remove_a_constant_factor(model: UtilisationModel, gemm_sampl
 def test_training_without_samples_says_so(gemm_samples: pd.DataFrame) -> None:
     with pytest.raises(InputError, match="no samples of family softmax"):
         train_utilisation(gemm_samples, "softmax")
+
+
+def test_an_empty_tensor_takes_the_floor_without_a_warning(relu_samples: pd.DataFrame) -> None:
+    trained = train_utilisation(relu_samples, "elementwise", quick(RECIPES["elementwise"], 20))
+    empty = pd.DataFrame({"op": ["relu"], "B": [0.0], "H": [64.0]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel, latency = trained.kernel_and_latency(empty, load_gpu("H100"))
+    assert 0.0 <= kernel[0] < 1e-3 and latency[0] == pytest.approx(trained.floors_us["relu"], rel=0.1)
