@@ -15,6 +15,7 @@ import pandas as pd
 from pipeline.report.checks import bars, replays
 from pipeline.report.figures.published import published
 from pipeline.report.figures.style import in_order
+from pipeline.transfer.paper import TRACKED
 
 SAME_PERCENT = 1.0
 """Errors between GPUs and errors from specifications differ by less, in percent, where both are of the same models."""
@@ -165,8 +166,8 @@ def _transfer_rows(found: Evidence, published_percent: float) -> Iterable[list[s
                f"{bars.TRANSFER_MAPE[family]:g}"]  # fmt: skip
     if len(found.models):
         error = found.models.assign(error=100 * found.models["error"].abs()).groupby("method")["error"].mean()
-        passes = int((found.models["method"] == "utilisation").sum())
-        yield ["whole model, from one GPU to another", f"{passes} pairs of passes", f"{error['utilisation']:.1f}",
+        passes = int((found.models["method"] == TRACKED).sum())
+        yield ["whole model, from one GPU to another", f"{passes} pairs of passes", f"{error[TRACKED]:.1f}",
                f"wave scaling {error['wave']:.1f}", f"{published_percent:g}", f"{bars.TRANSFER_MODELS:g}"]  # fmt: skip
 
 

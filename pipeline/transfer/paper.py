@@ -25,6 +25,9 @@ from pipeline.transfer.utilisation import UtilisationModel
 CASE = ["model", "mode", "seq_len", "batch_size", "option"]
 """Columns that name one measured pass."""
 
+TRACKED = "both"
+"""The method that the tracker uses: cross-GPU models and wave scaling, half and half."""
+
 SHORT_US = 20.0
 """Ops up to this long are host work (views, sizes) in the op table: they are left out of both sums."""
 
@@ -160,7 +163,7 @@ def _throughput_ratio(
 
 
 _RATIOS: dict[str, Callable[[pd.DataFrame, GpuSpec, GpuSpec, Mapping[str, UtilisationModel]], float]] = {
-    "both": _both,
+    TRACKED: _both,
     "utilisation": _utilisation_ratio,
     "wave": _wave_ratio,
     "bandwidth ratio": _bandwidth_ratio,

@@ -14,6 +14,7 @@ from pipeline.kernels.evaluate import gmae, mape
 from pipeline.prediction import Prediction
 from pipeline.report import parts
 from pipeline.report.parts import label
+from pipeline.transfer.paper import TRACKED
 
 METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
@@ -201,7 +202,7 @@ def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["method", "points", "gmae", "mape", "worst"])
 
 
-def model_transfer(errors: pd.DataFrame, method: str = "utilisation") -> pd.DataFrame:
+def model_transfer(errors: pd.DataFrame, method: str = TRACKED) -> pd.DataFrame:
     """Mean error of whole models between GPUs by one method.
 
     Args:
