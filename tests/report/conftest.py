@@ -16,6 +16,7 @@ import pytest
 from pipeline.prediction import Prediction
 from pipeline.report.checks import replays
 from pipeline.report.figures.gallery import Artifacts
+from pipeline.transfer.paper import TRACKED
 
 BROWSER_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                  "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
@@ -72,7 +73,7 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
     pairs = pd.DataFrame({"family": "gemm", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": "auto",
                           "mape": [10.0, 20.0], "gmae": [5.0, 9.0], "rows": 30})  # fmt: skip
     moved = pd.DataFrame({"model": "bert_large", "origin": ["V100", "T4"], "destination": ["T4", "V100"],
-                          "method": "utilisation", "error": [0.1, -0.2]})  # fmt: skip
+                          "method": TRACKED, "error": [0.1, -0.2]})  # fmt: skip
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
     found = Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), pairs)
     return dataclasses.replace(found, models_moved=moved, replays=spans(), passes=passes(), prices={"V100": 2.0},

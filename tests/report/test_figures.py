@@ -16,6 +16,7 @@ from pipeline.report import parts
 from pipeline.report.figures import style, tables
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
 from pipeline.report.figures.published import PUBLISHED, published
+from pipeline.transfer.paper import TRACKED
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.D
 
 
 def test_whole_models_between_gpus_are_averaged_over_their_passes() -> None:
-    errors = pd.DataFrame({"model": "m", "origin": "A", "destination": "B", "method": ["utilisation", "utilisation", "wave"],
+    errors = pd.DataFrame({"model": "m", "origin": "A", "destination": "B", "method": [TRACKED, TRACKED, "wave"],
                            "error": [0.1, -0.3, 9.0]})  # fmt: skip
     found = tables.model_transfer(errors)
     assert found["mape"].to_list() == pytest.approx([20.0])
