@@ -185,9 +185,8 @@ def measured_peaks(folder: str | Path) -> dict[str, float]:
     lesser of the two directions from pinned memory. Figures that the campaign lacks are left out.
     """
     peaks = read_peaks_of(folder)
-    cache = read_manifest(Path(folder))["device"].get("cache_bytes") or read_manifest(Path(folder))["device"].get(
-        "l2_bytes"
-    )
+    device = read_manifest(Path(folder))["device"]
+    cache = device.get("cache_bytes") or device.get("l2_bytes")
     found = {}
     for dtype in ("fp32", "tf32", "bf16", "fp16"):
         values = peaks.loc[peaks["name"] == f"gemm_{dtype}", "value"]

@@ -9,8 +9,7 @@ import pandas as pd
 
 from pipeline.collect.reader import read_traces
 from pipeline.errors import TraceError
-from pipeline.overheads.extract import extract_overheads
-from pipeline.trace.load import load_trace
+from pipeline.overheads.extract import extract_traces
 
 
 def extract_campaign(folder: str | Path) -> pd.DataFrame:
@@ -25,13 +24,11 @@ def extract_campaign(folder: str | Path) -> pd.DataFrame:
         InputError: the folder is no campaign's.
         TraceError: it holds no traces, or a damaged one.
     """
-    parts = []
-    with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-        for member in read_traces(folder):
-            kineto, _ = member.extract(Path(scratch))
-            trace = load_trace(kineto)
-            name = f"{member.model}/{member.variant}/b{member.batch_size}"
-            parts.append(extract_overheads(trace, name, trace.settled))
-    if not parts:
+    members = list(read_traces(folder))
+    if not members:
         raise TraceError(f"{folder}: the campaign holds no traces; run it again with --parts steps")
-    return pd.concat(parts, ignore_index=True)
+    with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+        return extract_traces(
+            (f"{member.model}/{member.variant}/b{member.batch_size}", member.extract(Path(scratch))[0])
+            for member in members
+        )

@@ -17,15 +17,18 @@ Observations are per occurrence and keep their iteration, so that any statistics
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.errors import TraceError
 from pipeline.overheads.names import ANY, calls_signature, full_signature, switch_signature
 from pipeline.trace.activity import CPU_API, Activity, activity
-from pipeline.trace.load import Trace
+from pipeline.trace.load import Trace, load_trace
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -107,6 +110,24 @@ def extract_overheads(
     filled = [part for part in parts if len(part)]
     frame = pd.concat(filled, ignore_index=True) if filled else parts[0]
     return frame.assign(workload=workload)[COLUMNS]
+
+
+def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
+    """Observations of several workloads' traces as one table, from the iterations that are settled.
+
+    Args:
+        traces: (workload, trace file) pairs; each file is read before the next pair is asked for.
+
+    Raises:
+        TraceError: a trace is missing or damaged, or there is none.
+    """
+    parts = []
+    for workload, path in traces:
+        trace = load_trace(path)
+        parts.append(extract_overheads(trace, workload, trace.settled))
+    if not parts:
+        raise TraceError("no traces to learn overheads from")
+    return pd.concat(parts, ignore_index=True)
 
 
 def _rows(kind: str, op: Texts, value_ns: Ints, iteration: Ints, signature: Texts, api: Texts | None) -> pd.DataFrame:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
-from pipeline.overheads.extract import extract_overheads
-from pipeline.trace.load import load_trace
+from pipeline.overheads.extract import extract_traces
 
 PUBLIC_TRACES: dict[str, dict[str, str]] = {
     "V100": {
@@ -39,8 +38,5 @@ def extract_public(datasets: str | Path, gpu: str) -> pd.DataFrame:
     """
     if gpu not in PUBLIC_TRACES:
         raise UnknownNameError("GPU with public traces", gpu, list(PUBLIC_TRACES))
-    parts = []
-    for workload, name in PUBLIC_TRACES[gpu].items():
-        trace = load_trace(Path(datasets) / "traces" / name)
-        parts.append(extract_overheads(trace, workload, trace.settled))
-    return pd.concat(parts, ignore_index=True)
+    folder = Path(datasets) / "traces"
+    return extract_traces((workload, folder / name) for workload, name in PUBLIC_TRACES[gpu].items())
