@@ -175,6 +175,27 @@ class Flow:
         """GPUs that public data is at hand for, so that their packs can be rebuilt."""
         return [gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC]
 
+    @property
+    def half_gpus(self) -> list[str]:
+        """GPUs whose public bf16 products are at hand, so that their models can be refitted."""
+        from pipeline.datasets.aiconfigurator import TABLES, data_dir
+
+        return list(TABLES) if data_dir() is not None else []
+
+    def half_table(self, wildcards: Any) -> str:
+        """Input function: the public bf16 products of a GPU, where their package is installed."""
+        from pipeline.datasets.aiconfigurator import table_path
+
+        return str(table_path(wildcards.gpu))
+
+    def half_provenance(self, wildcards: Any) -> dict[str, Any]:
+        """Params function: the public data behind a pack of bf16 products."""
+        from pipeline.datasets.aiconfigurator import installed_release
+        from pipeline.datasets.sources import SOURCES
+
+        data = {**SOURCES["aiconfigurator"], "release": installed_release()}
+        return {"data": [data], "code": code_digest("kernels")}
+
     def pack_overheads(self, wildcards: Any) -> list[str]:
         """Input function: overhead observations that a GPU's pack ships, where public traces of it exist."""
         if overhead_source(wildcards.gpu) is not Source.PUBLIC:

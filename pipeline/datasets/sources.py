@@ -25,4 +25,11 @@ SOURCES: dict[str, dict[str, str]] = {
         "citation": "PyTorch profiler traces",
         "what": "profiler traces of training steps",
     },
+    "aiconfigurator": {
+        "package": "aiconfigurator-core",
+        "release": "0.12.0",
+        "licence": "Apache-2.0",
+        "citation": "NVIDIA: aiconfigurator, measured operator times for serving language models",
+        "what": "kernel time of torch.nn.functional.linear in bf16, 36,000 sizes a GPU",
+    },
 }

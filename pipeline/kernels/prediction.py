@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,19 @@ class Estimate:
         bottom = np.minimum(self.latency_p10, self.latency - (self.kernel - low))
         top = np.maximum(self.latency_p90, self.latency + (high - self.kernel))
         return Estimate(self.latency, self.kernel, low, high, self.inside, bottom, top)
+
+
+ESTIMATE_COLUMNS = tuple(entry.name for entry in fields(Estimate))
+
+
+def merge(base: Estimate, new: Estimate, at: Any) -> Estimate:
+    """`base` with the rows `at` (mask or positions) replaced by those of `new`."""
+    merged: list[Array] = []
+    for name in ESTIMATE_COLUMNS:
+        values = np.array(getattr(base, name))
+        values[at] = getattr(new, name)
+        merged.append(values)
+    return Estimate(*merged)  # type: ignore[arg-type]
 
 
 class KernelModel(Protocol):

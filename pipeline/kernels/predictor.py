@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.derive import derive
 from pipeline.kernels.families import FAMILIES, Law
+from pipeline.kernels.half import Layered, with_half
 from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.prediction import Estimate, Floor, KernelModel
-from pipeline.kernels.work import Array, Dims
+from pipeline.kernels.prediction import ESTIMATE_COLUMNS, Estimate, Floor, KernelModel, merge
+from pipeline.kernels.work import Dims
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
 """Where no sample of a GPU shows the floor: medians over the five GPUs of the public samples (docs/kernels.md)."""
@@ -31,8 +32,6 @@ traces (docs/kernels.md), where about 80 % fall inside."""
 
 TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "latency_p90_us")
 """Time columns of a prediction, microseconds; p10 and p90 are of the kernel, `latency_*` of `predicted_us`."""
-
-ESTIMATE_COLUMNS = tuple(entry.name for entry in fields(Estimate))
 
 
 @dataclass(frozen=True)
@@ -86,18 +85,18 @@ class KernelPredictor:
         model = self.models.get(name)
         native = np.zeros(len(calls), dtype=bool) if model is None else model.native(calls)
         if model is not None and native.all():
-            return model.predict(calls), model.evidence
+            return model.predict(calls), _evidence(model, calls)
         formula = self.formula(name, calls)
         if model is not None and native.any():
-            formula = _merge(formula, model.predict(calls[native]), native)
-            evidence[native] = model.evidence
+            formula = merge(formula, model.predict(calls[native]), native)
+            evidence[native] = _evidence(model, calls[native])
         if not native.all():
             rest = calls[~native]
             derived, origin = derive(name, rest, self.models, self.physics)
             if derived is not None:
                 usable = np.isfinite(derived.kernel)
                 at = np.flatnonzero(~native)[usable]
-                formula = _merge(formula, _take(derived, usable), at)
+                formula = merge(formula, _take(derived, usable), at)
                 evidence[at] = origin
         return formula, evidence
 
@@ -113,13 +112,9 @@ class KernelPredictor:
         return self.physics.evidence if FAMILIES[name].law is Law.MOVEMENT else "roofline"
 
 
-def _merge(base: Estimate, new: Estimate, at: Any) -> Estimate:
-    merged: list[Array] = []
-    for name in ESTIMATE_COLUMNS:
-        values = np.array(getattr(base, name))
-        values[at] = getattr(new, name)
-        merged.append(values)
-    return Estimate(*merged)  # type: ignore[arg-type]
+def _evidence(model: KernelModel, calls: pd.DataFrame) -> Any:
+    """Evidence of a model's own rows: one word, or one per row."""
+    return model.evidence_of(calls) if isinstance(model, Layered) else model.evidence
 
 
 def _take(estimate: Estimate, mask: Any) -> Estimate:
@@ -154,4 +149,4 @@ def load_predictor(
         if "variant" in description and description["variant"] != "curve":
             models[name] = load_family(folder, gpu)
     models |= transferred_models(gpu, set(models), corrections)
-    return KernelPredictor(gpu, models, physics, floor)
+    return KernelPredictor(gpu, with_half(gpu, models), physics, floor)

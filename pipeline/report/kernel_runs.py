@@ -69,7 +69,9 @@ def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) 
     from pipeline.report.figures.tables import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
 
     family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
-    title = f"{family} on {gpu} ({variant})"
+    dtypes = "-".join(fitted.model.scope.dtypes)
+    kind = family if "fp32" in fitted.model.scope.dtypes else f"{family}-{dtypes}"
+    title = f"{kind} on {gpu} ({variant})"
     if folder is not None:
         (folder / METRICS).write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         test.to_parquet(folder / TEST_PREDICTIONS, index=False)
@@ -77,10 +79,16 @@ def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) 
     run = log_run(
         tracking,
         KERNEL_MODELS,
-        f"{gpu} {family} {variant}",
+        f"{gpu} {kind} {variant}",
         params=fitted.parameters,
         metrics=fitted.metrics,
-        tags={"gpu": gpu, "family": family, "variant": variant, "champion": "yes" if folder is not None else "no"},
+        tags={
+            "gpu": gpu,
+            "family": family,
+            "dtype": dtypes,
+            "variant": variant,
+            "champion": "yes" if folder is not None else "no",
+        },  # fmt: skip
         artifacts={"model": folder} if folder is not None else {},
         figures={
             "predicted_against_measured.png": predicted_against_measured(test, title),
@@ -88,7 +96,7 @@ def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) 
         },
     )
     if folder is not None:
-        register_champion(tracking, f"{gpu}-{family}", run, "model", {"gpu": gpu, "family": family})
+        register_champion(tracking, f"{gpu}-{kind}", run, "model", {"gpu": gpu, "family": family})
 
 
 def _replace(source: Path | None, target: Path) -> None:

@@ -19,6 +19,59 @@ rule pack:
         "../scripts/pack.py"
 
 
+# bf16 products of newer GPUs, from an optional package: beside the packs, since they are one family in one dtype.
+
+HALF = f"{FLOW.artifacts.root}/{{gpu}}/half"
+HALF_PACK = f"{FLOW.packs}/half/{{gpu}}/pack.json"
+HALF_GPUS = "|".join(FLOW.half_gpus) or "no-bf16-products"
+
+
+rule half_samples:
+    input:
+        products=FLOW.half_table,
+    output:
+        samples=[f"{HALF}/gemm/samples.parquet"],
+    log:
+        f"{HALF}/logs/samples.log",
+    wildcard_constraints:
+        gpu=HALF_GPUS,
+    params:
+        code=FLOW.code("datasets", "schemas.py"),
+    message:
+        "bf16 products of {wildcards.gpu}, from public measurements"
+    script:
+        "../scripts/half_samples.py"
+
+
+use rule fit_kernels as fit_half with:
+    input:
+        samples=[f"{HALF}/gemm/samples.parquet"],
+        tracking=ancient(TRACKING),
+    output:
+        models=[directory(f"{HALF}/gemm/{{kernels}}")],
+    log:
+        f"{HALF}/logs/fit_{{kernels}}.log",
+    benchmark:
+        f"{HALF}/logs/fit_{{kernels}}.tsv"
+    wildcard_constraints:
+        gpu=HALF_GPUS,
+
+
+use rule pack as half_pack with:
+    input:
+        models=[f"{HALF}/gemm/auto"],
+        overheads=[],
+    output:
+        manifest=HALF_PACK,
+    wildcard_constraints:
+        gpu=HALF_GPUS,
+    params:
+        provenance=FLOW.half_provenance,
+    message:
+        "bf16 products of {wildcards.gpu}, as they ship"
+
+
 rule packs:
     input:
         expand(PACK, gpu=FLOW.public_gpus),
+        expand(HALF_PACK, gpu=FLOW.half_gpus),

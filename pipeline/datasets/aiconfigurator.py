@@ -1,0 +1,103 @@
+"""Reader of the public bf16 matrix products of newer GPUs (package `aiconfigurator-core`, NVIDIA, Apache-2.0).
+
+Kernel times of `torch.nn.functional.linear` without bias at 36,000 sizes per GPU, most of them round, as serving of
+language models has them; operands stay in L2 where they fit. The tables come with the package: `pip install
+steptime[newer]`. They are read from where it is installed, never copied.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import TableError, UnknownNameError
+
+PACKAGE = "aiconfigurator_core"
+
+RELEASE = "0.12.0"
+"""Release that shipped models and figures of this project refer to."""
+
+SOURCE = f"aiconfigurator-core@{RELEASE}"
+
+TABLES = {
+    "A100-SXM4-80GB": "a100_sxm/gemm/sglang/0.5.10",
+    "L40S": "l40s/gemm/vllm/0.24.0",
+    "H100": "h100_sxm/gemm/vllm/0.24.0",
+    "H200": "h200_sxm/gemm/vllm/0.24.0",
+    "B200": "b200_sxm/gemm/vllm/0.24.0",
+}
+"""The table of each GPU: of several software versions, one in which PyTorch's own product was measured."""
+
+_COLUMNS = ("device", "gemm_dtype", "m", "n", "k", "latency")
+
+
+def data_dir() -> Path | None:
+    """Folder of the measurements within the installed package; None where it is not installed."""
+    found = find_spec(PACKAGE)
+    folder = Path(str(found.origin)).parent / "systems" / "data" if found is not None and found.origin else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def table_path(gpu: str, folder: Path | None = None) -> Path:
+    """File of a GPU's matrix products.
+
+    Raises:
+        UnknownNameError: no measurement of that GPU is read.
+        TableError: the package is not installed.
+    """
+    if gpu not in TABLES:
+        raise UnknownNameError("GPU with bf16 measurements", gpu, list(TABLES))
+    root = folder or data_dir()
+    if root is None:
+        raise TableError(
+            f"bf16 products of {gpu}: package aiconfigurator-core is missing; pip install 'steptime[newer]'"
+        )
+    return root / TABLES[gpu] / "gemm_perf.parquet"
+
+
+def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:
+    """bf16 products of one GPU as a samples table: a row per size, `latency_us` and `kernel_us` are kernel times.
+
+    Args:
+        gpu: canonical name, one of `TABLES`.
+        folder: the package's `systems/data`; where it is installed if None.
+
+    Raises:
+        UnknownNameError: no measurement of that GPU is read.
+        TableError: the package is missing, or its table is missing, unreadable, or lacks columns.
+    """
+    file = table_path(gpu, folder)
+    try:
+        table = pq.read_table(file).to_pandas()
+    except FileNotFoundError:
+        raise TableError(f"{file}: no such file; install aiconfigurator-core {RELEASE}") from None
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+    missing = [name for name in _COLUMNS if name not in table.columns]
+    if missing:
+        raise TableError(f"{file}: misses column {', '.join(missing)}; install aiconfigurator-core {RELEASE}")
+    rows = table[table["gemm_dtype"].astype(str) == "bfloat16"].drop_duplicates(["m", "n", "k"]).reset_index(drop=True)
+    micro = 1e3 * rows["latency"].astype("float64")  # the table is in milliseconds
+    return pd.DataFrame(
+        {
+            "gpu": gpu, "family": "gemm", "op": "linear", "phase": "forward", "dtype": "bf16",
+            "latency_us": micro, "kernel_us": micro, "source": SOURCE, "campaign_id": SOURCE,
+            # as everywhere: (M, N) x (N, K), N is the reduction
+            "B": 1, "M": rows["m"].astype("int64"), "N": rows["k"].astype("int64"), "K": rows["n"].astype("int64"),
+            "cold": False,
+        }
+    )  # fmt: skip
+
+
+def installed_release() -> str | None:
+    """Version of the installed package; None where there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("aiconfigurator-core")
+    except PackageNotFoundError:
+        return None
