@@ -31,7 +31,7 @@ lint: setup ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow
 
 packs: setup unlock ## refit what ships, from the public data
-	@$(BIN)/snakemake --forcerun pack half_pack -- packs
+	@$(BIN)/snakemake --forcerun pack half_pack collective_curves -- packs
 
 figures: setup unlock ## figures of a grid: make figures GRID="experiment=paper_dlrm"
 	@$(BIN)/snakemake --config $(GRID) -- figures

@@ -188,8 +188,8 @@ class Flow:
 
         return str(table_path(wildcards.gpu))
 
-    def half_provenance(self, wildcards: Any) -> dict[str, Any]:
-        """Params function: the public data behind a pack of bf16 products."""
+    def newer_provenance(self, wildcards: Any) -> dict[str, Any]:
+        """Params function: the public data behind bf16 products and collectives."""
         from pipeline.datasets.aiconfigurator import installed_release
         from pipeline.datasets.sources import SOURCES
 

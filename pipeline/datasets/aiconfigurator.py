@@ -1,14 +1,16 @@
-"""Reader of the public bf16 matrix products of newer GPUs (package `aiconfigurator-core`, NVIDIA, Apache-2.0).
+"""Reader of public measurements on newer GPUs (package `aiconfigurator-core`, NVIDIA, Apache-2.0).
 
-Kernel times of `torch.nn.functional.linear` without bias at 36,000 sizes per GPU, most of them round, as serving of
-language models has them; operands stay in L2 where they fit. The tables come with the package: `pip install
-steptime[newer]`. They are read from where it is installed, never copied.
+bf16 matrix products: kernel times of `torch.nn.functional.linear` without bias at 36,000 sizes per GPU, most of them
+round, as serving of language models has them; operands stay in L2 where they fit. Collectives: NCCL over NVLink on 2, 4
+and 8 GPUs of one machine. The tables come with the package: `pip install steptime[newer]`. They are read from where it is
+installed, never copied.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import pandas as pd
 import pyarrow as pa
@@ -32,6 +34,17 @@ TABLES = {
 }
 """The table of each GPU: of several software versions, one in which PyTorch's own product was measured."""
 
+COLLECTIVES = {
+    "A100-SXM4-80GB": "a100_sxm/comm/nccl/2.27.3",
+    "H100": "h100_sxm/comm/nccl/2.29.2",
+    "H200": "h200_sxm/comm/nccl/2.29.2",
+    "B200": "b200_sxm/comm/nccl/2.29.2",
+}
+"""NCCL tables of GPUs whose collectives run over NVLink; over PCIe they depend on the machine more than on the GPU."""
+
+ELEMENT_BYTES = {"half": 2, "int8": 1}
+"""`message_size` counts elements: the sizes of both types are the same in bytes."""
+
 _COLUMNS = ("device", "gemm_dtype", "m", "n", "k", "latency")
 
 
@@ -42,21 +55,35 @@ def data_dir() -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def table_path(gpu: str, folder: Path | None = None) -> Path:
-    """File of a GPU's matrix products.
+def table_path(gpu: str, folder: Path | None = None, collectives: bool = False) -> Path:
+    """File of a GPU's matrix products, or of its collectives.
 
     Raises:
         UnknownNameError: no measurement of that GPU is read.
         TableError: the package is not installed.
     """
-    if gpu not in TABLES:
-        raise UnknownNameError("GPU with bf16 measurements", gpu, list(TABLES))
+    tables, name = (COLLECTIVES, "nccl_perf") if collectives else (TABLES, "gemm_perf")
+    if gpu not in tables:
+        raise UnknownNameError("GPU with public measurements of newer GPUs", gpu, list(tables))
     root = folder or data_dir()
     if root is None:
         raise TableError(
-            f"bf16 products of {gpu}: package aiconfigurator-core is missing; pip install 'steptime[newer]'"
+            f"measurements of {gpu}: package aiconfigurator-core is missing; pip install 'steptime[newer]'"
         )
-    return root / TABLES[gpu] / "gemm_perf.parquet"
+    return root / tables[gpu] / f"{name}.parquet"
+
+
+def _read(file: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    try:
+        table = pq.read_table(file).to_pandas()
+    except FileNotFoundError:
+        raise TableError(f"{file}: no such file; install aiconfigurator-core {RELEASE}") from None
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise TableError(f"{file}: misses column {', '.join(missing)}; install aiconfigurator-core {RELEASE}")
+    return cast(pd.DataFrame, table)
 
 
 def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:
@@ -70,16 +97,7 @@ def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:
         UnknownNameError: no measurement of that GPU is read.
         TableError: the package is missing, or its table is missing, unreadable, or lacks columns.
     """
-    file = table_path(gpu, folder)
-    try:
-        table = pq.read_table(file).to_pandas()
-    except FileNotFoundError:
-        raise TableError(f"{file}: no such file; install aiconfigurator-core {RELEASE}") from None
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
-    missing = [name for name in _COLUMNS if name not in table.columns]
-    if missing:
-        raise TableError(f"{file}: misses column {', '.join(missing)}; install aiconfigurator-core {RELEASE}")
+    table = _read(table_path(gpu, folder), _COLUMNS)
     rows = table[table["gemm_dtype"].astype(str) == "bfloat16"].drop_duplicates(["m", "n", "k"]).reset_index(drop=True)
     micro = 1e3 * rows["latency"].astype("float64")  # the table is in milliseconds
     return pd.DataFrame(
@@ -91,6 +109,30 @@ def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:
             "cold": False,
         }
     )  # fmt: skip
+
+
+def read_collectives(gpu: str, folder: Path | None = None) -> pd.DataFrame:
+    """Collectives of one GPU among its like: `op` (all_reduce, all_gather, reduce_scatter, all_to_all), `ranks`, `bytes`
+    of the buffer on one rank (the whole gathered one for all_gather and reduce_scatter), `kernel_us`.
+
+    Args:
+        gpu: canonical name, one of `COLLECTIVES`.
+        folder: the package's `systems/data`; where it is installed if None.
+
+    Raises:
+        UnknownNameError, TableError: as `read_products`.
+    """
+    columns = ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
+    table = _read(table_path(gpu, folder, collectives=True), columns)
+    width = table["nccl_dtype"].astype(str).map(ELEMENT_BYTES)
+    return pd.DataFrame(
+        {
+            "op": table["op_name"].astype(str).replace({"alltoall": "all_to_all"}),
+            "ranks": table["num_gpus"].astype("int64"),
+            "bytes": table["message_size"].astype("int64") * width,
+            "kernel_us": 1e3 * table["latency"].astype("float64"),
+        }
+    )[width.notna()].reset_index(drop=True)
 
 
 def installed_release() -> str | None:

@@ -72,7 +72,14 @@ class CurveFit:
     error: float  # geometric mean of relative errors on the fitted points above the floor
 
 
-def fit_curve(size: Array, latency_us: Array, start_us: float, peak_hint_gb_per_s: float, offset: bool) -> CurveFit:
+def fit_curve(
+    size: Array,
+    latency_us: Array,
+    start_us: float,
+    peak_hint_gb_per_s: float,
+    offset: bool,
+    most_log_loss: float = MOST_LOG_LOSS,
+) -> CurveFit:
     """Fit a curve to latencies that lie above the floor.
 
     Args:
@@ -81,6 +88,7 @@ def fit_curve(size: Array, latency_us: Array, start_us: float, peak_hint_gb_per_
         start_us: duration of the smallest kernel, which an event latency cannot separate from its own offset.
         peak_hint_gb_per_s: where the search for the peak bandwidth starts.
         offset: whether the latencies hold a constant besides the kernel (event timing), to be fitted too.
+        most_log_loss: bound of the low bandwidth, as `MOST_LOG_LOSS`; more where the start-up is well seen.
     """
     from scipy.optimize import least_squares
 
@@ -98,7 +106,7 @@ def fit_curve(size: Array, latency_us: Array, start_us: float, peak_hint_gb_per_
     middle = float(np.log2(np.median(size)))
     start = np.array([np.log(peak_hint_gb_per_s), -1.0, middle, 0.0, np.log(10.0 if offset else start_us)])
     low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(LEAST_OFFSET_US if offset else 0.3)])
-    high = np.array([np.log(peak_hint_gb_per_s * 20), MOST_LOG_LOSS, 36.0, 1.5, np.log(60.0)])
+    high = np.array([np.log(peak_hint_gb_per_s * 20), most_log_loss, 36.0, 1.5, np.log(60.0)])
     found = least_squares(residual, np.clip(start, low, high), bounds=(low, high), loss="soft_l1", f_scale=0.02)
     curve, extra = unpack(found.x)
     error = float(np.exp(np.mean(np.log(np.maximum(np.abs(np.expm1(residual(found.x))), 1e-6)))))

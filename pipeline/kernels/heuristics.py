@@ -184,16 +184,21 @@ class Physics:
 
     def _collective(self, d: Dims, found: Work) -> Array:
         """S x factor over the bus (DESIGN section 2); NVLink where the GPU has it, else PCIe."""
-        ranks = np.maximum(d("ranks", 1.0), 1.0)
-        op = pd.Series(d.text("op")).str.lower()
-        share = (ranks - 1.0) / ranks
-        factor = np.where(op.str.contains("all_reduce|allreduce"), 2.0 * share, share)
-        factor = np.where(op.isin(["broadcast", "reduce", "send_recv"]), 1.0, factor)
+        ranks, factor = bus_factor(d)
         bus = self.gpu.nvlink_gb_per_s or self.gpu.pcie_gb_per_s
         size = np.maximum(found.read, found.written)
         time = COLLECTIVE_START_US + size * factor / (1e3 * max(bus, 1.0))
         # one rank: the library copies within the device, or does nothing
         return np.where(ranks <= 1.0, self.memory.time_us(2.0 * size), time)
+
+
+def bus_factor(d: Dims) -> tuple[Array, Array]:
+    """(ranks, bytes on a rank's bus per byte of its buffer) of collectives, each of shape (rows,); DESIGN section 2."""
+    ranks = np.maximum(d("ranks", 1.0), 1.0)
+    op = pd.Series(d.text("op")).str.lower()
+    share = (ranks - 1.0) / ranks
+    factor = np.where(op.str.contains("all_reduce|allreduce"), 2.0 * share, share)
+    return ranks, np.where(op.isin(["broadcast", "reduce", "send_recv"]), 1.0, factor)
 
 
 def tile_counts(name: str, d: Dims) -> tuple[Array, Array]:
@@ -225,4 +230,4 @@ def attribute_numbers(calls: pd.DataFrame, key: str) -> Array:
     return np.array([np.nan if value is None else float(value) for value in values])
 
 
-__all__ = ["SMALLEST_KERNEL_US", "Physics", "attribute_numbers", "implicit_product", "tile_counts"]
+__all__ = ["SMALLEST_KERNEL_US", "Physics", "attribute_numbers", "bus_factor", "implicit_product", "tile_counts"]

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.collectives import collective_model
 from pipeline.kernels.derive import derive
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.half import Layered, with_half
@@ -149,4 +150,7 @@ def load_predictor(
         if "variant" in description and description["variant"] != "curve":
             models[name] = load_family(folder, gpu)
     models |= transferred_models(gpu, set(models), corrections)
+    collectives = collective_model(gpu)
+    if collectives is not None:
+        models.setdefault("collective", collectives)
     return KernelPredictor(gpu, with_half(gpu, models), physics, floor)

@@ -88,7 +88,7 @@ def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) 
             "dtype": dtypes,
             "variant": variant,
             "champion": "yes" if folder is not None else "no",
-        },  # fmt: skip
+        },
         artifacts={"model": folder} if folder is not None else {},
         figures={
             "predicted_against_measured.png": predicted_against_measured(test, title),

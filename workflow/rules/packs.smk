@@ -66,12 +66,24 @@ use rule pack as half_pack with:
     wildcard_constraints:
         gpu=HALF_GPUS,
     params:
-        provenance=FLOW.half_provenance,
+        provenance=FLOW.newer_provenance,
     message:
         "bf16 products of {wildcards.gpu}, as they ship"
+
+
+rule collective_curves:
+    output:
+        curves=f"{FLOW.packs}/collectives.json",
+    params:
+        provenance=FLOW.newer_provenance,
+    message:
+        "Bandwidth curves of collectives, from public measurements"
+    script:
+        "../scripts/collective_curves.py"
 
 
 rule packs:
     input:
         expand(PACK, gpu=FLOW.public_gpus),
         expand(HALF_PACK, gpu=FLOW.half_gpus),
+        f"{FLOW.packs}/collectives.json" if FLOW.half_gpus else [],

@@ -1,0 +1,54 @@
+"""Collectives over NVLink: errors of the shipped kind of curve, on sizes and on GPUs that it has not seen.
+
+    python benchmarks/kernels/collectives.py
+
+`unseen sizes`: fitted on every other size, judged on those between. `other GPUs`: the curves of each other measured GPU,
+scaled by link bandwidth. `formula`: bytes over the link's peak plus a constant, what GPUs without curves get.
+"""
+
+import numpy as np
+
+from pipeline.datasets.aiconfigurator import COLLECTIVES, read_collectives
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.collectives import (
+    FAMILY,
+    SPREAD,
+    TRANSFERRED_SPREAD,
+    CollectiveModel,
+    fit_curves,
+    judge,
+)  # fmt: skip
+from pipeline.kernels.heuristics import Physics
+
+
+def main() -> None:
+    samples = {gpu: read_collectives(gpu) for gpu in COLLECTIVES}
+    specs = {gpu: load_gpu(gpu) for gpu in COLLECTIVES}
+    curves = {gpu: fit_curves(samples[gpu], specs[gpu]) for gpu in COLLECTIVES}
+    print(
+        "| GPU | points | formula, MAPE % | unseen sizes, GMAE % | MAPE % | inside % | other GPUs, MAPE % | inside % |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for gpu, own in samples.items():
+        spec = specs[gpu]
+        between = own["bytes"].isin(np.sort(own["bytes"].unique())[1::2])
+        fitted = fit_curves(own[~between].reset_index(drop=True), spec)
+        unseen = judge(CollectiveModel(spec, spec, fitted), own[between].reset_index(drop=True))
+        calls = own.assign(family=FAMILY, bytes_read=own["bytes"], bytes_written=own["bytes"])
+        formula = Physics.of(spec).kernel_us(FAMILY, calls) / own["kernel_us"].to_numpy()
+        others = np.concatenate(
+            [judge(CollectiveModel(spec, specs[name], curves[name]), own) for name in samples if name != gpu]
+        )
+        error = np.abs(unseen - 1.0)
+        cells = [
+            f"{len(own)}", f"{100 * np.abs(formula - 1).mean():.0f}",
+            f"{100 * np.exp(np.log(np.maximum(error, 1e-6)).mean()):.1f}", f"{100 * error.mean():.1f}",
+            f"{100 * np.mean(np.abs(np.log(unseen)) <= np.log(SPREAD)):.0f}",
+            f"{100 * np.abs(others - 1).mean():.0f}",
+            f"{100 * np.mean(np.abs(np.log(others)) <= np.log(TRANSFERRED_SPREAD)):.0f}",
+        ]  # fmt: skip
+        print(f"| {gpu} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

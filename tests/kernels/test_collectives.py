@@ -1,0 +1,118 @@
+"""Collectives over NVLink: fitted curves, which calls they answer, and what other GPUs take from them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.datasets import aiconfigurator
+from pipeline.errors import PackError
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels import collectives
+from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.collectives import CollectiveModel, collective_model, fit_curves, judge, read_curves, write_curves
+from pipeline.kernels.predictor import load_predictor
+
+
+def calls(op="all_reduce", ranks=8, size=2**26):
+    return pd.DataFrame([{"family": "collective", "op": op, "ranks": ranks, "bytes": size, "phase": "backward"}])
+
+
+def drawn(curve, ops=("all_reduce", "all_gather"), ranks=(2, 8)):
+    """Times that follow one curve exactly, at sizes from 1 KiB to 1 GiB."""
+    rows = [{"op": op, "ranks": n, "bytes": 2**i} for op in ops for n in ranks for i in range(10, 31)]
+    table = pd.DataFrame(rows)
+    factor = np.where(table["op"] == "all_reduce", 2.0, 1.0) * (table["ranks"] - 1) / table["ranks"]
+    return table.assign(kernel_us=curve.time_us((table["bytes"] * factor).to_numpy()))
+
+
+def test_a_fit_finds_the_curve_behind_the_times():
+    curve = BandwidthCurve(9.0, 330.0, 100.0, 20.0, 1.5)
+    gpu = load_gpu("H200")
+    samples = drawn(curve)
+    model = CollectiveModel(gpu, gpu, fit_curves(samples, gpu))
+    assert np.abs(judge(model, samples) - 1.0).max() < 0.03
+    found = model.curves["all_reduce"][8]
+    assert found.peak_gb_per_s == pytest.approx(330.0, rel=0.05)
+    assert found.start_us == pytest.approx(9.0, rel=0.05)
+
+
+def test_a_call_takes_its_operation_and_the_nearest_ranks():
+    spec = load_gpu("H200")
+    flat = {n: BandwidthCurve.flat(100.0, 10.0 * n) for n in (2, 8)}
+    model = CollectiveModel(spec, spec, {"all_reduce": flat, "all_to_all": {2: BandwidthCurve.flat(100.0, 1.0)}})
+    table = pd.concat(
+        [calls("nccl:all_reduce", 3, 0), calls("allreduce", 7, 0), calls("alltoall_base", 8, 0), calls("broadcast")],
+        ignore_index=True,
+    )
+    assert model.native(table).tolist() == [True, True, True, False]
+    assert model.predict(table).kernel[:3].tolist() == [20.0, 80.0, 1.0]
+    assert not model.native(calls(ranks=1)).any()
+
+
+def test_more_bytes_and_slower_links_never_take_less():
+    sizes = [2**i for i in range(8, 31)]
+    for gpu in ("A100-SXM4-80GB", "H200", "V100-SXM2-32GB"):
+        model = collective_model(load_gpu(gpu))
+        for op in model.curves:
+            for ranks in (2, 4, 8):
+                table = pd.concat([calls(op, ranks, size) for size in sizes], ignore_index=True)
+                assert np.all(np.diff(model.predict(table).kernel) >= 0)
+    fast, slow = (
+        CollectiveModel(load_gpu(gpu), load_gpu("A100-SXM4-80GB"), collective_model(load_gpu("A100-SXM4-80GB")).curves)
+        for gpu in ("A100-SXM4-80GB", "V100-SXM2-32GB")
+    )
+    assert slow.predict(calls()).kernel[0] > fast.predict(calls()).kernel[0]
+
+
+def test_gpus_say_where_their_curves_come_from():
+    assert collective_model(load_gpu("H200")).evidence == "pack"
+    assert collective_model(load_gpu("V100-SXM2-32GB")).evidence == "transferred"
+    assert collective_model(load_gpu("T4")) is None
+    found = load_predictor(load_gpu("H200")).predict(pd.concat([calls(), calls("broadcast")], ignore_index=True))
+    assert found["evidence"].tolist() == ["pack", "roofline"]
+    # 64 MiB over eight H200: NCCL reaches most of what NVLink carries, and no more
+    bus = 2**26 * 1.75 / found["kernel_us"][0] / 1e3
+    assert 0.5 * 450 < bus < 450
+
+
+def test_curves_survive_the_disk_and_damage_is_named(tmp_path):
+    path = tmp_path / "collectives.json"
+    curves = {"H200": {"all_reduce": {8: BandwidthCurve.flat(300.0, 16.0)}}}
+    write_curves(path, curves, {"source": "test"})
+    assert read_curves(path) == curves
+    broken = tmp_path / "broken.json"
+    broken.write_text(path.read_text()[:50])
+    with pytest.raises(PackError, match="not readable"):
+        read_curves(broken)
+    other = tmp_path / "other.json"
+    other.write_text(path.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(PackError, match="format 9"):
+        read_curves(other)
+
+
+def test_public_times_are_in_bytes_and_microseconds(tmp_path):
+    path = aiconfigurator.table_path("H200", tmp_path, collectives=True)
+    path.parent.mkdir(parents=True)
+    pd.DataFrame(
+        {"op_name": ["alltoall", "all_reduce"], "nccl_dtype": ["half", "int8"], "num_gpus": [2, 8],
+         "message_size": [256, 512], "latency": [0.005, 0.016]}
+    ).to_parquet(path)  # fmt: skip
+    found = aiconfigurator.read_collectives("H200", tmp_path)
+    assert found["op"].tolist() == ["all_to_all", "all_reduce"]
+    assert found["bytes"].tolist() == [512, 512]
+    assert found["kernel_us"].tolist() == pytest.approx([5.0, 16.0])
+
+
+@pytest.mark.parametrize("gpu", sorted(aiconfigurator.COLLECTIVES))
+def test_shipped_curves_predict_sizes_between_the_fitted_ones(gpu):
+    if aiconfigurator.data_dir() is None:
+        pytest.skip("aiconfigurator-core is not installed")
+    samples, spec = aiconfigurator.read_collectives(gpu), load_gpu(gpu)
+    between = samples["bytes"].isin(np.sort(samples["bytes"].unique())[1::2])
+    model = CollectiveModel(spec, spec, fit_curves(samples[~between].reset_index(drop=True), spec))
+    unseen = samples[between].reset_index(drop=True)
+    assert np.abs(judge(model, unseen) - 1.0).mean() < 0.12
+    inside = np.abs(np.log(judge(model, unseen))) <= np.log(collectives.SPREAD)
+    assert 0.75 <= inside.mean() <= 0.90
+    shipped = np.abs(judge(collective_model(spec), samples) - 1.0).mean()
+    assert shipped < 0.12

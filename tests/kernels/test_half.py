@@ -1,0 +1,135 @@
+"""bf16 products of newer GPUs: reading the public tables, the shipped models, and which rows they answer for."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.datasets import aiconfigurator
+from pipeline.errors import TableError, UnknownNameError
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.half import Layered, half_model, measured_gpus
+from pipeline.kernels.prediction import Estimate
+from pipeline.kernels.predictor import load_predictor
+from pipeline.packs import check_pack
+from pipeline.paths import packs_dir
+
+ROWS = pd.DataFrame(
+    {
+        "device": "NVIDIA H200",
+        "gemm_dtype": ["bfloat16", "bfloat16", "fp8", "bfloat16"],
+        "m": [128, 4096, 128, 4096],
+        "n": [256, 8192, 256, 8192],
+        "k": [512, 1024, 512, 1024],
+        "latency": [0.004, 0.1, 0.003, 0.1],
+    }
+)
+
+
+def table(folder, rows=ROWS, gpu="H200"):
+    path = aiconfigurator.table_path(gpu, folder)
+    path.parent.mkdir(parents=True)
+    rows.to_parquet(path)
+    return path
+
+
+def products(dtype, size=4096.0):
+    one = {"family": "gemm", "op": "linear", "phase": "forward", "dtype": dtype, "B": 1.0}
+    return pd.DataFrame([{**one, "M": size, "N": size, "K": size}])
+
+
+def test_a_table_becomes_samples_in_microseconds_with_n_as_reduction(tmp_path):
+    table(tmp_path)
+    found = aiconfigurator.read_products("H200", tmp_path)
+    assert found["kernel_us"].tolist() == pytest.approx([4.0, 100.0])  # other dtypes and repeats are left out
+    assert found[["M", "N", "K"]].iloc[1].tolist() == [4096, 1024, 8192]
+    assert set(found["dtype"]) == {"bf16"}
+
+
+def test_bad_tables_are_named(tmp_path):
+    with pytest.raises(TableError, match="no such file"):
+        aiconfigurator.read_products("H200", tmp_path)
+    path = table(tmp_path, ROWS.drop(columns="latency"))
+    with pytest.raises(TableError, match="misses column latency"):
+        aiconfigurator.read_products("H200", tmp_path)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(TableError, match="not a readable parquet file"):
+        aiconfigurator.read_products("H200", tmp_path)
+    with pytest.raises(UnknownNameError, match="H200"):
+        aiconfigurator.read_products("T4", tmp_path)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(aiconfigurator, "data_dir", lambda: None)
+    with pytest.raises(TableError, match="pip install"):
+        aiconfigurator.read_products("H200")
+
+
+def test_shipped_models_say_how_good_they_are():
+    assert measured_gpus() == sorted(aiconfigurator.TABLES)
+    for gpu in measured_gpus():
+        files = check_pack(f"half/{gpu}")["files"]
+        assert sum(entry["bytes"] for entry in files.values()) < 1_000_000
+        found = json.loads((packs_dir() / "half" / gpu / "kernels" / "gemm" / "family.json").read_text())
+        assert found["metrics"]["gmae"] < 0.10
+        assert 0.75 <= found["metrics"]["coverage"] <= 0.85
+        assert found["scope"]["dtypes"] == ["bf16"]
+
+
+def test_half_rows_rest_on_measurements_and_others_on_what_there_was():
+    predictor = load_predictor(load_gpu("H200"))
+    calls = pd.concat([products(dtype) for dtype in ("bf16", "fp16", "fp32", "tf32")], ignore_index=True)
+    found = predictor.predict(calls)
+    assert found["evidence"].tolist() == ["pack", "pack", "transferred", "transferred"]
+    assert found["kernel_us"][0] == found["kernel_us"][1] < found["kernel_us"][3] < found["kernel_us"][2]
+    # two operands of 4096 x 4096 at no more than the tensor cores' peak
+    assert 2 * 4096.0**3 / found["kernel_us"][0] / 1e6 < load_gpu("H200").bf16_tflop_per_s
+
+
+def test_a_card_of_the_same_chip_takes_the_measured_one_s():
+    # the measured card's own answer, and its slower sister's
+    measured, sister = (half_model(load_gpu(gpu)) for gpu in ("A100-SXM4-80GB", "A100-PCIE-40GB"))
+    calls = products("bf16")
+    assert (measured.evidence, sister.evidence) == ("pack", "transferred")
+    here, there = measured.predict(calls), sister.predict(calls)
+    assert here.kernel[0] <= there.kernel[0] < 1.5 * here.kernel[0]
+    assert there.p90[0] / there.p10[0] > here.p90[0] / here.p10[0]
+    assert half_model(load_gpu("V100")) is None
+
+
+class Fixed:
+    """A model that answers one time for one dtype."""
+
+    def __init__(self, evidence, dtype, time):
+        self.evidence, self.dtype, self.time = evidence, dtype, time
+
+    def native(self, calls):
+        return (calls["dtype"] == self.dtype).to_numpy()
+
+    def predict(self, calls):
+        time = np.full(len(calls), self.time)
+        return Estimate(time, time, time, time, np.ones(len(calls), dtype=bool), time, time)
+
+
+def test_a_gpu_s_own_samples_come_first():
+    calls = pd.DataFrame({"dtype": ["fp32", "bf16", "fp16"]})
+    both = Layered(Fixed("measured", "bf16", 1.0), Fixed("pack", "bf16", 2.0))
+    assert both.predict(calls).kernel.tolist() == [1.0, 1.0, 1.0]
+    other = Layered(Fixed("measured", "fp32", 1.0), Fixed("pack", "bf16", 2.0))
+    assert other.predict(calls).kernel.tolist() == [1.0, 2.0, 1.0]
+    assert other.evidence_of(calls).tolist() == ["measured", "pack", "measured"]
+    assert other.native(calls).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("gpu", sorted(aiconfigurator.TABLES))
+def test_a_shipped_model_predicts_what_it_was_fitted_on(gpu):
+    if aiconfigurator.data_dir() is None:
+        pytest.skip("aiconfigurator-core is not installed")
+    assert pq.read_schema(aiconfigurator.table_path(gpu)).names
+    samples = aiconfigurator.read_products(gpu).sample(1000, random_state=0)
+    model = half_model(load_gpu(gpu))
+    error = np.abs(model.predict(samples).kernel / samples["kernel_us"].to_numpy() - 1.0)
+    promised = model.base.description["metrics"]["gmae"]
+    assert 0.3 * promised < np.exp(np.mean(np.log(np.maximum(error, 1e-6)))) < 1.2 * promised

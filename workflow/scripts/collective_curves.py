@@ -1,0 +1,14 @@
+"""Fit the bandwidth curves of collectives on the GPUs that were measured."""
+
+from pathlib import Path
+
+from pipeline.scripting import job, provenance
+
+with job(snakemake):
+    from pipeline.datasets.aiconfigurator import COLLECTIVES, read_collectives
+    from pipeline.hardware.spec import load_gpu
+    from pipeline.kernels.collectives import fit_curves, write_curves
+
+    curves = {gpu: fit_curves(read_collectives(gpu), load_gpu(gpu)) for gpu in COLLECTIVES}
+    made = {**snakemake.params.provenance, "made_by": provenance(snakemake)["versions"]}
+    write_curves(Path(snakemake.output.curves), curves, made)
