@@ -1,0 +1,70 @@
+"""How much of a convolution model's error is the measuring session's, not the model's.
+
+    python benchmarks/kernels/disturbance.py
+
+`undisturbed`: GMAE of boosted trees in cross-validation, once the session's drift (`pipeline.kernels.drift`) is taken out of
+the latencies. `in hindsight`: GMAE of their predictions against the latencies as measured, with the constant added that
+suits the measured latencies of twenty classes of size best. No model of shapes can do much better than that.
+"""
+
+import numpy as np
+
+from pipeline.datasets.neusight import read_samples
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.drift import estimate_drift
+from pipeline.kernels.evaluate import gmae
+from pipeline.kernels.fit import calibrate_physics
+from pipeline.kernels.fitted import FittedModel, Scope
+from pipeline.kernels.floors import estimate_floor
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.intervals import Quantiles
+from pipeline.kernels.samples import assign_folds, clean_samples
+from pipeline.kernels.trees import train_trees
+from pipeline.paths import datasets_dir
+
+FAMILY = "conv2d_forward"
+CLASSES = 20
+
+
+def main() -> None:
+    root = datasets_dir()
+    if root is None:
+        raise SystemExit("set $STEPTIME_DATASETS: the public data are not found")
+    print("| GPU | typical drift, us | undisturbed, GMAE % | in hindsight, GMAE % |")
+    print("|---|---|---|---|")
+    for gpu in map(load_gpu, ("V100", "P100")):
+        samples = read_samples(root, gpu.name)
+        memory, offset_us, _ = calibrate_physics(samples, gpu)
+        own = clean_samples(samples[samples["family"] == FAMILY].reset_index(drop=True), FAMILY)
+        physics = Physics.of(gpu)
+        if memory is not None:
+            physics = physics.calibrate({"memory": memory.to_json()}, "fitted")
+        scope = Scope.of(
+            FAMILY, own, ("B", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+        )
+        floor = estimate_floor(own, physics, offset_us)
+        wide = Quantiles.constant(1.5)
+        model = FittedModel(FAMILY, gpu, "roofline", scope, floor, physics.memory, wide, wide)
+        latency = own["latency_us"].to_numpy(dtype=np.float64)
+        inputs, start = model.features(own), model.baseline(own)
+        folds = assign_folds(own, 5, 0)
+        drift = estimate_drift(inputs, start, latency, folds % 3)
+        clean = np.maximum(latency - drift.extra_us, 0.2 * latency)
+        expected = np.empty(len(own))
+        for fold in range(5):
+            held = folds == fold
+            trees = train_trees(inputs[~held], np.log(clean[~held]) - start[~held], 0)
+            expected[held] = np.exp(start[held] + trees.predict(inputs[held]))
+        best = np.empty(len(own))
+        for rows in np.array_split(np.argsort(expected), CLASSES):
+            guesses = np.linspace(0.0, drift.extra_us.max(), 80)
+            scores = np.array([gmae(expected[rows] + guess, latency[rows]) for guess in guesses])
+            # neighbouring constants differ by the chance of a hit: smooth before choosing
+            smooth = np.convolve(np.pad(np.log(scores), 4, mode="edge"), np.full(9, 1.0 / 9.0), mode="valid")
+            best[rows] = expected[rows] + guesses[int(np.argmin(smooth))]
+        cells = drift.typical_us, 100 * gmae(expected, clean), 100 * gmae(best, latency)
+        print(f"| {gpu.name} | {cells[0]:.0f} | {cells[1]:.1f} | {cells[2]:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
