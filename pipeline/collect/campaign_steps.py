@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.device import gpu_state, set_tf32
+from pipeline.collect.device import free_bytes, gpu_state, set_tf32
 from pipeline.collect.grid import StepPlan, plans
 from pipeline.collect.runner import Campaign, Outcome
 from pipeline.collect.timing import StepTimes, step_times_row, time_steps, warm_up
@@ -88,23 +88,14 @@ def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, 
         return config, None
     sizes = [int(r) for r in rows] if isinstance(rows, list) else [int(rows)] * int(config.get("tables") or 1)
     copies = 2 if config.get("embedding") == "dense" else 1  # a dense gradient is as large as its table
-    free = _free_bytes(device) - FREE_BYTES if device.type == "cuda" else _free_bytes(device) // 4
+    free = free_bytes(device)
+    free = free - min(FREE_BYTES, free // 2) if device.type == "cuda" else free // 4
     cap = largest = max(sizes)
     while 4 * int(dim) * copies * sum(min(size, cap) for size in sizes) > free and cap > 1000:
         cap = int(0.9 * cap)
     if cap == largest:
         return config, None
     return {**config, "rows": [min(size, cap) for size in sizes], "tables": None}, cap
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    import os
-
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def trace_members(row: Mapping[str, Any]) -> str:

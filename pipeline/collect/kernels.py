@@ -20,7 +20,7 @@ import pandas as pd
 from pipeline.collect.bench import Bench, Cache, Timing
 from pipeline.collect.cases import Spec
 from pipeline.collect.cases.base import spec_from_row
-from pipeline.collect.device import fix_threads, keep_memory_mapped, release, select_device
+from pipeline.collect.device import answers, fix_threads, keep_memory_mapped, release, select_device
 from pipeline.collect.replay import Replayer
 from pipeline.collect.sampler import around
 from pipeline.collect.workbench import (
@@ -32,6 +32,7 @@ from pipeline.collect.workbench import (
     measured_row,
     samples_frame,
 )
+from pipeline.errors import MeasurementError, TraceError
 
 if TYPE_CHECKING:
     import torch
@@ -129,13 +130,33 @@ def measure_specs(
             group.append(built[0])
             waiting += built[1]
         if group and (len(group) >= CHUNK or waiting > work.budget_bytes or not rest or work.left() < 1):
-            work.bench.measure(group, REPETITIONS[device.type])
-            rows += [row for row in map(measured_row, group) if row]
+            rows += _measured_together(work, group)
             group, waiting = [], 0
             release(device)
     frame = samples_frame(rows, gpu, source, campaign_id)
     frame.attrs |= {"unmeasured": work.unmeasured.reasons, "cut": bool(rest)}
     return frame
+
+
+def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, Any]]:
+    """Rows of a group; where it fails (for want of memory, say), of each of its cases by itself.
+
+    Raises:
+        MeasurementError: the device was lost.
+    """
+    try:
+        work.bench.measure(group, REPETITIONS[work.device.type])
+    except (RuntimeError, TraceError) as error:
+        if len(group) == 1 or not answers(work.device):
+            work.failed(group[0].case.spec, error)
+            return []
+        release(work.device)
+        return [row for timing in group for row in _measured_together(work, [timing.again()])]
+    rows = [measured_row(timing) for timing in group]
+    for timing, row in zip(group, rows, strict=True):
+        if not row:
+            work.unmeasured.add(MeasurementError(f"{timing.case.spec.family}: the profiler saw no device work"))
+    return [row for row in rows if row]
 
 
 def _distinct(tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]) -> list[tuple[Spec, GraphNode | None]]:

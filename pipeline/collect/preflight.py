@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import between_us, gpu_state, mark, synchronise
+from pipeline.collect.timing import CLOCKS_UP_S
 from pipeline.collect.windows import activities, attribute, load_events
 from pipeline.errors import MeasurementError
 
@@ -68,6 +70,10 @@ def _spread(device: torch.device) -> float:
 
     n = 2048 if device.type == "cuda" else 256
     x = torch.randn(n, n, device=device)
+    begin = time.perf_counter()
+    while device.type == "cuda" and time.perf_counter() - begin < 2 * CLOCKS_UP_S:
+        torch.mm(x, x)
+        synchronise(device)
     taken = []
     for _ in range(45):
         synchronise(device)

@@ -59,7 +59,7 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
     weight, index, offsets, note = _lookup(spec, make)
     lookups, rows = spec.get("L", 1), weight.shape[0]
     grad = make.tensor(offsets.numel(), spec["D"], dtype=spec.dtype)
-    bag_of = torch.arange(offsets.numel(), device=make.device).repeat_interleave(lookups)
+    bag_of = torch.arange(offsets.numel(), device=make.device, dtype=index.dtype).repeat_interleave(lookups)
     sizes = torch.full((offsets.numel(),), lookups, device=make.device, dtype=index.dtype)
     aten = torch.ops.aten
     if spec.name in ("dense", "embedding_dense_backward", "_embedding_bag_dense_backward"):
