@@ -1,7 +1,7 @@
 """Reading the output of the stand-alone script (`measure.py`, layout version 1) into this project's tables.
 
-Its `fused` DLRM is one `embedding_bag` over all tables with a sparse gradient, which is not this project's `fused`: its
-variant is kept apart as `embedding-joint_sparse`, so that what was run is what is modelled.
+Its `fused` DLRM is one `embedding_bag` over all tables with a sparse gradient, which is not this project's `fused` but
+its `joint_sparse`: what was run is what is modelled.
 """
 
 from __future__ import annotations

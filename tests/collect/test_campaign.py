@@ -45,7 +45,9 @@ def test_a_killed_campaign_goes_on_and_repeats_nothing_that_was_done(measured: P
     manifest = json.loads((measured / "manifest.json").read_text())
     assert [run["status"] for run in manifest["runs"]] == ["running", "complete"]
     units = manifest["units"]
-    assert {"peaks/products", "steps/dlrm_default/default/b16", "kernels/r0000", "kernels/r0001"} <= set(units)
+    assert {"peaks/products", "steps/dlrm_default/embedding-joint_sparse/b16", "kernels/r0000", "kernels/r0001"} <= set(
+        units
+    )
     assert {unit["status"] for unit in units.values()} == {"done"}
     steps = read_table(measured / "step_times.parquet", "step_times")
     assert not steps.duplicated(["model", "variant", "batch_size"]).any()
@@ -69,7 +71,7 @@ def test_the_reader_gives_tables_of_the_pipeline(measured: Path, tmp_path: Path)
     assert to_arrow(samples, "samples").schema.names == SCHEMAS["samples"].names
     assert {"gemm", "embedding_forward", "elementwise", "conv2d_forward"} <= set(samples["family"])
     assert (samples["kernel_us"] > 0).all()
-    assert reader.read_step_time(measured, "dlrm_default", "default", 16) > 0  # type: ignore[operator]
+    assert reader.read_step_time(measured, "dlrm_default", "embedding-joint_sparse", 16) > 0  # type: ignore[operator]
     traces = list(reader.read_traces(measured))
     kineto, execution = traces[0].extract(tmp_path)
     assert kineto.stat().st_size > 0
@@ -88,19 +90,21 @@ def test_traces_of_the_campaign_give_overheads_by_workload(measured: Path) -> No
     from pipeline.overheads.campaign import extract_campaign
 
     observations = extract_campaign(measured)
-    assert {"dlrm_default/default/b16", "dlrm_ddp/default/b16"} <= set(observations["workload"])
+    assert {"dlrm_default/embedding-joint_sparse/b16", "dlrm_ddp/embedding-joint_sparse/b16"} <= set(
+        observations["workload"]
+    )
     assert {"T1", "T5"} <= set(observations["type"])
     assert np.isfinite(observations["value_us"]).all()
 
 
 def test_a_measured_step_counts_only_for_the_configuration_that_ran(measured: Path) -> None:
-    manifest, workload = measured / "manifest.json", "dlrm_default/default/b16"
+    manifest, workload = measured / "manifest.json", "dlrm_default/embedding-joint_sparse/b16"
     rows = read_table(measured / "step_times.parquet", "step_times")
     row = rows[(rows["model"] == "dlrm_default") & (rows["batch_size"] == 16)].iloc[0]
     ran = json.loads(row["config"])["config"]
     assert reader.measured_step(manifest, workload, ran) == pytest.approx(row["step_us"])
     assert reader.measured_step(manifest, workload, ran | {"tables": 8}) is None  # this trial ran smaller tables
-    assert reader.measured_step(manifest, "dlrm_default/default/b99", ran) is None
+    assert reader.measured_step(manifest, "dlrm_default/embedding-joint_sparse/b99", ran) is None
 
 
 def test_a_measured_gpu_goes_through_every_stage(measured: Path, tmp_path: Path) -> None:
@@ -180,5 +184,5 @@ def test_the_campaign_imports_nothing_beyond_its_four_packages(tmp_path: Path) -
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-600:]
     units = json.loads((tmp_path / "bare" / "manifest.json").read_text())["units"]
-    assert units["steps/dlrm_ddp/default/b16"]["status"] == "done"
+    assert units["steps/dlrm_ddp/embedding-joint_sparse/b16"]["status"] == "done"
     assert units["kernels/r0000~gemm"]["status"] == "done"
