@@ -103,8 +103,11 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     folder.save()
     code = EXIT_DONE
     try:
-        with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-            run["preflight"] = seen = preflight(device, Path(scratch))
+        try:
+            with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+                run["preflight"] = seen = preflight(device, Path(scratch))
+        except RuntimeError as error:
+            raise DeviceLostError(f"preflight: {error}") from error
         for warning in seen["warnings"]:
             print(f"warning: {warning}", file=sys.stderr)
         for part in args.parts:

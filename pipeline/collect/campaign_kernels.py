@@ -43,7 +43,9 @@ def run_kernels(campaign: Campaign) -> None:
     if campaign.tiny:
         wanted = distinct([shrunk(spec) for spec in wanted])
     families = {spec.family for spec in wanted}
-    chosen = {name for name in families if campaign.wants(f"kernels/{name}")} or families
+    chosen = {name for name in families if campaign.wants(f"kernels/{name}")}
+    if not chosen:
+        return
     wanted = [spec for spec in wanted if spec.family in chosen]
     suffix = "" if chosen == families else "~" + "+".join(sorted(chosen))
     exact = [wanted[i : i + ROUND] for i in range(0, len(wanted), ROUND)]

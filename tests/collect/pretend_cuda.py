@@ -29,6 +29,10 @@ import torch.utils._device
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pipeline.collect import campaign, preflight
+
 NOT_ON_THE_DEVICE = re.compile(
     r"aten::(empty|empty_like|empty_strided|view|_unsafe_view|_reshape_alias|reshape|flatten|as_strided|t|transpose|permute"
     r"|expand|expand_as|unsqueeze|squeeze|detach|detach_|alias|select|slice|narrow|split|unbind|resize_|set_|lift_fresh"
@@ -128,7 +132,7 @@ class _OnCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if self.gpu.lost:
+        if self.gpu.lost and func is not torch._C._set_grad_enabled:  # the host goes on whatever becomes of the device
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if self.gpu.fault is not None:
             self.gpu.fault(func, args)
@@ -194,6 +198,7 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         stack.enter_context(mock.patch.object(torch, "autocast", autocast))
         stack.enter_context(mock.patch.object(torch.utils._device, "DeviceContext", Context))
         stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile_class(gpu)))
+        stack.enter_context(mock.patch.dict(preflight.SIDES, {"cuda": 64}))  # what a CPU multiplies in no time
         stack.enter_context(mock.patch.dict(os.environ, {"PATH": _path_with(place, smi, busy)}))
         stack.enter_context(_OnCpu(gpu))
         yield gpu
@@ -316,8 +321,5 @@ def _of_log(gpu: PretendedGpu, trace: dict[str, Any], complete: list[dict[str, A
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from pipeline.collect import campaign
-
     with pretend():
         sys.exit(campaign.main(sys.argv[1:]))

@@ -172,17 +172,144 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "manifest.json: damaged" in capsys.readouterr().err
 
 
-def test_the_campaign_imports_nothing_beyond_its_four_packages(tmp_path: Path) -> None:
-    code = (
-        "import sys\n"
-        "for name in ('yaml', 'hydra', 'omegaconf', 'snakemake', 'mlflow', 'sklearn', 'lightgbm', 'scipy', 'orjson',"
-        " 'torchvision', 'transformers'): sys.modules[name] = None\n"
-        "from pipeline.collect import campaign\n"
-        f"sys.exit(campaign.main(['--tiny', '--device', 'cpu', '--minutes', '0.6', '--out', {str(tmp_path / 'bare')!r},"
-        " '--only', 'dlrm_ddp|kernels/gemm|peaks/products']))\n"
-    )
+BLOCKER = """
+import sys
+refused = {names!r}
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in refused:
+            raise ModuleNotFoundError(f"{{name}} is not to be imported", name=name.partition(".")[0])
+sys.meta_path.insert(0, Blocker())
+from pipeline.collect import campaign
+code = campaign.main({arguments!r})
+assert not refused & {{name.partition(".")[0] for name in sys.modules}}
+sys.exit(code)
+"""
+TOOLS = {
+    "snakemake", "hydra", "omegaconf", "mlflow", "typer", "rich", "lightgbm", "safetensors", "sklearn", "matplotlib",
+    "pandera", "scipy",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [set(), {"yaml", "orjson", "torchvision", "transformers"}], ids=["yaml", "bare"])
+def test_the_campaign_imports_nothing_beyond_its_four_packages(more: set[str], tmp_path: Path) -> None:
+    arguments = ["--tiny", "--device", "cpu", "--minutes", "0.6", "--out", str(tmp_path / "bare"), "--only",
+                 "dlrm_ddp|kernels/gemm|peaks/products"]  # fmt: skip
+    code = BLOCKER.format(names=TOOLS | more, arguments=arguments)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-600:]
-    units = json.loads((tmp_path / "bare" / "manifest.json").read_text())["units"]
-    assert units["steps/dlrm_ddp/embedding-joint_sparse/b16"]["status"] == "done"
-    assert units["kernels/r0000~gemm"]["status"] == "done"
+    manifest = json.loads((tmp_path / "bare" / "manifest.json").read_text())
+    assert manifest["units"]["steps/dlrm_ddp/embedding-joint_sparse/b16"]["status"] == "done"
+    assert manifest["units"]["kernels/r0000~gemm"]["status"] == "done"
+    assert bool(manifest["calls_not_known"]) == bool(more), "with PyYAML the workloads' own calls are measured"
+
+
+def test_workloads_are_captured_without_the_tools_of_the_pipeline() -> None:
+    """What `kernels` does first on a GPU machine: the calls of the grid's workloads, captured on the meta device."""
+    call = (
+        "from pipeline.collect.grid import plans\n"
+        "from pipeline.collect.campaign_kernels import _captured\n"
+        "calls = [_captured(plan) for plan in plans() if plan.model == 'dlrm_ddp' and plan.batch_size == 512]\n"
+        "sys.exit(not all(calls))\n"
+    )
+    code = BLOCKER.format(names=TOOLS, arguments=[]).replace("code = campaign.main([])", call)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-600:]
+
+
+HANG = """
+import re, sys, time
+from pipeline.collect import campaign, campaign_steps, runner
+runner.GRACE_S, runner.LAST_RESORT_S, runner.WRITE_RESERVE_S = 0.0, 0.5, 0.0
+campaign_steps.measure_step = lambda work, plan: {hang}
+sys.exit(campaign.main(["--tiny", "--device", "cpu", "--minutes", "0.12", "--parts", "steps", "--out", {out!r}]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("hang", "code"),
+    [("time.sleep(60)", 5), ("re.match('(a+)+$', 'a' * 40 + 'b')", 1)],
+    ids=["a wait", "a call that never lets go of the interpreter"],
+)
+def test_a_unit_that_hangs_is_ended(hang: str, code: int, tmp_path: Path) -> None:
+    out, begin = tmp_path / "run", time.monotonic()
+    script = HANG.format(hang=hang, out=str(out))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr[-600:]
+    assert time.monotonic() - begin < 30
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert [unit["status"] for unit in manifest["units"].values()] == ["started"]
+    assert check(out) == []
+    again = subprocess.run([*COMMAND, "--parts", "steps", "--only", "dlrm_default.*b16", "--out", str(out)], cwd=ROOT,
+                           capture_output=True, text=True, check=False)  # fmt: skip
+    assert again.returncode == 0
+    assert next(iter(json.loads((out / "manifest.json").read_text())["units"].values()))["status"] == "done"
+
+
+def test_units_that_took_longer_than_estimated_stretch_the_estimates_of_others(tmp_path: Path) -> None:
+    import torch
+
+    from pipeline.collect.output import CampaignFolder
+    from pipeline.collect.runner import Campaign
+
+    folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
+    work = Campaign(folder, torch.device("cpu"), "x", time.monotonic() + 100)
+    assert work.wants("steps/new", 30)
+    for number in range(3):
+        folder.units[f"steps/{number}"] = {"status": "done", "seconds": 50.0, "estimate": 10.0}
+    assert work.slowness() == 5
+    assert not work.wants("steps/new", 30)
+
+
+def test_a_row_that_fits_no_schema_does_not_spoil_those_after_it(tmp_path: Path) -> None:
+    from pipeline.collect.output import CampaignFolder
+    from pipeline.errors import TableError
+
+    folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
+    good = {"gpu": "x", "model": "m", "variant": "v", "batch_size": 1, "step_us": 1.0, "p10_us": 1.0, "p90_us": 1.0,
+            "count": 1, "source": "s", "config": "{}"}  # fmt: skip
+    with pytest.raises(TableError):
+        folder.add_step_times({**good, "step_us": None})
+    folder.add_step_times(good)
+    assert len(read_table(tmp_path / "run" / "step_times.parquet", "step_times")) == 1
+
+
+def test_nothing_is_measured_where_no_unit_matches(tmp_path: Path) -> None:
+    arguments = ["--tiny", "--device", "cpu", "--minutes", "0.5", "--only", "nothing", "--out", str(tmp_path / "run")]
+    assert campaign.main(arguments) == 0
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["units"] == {}
+
+
+def test_a_trace_keeps_to_its_share_of_the_archives(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    import torch
+
+    from pipeline.collect.campaign_steps import _profile
+    from pipeline.collect.grid import plans
+    from pipeline.workloads import make_step
+
+    plan = next(p for p in plans(tiny=True) if p.model == "dlrm_ddp")
+    step, cpu = make_step(plan.config(), 8, "cpu"), torch.device("cpu")
+    _, whole, iterations = _profile(step.run, cpu, replace(plan, iterations=6), tmp_path / "a.json")
+    assert iterations == 6
+
+    class Cramped(type(plan)):  # type: ignore[misc]
+        trace_bytes = len(whole) // 2
+
+    small = Cramped(**(plan.__dict__ | {"iterations": 6}))
+    _, data, fewer = _profile(step.run, cpu, small, tmp_path / "b.json")
+    assert 2 <= fewer < 6
+    assert len(data) < 0.7 * len(whole)
+
+
+def test_steps_of_the_stand_alone_script_find_their_prediction() -> None:
+    from pipeline.collect.standalone import place_of
+    from pipeline.config import expand
+
+    place = place_of("dlrm_default-fused-b2048-fp32-sgd")
+    point = expand(["gpu=H200", "model=dlrm_default", "model.embedding=joint_sparse"])[0]
+    assert place == (point.model, point.variant, point.batch_size)
+    ran = {"bottom": [512, 512, 64], "rows": [1000000] * 8, "rows_capped": False}
+    assert reader._ran(ran, point.config["model"])
+    assert not reader._ran(ran | {"rows_capped": True}, point.config["model"])
