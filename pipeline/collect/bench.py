@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases import Case
+from pipeline.collect.counted import counted
 from pipeline.collect.device import between_us, cache_bytes, mark, set_tf32, synchronise, undisturbed
 from pipeline.collect.windows import Window, activities, attribute, load_events
 
@@ -193,7 +194,8 @@ class Bench:
         for index, timing in enumerate(timings):
             labels = (f"s{index}r{repetition}" for repetition in range(repetitions))
             launched = [w for w in (found.windows.get(label) for label in labels) if w is not None and w.kernels]
-            windows = [window.only(timing.case.counted) for window in launched]
+            spec = timing.case.spec
+            windows = [window.only(counted(spec.family, spec.name)) for window in launched]
             timing.kernels += [window.device_us for window in windows]
             if windows:  # geometry and names are those of the repetition nearest to the median
                 middle = statistics.median(window.device_us for window in windows)
