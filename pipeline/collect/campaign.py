@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     identity = folder.manifest.setdefault("campaign_id", f"{about['gpu']}-{int(time.time())}")
     deadline = begin + 60 * args.minutes
     campaign = Campaign(folder, device, about["gpu"], deadline, args.only, args.tiny, identity)
-    run = {"command": sys.argv[1:], "started_unix": int(time.time()), "minutes": args.minutes, "status": "running"}
+    run = {"command": _told(args), "started_unix": int(time.time()), "minutes": args.minutes, "status": "running"}
     folder.manifest["runs"].append(run)
     folder.save()
     code = EXIT_DONE
@@ -127,6 +127,14 @@ def _run(args: argparse.Namespace, begin: float) -> int:
         print(f"error: {problem}", file=sys.stderr)
     print(_summary(folder.manifest, args.out, run["seconds"]))
     return code if code or not problems else EXIT_BAD_INPUT - 1
+
+
+def _told(args: argparse.Namespace) -> str:
+    """What was asked for, without folders: measurements are shared, the names on somebody's disk are not."""
+    told: str = (
+        f"--parts {','.join(args.parts)}" + (f" --only {args.only}" if args.only else "") + " --tiny" * args.tiny
+    )
+    return told
 
 
 def _take_over(args: argparse.Namespace) -> None:

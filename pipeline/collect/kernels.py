@@ -31,6 +31,7 @@ from pipeline.collect.workbench import (
     budget_bytes,
     measured_row,
     samples_frame,
+    table_bytes,
 )
 from pipeline.errors import MeasurementError, TraceError
 
@@ -124,17 +125,20 @@ def measure_specs(
     work = Workbench(Bench(device), device, time.monotonic() + seconds, budget_bytes(device), seed)
     waiting, rest, rows = 0, list(specs), []
     group: list[Timing] = []
-    while rest and work.left() > 0:
+    while (rest or group) and work.left() > 0:
+        crowded = not rest or len(group) >= CHUNK or waiting + table_bytes(rest[0]) > work.budget_bytes
+        if group and (crowded or work.left() < 1):
+            rows += _measured_together(work, group)
+            group, waiting = [], 0
+            release(device)
+            continue
         built = work.build(rest.pop(0), cache, None)
         if built is not None:
             group.append(built[0])
             waiting += built[1]
-        if group and (len(group) >= CHUNK or waiting > work.budget_bytes or not rest or work.left() < 1):
-            rows += _measured_together(work, group)
-            group, waiting = [], 0
-            release(device)
+        del built  # it would keep the last case's memory while the next group is built
     frame = samples_frame(rows, gpu, source, campaign_id)
-    frame.attrs |= {"unmeasured": work.unmeasured.reasons, "cut": bool(rest)}
+    frame.attrs |= {"unmeasured": work.unmeasured.reasons, "cut": bool(rest or group)}
     return frame
 
 

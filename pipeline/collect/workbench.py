@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.collect.bench import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError, build_case
-from pipeline.collect.device import answers, free_bytes, out_of_memory
+from pipeline.collect.device import FLOAT_BYTES, answers, free_bytes, out_of_memory
 from pipeline.collect.replay import Replayer
 from pipeline.errors import MeasurementError
 from pipeline.schemas import DIMS, SCHEMAS
@@ -114,6 +114,14 @@ def measured_row(timing: Timing) -> dict[str, Any]:
 
 def _identity(spec: Spec) -> dict[str, Any]:
     return {"family": spec.family, "op": spec.op, "phase": spec.phase, "dtype": spec.dtype, **spec.dims}
+
+
+def table_bytes(spec: Spec) -> int:
+    """Bytes of the embedding tables that a call needs, known before it is built; 0 without tables."""
+    if not spec.family.startswith("embedding"):
+        return 0
+    rows = sum(int(n) for n in spec.attributes.get("rows", [])) or spec.get("E", 0) * spec.get("T", 1)
+    return rows * spec.get("D", 1) * FLOAT_BYTES.get(spec.dtype, 4)
 
 
 def budget_bytes(device: torch.device) -> int:

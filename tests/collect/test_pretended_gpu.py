@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -209,6 +210,32 @@ def test_tables_lose_rows_on_a_small_gpu(gpu: PretendedGpu) -> None:
     config, cap = cap_tables(whole, CUDA)
     assert cap is not None
     assert 4 * config["dim"] * sum(config["rows"]) < 7 << 30
+
+
+def test_tables_as_large_as_the_memory_are_measured_one_after_another(gpu: PretendedGpu) -> None:
+    from pipeline.collect.bench import Cache
+    from pipeline.collect.cases import Spec
+    from pipeline.collect.kernels import measure_specs
+
+    alive: list[int] = []
+
+    def count(func: Any, args: Any) -> None:
+        if func is torch.Tensor.uniform_ and args[0].shape == (5000, 64):
+            alive.append(sum(type(t) is torch.Tensor and t.shape == (5000, 64) for t in gc.get_objects()))
+
+    dims = {"B": 8, "E": 5000, "T": 1, "L": 2, "D": 64}
+    specs = [Spec("embedding_forward", "bag", "forward", "fp32", dims),
+             Spec("embedding_backward", "sparse", "backward", "fp32", dims),
+             Spec("embedding_backward", "dense", "backward", "fp32", dims)]  # fmt: skip
+    gpu.free_bytes, gpu.fault = int(1.5 * 4 * 5000 * 64), count
+    found = measure_specs(specs, CUDA, 60, cache=Cache.WARM, seed=0, gpu="x", campaign_id="x", source="x")
+    assert list(found["op"]) == ["bag", "sparse", "dense"]
+    assert alive == [1, 1, 1]
+
+
+def test_no_folder_of_this_machine_is_named_in_what_is_shared(measured: Path) -> None:
+    for file in ("manifest.json", "step_times.parquet", "samples.parquet", "peaks.parquet"):
+        assert str(measured.parent).encode() not in (measured / file).read_bytes()
 
 
 def test_an_error_of_cublas_ends_one_unit_alone(tmp_path: Path) -> None:
