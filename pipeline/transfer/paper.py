@@ -196,7 +196,7 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
     models: dict[str, dict[str, UtilisationModel]] = {}
     for family in MODELLED:
         recipe = RECIPES[family] if steps is None else quick(RECIPES[family], steps)
-        for fold in folds(samples, family, recipe, mlp_steps=0, cache=cache):
+        for fold in folds(samples, family, recipe, mlp_steps=0, cache=cache, probes=False):
             models.setdefault(fold.destination.name, {})[family] = fold.utilisation
     gpus = sorted(passes["gpu"].astype(str).unique())
     return pd.concat([scale_models(passes, calls, load_gpu(gpu), models[gpu]) for gpu in gpus], ignore_index=True)

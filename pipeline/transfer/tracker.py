@@ -29,6 +29,7 @@ from pipeline.trace.load import Trace, load_trace
 from pipeline.transfer.costs import cost_per_million, load_prices
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.methods import TENTH, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.sustained import sustained_dram_gb_per_s
 from pipeline.transfer.trace_calls import trace_calls
 
@@ -207,6 +208,9 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         predicted[at] = (measured[at] * there / here) ** (1.0 - WAVE_SHARE) * waves**WAVE_SHARE
         method[at] = "utilisation+wave"
         low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
+    for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
+        kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]
+        predicted[kernels] = not_shorter(predicted[kernels], str(name), destination, measured[kernels])
     moved["predicted_us"], moved["method"] = predicted, method
     moved["p10_us"], moved["p90_us"] = predicted * low, predicted * high
     return moved
