@@ -24,8 +24,9 @@ LENGTH_PENALTY = 0.02
 """Weight of squared log distances: a few GPUs say little about how far their errors resemble each other."""
 
 USUAL, USUAL_PENALTY = 0.15, 0.01
-"""Standard deviation that effects, levels and smooth functions are drawn to, and the weight of the squared log ratio to it. Each GPU has
-one value of them, so that four or five alone would let a family whose GPUs happen to agree ignore what a probe says."""
+"""Standard deviation that effects, levels and smooth functions are drawn to, and the weight of the squared log ratio to
+it. Each GPU shows one value of an effect or level: four or five GPUs that happen to agree would else let a family ignore
+what a probe says."""
 
 
 def learn_prior(errors: Mapping[str, tuple[Seen, Array]], seed: int = 0) -> ProbePrior:
