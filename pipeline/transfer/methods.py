@@ -22,6 +22,7 @@ from pipeline.errors import UnknownNameError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
 from pipeline.transfer import wave
+from pipeline.transfer.features import ARITHMETIC
 from pipeline.transfer.kernels import covered, load_models, models_dir
 from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import Calibration
@@ -46,6 +47,11 @@ WAVE_SHARE: dict[str, float] = {"conv2d_forward": 0.1}
 """Weight, in log time, of wave scaling: it errs far more, but for reasons of its own. Over pairs of the development GPUs
 0.15 is best of 0, 0.05, 0.1, 0.15 and 0.2 for products (21.0 % without, 20.0 with 0.1, one network); chosen without the
 destination among the five it gains 0.1 only, so this is a development figure. With probes none is taken: 14.0, not 14.3."""
+
+STEP_WAVE_SHARE = dict.fromkeys(ARITHMETIC, 0.5)
+"""Weight, in log time, of wave scaling beside the cross-GPU model in the products and convolutions of a step (tracker,
+`paper.py`): over the calls of a whole model the errors of the two partly cancel. Half was set beforehand; chosen without
+the destination it would be a quarter or a half, with nearly the same error (docs/transfer.md)."""
 
 WAVE_LOG_SIGMA = 0.45
 """Log error of wave scaling over the pairs of the public GPUs, for its interval."""
