@@ -24,7 +24,7 @@ _TABLE = [
 def _ops(gpu: str, case: str = "gpt") -> pd.DataFrame:
     table = pd.DataFrame(_TABLE, columns=["op", "target", "input_shapes", "output_shape"])
     facts = {"gpu": gpu, "model": case, "mode": "inf", "seq_len": 64, "batch_size": 4, "option": ""}
-    return table.assign(**facts, fw_latency_us=[30.0, 30.0, 30.0, 40.0, 200.0, 30.0, 30.0, 500.0])
+    return table.assign(**facts, fw_latency_us=[30.0, 30.0, 30.0, 300.0, 40.0, 30.0, 30.0, 500.0])
 
 
 def test_the_layer_runs_from_its_first_module_to_the_next_module_after_it() -> None:
@@ -40,11 +40,11 @@ def test_a_function_is_known_by_its_name_and_not_by_its_address() -> None:
 @pytest.mark.skipif(not load_models(), reason="no cross-GPU models under packs/transfer")
 def test_the_ops_of_the_layer_count_as_often_as_the_model_has_layers() -> None:
     facts = {"mode": "inf", "seq_len": 64, "batch_size": 4, "option": "", "fw_latency_us": 1e4}
-    errors = []
+    predicted = []
     for layers in (1, 1000):
-        passes = pd.DataFrame([{"gpu": gpu, "model": "gpt", "num_layer": layers, **facts} for gpu in ("V100", "T4")])
-        found = scale_models(passes, model_calls(_ops("V100")), load_gpu("T4"), load_models())
+        passes = pd.DataFrame([{"gpu": gpu, "model": "gpt", "num_layer": layers, **facts} for gpu in ("V100", "P4")])
+        found = scale_models(passes, model_calls(_ops("V100")), load_gpu("P4"), load_models())
         assert list(found[CASE].iloc[0]) == ["gpt", "inf", 64, 4, ""]
-        errors.append(found.set_index("method").loc["wave", "predicted_us"])
-    # the head is arithmetic and the layer mostly traffic: V100 to T4 differ by another factor in each
-    assert errors[0] != pytest.approx(errors[1], rel=0.02)
+        predicted.append(found.set_index("method").loc["utilisation", "predicted_us"])
+    # the head is arithmetic and the layer mostly traffic: the two do not slow down alike on a P4
+    assert predicted[0] != pytest.approx(predicted[1], rel=0.02)
