@@ -2,10 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-GRID ?= gpu=V100 model=dlrm_default
+# the first GPU that was measured, with the lookup that campaigns run; else one that ships
+MEASURED := $(firstword $(notdir $(patsubst %/manifest.json,%,$(wildcard $(or $(STEPTIME_MEASUREMENTS),measurements)/*/manifest.json))))
+EXAMPLE := gpu=$(or $(MEASURED),V100) model=dlrm_default $(if $(MEASURED),overrides=model.embedding=joint_sparse)
+GRID ?= $(EXAMPLE)
 export PYTHONWARNINGS ?= ignore
 
-.PHONY: help setup run local test lint paper figures report accuracy readme packs ui clean unlock
+.PHONY: help setup run local test lint paper figures report accuracy measured readme packs ui clean unlock
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 12
@@ -20,8 +23,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,language]'
 	@touch $@
 
-run: setup unlock ## predict DLRM on a V100, then measure and predict a small DLRM on this machine
-	@$(BIN)/snakemake --config gpu=V100 model=dlrm_default
+run: setup unlock ## predict DLRM on a measured GPU (else a V100), then measure and predict a small DLRM on this machine
+	@$(BIN)/snakemake --config $(EXAMPLE)
 	@$(BIN)/snakemake --config gpu=local model=dlrm_small
 
 test: setup ## the whole test suite
@@ -44,6 +47,9 @@ report: setup unlock ## one page with rule graph, figures and tables of a grid, 
 
 paper: setup unlock ## the grids of the papers, from what this machine has evidence for; says what is missing
 	@$(BIN)/python -m pipeline.report.paper
+
+measured: setup unlock ## steps of every GPU under measurements/ against their predictions, into docs/accuracy.md
+	@$(BIN)/python -m pipeline.report.measured
 
 readme: setup unlock ## tables and pictures of README.md and docs/accuracy.md, from packs and public data
 	@$(BIN)/python -m pipeline.report.readme

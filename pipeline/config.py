@@ -30,7 +30,7 @@ _CHOICES = {
     "model.optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
     "model.attention": ("eager", "fused"),
     "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
-    "model.embedding": ("fused", "sparse", "dense"),
+    "model.embedding": ("fused", "joint_sparse", "sparse", "dense"),
     "predict.critical_path": ("full", "published"),
     "overheads.observations": ("all", "own", "pooled"),
     "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),

@@ -87,7 +87,7 @@ def compare(
             sizes = np.column_stack([np.asarray(c, dtype=np.float64) for c in inputs_of(part)])
             return predict(network, np.hstack([sizes, np.broadcast_to(device, (len(part), 4))]))
 
-        for fold in folds(samples, family, mlp_steps=0, cache=cache):
+        for fold in folds(samples, family, mlp_steps=0, cache=cache, probes=False):
             destination = fold.destination.name
             if destination not in DEVICES:
                 continue

@@ -46,6 +46,8 @@ def models(results: pd.DataFrame) -> str:
     error = results.assign(error=100 * results["error"].abs())
     table = error.groupby(["method", "destination"])["error"].mean().unstack()
     table["all"] = error.groupby("method")["error"].mean()
+    known = ~error[["origin", "destination"]].isin(["T4"]).any(axis=1)
+    table["all but T4"] = error[known].groupby("method")["error"].mean()
     table["worst"] = error.groupby("method")["error"].max()
     texts = [markdown(table, "method")]
     for method in (TRACKED, "utilisation", "wave"):
@@ -73,6 +75,26 @@ def left_out(folder: Path) -> str:
     for key in ("gmae", "coverage"):
         mean[f"{key}, worst"] = table.groupby(level=0, sort=False)[key].agg("max" if key == "gmae" else "min")
     return markdown(mean[["mape", "gmae", "gmae, worst", "coverage", "coverage, worst"]], "family")
+
+
+def probes(folder: Path) -> str:
+    """Errors of left-out GPUs by number of probes, from the shipped models' metadata: by family, and products by GPU."""
+    rows = {}
+    for family in BARS:
+        facts = UtilisationModel.load(folder / f"{family}.safetensors").provenance.get("left_out", {})
+        for gpu, found in facts.items():
+            for count, errors in found.get("probes", {}).items():
+                rows[family, gpu, int(count)] = errors
+    table = pd.DataFrame(rows).T.rename_axis(["family", "gpu", "probes"]).astype(float)
+    table["coverage"] *= 100.0
+    texts = []
+    for part, by, corner in ((table, "family", "family, probes"), (table.loc[["gemm"]], "gpu", "`gemm`, probes")):
+        mean = part.groupby(level=[by, "probes"], sort=False).mean()
+        names = list(dict.fromkeys(mean.index.get_level_values(0)))
+        mean = mean.reindex(pd.MultiIndex.from_product([names, sorted(set(mean.index.get_level_values(1)))]))
+        mean.index = pd.Index([f"{name}, {count}" for name, count in mean.index])
+        texts.append(markdown(mean[["mape", "gmae", "median", "coverage"]], corner))
+    return "\n\n".join(texts)
 
 
 def markdown(table: pd.DataFrame, corner: str) -> str:
@@ -103,6 +125,7 @@ def main() -> None:
     text = replace_block(text, "overview", overview(errors))
     text = replace_block(text, "matrices", matrices(errors))
     text = replace_block(text, "left out", left_out(packs_dir() / "transfer"))
+    text = replace_block(text, "probes", probes(packs_dir() / "transfer"))
     if options.models:
         text = replace_block(text, "models", models(pd.read_csv(options.models)))
     if options.peer:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases import Case
+from pipeline.collect.counted import counted
 from pipeline.collect.device import between_us, cache_bytes, mark, set_tf32, synchronise, undisturbed
 from pipeline.collect.windows import Window, activities, attribute, load_events
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 LABEL = r"s\d+r\d+"
 EVENT_REPETITIONS = 5
 """Unprofiled repetitions of a call on CUDA; the first two warm it up."""
+
+
+FIRST_RUN = 10.0
+"""A first run may take this many times longer than the limit: libraries load their kernels when first asked."""
 
 
 class Cache(StrEnum):
@@ -53,6 +58,10 @@ class Timing:
     core: list[float] = field(default_factory=list)
     kernels: list[float] = field(default_factory=list)
     window: Window | None = None
+
+    def again(self) -> Timing:
+        """The same case, unmeasured."""
+        return Timing(self.case, self.cache)
 
     def row(self) -> dict[str, Any]:
         """The measured columns of a `samples` row; empty when the call did nothing on the device."""
@@ -113,7 +122,7 @@ class Bench:
                 self._measure_cpu(timings, repetitions)
 
     def warm_up(self, timing: Timing, limit_us: float = float("inf")) -> float:
-        """Run a case once or twice, unmeasured, and say how long it took (µs); once only above the limit."""
+        """Run a case once or twice, unmeasured, and say how long it took (µs); once only far above the limit."""
         import torch
 
         took = 0.0
@@ -124,7 +133,7 @@ class Bench:
                 timing.case.run()
                 synchronise(self.device)
                 took = (time.perf_counter() - start) * 1e6
-                if took > limit_us:
+                if took > FIRST_RUN * limit_us:
                     break
         return took
 
@@ -185,7 +194,8 @@ class Bench:
         for index, timing in enumerate(timings):
             labels = (f"s{index}r{repetition}" for repetition in range(repetitions))
             launched = [w for w in (found.windows.get(label) for label in labels) if w is not None and w.kernels]
-            windows = [window.only(timing.case.counted) for window in launched]
+            spec = timing.case.spec
+            windows = [window.only(counted(spec.family, spec.name)) for window in launched]
             timing.kernels += [window.device_us for window in windows]
             if windows:  # geometry and names are those of the repetition nearest to the median
                 middle = statistics.median(window.device_us for window in windows)

@@ -8,6 +8,7 @@ Run it again with the same folder and it goes on where it ended, also after a ki
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -60,10 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the campaign; returns the exit code."""
     begin = T0 if argv is None else time.monotonic()
     args = parse_args(argv)
+    # the profiler would write several lines per unit; errors still show
+    os.environ.setdefault("KINETO_LOG_LEVEL", "4")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from pipeline.collect.runner import watchdog
     from pipeline.errors import SteptimeError
 
     try:
-        return _run(args, begin)
+        with watchdog(begin + 60 * args.minutes, args.out):
+            return _run(args, begin)
     except SteptimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -80,7 +86,6 @@ def _run(args: argparse.Namespace, begin: float) -> int:
         EXIT_NO_KERNELS,
         Campaign,
         DeviceLostError,
-        watchdog,
     )
 
     device = select_device(args.device)
@@ -93,14 +98,16 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     identity = folder.manifest.setdefault("campaign_id", f"{about['gpu']}-{int(time.time())}")
     deadline = begin + 60 * args.minutes
     campaign = Campaign(folder, device, about["gpu"], deadline, args.only, args.tiny, identity)
-    run = {"command": sys.argv[1:], "started_unix": int(time.time()), "minutes": args.minutes, "status": "running"}
+    run = {"command": _told(args), "started_unix": int(time.time()), "minutes": args.minutes, "status": "running"}
     folder.manifest["runs"].append(run)
     folder.save()
-    timer = watchdog(deadline)
     code = EXIT_DONE
     try:
-        with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-            run["preflight"] = seen = preflight(device, Path(scratch))
+        try:
+            with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+                run["preflight"] = seen = preflight(device, Path(scratch))
+        except RuntimeError as error:
+            raise DeviceLostError(f"preflight: {error}") from error
         for warning in seen["warnings"]:
             print(f"warning: {warning}", file=sys.stderr)
         for part in args.parts:
@@ -113,8 +120,6 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     except DeviceLostError as error:
         code, run["status"] = EXIT_DEVICE_LOST, f"device lost: {error}"[:500]
         print(f"error: {run['status']}", file=sys.stderr)
-    finally:
-        timer.cancel()
     run["seconds"] = round(time.monotonic() - begin, 1)
     folder.save()
     problems = check(args.out)
@@ -122,6 +127,14 @@ def _run(args: argparse.Namespace, begin: float) -> int:
         print(f"error: {problem}", file=sys.stderr)
     print(_summary(folder.manifest, args.out, run["seconds"]))
     return code if code or not problems else EXIT_BAD_INPUT - 1
+
+
+def _told(args: argparse.Namespace) -> str:
+    """What was asked for, without folders: measurements are shared, the names on somebody's disk are not."""
+    told: str = (
+        f"--parts {','.join(args.parts)}" + (f" --only {args.only}" if args.only else "") + " --tiny" * args.tiny
+    )
+    return told
 
 
 def _take_over(args: argparse.Namespace) -> None:

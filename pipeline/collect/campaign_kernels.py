@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -28,6 +29,10 @@ ROUND = 48
 ROUND_SECONDS = 12.0
 COLD_SHARE, WARM_SHARE = 1 / 6, 1 / 6
 """Shares of the rounds in which calls meet a cold or a warm cache; the others meet it as in a step."""
+MOST_REASONS = 200
+"""Reasons for which calls have no benchmark that the manifest lists."""
+CAPTURE_SHARE, CAPTURE_SECONDS = 0.15, 40.0
+"""What looking up the workloads' calls may take: a share of the time left, and no more than this."""
 TINY_LIMIT, TINY_ROUNDS = 64, 2
 """Largest dimension in a trial on a CPU, and its number of rounds."""
 
@@ -38,7 +43,9 @@ def run_kernels(campaign: Campaign) -> None:
     if campaign.tiny:
         wanted = distinct([shrunk(spec) for spec in wanted])
     families = {spec.family for spec in wanted}
-    chosen = {name for name in families if campaign.wants(f"kernels/{name}")} or families
+    chosen = {name for name in families if campaign.wants(f"kernels/{name}")}
+    if not chosen:
+        return
     wanted = [spec for spec in wanted if spec.family in chosen]
     suffix = "" if chosen == families else "~" + "+".join(sorted(chosen))
     exact = [wanted[i : i + ROUND] for i in range(0, len(wanted), ROUND)]
@@ -78,34 +85,46 @@ def measure_round(campaign: Campaign, unit: str, specs: Sequence[Spec], seed: in
         raise DeviceLostError(str(error)) from error
     campaign.folder.add_samples(frame)
     reasons = frame.attrs["unmeasured"]
+    # once for the whole campaign: hundreds of rounds with their own lists would make a manifest of megabytes
+    told: dict[str, int] = campaign.folder.manifest.setdefault("unmeasured", {})
+    for reason, count in reasons.items():
+        if reason in told or len(told) < MOST_REASONS:
+            told[reason] = told.get(reason, 0) + count
     short = "partial" if frame.attrs["cut"] else "done"
     return {
         "status": "done",
         "extent": short,
         "rows": len(frame),
         "cache": cache.value,
-        "unmeasured": reasons,
+        "unmeasured": sum(reasons.values()),
         "note": f"{len(frame)} rows, {sum(reasons.values())} without a benchmark",
     }
 
 
 def workload_calls(campaign: Campaign) -> list[Spec]:
-    """The distinct calls that the grid's workloads make: as traced by this campaign, else captured without running.
+    """The distinct calls that the grid's workloads make, in the grid's order of value.
 
-    Both need PyYAML (the map from operators to calls is a YAML file). Without it the seeds, which hold the workloads'
-    main shapes, stand alone; the manifest says so.
+    They are captured without running, as predictions capture them, while a small share of the time lasts; a trial takes
+    them from its traces. Both need PyYAML (the map from operators to calls is a YAML file). Without it the seeds, which
+    hold the workloads' main shapes, stand alone; the manifest says so.
     """
     found: list[Spec] = []
     notes: dict[str, str] = {}
-    traced = {member.model: member for member in read_traces(campaign.folder.path) if member.execution_trace}
+    end = time.monotonic() + min(CAPTURE_SHARE * campaign.left(), CAPTURE_SECONDS)
+    traced = {
+        (member.model, member.variant, member.batch_size): member
+        for member in (read_traces(campaign.folder.path) if campaign.tiny else ())
+        if member.execution_trace
+    }
     for plan in plans(campaign.tiny):
-        member = traced.get(plan.model)
-        same = member is not None and (member.variant, member.batch_size) == (plan.variant, plan.batch_size)
-        # one trace stands for its model: sizes around it are sampled, other batches are captured only where none ran
-        if plan.overrides.get("dtype") is not None or (member is not None and not same):
+        member = traced.get((plan.model, plan.variant, plan.batch_size))
+        if plan.overrides.get("dtype") is not None or (campaign.tiny and member is None):
+            continue
+        if time.monotonic() > end:
+            notes[plan.unit] = "no time"
             continue
         try:
-            found += _traced(member, campaign) if member is not None else [] if campaign.tiny else _captured(plan)
+            found += _traced(member, campaign) if member is not None else _captured(plan)
         except (ImportError, SteptimeError, RuntimeError, ValueError, TypeError, LookupError) as error:
             notes[plan.unit] = f"{type(error).__name__}: {error}"[:200]
     campaign.folder.manifest["calls_not_known"] = notes

@@ -8,17 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.device import gpu_state, set_tf32
+from pipeline.collect.device import free_bytes, gpu_state, set_tf32
 from pipeline.collect.grid import StepPlan, plans
 from pipeline.collect.runner import Campaign, Outcome
-from pipeline.collect.timing import StepTimes, step_times_row, time_steps, warm_up
-from pipeline.collect.tracing import EXECUTION_TRACE, KINETO, execution_trace, profile_steps
+from pipeline.collect.timing import Step, StepTimes, step_times_row, time_steps, warm_up
+from pipeline.collect.tracing import EXECUTION_TRACE, KINETO, Profile, execution_trace, profile_steps
 
 if TYPE_CHECKING:
     import torch
 
 STEP_SECONDS = 1.2
 """Unprofiled time of a step before its profile, and as much after it."""
+COMPRESSION = 6
+"""Level of the traces: the highest takes four times as long for a tenth less."""
+LEAST_ITERATIONS = 2
+"""Profiled iterations that a trace holds at least."""
 FREE_BYTES = 12 << 30
 """Device memory that embedding tables must leave to everything else."""
 
@@ -53,20 +57,20 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     times = StepTimes()
     times.add(time_steps(step.run, device, seconds, took))
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-        profile = profile_steps(step.run, device, plan.iterations, Path(scratch) / "kineto.json")
+        profile, kineto, iterations = _profile(step.run, device, plan, Path(scratch) / "kineto.json")
         times.add(time_steps(step.run, device, seconds, took))
-        members = {KINETO: gzip.compress(profile.path.read_bytes(), 9, mtime=0)}
-        note = ""
-        if config.get("dtype") != "tf32":  # TF32 has the graph of fp32
+        members, note = {KINETO: kineto}, ""
+        if plan.first:
             try:
-                members[EXECUTION_TRACE] = gzip.compress(execution_trace(step.run, device, Path(scratch)), 9, mtime=0)
+                trace = execution_trace(step.run, device, Path(scratch))
+                members[EXECUTION_TRACE] = gzip.compress(trace, COMPRESSION, mtime=0)
             except (RuntimeError, OSError, TypeError) as error:
                 note = f"no execution trace: {error}"[:200]
     prefix = plan.unit.removeprefix("steps/")
     archive = folder.archive({f"{prefix}/{name}": data for name, data in members.items()})
     facts = {
         "unit": plan.unit, "config": config, "rows_capped": capped, "trace": archive, "note": note,
-        "profiled_step_us": profile.step_us, "profiled_kernel_us": profile.kernel_us, "iterations": plan.iterations,
+        "profiled_step_us": profile.step_us, "profiled_kernel_us": profile.kernel_us, "iterations": iterations,
         "device_calls": profile.device_calls, "state": gpu_state() if device.type == "cuda" else {},
     }  # fmt: skip
     row = step_times_row(times, facts, device)
@@ -76,6 +80,18 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         "trace": archive,
         "note": f"{times.median_us:.0f} us, profiled {profile.step_us:.0f} us, kernels {profile.kernel_us:.0f} us",
     }
+
+
+def _profile(run: Step, device: torch.device, plan: StepPlan, path: Path) -> tuple[Profile, bytes, int]:
+    """A profile of the step, its compressed trace, and its iterations: fewer where the trace would take too much room."""
+    iterations = plan.iterations
+    while True:
+        profile = profile_steps(run, device, iterations, path)
+        data = gzip.compress(path.read_bytes(), COMPRESSION, mtime=0)
+        fewer = max(LEAST_ITERATIONS, int(0.95 * iterations * plan.trace_bytes / len(data)))
+        if fewer >= iterations:
+            return profile, data, iterations
+        iterations = fewer
 
 
 def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, Any], int | None]:
@@ -88,23 +104,14 @@ def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, 
         return config, None
     sizes = [int(r) for r in rows] if isinstance(rows, list) else [int(rows)] * int(config.get("tables") or 1)
     copies = 2 if config.get("embedding") == "dense" else 1  # a dense gradient is as large as its table
-    free = _free_bytes(device) - FREE_BYTES if device.type == "cuda" else _free_bytes(device) // 4
+    free = free_bytes(device)
+    free = free - min(FREE_BYTES, free // 2) if device.type == "cuda" else free // 4
     cap = largest = max(sizes)
     while 4 * int(dim) * copies * sum(min(size, cap) for size in sizes) > free and cap > 1000:
         cap = int(0.9 * cap)
     if cap == largest:
         return config, None
     return {**config, "rows": [min(size, cap) for size in sizes], "tables": None}, cap
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    import os
-
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def trace_members(row: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ FLOAT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 DEFAULT_CPU_CACHE_BYTES = 32 << 20
 """Last-level cache that is assumed of a CPU that does not state one."""
+
+DEFAULT_FREE_BYTES = 4 << 30
+"""Free memory that is assumed of a host that does not state it."""
 
 CPU_THREADS = 1
 """Threads of the CPU as a device: one core is the device, see `fix_threads`."""
@@ -68,11 +72,22 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def set_tf32(on: bool) -> None:
-    """Switch TF32 for matmul, convolution and RNN; cuDNN allows it by default, so both are always set."""
+    """Switch TF32 for matmul, convolution and RNN; cuDNN allows it by default, so all are always set.
+
+    Under both names: torch before 2.9 knows `allow_tf32` alone. Later versions refuse to read one name after only the
+    other was set, and `allow_tf32 = False` leaves convolutions to a default that something else may have raised.
+    """
     import torch
 
-    torch.backends.cuda.matmul.allow_tf32 = on
-    torch.backends.cudnn.allow_tf32 = on
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    with suppress(AttributeError):  # for the day on which the old names are gone
+        matmul.allow_tf32 = on
+        cudnn.allow_tf32 = on
+    if hasattr(matmul, "fp32_precision"):
+        precision = "tf32" if on else "ieee"
+        for place in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)):
+            if place is not None:
+                place.fp32_precision = precision
 
 
 def synchronise(device: torch.device) -> None:
@@ -91,6 +106,37 @@ def release(device: torch.device) -> None:
 
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free now, on the device or (for a CPU) on the host."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return DEFAULT_FREE_BYTES
+
+
+def answers(device: torch.device) -> bool:
+    """Whether the device still computes: an error of CUDA ends one call, or everything that comes after it."""
+    if device.type != "cuda":
+        return True
+    import torch
+
+    try:
+        synchronise(device)
+        return bool(torch.ones(8, device=device).sum().item() == 8.0)
+    except RuntimeError as error:
+        return out_of_memory(error)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device's memory did not suffice."""
+    text = str(error)
+    return "out of memory" in text.lower() or "ALLOC_FAILED" in text
 
 
 def mark(device: torch.device) -> Any:
@@ -145,13 +191,15 @@ def gpu_name(device: torch.device) -> str:
 
 def gpu_state() -> dict[str, str]:
     """Clocks, power, temperature and load as `nvidia-smi` reports them now; `error` where it cannot."""
+    # the index or UUID that CUDA was told to use is one that nvidia-smi understands
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
     core = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,power.draw,temperature.gpu,pstate"
     more = "utilization.gpu,memory.total,memory.used,pcie.link.gen.current,pcie.link.width.current,mig.mode.current"
     found: dict[str, str] = {}
     for keys in (f"{core},{more}", core):  # some drivers refuse some fields
-        command = ["nvidia-smi", f"--query-gpu={keys}", "--format=csv,noheader,nounits", "--id=0"]
+        command = ["nvidia-smi", f"--query-gpu={keys}", "--format=csv,noheader,nounits", f"--id={gpu}"]
         try:
-            line = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+            line = subprocess.run(command, capture_output=True, text=True, timeout=8, check=True).stdout.strip()
             return dict(zip(keys.split(","), (field.strip() for field in line.split(",")), strict=False))
         except (OSError, subprocess.SubprocessError) as error:
             found = {"error": str(error)[:200]}

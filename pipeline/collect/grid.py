@@ -8,6 +8,9 @@ from typing import Any
 
 from pipeline.collect.model_config import load_model
 
+FIRST_TRACE_BYTES, OTHER_TRACE_BYTES = 1_100_000, 350_000
+"""Compressed traces of a unit: ten workloads of the first kind and about fifteen others fill the archives."""
+
 DLRM_BATCHES, IMAGE_BATCHES = (2048, 512, 4096, 1024), (32, 64, 16)
 
 
@@ -27,7 +30,8 @@ class Grid:
     tiny: Mapping[str, Any] | None = None
 
 
-_DLRM_OPTIONS: tuple[Mapping[str, Any], ...] = ({}, {"embedding": "sparse"}, {"embedding": "dense"})
+_DLRM_OPTIONS: tuple[Mapping[str, Any], ...] = tuple({"embedding": e} for e in ("joint_sparse", "sparse", "dense"))
+"""`fused` is FBGEMM's operator, which no campaign has: measuring a stand-in under its name would be compared with it."""
 _TINY_DLRM = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
 _TINY_LANGUAGE = {"width": 32, "layers": 1, "heads": 2, "vocabulary": 100, "seq_len": 16, "positions": 16}
 _LARGE = ("fp32", "tf32", "bf16")
@@ -52,7 +56,10 @@ TINY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One training step to measure: `overrides` of the model's configuration, `variant` names them in the tables."""
+    """One training step to measure: `overrides` of the model's configuration, `variant` names them in the tables.
+
+    `first` is the first batch size of a variant in fp32, whose graph the other batches and dtypes share.
+    """
 
     model: str
     batch_size: int
@@ -60,6 +67,12 @@ class StepPlan:
     rank: float
     seconds: float
     iterations: int
+    first: bool = True
+
+    @property
+    def trace_bytes(self) -> int:
+        """Room in the archives that its traces may take: every workload has one, other batches and dtypes share the rest."""
+        return FIRST_TRACE_BYTES if self.first else OTHER_TRACE_BYTES
 
     @property
     def variant(self) -> str:
@@ -92,7 +105,8 @@ def plans(tiny: bool = False) -> list[StepPlan]:
                 for b, batch in enumerate(grid.batches):
                     rank = b + 1.5 * o + (2.5 if d else 0.0) + d
                     overrides = dict(option) | ({"dtype": dtype} if d else {})
-                    found.append(StepPlan(model, batch, overrides, rank, grid.seconds, grid.iterations))
+                    first = not d and not b
+                    found.append(StepPlan(model, batch, overrides, rank, grid.seconds, grid.iterations, first))
     found = _tiny(found) if tiny else found
     return sorted(found, key=lambda plan: plan.rank)
 

@@ -20,7 +20,7 @@ import pandas as pd
 from pipeline.collect.bench import Bench, Cache, Timing
 from pipeline.collect.cases import Spec
 from pipeline.collect.cases.base import spec_from_row
-from pipeline.collect.device import fix_threads, keep_memory_mapped, release, select_device
+from pipeline.collect.device import answers, fix_threads, keep_memory_mapped, release, select_device
 from pipeline.collect.replay import Replayer
 from pipeline.collect.sampler import around
 from pipeline.collect.workbench import (
@@ -31,7 +31,9 @@ from pipeline.collect.workbench import (
     budget_bytes,
     measured_row,
     samples_frame,
+    table_bytes,
 )
+from pipeline.errors import MeasurementError, TraceError
 
 if TYPE_CHECKING:
     import torch
@@ -123,19 +125,42 @@ def measure_specs(
     work = Workbench(Bench(device), device, time.monotonic() + seconds, budget_bytes(device), seed)
     waiting, rest, rows = 0, list(specs), []
     group: list[Timing] = []
-    while rest and work.left() > 0:
+    while (rest or group) and work.left() > 0:
+        crowded = not rest or len(group) >= CHUNK or waiting + table_bytes(rest[0]) > work.budget_bytes
+        if group and (crowded or work.left() < 1):
+            rows += _measured_together(work, group)
+            group, waiting = [], 0
+            release(device)
+            continue
         built = work.build(rest.pop(0), cache, None)
         if built is not None:
             group.append(built[0])
             waiting += built[1]
-        if group and (len(group) >= CHUNK or waiting > work.budget_bytes or not rest or work.left() < 1):
-            work.bench.measure(group, REPETITIONS[device.type])
-            rows += [row for row in map(measured_row, group) if row]
-            group, waiting = [], 0
-            release(device)
+        del built  # it would keep the last case's memory while the next group is built
     frame = samples_frame(rows, gpu, source, campaign_id)
-    frame.attrs |= {"unmeasured": work.unmeasured.reasons, "cut": bool(rest)}
+    frame.attrs |= {"unmeasured": work.unmeasured.reasons, "cut": bool(rest or group)}
     return frame
+
+
+def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, Any]]:
+    """Rows of a group; where it fails (for want of memory, say), of each of its cases by itself.
+
+    Raises:
+        MeasurementError: the device was lost.
+    """
+    try:
+        work.bench.measure(group, REPETITIONS[work.device.type])
+    except (RuntimeError, TraceError) as error:
+        if len(group) == 1 or not answers(work.device):
+            work.failed(group[0].case.spec, error)
+            return []
+        release(work.device)
+        return [row for timing in group for row in _measured_together(work, [timing.again()])]
+    rows = [measured_row(timing) for timing in group]
+    for timing, row in zip(group, rows, strict=True):
+        if not row:
+            work.unmeasured.add(MeasurementError(f"{timing.case.spec.family}: the profiler saw no device work"))
+    return [row for row in rows if row]
 
 
 def _distinct(tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]) -> list[tuple[Spec, GraphNode | None]]:

@@ -84,18 +84,21 @@ class CampaignFolder:
 
     def add_samples(self, rows: pd.DataFrame) -> None:
         """Append microbenchmark rows and write the table."""
-        self.samples = _joined(self.samples, rows)
-        write_table(self.samples, self.path / SAMPLES, "samples", {"device": self.manifest["device"]})
+        joined = _joined(self.samples, rows)
+        write_table(joined, self.path / SAMPLES, "samples", {"device": self.manifest["device"]})
+        self.samples = joined  # rows that fit no schema must not spoil what comes after them
 
     def add_step_times(self, row: Mapping[str, Any]) -> None:
         """Append one step-times row and write the table."""
-        self.step_times = _joined(self.step_times, pd.DataFrame([dict(row)]))
-        write_table(self.step_times, self.path / STEP_TIMES, "step_times", {"device": self.manifest["device"]})
+        joined = _joined(self.step_times, pd.DataFrame([dict(row)]))
+        write_table(joined, self.path / STEP_TIMES, "step_times", {"device": self.manifest["device"]})
+        self.step_times = joined
 
     def add_peaks(self, rows: pd.DataFrame) -> None:
         """Append peaks and write the table."""
-        self.peaks = _joined(self.peaks, rows)
-        write_peaks(self.peaks, self.path / PEAKS, self.manifest["device"])
+        joined = _joined(self.peaks, rows)
+        write_peaks(joined, self.path / PEAKS, self.manifest["device"])
+        self.peaks = joined
 
     def samples_full(self) -> bool:
         """Whether the table of samples is as large as it may be."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from pipeline.collect.bench import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec
-from pipeline.collect.device import release, set_tf32
+from pipeline.collect.device import answers, free_bytes, release, set_tf32
 from pipeline.collect.host_costs import host_costs, profiler_costs
 from pipeline.collect.runner import Campaign, Outcome
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 REPETITIONS = 4
@@ -47,20 +48,22 @@ def run_peaks(campaign: Campaign) -> None:
 
 
 def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Outcome:
-    """Run one measurement and add its rows."""
-    rows = [
-        {
-            "unit_name": unit,
-            "name": peak.name,
-            "size": peak.size,
-            "value": peak.value,
-            "unit": peak.unit,
-            "note": peak.note,
-        }
-        for peak in measurement(Bench(campaign.device), campaign.tiny)
-    ]
+    """Run one measurement and add its rows; those from before a failure count too.
+
+    Raises:
+        RuntimeError: it failed at its first figure, or the device is gone.
+    """
+    rows: list[dict[str, Any]] = []
+    failure = ""
+    try:
+        for peak in measurement(Bench(campaign.device), campaign.tiny):
+            rows.append({"unit_name": unit, **asdict(peak)})
+    except RuntimeError as error:
+        if not rows or not answers(campaign.device):
+            raise
+        failure = f", then {type(error).__name__}: {error}"[:300]
     campaign.folder.add_peaks(pd.DataFrame(rows))
-    return {"rows": len(rows), "note": f"{len(rows)} rows"}
+    return {"rows": len(rows), "note": f"{len(rows)} rows{failure}"}
 
 
 def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
@@ -79,7 +82,7 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
     """Warm scaling, sum and triad over sizes: the plateau below the cache's size is its bandwidth, above it DRAM's."""
     import torch
 
-    top = 14 if tiny else 30 if bench.device.type == "cuda" else 28
+    top = 14 if tiny else _affordable(bench.device, 30) if bench.device.type == "cuda" else 28
     sizes = [size for e in range(12, top) for size in (1 << e, 3 << (e - 1))]
     make = Maker(bench.device)
     x, y = make.tensor(max(sizes) // 4), make.tensor(max(sizes) // 4)
@@ -104,7 +107,7 @@ def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
         {"d2d": 31, "h2d_pinned": 30, "d2h_pinned": 30, "h2d_pageable": 28, "d2h_pageable": 28} if cuda else {"d2d": 27}
     )
     for kind, top in kinds.items():
-        top = 14 if tiny else top
+        top = 14 if tiny else _affordable(device, top)
         here = torch.ones(1 << top, dtype=torch.uint8, device=device)
         there = torch.ones(1 << top, dtype=torch.uint8, device=device if kind == "d2d" else "cpu")
         there = there.pin_memory() if "pinned" in kind else there
@@ -141,6 +144,11 @@ def _measured(bench: Bench, runs: dict[int, Callable[[], object]], dtype: str = 
     bench.measure(list(timings.values()), REPETITIONS)
     rows = {size: timing.row() for size, timing in timings.items()}
     return {size: row["kernel_us"] for size, row in rows.items() if row}
+
+
+def _affordable(device: torch.device, exponent: int) -> int:
+    """The exponent, or the lower one of a buffer that takes an eighth of the free memory."""
+    return min(exponent, free_bytes(device).bit_length() - 4)
 
 
 def _product(a: Tensor, b: Tensor) -> Callable[[], object]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import between_us, gpu_state, mark, synchronise
+from pipeline.collect.timing import CLOCKS_UP_S
 from pipeline.collect.windows import activities, attribute, load_events
 from pipeline.errors import MeasurementError
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 NOISY_SPREAD = 0.10
 """Spread of a repeated product (p90 over median, less 1) from which a device counts as shared or throttled."""
+SIDES = {"cuda": 2048, "cpu": 256}
+"""Side of the repeated product's matrices: long enough for the clock, short enough not to be throttled by itself."""
 BUSY_SHARE = 15
 """Utilisation in percent, before anything runs here, from which somebody else is at work."""
 
@@ -66,8 +70,12 @@ def _spread(device: torch.device) -> float:
     """p90 over median, less 1, of a product repeated 40 times."""
     import torch
 
-    n = 2048 if device.type == "cuda" else 256
+    n = SIDES[device.type]
     x = torch.randn(n, n, device=device)
+    begin = time.perf_counter()
+    while device.type == "cuda" and time.perf_counter() - begin < 2 * CLOCKS_UP_S:
+        torch.mm(x, x)
+        synchronise(device)
     taken = []
     for _ in range(45):
         synchronise(device)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
+import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.device import release
+from pipeline.collect.device import answers, out_of_memory, release
 from pipeline.collect.output import CampaignFolder
-from pipeline.errors import InputError, MeasurementError
+from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
 if TYPE_CHECKING:
     import torch
 
 WRITE_RESERVE_S = 4.0
 """Seconds kept for the last writes."""
-GRACE_S = 25.0
-"""A unit that hangs is ended this long after the limit."""
+GRACE_S, LAST_RESORT_S = 25.0, 5.0
+"""A unit that hangs is ended this long after the limit; this much later also one that never lets Python run again."""
 EXIT_DONE, EXIT_BAD_INPUT, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 2, 3, 4, 5
 
 Outcome = dict[str, Any]
@@ -63,7 +67,12 @@ class Campaign:
         """Whether a unit matches `--only`, is not done, has not failed for good, and fits the time."""
         status = self.folder.units.get(unit, {}).get("status")
         open_ = status in (None, "started", "partial")
-        return open_ and re.search(self.only, unit) is not None and self.left() >= seconds
+        return open_ and re.search(self.only, unit) is not None and self.left() >= seconds * self.slowness()
+
+    def slowness(self) -> float:
+        """How much longer units took here than was estimated for a data-centre GPU; at least 1."""
+        ratios = [u["seconds"] / u["estimate"] for u in self.folder.units.values() if u.get("estimate")]
+        return max(1.0, statistics.median(ratios)) if len(ratios) > 2 else 1.0
 
     def run(self, unit: str, seconds: float, work: Callable[[], Outcome]) -> bool:
         """Run one unit if it is wanted; failures are recorded, not raised.
@@ -81,44 +90,58 @@ class Campaign:
             return False
         self.folder.units[unit] = entry
         self.folder.save()
-        start, lost = time.monotonic(), None
+        start, lost = time.monotonic(), ""
         try:
             entry.update({"status": "done", **work()})
         except (InputError, ImportError) as error:
-            entry.update(status="skipped", error=str(error)[:300])
+            damaged = isinstance(error, TraceError | TableError)  # what was measured, not what is installed
+            entry.update(status="error" if damaged else "skipped", error=str(error)[:300])
         except Exception as error:  # one failing unit must not end the run
-            status = "out_of_memory" if "out of memory" in str(error).lower() else "error"
+            status = "out_of_memory" if out_of_memory(error) else "error"
             entry.update(status=status, error=f"{type(error).__name__}: {error}"[:500])
-            lost = error if _fatal(error) else None
+            if isinstance(error, DeviceLostError) or not answers(self.device):
+                lost = str(error)
         try:
             release(self.device)
         except RuntimeError as error:
-            lost = lost or error
+            lost = lost or str(error)
         entry["seconds"] = round(time.monotonic() - start, 2)
+        if seconds and entry["status"] == "done":
+            entry["estimate"] = seconds
         self.folder.save()
         note = str(entry.get("error") or entry.get("note") or "")
         print(
             f"{time.monotonic() - self.begin:7.1f} s  {unit}: {entry['status']} in {entry['seconds']} s  {note[:140]}",
             flush=True,
         )
-        if lost is not None:
+        if lost:
             raise DeviceLostError(f"{unit}: {lost}")
         return True
 
 
-def watchdog(deadline: float) -> threading.Timer:
-    """End the process some time after the deadline, so that a unit that hangs costs nothing that is written."""
+@contextmanager
+def watchdog(deadline: float, out: Path) -> Iterator[None]:
+    """While the body runs, see to it that the process ends soon after the deadline, whatever hangs.
+
+    Args:
+        deadline: `time.monotonic()` of the limit.
+        out: the campaign's folder, from which half-written files are removed.
+    """
 
     def give_up() -> None:
         print("error: a unit ran past the time limit; stopped. Run again to go on", file=sys.stderr, flush=True)
+        for part in out.glob(".*.part"):
+            part.unlink(missing_ok=True)
         os._exit(EXIT_HUNG)
 
-    timer = threading.Timer(max(1.0, deadline + GRACE_S - time.monotonic()), give_up)
+    left = max(1.0, deadline + GRACE_S - time.monotonic())
+    timer = threading.Timer(left, give_up)
     timer.daemon = True
     timer.start()
-    return timer
-
-
-def _fatal(error: BaseException) -> bool:
-    text = str(error)
-    return isinstance(error, DeviceLostError) or ("CUDA error" in text and "out of memory" not in text)
+    if sys.__stderr__ is not None:  # a thread of its own, without the interpreter: it ends what never lets go of it
+        faulthandler.dump_traceback_later(left + LAST_RESORT_S, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()

@@ -1,7 +1,7 @@
 """Reading the output of the stand-alone script (`measure.py`, layout version 1) into this project's tables.
 
-Its `fused` DLRM is one `embedding_bag` over all tables with a sparse gradient, which is not this project's `fused`: its
-variant is kept apart as `embedding-joint_sparse`, so that what was run is what is modelled.
+Its `fused` DLRM is one `embedding_bag` over all tables with a sparse gradient, which is not this project's `fused` but
+its `joint_sparse`: what was run is what is modelled.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.collect.counted import counted
 from pipeline.errors import TableError
 from pipeline.schemas import DIMS, SCHEMAS
 
@@ -92,7 +93,11 @@ def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     for name in DIMS:
         found[name] = raw[name].astype("Int64") if name in raw else pd.Series(pd.NA, index=raw.index, dtype="Int64")
     _attention_dims(found)
-    found["latency_us"], found["kernel_us"], found["cold"] = raw["event_us"], raw["kernel_us"], raw["cold"].astype(bool)
+    found["latency_us"], found["cold"] = raw["event_us"], raw["cold"].astype(bool)
+    found["kernel_us"] = raw["kernel_us"] * [
+        _counted_share(*row)
+        for row in zip(found["family"], found["op"], raw["kernel_names"], raw["kernel_durations_us"], strict=True)
+    ]
     found["attributes"] = [_attributes(text, reps) for text, reps in zip(raw["attrs"], raw["reps"], strict=True)]
     found["kernel_name"] = [
         _longest(n, d) for n, d in zip(raw["kernel_names"], raw["kernel_durations_us"], strict=True)
@@ -190,6 +195,15 @@ def _attributes(text: object, repetitions: int) -> str:
     if "indices" in notes:
         notes["distribution"] = {"zipf1.05": "zipf:1.05"}.get(notes.pop("indices"), "uniform")
     return json.dumps({**notes, "repetitions": int(repetitions)}, sort_keys=True)
+
+
+def _counted_share(family: str, op: str, names: Any, durations: Any) -> float:
+    """Share of a call's device time that the graph means by it (`pipeline.collect.counted`); 1 where nothing matches."""
+    if not hasattr(names, "__len__") or len(names) == 0:
+        return 1.0
+    pattern = re.compile(counted(family, op), re.IGNORECASE)
+    matching = [float(d) for name, d in zip(names, durations, strict=True) if pattern.search(str(name))]
+    return sum(matching) / sum(float(d) for d in durations) if sum(matching) > 0 else 1.0
 
 
 def _longest(names: Any, durations: Any) -> str | None:

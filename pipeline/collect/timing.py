@@ -21,6 +21,9 @@ LEAST_STEPS, MOST_STEPS = 4, 400
 MOST_QUEUED = 30
 """Steps that may be queued on CUDA before the host waits: the launch queue and pinned batches are finite."""
 
+CLOCKS_UP_S = 0.2
+"""A GPU gets this long to raise its clocks from idle before anything is timed."""
+
 Step = Callable[[int], None]
 
 
@@ -74,16 +77,16 @@ def step_times_row(times: StepTimes, facts: Mapping[str, Any], device: torch.dev
 
 
 def warm_up(step: Step, device: torch.device, least: int = 3, most: int = 20, limit_s: float = 20.0) -> float:
-    """Run steps until two in a row agree within 5 %; returns the last one's seconds."""
+    """Run steps until two in a row agree within 5 % (and a GPU's clocks are up); returns the last one's seconds."""
     taken: list[float] = []
-    begin = time.perf_counter()
-    while len(taken) < most:
+    begin, awake_s = time.perf_counter(), CLOCKS_UP_S if device.type == "cuda" else 0.0
+    while len(taken) < most or time.perf_counter() - begin < awake_s:
         start = time.perf_counter()
         step(len(taken))
         synchronise(device)
         taken.append(time.perf_counter() - start)
-        agree = len(taken) > 1 and abs(taken[-1] / taken[-2] - 1) < 0.05
-        if len(taken) >= least and (agree or time.perf_counter() - begin > limit_s):
+        agree, spent = len(taken) > 1 and abs(taken[-1] / taken[-2] - 1) < 0.05, time.perf_counter() - begin
+        if len(taken) >= least and ((agree and spent > awake_s) or spent > limit_s):
             break
     return taken[-1]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
 from pipeline.collect.timing import Step
-from pipeline.collect.windows import STEP_LABEL, activities, attribute, load_events
+from pipeline.collect.windows import STEP_LABEL, Window, activities, attribute, load_events
 from pipeline.errors import MeasurementError
 from pipeline.schemas import atomic_path
 
@@ -47,15 +49,26 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
                 synchronise(device)  # no backlog from the warm-up, and the last step's kernels belong to the trace
             profiler.step()
     profiler.export_chrome_trace(str(path))
-    windows = list(attribute(load_events(path), STEP_LABEL).windows.values())
+    windows = sorted(attribute(load_events(path), STEP_LABEL).windows.values(), key=lambda window: window.start)
     if not windows:
         raise MeasurementError("the profiler recorded no step: run `steptime doctor` to see what it can do here")
     return Profile(
         path,
-        statistics.median(w.host_us for w in windows),
+        _step_us(windows),
         statistics.median(w.device_us for w in windows),
         round(statistics.median(len(w.kernels) for w in windows)),
     )
+
+
+def _step_us(windows: Sequence[Window]) -> float:
+    """Median interval between steps on the device; the host's steps where nothing ran on one, or in a single step.
+
+    The host may run steps ahead of a GPU, so that its own windows do not show how long a step takes.
+    """
+    starts = [float(window.kernels[0]["ts"]) for window in windows if window.kernels]
+    if len(starts) > 1:
+        return statistics.median(later - earlier for earlier, later in pairwise(starts))
+    return statistics.median(window.host_us for window in windows)
 
 
 def execution_trace(step: Step, device: torch.device, scratch: Path) -> bytes:

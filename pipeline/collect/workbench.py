@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import pandas as pd
 
 from pipeline.collect.bench import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError, build_case
+from pipeline.collect.device import FLOAT_BYTES, answers, free_bytes, out_of_memory
 from pipeline.collect.replay import Replayer
 from pipeline.errors import MeasurementError
 from pipeline.schemas import DIMS, SCHEMAS
@@ -63,15 +63,24 @@ class Workbench:
             timing = Timing(self._case(spec, node, make), cache)
             took = self.bench.warm_up(timing, SLOWEST_US)
             if node is None and took > SLOWEST_US:
-                return None
+                raise UnsupportedCallError(f"{spec.family} {spec.op}: a call takes longer than {SLOWEST_US / 1e6:g} s")
             return timing, make.bytes
         except UnsupportedCallError as error:
             self.unmeasured.add(error)
         except (RuntimeError, ValueError) as error:
-            if "CUDA error" in str(error):
-                raise MeasurementError(f"the device was lost in {spec.family} {spec.op}: {error}") from error
-            self.unmeasured.add(MeasurementError(f"{spec.family} {spec.op}: {error}"))
+            self.failed(spec, error)
         return None
+
+    def failed(self, spec: Spec, error: Exception) -> None:
+        """Count a call that failed.
+
+        Raises:
+            MeasurementError: it took the device with it.
+        """
+        if not answers(self.device):
+            raise MeasurementError(f"the device was lost in {spec.family} {spec.op}: {error}") from error
+        reason = "out of memory" if out_of_memory(error) else str(error)
+        self.unmeasured.add(MeasurementError(f"{spec.family} {spec.op}: {reason}"))
 
     def _case(self, spec: Spec, node: GraphNode | None, make: Maker) -> Case:
         """On a CPU the graph's own operator comes first: it is what the step runs. A builder stands in."""
@@ -107,14 +116,16 @@ def _identity(spec: Spec) -> dict[str, Any]:
     return {"family": spec.family, "op": spec.op, "phase": spec.phase, "dtype": spec.dtype, **spec.dims}
 
 
+def table_bytes(spec: Spec) -> int:
+    """Bytes of the embedding tables that a call needs, known before it is built; 0 without tables."""
+    if not spec.family.startswith("embedding"):
+        return 0
+    rows = sum(int(n) for n in spec.attributes.get("rows", [])) or spec.get("E", 0) * spec.get("T", 1)
+    return rows * spec.get("D", 1) * FLOAT_BYTES.get(spec.dtype, 4)
+
+
 def budget_bytes(device: torch.device) -> int:
     """Memory that cases may hold together: a part of what is free, so that a shared machine stays usable."""
     if device.type == "cuda":
-        import torch
-
-        return int(0.5 * torch.cuda.mem_get_info(device)[0])
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        free = 4 << 30
-    return min(int(0.3 * free), 4 << 30)
+        return int(0.5 * free_bytes(device))
+    return min(int(0.3 * free_bytes(device)), 4 << 30)

@@ -191,10 +191,18 @@ def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[N
                 node.attributes["states"] = states
         elif "embedding_bag" in node.name:
             node.attributes.update(distribution=distribution, index_bytes=8)
-    if config["embedding"] != "sparse":
+    if config["embedding"] not in ("sparse", "joint_sparse"):
         return nodes
-    batch = next((node.tensor(2).numel for node in nodes if node.name == "aten::_embedding_bag"), 0)
-    sizes = [Lookup(batch, e, n, int(config["dim"]), distribution) for e, n in zip(rows, lookups, strict=True)]
+    bags, width = (
+        next((node.tensor(2).numel for node in nodes if node.name == "aten::_embedding_bag"), 0),
+        config["dim"],
+    )
+    joint = config["embedding"] == "joint_sparse"
+    batch = bags // len(rows) if joint else bags
+    sizes = [Lookup(batch, e, n, int(width), distribution) for e, n in zip(rows, lookups, strict=True)]
+    if joint:  # one table, whose rows are used as often as those of the tables that it holds
+        used, each = sum(size.distinct_rows() for size in sizes), sum(lookups) / len(lookups)
+        sizes = [Lookup(bags, sum(rows), each, int(width), distribution, used)]
     return sparse_updates(nodes, sizes, str(config.get("optimizer", "sgd")))
 
 

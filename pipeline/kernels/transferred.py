@@ -12,7 +12,6 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.fitted import PHASELESS
-from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import Estimate, KernelModel
 
 
@@ -41,9 +40,7 @@ class TransferredModel:
         )
         rest = latency - kernel
         inside = np.ones(len(calls), dtype=bool)
-        # latencies above a floor do not show how long the shortest kernels take
-        grown = np.maximum(Physics.of(self.gpu).start_us(self.family) / kernel, 1.0)
-        return Estimate(latency, kernel * grown, low * grown, high * grown, inside, rest + low, rest + high)
+        return Estimate(latency, kernel, low, high, inside, rest + low, rest + high)
 
     def _forward(self, calls: pd.DataFrame) -> pd.DataFrame:
         """A gradient of a product is a product: its phase does not matter."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from pipeline.kernels.families import FAMILIES
 from pipeline.transfer import wave
 from pipeline.transfer.methods import by_auto, by_roofline
 from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
+from pipeline.transfer.prior_fit import learn_prior
+from pipeline.transfer.probe_prior import Seen, look
 from pipeline.transfer.probes import Calibration, calibrate, design
 from pipeline.transfer.train import RECIPES, Recipe, train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
@@ -32,6 +34,12 @@ Trained = TypeVar("Trained", UtilisationModel, TransferMlp)
 
 PROBES = 10
 """Probe kernels per family in the calibrated figures."""
+
+PROBE_COUNTS = (5, 10, 20)
+"""Numbers of probes that a left-out GPU is predicted with."""
+
+ABOVE = 2.0
+"""Errors count rows above this many times the latency floor."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,12 @@ def folds(
     recipe: Recipe | None = None,
     mlp_steps: int = 1500,
     cache: Path | None = None,
+    probes: bool = True,
 ) -> Iterator[Fold]:
     """Train a family's models once per GPU left out.
+
+    What probes of the left-out GPU may assume is learned from the other GPUs, each predicted by a model of one network
+    that saw neither.
 
     Args:
         samples: a samples table.
@@ -59,15 +71,33 @@ def folds(
         recipe: sizes and schedule; the family's by default.
         mlp_steps: steps of the cross-GPU network; none is trained for 0.
         cache: folder of models that an earlier call left there; missing ones are trained and saved.
+        probes: whether to learn what probes may assume; takes a model per pair of GPUs.
     """
     own = samples[samples["family"] == family]
-    for gpu in sorted(own["gpu"].unique()):
+    gpus = sorted(str(gpu) for gpu in own["gpu"].unique())
+    chosen = recipe or RECIPES[family]
+    pairs: dict[tuple[str, ...], UtilisationModel] = {}
+
+    def without_both(a: str, b: str) -> UtilisationModel:
+        key = tuple(sorted((a, b)))
+        if key not in pairs:
+            pairs[key] = _cached(
+                cache and cache / f"{family}_without_{key[0]}_{key[1]}.safetensors",
+                UtilisationModel.load,
+                lambda: train_utilisation(own[~own["gpu"].isin(key)], family, replace(chosen, networks=1)),
+            )
+        return pairs[key]
+
+    for gpu in gpus:
         rest = own[own["gpu"] != gpu]
         model = _cached(
             cache and cache / f"{family}_without_{gpu}.safetensors",
             UtilisationModel.load,
-            partial(train_utilisation, rest, family, recipe or RECIPES[family]),
+            partial(train_utilisation, rest, family, chosen),
         )
+        if probes and len(gpus) > 2:
+            others = {other: unseen_errors(rest, without_both(gpu, other), other) for other in gpus if other != gpu}
+            model = replace(model, probe_prior=learn_prior(others).as_dict())
         mlp = None
         if family in DIMS and mlp_steps:
             mlp = _cached(
@@ -88,6 +118,18 @@ def _cached(path: Path | None, load: Callable[[Path], Trained], train: Callable[
     return model
 
 
+def unseen_errors(samples: pd.DataFrame, model: UtilisationModel, gpu: str) -> tuple[Seen, Array]:
+    """A GPU's calls and log(measured / predicted) above the floor, for `learn_prior`; the model has not seen the GPU."""
+    own = _above(samples[(samples["family"] == model.family) & (samples["gpu"] == gpu)])
+    seen = look(model, own, load_gpu(gpu))
+    return seen, np.log(own["latency_us"].to_numpy(dtype=np.float64)) - seen.log_latency
+
+
+def _above(own: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one GPU above `ABOVE` times the floor of their op."""
+    return own[own["latency_us"] > ABOVE * own["op"].map(own.groupby("op")["latency_us"].min())]
+
+
 def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
     """Errors of every method from every other GPU to the fold's, one row per origin and method.
 
@@ -99,15 +141,15 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
     floor = target.groupby("op")["latency_us"].min()
     keys = ["op", *(name for name in _DIMS[fold.family] if name in own.columns)]
     right = target[[*keys, "latency_us"]].drop_duplicates(keys).rename(columns={"latency_us": "truth"})
-    probes = probe_rows(own, keys, fold.destination.name)
+    probes = probe_rows(own, keys, fold)
     calibration = calibrate(fold.utilisation, probes, fold.destination)
     models = {fold.family: fold.utilisation}
     rows = []
     for gpu in sorted(set(own["gpu"]) - {fold.destination.name}):
         origin = load_gpu(str(gpu))
         joined = own[own["gpu"] == gpu].drop_duplicates(keys).merge(right, on=keys, how="inner")
-        joined = joined[joined["truth"] > 2.0 * joined["op"].map(floor)].reset_index(drop=True)
-        held_out = ~joined[keys].apply(tuple, axis=1).isin(set(probes[keys].apply(tuple, axis=1))).to_numpy()
+        joined = joined[joined["truth"] > ABOVE * joined["op"].map(floor)].reset_index(drop=True)
+        held_out = _except(joined, probes, keys)
         predictions = {
             "auto": _auto(joined, origin, fold, models, None),
             f"auto, {PROBES} probes": _auto(joined, origin, fold, models, calibration),
@@ -133,32 +175,68 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
 _DIMS = {name: FAMILIES[name].required for name in RECIPES}
 
 
-def probe_rows(own: pd.DataFrame, keys: list[str], destination: str, count: int = PROBES) -> pd.DataFrame:
+def _except(rows: pd.DataFrame, probes: pd.DataFrame, keys: list[str]) -> npt.NDArray[np.bool_]:
+    """Which rows are no probes."""
+    return ~rows[keys].apply(tuple, axis=1).isin(set(probes[keys].apply(tuple, axis=1))).to_numpy()
+
+
+def probe_rows(own: pd.DataFrame, keys: list[str], fold: Fold, count: int = PROBES) -> pd.DataFrame:
     """The destination's rows of the calls that `design` picks, among those above twice the floor on all other GPUs."""
+    destination = fold.destination.name
     others = own[own["gpu"] != destination]
     floor = others.groupby(["gpu", "op"])["latency_us"].transform("min")
-    above = others[others["latency_us"] > 2.0 * floor].groupby(keys).size()
+    above = others[others["latency_us"] > ABOVE * floor].groupby(keys).size()
     everywhere = above[above == others["gpu"].nunique()].reset_index()[keys]
     target = own[own["gpu"] == destination].drop_duplicates(keys)
     usable = target.merge(everywhere, on=keys, how="inner").sort_values(keys)
-    return design(str(own["family"].iloc[0]), usable, count)
+    return design(fold.utilisation, usable, fold.destination, count)
 
 
 def log_residuals(samples: pd.DataFrame, fold: Fold) -> Array:
     """log(measured / predicted) of the left-out GPU above twice its floor, from its spec alone; shape (rows,)."""
     own = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
-    own = own[own["latency_us"] > 2.0 * own["op"].map(own.groupby("op")["latency_us"].min())]
+    own = _above(own)
     _, latency = fold.utilisation.kernel_and_latency(own, fold.destination)
     return np.log(own["latency_us"].to_numpy(dtype=np.float64) / latency)
 
 
-def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, float]:
+def probe_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, dict[str, float]]:
+    """Errors of the left-out GPU above twice its floor by number of probes, which are not counted.
+
+    Returns:
+        By number of probes (0 from the spec alone): MAPE, GMAE and median of the error in %; with probes `coverage`,
+        the share of rows within p10 to p90.
+    """
+    own = samples[samples["family"] == fold.family]
+    keys = ["op", *(name for name in _DIMS[fold.family] if name in own.columns)]
+    target = _above(own[own["gpu"] == fold.destination.name].drop_duplicates(keys))
+    found = {}
+    for count in (0, *PROBE_COUNTS):
+        rows, covered = target, {}
+        if count:
+            probes = probe_rows(own, keys, fold, count)
+            rows = target[_except(target, probes, keys)]
+            _, latency, half = calibrate(fold.utilisation, probes, fold.destination).predict(rows)
+            off = np.log(rows["latency_us"].to_numpy(dtype=np.float64) / latency)
+            covered = {"coverage": float(np.mean(np.abs(off) <= half))}
+        else:
+            _, latency = fold.utilisation.kernel_and_latency(rows, fold.destination)
+        truth = rows["latency_us"].to_numpy(dtype=np.float64)
+        error = 100 * np.abs(latency - truth) / truth
+        found[str(count)] = {
+            "mape": float(error.mean()), "gmae": float(np.exp(np.log(error.clip(1e-4)).mean())),
+            "median": float(np.median(error)), **covered,
+        }  # fmt: skip
+    return found
+
+
+def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, Any]:
     """MAPE above twice the floor, and GMAE over all rows, of the left-out GPU predicted from its spec alone, %."""
     own = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
     _, latency = fold.utilisation.kernel_and_latency(own, fold.destination)
     truth = own["latency_us"].to_numpy(dtype=np.float64)
     error = np.abs(latency - truth) / truth
-    above = (own["latency_us"] > 2.0 * own["op"].map(own.groupby("op")["latency_us"].min())).to_numpy()
+    above = own.index.isin(_above(own).index)
     gmae = np.exp(np.log(error.clip(1e-6)).mean())
     return {"mape": 100 * float(error[above].mean()), "gmae": 100 * float(gmae)}
 

@@ -14,6 +14,7 @@ from pipeline.kernels.families import FAMILIES
 from pipeline.paths import packs_dir
 from pipeline.transfer.features import COVERED
 from pipeline.transfer.probes import Calibration
+from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.utilisation import UtilisationModel, load_cached
 
 COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
@@ -84,10 +85,12 @@ def predict_calls(
         part, found_by_probes = calls.iloc[at], (calibrations or {}).get(name)
         if found_by_probes is None:
             kernel, latency = model.kernel_and_latency(part, gpu)
+            low, high = (np.full(len(part), end) for end in (model.log_p10, model.log_p90))
         else:
-            kernel, latency = model.kernel_and_latency(part, gpu, correction=found_by_probes.correction)
-            factor = np.exp(found_by_probes.log_factor(part))
-            kernel, latency = kernel * factor, latency * factor
-        low, high = np.exp(model.log_p10), np.exp(model.log_p90)
-        result.iloc[at] = np.column_stack([latency, kernel, kernel * low, kernel * high])
+            kernel, latency, high = found_by_probes.predict(part)
+            low = -high
+        raised = not_shorter(kernel, name, gpu)
+        # what the floor and the launch add stays as it is
+        latency = np.maximum(latency, raised)
+        result.iloc[at] = np.column_stack([latency, raised, raised * np.exp(low), raised * np.exp(high)])
     return result

@@ -1,7 +1,8 @@
 """The Surfer experiment at model level: whole models over all ordered pairs of GPUs, from public measurements.
 
-Each model's ops were measured on each GPU (NeuSight's `model_op_latency`), its pass end to end as well. An origin's ops
-are scaled to the destination one by one; the ratio of the two sums scales the origin's measured pass. The utilisation
+Each model's ops were measured on each GPU (NeuSight's `model_op_latency`: one layer of the stack, with what stands before
+and after it), its pass end to end as well. An origin's ops are scaled to the destination one by one, those of the layer
+count as often as the model has layers, and the ratio of the two sums scales the origin's measured pass. The utilisation
 models are trained without the destination.
 """
 
@@ -19,6 +20,7 @@ from pipeline.errors import TableError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.transfer import wave
 from pipeline.transfer.kernels import covered
+from pipeline.transfer.methods import STEP_WAVE_SHARE
 from pipeline.transfer.sustained import sustained_dram_gb_per_s
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -26,7 +28,7 @@ CASE = ["model", "mode", "seq_len", "batch_size", "option"]
 """Columns that name one measured pass."""
 
 TRACKED = "both"
-"""The method that the tracker uses: cross-GPU models and wave scaling, half and half."""
+"""The method that the tracker uses: cross-GPU models, half and half with wave scaling in products."""
 
 SHORT_US = 20.0
 """Ops up to this long are host work (views, sizes) in the op table: they are left out of both sums."""
@@ -39,19 +41,38 @@ _ELEMENTWISE = {"add": "add", "sub": "add", "mul": "mul", "truediv": "divu", "po
 
 
 def model_calls(ops: pd.DataFrame) -> pd.DataFrame:
-    """Ops of measured passes as calls: `family`, `op`, dims, and the op's forward latency.
+    """Ops of measured passes as calls: `family`, `op`, dims, `in_layer`, and the op's forward latency.
 
     Args:
         ops: rows of `model_op_latency`, of any GPUs.
     """
-    kept = ops[ops["fw_latency_us"] > SHORT_US].reset_index(drop=True)
+    layered = ops.assign(in_layer=in_layer(ops))
+    kept = layered[layered["fw_latency_us"] > SHORT_US].reset_index(drop=True)
     texts = zip(
         kept["target"].astype(str), kept["input_shapes"].astype(str), kept["output_shape"].astype(str), strict=True
     )
     calls = pd.DataFrame([_call(*row) for row in texts], index=kept.index)
-    return pd.concat([kept[["gpu", *CASE]].astype({"gpu": str}), calls], axis=1).assign(
+    return pd.concat([kept[["gpu", *CASE, "in_layer"]].astype({"gpu": str}), calls], axis=1).assign(
         latency_us=kept["fw_latency_us"].astype(float)
     )
+
+
+def in_layer(ops: pd.DataFrame) -> pd.Series:
+    """Which ops belong to the layer that a model stacks.
+
+    In each pass, in the table's order: from the first module of layer 0 to its last, and on to the next module.
+    """
+    target = ops["target"].astype(str)
+    inside = target.str.contains(_LAYER)
+    module = ops["op"].astype(str).eq("call_module") & ~inside
+    # what follows a pass's last module of the layer, such as the residual's sum, ends where another module begins
+    run = [ops[name].astype(str) for name in ("gpu", *CASE)]
+    begun = inside.groupby(run).cummax()
+    ended = (module & begun).groupby(run).cummax()
+    return begun & ~ended
+
+
+_LAYER = r"(?:layers?|h)\.0\."
 
 
 def _call(target: str, inputs: str, output: str) -> dict[str, Any]:
@@ -61,7 +82,7 @@ def _call(target: str, inputs: str, output: str) -> dict[str, Any]:
         out = ast.literal_eval(output)
     except (ValueError, SyntaxError, TypeError):
         return {"family": "other", "op": "unknown"}
-    name = target.removeprefix("<built-in ").split(" of ")[0].split()[-1].strip("<>").lower()
+    name = target.removeprefix("<built-in ").split(" of ")[0].split(" at 0x")[0].split()[-1].strip("<>").lower()
     last = name.rsplit(".", 1)[-1]
     if not shapes or len(out) < 2:
         return {"family": "other", "op": last}
@@ -96,7 +117,7 @@ def scale_models(
     """Passes measured on other GPUs, scaled to one.
 
     Args:
-        passes: rows of `model_latency` (`gpu`, `CASE`, `fw_latency_us`).
+        passes: rows of `model_latency` (`gpu`, `CASE`, `num_layer`, `fw_latency_us`).
         calls: what `model_calls` returns.
         destination: GPU to predict.
         models: utilisation models trained without it.
@@ -106,6 +127,7 @@ def scale_models(
         method; only passes that were measured on both.
     """
     truth = passes[passes["gpu"].astype(str) == destination.name].set_index(CASE)["fw_latency_us"]
+    layers = passes.drop_duplicates(CASE).set_index(CASE)["num_layer"].astype(float)
     rows: list[dict[str, Any]] = []
     for (gpu, *case), part in calls.groupby(["gpu", *CASE], observed=True, sort=True):
         origin = load_gpu(str(gpu))
@@ -113,6 +135,7 @@ def scale_models(
         key: Any = tuple(case)
         if origin == destination or key not in truth.index or key not in measured.index:
             continue
+        part = part.assign(times=np.where(part["in_layer"], layers.loc[key], 1))
         for method, ratio in _RATIOS.items():
             scaled = float(measured.loc[key]) * ratio(part, origin, destination, models)
             actual = float(truth.loc[key])
@@ -131,8 +154,9 @@ def _utilisation_ratio(
     for name, model in models.items():
         calls = part[usable & (part["family"] == name)]
         if len(calls):
-            there += float(model.kernel_and_latency(calls, destination)[0].sum())
-            here += float(model.kernel_and_latency(calls, origin, correction=model.own(origin.name))[0].sum())
+            times = calls["times"].to_numpy(dtype=np.float64)
+            there += float(times @ model.kernel_and_latency(calls, destination)[0])
+            here += float(times @ model.kernel_and_latency(calls, origin, correction=model.own(origin.name))[0])
     return there / here
 
 
@@ -141,13 +165,23 @@ def _wave_ratio(
 ) -> float:
     measured = part["latency_us"].to_numpy(dtype=np.float64)
     scaled = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
-    return float(scaled.sum() / measured.sum())
+    times = part["times"].to_numpy(dtype=np.float64)
+    return float(times @ scaled / (times @ measured))
 
 
 def _both(part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]) -> float:
-    return float(
-        np.sqrt(_utilisation_ratio(part, origin, destination, models) * _wave_ratio(part, origin, destination, models))
-    )
+    measured = part["latency_us"].to_numpy(dtype=np.float64)
+    scaled = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
+    usable, family = covered(part).to_numpy(dtype=bool), part["family"].astype(str).to_numpy()
+    for name, model in models.items():
+        at = np.flatnonzero(usable & (family == name))
+        if len(at):
+            here, _ = model.kernel_and_latency(part.iloc[at], origin, correction=model.own(origin.name))
+            there, _ = model.kernel_and_latency(part.iloc[at], destination)
+            share = STEP_WAVE_SHARE.get(name, 0.0)
+            scaled[at] = (measured[at] * there / here) ** (1.0 - share) * scaled[at] ** share
+    times = part["times"].to_numpy(dtype=np.float64)
+    return float(times @ scaled / (times @ measured))
 
 
 def _bandwidth_ratio(
@@ -196,7 +230,7 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
     models: dict[str, dict[str, UtilisationModel]] = {}
     for family in MODELLED:
         recipe = RECIPES[family] if steps is None else quick(RECIPES[family], steps)
-        for fold in folds(samples, family, recipe, mlp_steps=0, cache=cache):
+        for fold in folds(samples, family, recipe, mlp_steps=0, cache=cache, probes=False):
             models.setdefault(fold.destination.name, {})[family] = fold.utilisation
     gpus = sorted(passes["gpu"].astype(str).unique())
     return pd.concat([scale_models(passes, calls, load_gpu(gpu), models[gpu]) for gpu in gpus], ignore_index=True)

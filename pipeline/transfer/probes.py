@@ -1,80 +1,79 @@
-"""Calibration from a handful of kernels measured on the new GPU: three factors, then a smooth correction by size.
+"""Calibration from a handful of kernels measured on the new GPU, by what models get wrong on GPUs they have not seen.
 
-The factors (compute, memory, host floor) are fitted to the probes' log errors with a prior that keeps them near 1. What
-they leave is interpolated between probes by a Gaussian process over the family's sizes, which fades out away from them.
-`steptime kernels predict --probes` and `steptime transfer --probes` read the probes from a table; `design` says which
-calls are worth measuring.
+The probes condition the covariance of a family's errors (`probe_prior.py`): factors on compute, memory and host floor
+enter the model's own formula, everything else the errors hold is a factor per call that fades out away from the probes.
+Probes far off the others count less (Student's t). `steptime kernels predict --probes` and `steptime transfer --probes`
+read the probes from a table; `design` says which calls are worth measuring.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.optimize import least_squares
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import FAMILIES
+from pipeline.transfer.probe_prior import CORRECTED, ProbePrior, Seen, look
 from pipeline.transfer.utilisation import Correction, UtilisationModel
 
 Array = npt.NDArray[np.float64]
 
-FACTOR_SIGMA = 0.4
-"""How far, in log time, a factor is expected to be from 1 before any probe is seen."""
+DEGREES = 4.0
+"""Degrees of freedom of a probe's error: a measurement disturbed by another process weighs little."""
 
+ROUNDS = 8
+"""Rounds of taking the model's slopes at the factors found, and the probes' weights at their errors."""
 
-@dataclass(frozen=True)
-class Field:
-    """Prior of what the factors leave, over sizes.
+FARTHEST = 1.5
+"""Largest log factor of the model's formula: probes beyond it are of another kernel or another unit."""
 
-    Attributes:
-        spread: of errors that vary smoothly with size, in log time.
-        noise: what remains between neighbouring shapes.
-        length: distance, in natural logarithms of all dims together, over which errors resemble each other.
-    """
-
-    spread: float = 0.25
-    noise: float = 0.08
-    length: float = 2.0
-
-
-FIELDS = {"gemm": Field(spread=0.4, noise=0.2, length=1.0)}
-"""By family, where it differs from the default. Products leave errors that depend on intensity, reduction and outputs
-(`sizes`): of the coordinates and widths tried, best over random probes of the five GPUs' left-out errors."""
+TENTH = 1.2816
+"""Standard deviations from the middle to p90."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What probes of one family ask for: factors, and the residual at the probes."""
+    """What probes of one family ask for.
 
-    correction: Correction
-    family: str
-    at: Array
-    weights: Array
-    probes: pd.DataFrame = field(repr=False, compare=False)
-
-    def log_factor(self, calls: pd.DataFrame) -> Array:
-        """Smooth correction of log time; shape (rows,)."""
-        return np.asarray(_kernel(self.family, sizes(self.family, calls), self.at) @ self.weights)
-
-
-def sizes(family: str, calls: pd.DataFrame) -> Array:
-    """Coordinates in which errors vary smoothly, shape (rows, axes): logarithms of the dims.
-
-    A plain product's are its arithmetic intensity and, weighing half, reduction and outputs.
+    Attributes:
+        model, gpu: what was calibrated.
+        probes: the rows measured.
+        correction: factors of the model's formula.
+        seen: the probes as the covariance sees them, around the correction.
+        weights: of the probes in everything the correction leaves, shape (probes,).
+        noise: variance of each probe, shape (probes,).
     """
-    names = [name for name in FAMILIES[family].required if name in calls.columns]
-    logs = {name: np.log(np.maximum(calls[name].to_numpy(dtype=np.float64), 1.0)) for name in names}
-    if family != "gemm":
-        return np.column_stack(list(logs.values()))
-    intensity = -np.log(np.exp(-logs["M"]) + np.exp(-logs["N"]) + np.exp(-logs["K"]))
-    return np.column_stack([0.6 * intensity, 0.3 * logs["N"], 0.3 * logs["K"]])
+
+    model: UtilisationModel = field(repr=False)
+    gpu: GpuSpec = field(repr=False)
+    probes: pd.DataFrame = field(repr=False)
+    correction: Correction
+    seen: Seen = field(repr=False)
+    weights: Array
+    noise: Array
+
+    @cached_property
+    def prior(self) -> ProbePrior:
+        """The family's covariance."""
+        return ProbePrior.of(self.model.probe_prior)
+
+    def predict(self, calls: pd.DataFrame) -> tuple[Array, Array, Array]:
+        """Kernel time and latency in µs, and the log half-width to p90 of either; each of shape (rows,)."""
+        kernel, latency = self.model.kernel_and_latency(calls, self.gpu, correction=self.correction)
+        seen = look(self.model, calls, self.gpu, self.correction)
+        factor = np.exp(self.prior.covariance(seen, self.seen, corrected=False) @ self.weights)
+        across = self.prior.covariance(seen, self.seen)
+        known = self.prior.covariance(self.seen, self.seen) + np.diag(self.noise)
+        left = self.prior.variance(seen) - (across * np.linalg.solve(known, across.T).T).sum(axis=1)
+        sigma = np.sqrt(np.maximum(left, 0.0) + self.prior.noise**2)
+        return kernel * factor, latency * factor, TENTH * sigma
 
 
 def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Calibration:
-    """Fit factors and residual to probes of the model's family.
+    """Condition a model's errors on probes of its family.
 
     Args:
         model: the cross-GPU model.
@@ -82,19 +81,26 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
         gpu: the GPU of the probes.
     """
     target = np.log(probes["latency_us"].to_numpy(dtype=np.float64))
-    prior = FIELDS.get(model.family, Field())
-
-    def errors(factors: Array) -> Array:
-        _, latency = model.kernel_and_latency(probes, gpu, correction=Correction(*factors))
-        return np.asarray(np.hstack([(np.log(latency) - target) / (2.0 * prior.noise), factors / FACTOR_SIGMA]))
-
-    found = least_squares(errors, np.zeros(3), loss="soft_l1").x
-    correction = Correction(*(float(v) for v in found))
-    _, latency = model.kernel_and_latency(probes, gpu, correction=correction)
-    at = sizes(model.family, probes)
-    covariance = _kernel(model.family, at, at) + prior.noise**2 * np.eye(len(probes))
-    weights = np.linalg.solve(covariance, target - np.log(latency))
-    return Calibration(correction, model.family, at, weights, probes)
+    prior = ProbePrior.of(model.probe_prior)
+    scale = np.asarray(prior.effects[: len(CORRECTED)]) ** 2
+    factors, trust = np.zeros(len(CORRECTED)), np.ones(len(probes))
+    for _ in range(ROUNDS):
+        correction = Correction(*(float(v) for v in factors))
+        seen = look(model, probes, gpu, correction)
+        slopes = seen.effects[:, : len(CORRECTED)]
+        # linear around the factors at hand: what the probes would show had the factors been 1
+        off = target - seen.log_latency + slopes @ factors
+        covariance, noise = prior.covariance(seen, seen), prior.noise**2 / trust
+        weights = np.linalg.solve(covariance + np.diag(noise), off)
+        missed = off - covariance @ weights
+        trust = (DEGREES + 1.0) / (DEGREES + (missed / prior.noise) ** 2)
+        factors = np.clip(scale * (slopes.T @ weights), -FARTHEST, FARTHEST)
+    correction = Correction(*(float(v) for v in factors))
+    seen = look(model, probes, gpu, correction)
+    rest = prior.covariance(seen, seen, corrected=False) + np.diag(noise)
+    return Calibration(
+        model, gpu, probes, correction, seen, np.linalg.solve(rest, target - seen.log_latency), noise
+    )  # fmt: skip
 
 
 def calibrate_all(models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu: GpuSpec) -> dict[str, Calibration]:
@@ -104,22 +110,25 @@ def calibrate_all(models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu
             (family == name).any()}  # fmt: skip
 
 
-def design(family: str, candidates: pd.DataFrame, count: int = 10, most: int = 400) -> pd.DataFrame:
+def design(
+    model: UtilisationModel, candidates: pd.DataFrame, gpu: GpuSpec, count: int = 10, most: int = 400
+) -> pd.DataFrame:
     """The calls to measure on a new GPU: those that tell most about all candidates, before anything is measured.
 
     Greedy: each probe is the call that lowers the expected squared error over the candidates most, under the family's
-    prior. Nothing of the new GPU enters, so that one list serves all.
+    covariance. Of the new GPU only the spec file enters.
 
     Args:
-        family: a covered family.
+        model: the family's cross-GPU model, as in `kernels.load_models()["gemm"]`.
         candidates: calls of that family, of the sizes that matter.
+        gpu: the GPU to be measured.
         count: probes.
         most: candidates that are looked at, evenly spaced.
     """
     step = max(1, -(-len(candidates) // most))
     pool = candidates.iloc[::step]
-    at, prior = sizes(family, pool), FIELDS.get(family, Field())
-    covariance = _kernel(family, at, at)
+    prior, seen = ProbePrior.of(model.probe_prior), look(model, pool, gpu)
+    covariance = prior.covariance(seen, seen)
     chosen: list[int] = []
     for _ in range(min(count, len(pool))):
         # posterior covariance column norms over posterior variance: the error that measuring a call would remove
@@ -130,9 +139,3 @@ def design(family: str, candidates: pd.DataFrame, count: int = 10, most: int = 4
         column = covariance[:, best : best + 1]
         covariance = covariance - column @ column.T / (covariance[best, best] + prior.noise**2)
     return pool.iloc[chosen]
-
-
-def _kernel(family: str, a: Array, b: Array) -> Array:
-    prior = FIELDS.get(family, Field())
-    squared: Array = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=-1)
-    return np.asarray(prior.spread**2 * np.exp(-0.5 * squared / prior.length**2))

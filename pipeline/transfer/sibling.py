@@ -22,6 +22,7 @@ from pipeline.packs import check_pack, list_packs
 from pipeline.paths import packs_dir
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.probes import Calibration
+from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]
@@ -71,6 +72,9 @@ class SiblingModel:
         """The measured card's estimate, its kernel times scaled; latencies follow down to the measured host's floor."""
         found = self.base.predict(calls)
         factor = self.ratio(calls) * np.exp(self.log_level)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            raised = not_shorter(found.kernel * factor, self.model.family, self.gpu, found.kernel) / found.kernel
+        factor = np.where(np.isfinite(raised), raised, factor)
         scaled = found.scale(factor, SPREAD)
         ops = Dims(calls).text("op")
         moved = self.base.floor.latency(found.kernel * factor, ops) / self.base.floor.latency(found.kernel, ops)

@@ -91,3 +91,19 @@ def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
 def sustained_dram_gb_per_s(gpu: GpuSpec) -> float:
     """Streaming DRAM bandwidth, GB/s: measured where the spec file has it, else the architecture's share."""
     return gpu.measured_dram_gb_per_s or shares(gpu).dram_share * gpu.dram_gb_per_s
+
+
+TILE = {"gemm": (128, 64), "conv2d_forward": (128, 128)}
+"""Output tile (rows, columns) of the family's large fp32 kernels from Volta on (kernel names of the public table)."""
+
+PASCAL_PRODUCT_TILE = (32, 128)
+"""Pascal's cuBLAS runs nearly all large fp32 products in `maxwell_sgemm` tiles of 32 x 128 or 64 x 64, which read as
+much. Large products on a P100 reach just what its sustained bandwidth allows for them: 6.2 of 7.0 TFLOP/s."""
+
+
+def tile_intensity(family: str, gpu: GpuSpec) -> float:
+    """FLOP per byte of the operands that one tile of a large product's outputs reads: 2 h w / 4 (h + w)."""
+    high, wide = TILE.get(family, (128, 128))
+    if family == "gemm" and gpu.architecture == "pascal":
+        high, wide = PASCAL_PRODUCT_TILE
+    return high * wide / 2.0 / (high + wide)

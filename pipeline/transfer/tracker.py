@@ -28,7 +28,8 @@ from pipeline.prediction import Prediction
 from pipeline.trace.load import Trace, load_trace
 from pipeline.transfer.costs import cost_per_million, load_prices
 from pipeline.transfer.kernels import load_models
-from pipeline.transfer.methods import TENTH, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.methods import STEP_WAVE_SHARE, TENTH, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.sustained import sustained_dram_gb_per_s
 from pipeline.transfer.trace_calls import trace_calls
 
@@ -36,11 +37,6 @@ Array = npt.NDArray[np.float64]
 
 DRAWS = 200
 """Draws of kernel times behind the interval of a step."""
-
-WAVE_SHARE = 0.5
-"""Weight, in log time, of wave scaling beside the cross-GPU model in products and convolutions of a step. Their errors
-differ in kind and partly cancel over whole models: 16.4 % and 15.0 % alone, 12.4 % together (docs/transfer.md, a
-development figure)."""
 
 SHARED_SHARE = 0.5
 """Share of a transfer's log-variance that all kernels have in common: the errors of one method lean one way."""
@@ -204,9 +200,13 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         here, _ = model.kernel_and_latency(part, origin, correction=model.own(origin.name))
         there, _ = model.kernel_and_latency(part, destination, correction=model.own(destination.name))
         waves = moved["predicted_us"].to_numpy(dtype=np.float64)[at]
-        predicted[at] = (measured[at] * there / here) ** (1.0 - WAVE_SHARE) * waves**WAVE_SHARE
-        method[at] = "utilisation+wave"
+        share = STEP_WAVE_SHARE.get(family, 0.0)
+        predicted[at] = (measured[at] * there / here) ** (1.0 - share) * waves**share
+        method[at] = "utilisation+wave" if share else "utilisation"
         low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
+    for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
+        kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]
+        predicted[kernels] = not_shorter(predicted[kernels], str(name), destination, measured[kernels])
     moved["predicted_us"], moved["method"] = predicted, method
     moved["p10_us"], moved["p90_us"] = predicted * low, predicted * high
     return moved

@@ -26,7 +26,7 @@ from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.schemas import atomic_path
 from pipeline.transfer.features import ARITHMETIC, describe
-from pipeline.transfer.sustained import arithmetic_us, sustained_dram_gb_per_s
+from pipeline.transfer.sustained import arithmetic_us, sustained_dram_gb_per_s, tile_intensity
 
 Array = npt.NDArray[np.float64]
 
@@ -53,13 +53,15 @@ class Terms:
     """Logarithms of a call's times in µs at full utilisation, each of shape (rows,), and its features (rows, features).
 
     `arithmetic` at sustained throughput, `dram` and `l2` for the traffic, `steps` of the resident threads;
-    `per_l2` is the logarithm of traffic over the L2 size.
+    `tiles` is the DRAM time of a product's operands if no panel that one tile of outputs reads were found in L2 by
+    another; `per_l2` is the logarithm of traffic over the L2 size.
     """
 
     arithmetic: Array
     dram: Array
     l2: Array
     steps: Array
+    tiles: Array
     per_l2: Array
     x: Array
 
@@ -97,6 +99,7 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
         np.log(seen.bytes / sustained_dram_gb_per_s(gpu) / 1e3),
         np.log(seen.bytes / gpu.peak_l2_gb_per_s() / 1e3),
         np.log(cycles * seen.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
+        np.log(flops / tile_intensity(family, gpu) / sustained_dram_gb_per_s(gpu) / 1e3),
         np.log(seen.bytes / gpu.l2_bytes),
         seen.x,
     )
@@ -113,6 +116,7 @@ class Shape:
             that L2 does not hold, above 1 where the sustained figure is cautious.
         norm: exponent p of the norm over the three times.
         thread_steps: whether the third time counts.
+        tile_reads: largest share of a product's tile traffic that goes to DRAM; 0 for families without tiles.
     """
 
     width: int = 64
@@ -122,6 +126,7 @@ class Shape:
     memory_high: float = 1.3
     norm: float = 2.0
     thread_steps: bool = False
+    tile_reads: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -132,13 +137,14 @@ class UtilisationModel:
         family: the kernel family.
         ops: ops in the order of `op_bias` and `launch`.
         shape: sizes and bounds of the networks.
-        parameters: arrays with a leading axis of networks: `weight0`, `bias0`... (in, out), `op_bias` (ops, 3),
+        parameters: arrays with a leading axis of networks: `weight0`, `bias0`... (in, out), `op_bias` (ops, heads),
             `launch` (ops,), `l2` (2,); and `mean`, `scale` of the features without that axis.
         floors_us: latency floor by op that an unknown host is assumed to have.
         gpu_floors_us: floors by GPU and op, of the GPUs with samples.
         gpu_corrections: what each trained GPU differs by from the common model: {gpu: [compute, memory]}.
         log_p10, log_p90: ends of the p10-p90 interval of log(measured / predicted), from leaving each GPU out.
         provenance: where the samples come from and how it was trained.
+        probe_prior: what probes of a new GPU may assume of the errors (`probe_prior.ProbePrior`).
     """
 
     family: str
@@ -151,6 +157,7 @@ class UtilisationModel:
     log_p10: float = -0.25
     log_p90: float = 0.25
     provenance: dict[str, Any] = field(default_factory=dict)
+    probe_prior: dict[str, Any] = field(default_factory=dict)
 
     def kernel_and_latency(
         self,
@@ -204,6 +211,9 @@ class UtilisationModel:
             seen.arithmetic - use_compute + correction.compute,
             memory - use_memory + correction.memory,
         )
+        if shape.tile_reads:
+            missing = _log_sigmoid(z[:, 3]) + np.log(shape.tile_reads)
+            log_kernel = _norm(shape.norm, log_kernel, seen.tiles + missing + correction.memory)
         return _norm(shape.norm, log_kernel, seen.steps + z[:, 2]) if shape.thread_steps else log_kernel
 
     def own(self, gpu: str) -> Correction:
@@ -225,6 +235,7 @@ class UtilisationModel:
             "log_p10": self.log_p10,
             "log_p90": self.log_p90,
             "provenance": self.provenance,
+            "probe_prior": self.probe_prior,
         }
         with atomic_path(path) as part:
             save_file(

@@ -4,6 +4,8 @@
   fused    one batched operator over all tables whose backward pass applies the optimizer itself (FBGEMM's
            SplitTableBatchedEmbedding): no gradient of the weights is ever stored
   sparse   an `EmbeddingBag` per table with sparse gradients
+  joint_sparse  one `EmbeddingBag` over the rows of all tables with a sparse gradient: PyTorch's own way to look up all
+           tables at once, and what campaigns measure, who have no FBGEMM
   dense    an `EmbeddingBag` per table with dense gradients
 """
 
@@ -88,7 +90,7 @@ class Dlrm(nn.Module):
         top: widths of the top MLP without its input.
         rows: rows per table.
         dim: embedding dimension.
-        embedding: "fused", "sparse" or "dense".
+        embedding: "fused", "joint_sparse", "sparse" or "dense".
         logits: leave out the sigmoid at the end.
         states: tensors of the weight's size that a fused lookup's optimizer keeps.
     """
@@ -108,12 +110,16 @@ class Dlrm(nn.Module):
         self.register_buffer("row", lower[0].contiguous())
         self.register_buffer("column", lower[1].contiguous())
         self.fused: Tensor | None = None
+        self.joint: nn.EmbeddingBag | None = None
         self.bags = nn.ModuleList()
         bound = 0.01
         if embedding == "fused":
             self.anchor = nn.Parameter(torch.zeros(0))
             self.fused = torch.empty(sum(rows), dim).uniform_(-bound, bound)
             self.states = [torch.zeros(sum(rows), dim) for _ in range(states)]
+        elif embedding == "joint_sparse":
+            weight = torch.empty(sum(rows), dim).uniform_(-bound, bound)
+            self.joint = nn.EmbeddingBag(sum(rows), dim, mode="sum", sparse=True, _weight=weight)
         else:
             for count in rows:
                 weight = torch.empty(count, dim).uniform_(-bound, bound)
@@ -129,6 +135,8 @@ class Dlrm(nn.Module):
             if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
                 bags = looked.view(batch, self.tables, dim)
             z = torch.cat([x.unsqueeze(1), bags], 1)
+        elif self.joint is not None:  # bags in order (sample, table)
+            z = torch.cat([x.unsqueeze(1), self.joint(indices, offsets).view(batch, self.tables, dim)], 1)
         else:
             parts = [bag(i, o) for bag, i, o in zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)]
             z = torch.cat([x, *parts], 1).view(batch, self.tables + 1, dim)
@@ -153,7 +161,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         raise ConfigError(f"model.bottom_mlp ends in {bottom[-1]}, but must end in model.dim={dim}")
     optimizer = str(config.get("optimizer", "sgd"))
     training = config.get("mode", "train") == "train"
-    if embedding in ("fused", "sparse") and optimizer not in STATES and training:
+    if embedding != "dense" and optimizer not in STATES and training:
         raise ConfigError(
             f"model.embedding={embedding} knows no {optimizer}: use one of {', '.join(STATES)}, or model.embedding=dense"
         )
@@ -183,7 +191,8 @@ def _pool(
 ) -> list[Batch]:
     """Batches with uniform random indices; one that was never written where nothing is computed.
 
-    indices: (T·B·L,) table-major into the joint weight (fused), else (T, B·L), or flat where lookups differ.
+    indices: (T·B·L,) into the joint weight, table-major (fused) or sample-major (joint_sparse), else (T, B·L), or flat
+    where lookups differ.
     """
     equal = len(set(lookups)) == 1
     random = torch.Generator().manual_seed(batch_size)
@@ -196,11 +205,16 @@ def _pool(
 
     batches: list[Batch] = []
     for _ in range(1 if dry else 4):
-        starts = [sum(rows[:t]) if embedding == "fused" else 0 for t in range(len(rows))]
+        joint = embedding in ("fused", "joint_sparse")
+        starts = [sum(rows[:t]) if joint else 0 for t in range(len(rows))]
         parts = [indices(*one) for one in zip(starts, rows, lookups, strict=True)]
         if embedding == "fused":
             counts = torch.tensor(lookups).repeat_interleave(batch_size)
             index, offset = torch.cat(parts), counts.cumsum(0) - counts
+        elif embedding == "joint_sparse":
+            counts = torch.tensor(lookups).repeat(batch_size)
+            index = torch.cat([part.view(batch_size, -1) for part in parts], 1).view(-1)
+            offset = counts.cumsum(0) - counts
         else:
             index = torch.stack(parts) if equal else torch.cat(parts)
             offset = torch.stack([torch.arange(0, batch_size * n, n) for n in lookups])

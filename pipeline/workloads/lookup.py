@@ -50,7 +50,9 @@ class FusedLookup(torch.autograd.Function):
         if ctx.weight.device.type == "meta":
             _operators().lookup_backward(gradient, ctx.weight, indices, offsets, ctx.tables)
         else:
-            ends = torch.cat([offsets[1:], offsets.new_tensor([indices.numel()])])
+            ends = torch.cat(
+                [offsets[1:], offsets.new_full((1,), indices.numel())]
+            )  # a tensor made from a list would wait
             rows = gradient.contiguous().repeat_interleave(ends - offsets, 0, output_size=indices.numel())
             _update(ctx.weight, ctx.states, indices, rows)
         return None, None, None, None, None, None

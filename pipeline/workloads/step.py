@@ -177,13 +177,17 @@ class Step:
 
     def _sparse_weights(self) -> dict[int, int]:
         """Weights with sparse gradients by id, with the bytes of such a gradient (values and int64 indices)."""
-        found: dict[int, int] = {}
-        for module in self.modules:
-            for part in module.modules():
-                if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse:
-                    rows = int(self.config.get("lookups", 1)) * len(self.pool[0][0])
-                    found[id(part.weight)] = rows * (part.embedding_dim * part.weight.element_size() + 8)
-        return found
+        parts = [
+            part
+            for module in self.modules
+            for part in module.modules()
+            if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
+        ]
+        looked_up = self.pool[0][1].numel() if parts else 0  # by all tables together
+        return {
+            id(part.weight): looked_up // len(parts) * (part.embedding_dim * part.weight.element_size() + 8)
+            for part in parts
+        }
 
 
 def to_device(tensor: Tensor, device: str) -> Tensor:

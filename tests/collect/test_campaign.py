@@ -45,7 +45,9 @@ def test_a_killed_campaign_goes_on_and_repeats_nothing_that_was_done(measured: P
     manifest = json.loads((measured / "manifest.json").read_text())
     assert [run["status"] for run in manifest["runs"]] == ["running", "complete"]
     units = manifest["units"]
-    assert {"peaks/products", "steps/dlrm_default/default/b16", "kernels/r0000", "kernels/r0001"} <= set(units)
+    assert {"peaks/products", "steps/dlrm_default/embedding-joint_sparse/b16", "kernels/r0000", "kernels/r0001"} <= set(
+        units
+    )
     assert {unit["status"] for unit in units.values()} == {"done"}
     steps = read_table(measured / "step_times.parquet", "step_times")
     assert not steps.duplicated(["model", "variant", "batch_size"]).any()
@@ -69,7 +71,7 @@ def test_the_reader_gives_tables_of_the_pipeline(measured: Path, tmp_path: Path)
     assert to_arrow(samples, "samples").schema.names == SCHEMAS["samples"].names
     assert {"gemm", "embedding_forward", "elementwise", "conv2d_forward"} <= set(samples["family"])
     assert (samples["kernel_us"] > 0).all()
-    assert reader.read_step_time(measured, "dlrm_default", "default", 16) > 0  # type: ignore[operator]
+    assert reader.read_step_time(measured, "dlrm_default", "embedding-joint_sparse", 16) > 0  # type: ignore[operator]
     traces = list(reader.read_traces(measured))
     kineto, execution = traces[0].extract(tmp_path)
     assert kineto.stat().st_size > 0
@@ -88,19 +90,21 @@ def test_traces_of_the_campaign_give_overheads_by_workload(measured: Path) -> No
     from pipeline.overheads.campaign import extract_campaign
 
     observations = extract_campaign(measured)
-    assert {"dlrm_default/default/b16", "dlrm_ddp/default/b16"} <= set(observations["workload"])
+    assert {"dlrm_default/embedding-joint_sparse/b16", "dlrm_ddp/embedding-joint_sparse/b16"} <= set(
+        observations["workload"]
+    )
     assert {"T1", "T5"} <= set(observations["type"])
     assert np.isfinite(observations["value_us"]).all()
 
 
 def test_a_measured_step_counts_only_for_the_configuration_that_ran(measured: Path) -> None:
-    manifest, workload = measured / "manifest.json", "dlrm_default/default/b16"
+    manifest, workload = measured / "manifest.json", "dlrm_default/embedding-joint_sparse/b16"
     rows = read_table(measured / "step_times.parquet", "step_times")
     row = rows[(rows["model"] == "dlrm_default") & (rows["batch_size"] == 16)].iloc[0]
     ran = json.loads(row["config"])["config"]
     assert reader.measured_step(manifest, workload, ran) == pytest.approx(row["step_us"])
     assert reader.measured_step(manifest, workload, ran | {"tables": 8}) is None  # this trial ran smaller tables
-    assert reader.measured_step(manifest, "dlrm_default/default/b99", ran) is None
+    assert reader.measured_step(manifest, "dlrm_default/embedding-joint_sparse/b99", ran) is None
 
 
 def test_a_measured_gpu_goes_through_every_stage(measured: Path, tmp_path: Path) -> None:
@@ -168,17 +172,141 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "manifest.json: damaged" in capsys.readouterr().err
 
 
-def test_the_campaign_imports_nothing_beyond_its_four_packages(tmp_path: Path) -> None:
-    code = (
-        "import sys\n"
-        "for name in ('yaml', 'hydra', 'omegaconf', 'snakemake', 'mlflow', 'sklearn', 'lightgbm', 'scipy', 'orjson',"
-        " 'torchvision', 'transformers'): sys.modules[name] = None\n"
-        "from pipeline.collect import campaign\n"
-        f"sys.exit(campaign.main(['--tiny', '--device', 'cpu', '--minutes', '0.6', '--out', {str(tmp_path / 'bare')!r},"
-        " '--only', 'dlrm_ddp|kernels/gemm|peaks/products']))\n"
-    )
+BLOCKER = """
+import sys
+from importlib.machinery import PathFinder
+refused, find = {names!r}, PathFinder.find_spec
+PathFinder.find_spec = classmethod(  # as where they are not installed: torch itself asks for some of them
+    lambda cls, name, *rest: None if name.partition(".")[0] in refused else find(name, *rest)
+)
+from pipeline.collect import campaign
+code = campaign.main({arguments!r})
+assert not refused & {{name.partition(".")[0] for name in sys.modules}}
+sys.exit(code)
+"""
+TOOLS = {
+    "snakemake", "hydra", "omegaconf", "mlflow", "typer", "rich", "lightgbm", "safetensors", "sklearn", "matplotlib",
+    "pandera", "scipy",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [set(), {"yaml", "orjson", "torchvision", "transformers"}], ids=["yaml", "bare"])
+def test_the_campaign_imports_nothing_beyond_its_four_packages(more: set[str], tmp_path: Path) -> None:
+    arguments = ["--tiny", "--device", "cpu", "--minutes", "0.6", "--out", str(tmp_path / "bare"), "--only",
+                 "dlrm_ddp|kernels/gemm|peaks/products"]  # fmt: skip
+    code = BLOCKER.format(names=TOOLS | more, arguments=arguments)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-600:]
-    units = json.loads((tmp_path / "bare" / "manifest.json").read_text())["units"]
-    assert units["steps/dlrm_ddp/default/b16"]["status"] == "done"
-    assert units["kernels/r0000~gemm"]["status"] == "done"
+    manifest = json.loads((tmp_path / "bare" / "manifest.json").read_text())
+    assert manifest["units"]["steps/dlrm_ddp/embedding-joint_sparse/b16"]["status"] == "done"
+    assert manifest["units"]["kernels/r0000~gemm"]["status"] == "done"
+    assert bool(manifest["calls_not_known"]) == bool(more), "with PyYAML the workloads' own calls are measured"
+
+
+def test_workloads_are_captured_without_the_tools_of_the_pipeline() -> None:
+    """What `kernels` does first on a GPU machine: the calls of the grid's workloads, captured on the meta device."""
+    call = (
+        "from pipeline.collect.grid import plans\n"
+        "from pipeline.collect.campaign_kernels import _captured\n"
+        "calls = [_captured(plan) for plan in plans() if plan.model == 'dlrm_ddp' and plan.batch_size == 512]\n"
+        "sys.exit(not all(calls))\n"
+    )
+    code = BLOCKER.format(names=TOOLS, arguments=[]).replace("code = campaign.main([])", call)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-600:]
+
+
+HANG = """
+import re, sys, time
+from pathlib import Path
+from pipeline.collect import runner
+runner.GRACE_S, runner.LAST_RESORT_S = 0.0, 0.5
+with runner.watchdog(time.monotonic(), Path({out!r})):
+    {hang}
+"""
+
+
+@pytest.mark.parametrize(
+    ("hang", "code"),
+    [("time.sleep(300)", 5), ("re.match('(a+)+$', 'a' * 40 + 'b')", 1)],
+    ids=["a wait", "a call that never lets go of the interpreter"],
+)
+def test_what_hangs_is_ended(hang: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / ".traces_a.tar.part").touch()
+    script = HANG.format(hang=hang, out=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == code, done.stderr[-600:]
+    if code == 5:
+        assert "Run again to go on" in done.stderr
+        assert not list(tmp_path.iterdir())
+
+
+def test_units_that_took_longer_than_estimated_stretch_the_estimates_of_others(tmp_path: Path) -> None:
+    import torch
+
+    from pipeline.collect.output import CampaignFolder
+    from pipeline.collect.runner import Campaign
+
+    folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
+    work = Campaign(folder, torch.device("cpu"), "x", time.monotonic() + 100)
+    assert work.wants("steps/new", 30)
+    for number in range(3):
+        folder.units[f"steps/{number}"] = {"status": "done", "seconds": 50.0, "estimate": 10.0}
+    assert work.slowness() == 5
+    assert not work.wants("steps/new", 30)
+
+
+def test_a_row_that_fits_no_schema_does_not_spoil_those_after_it(tmp_path: Path) -> None:
+    from pipeline.collect.output import CampaignFolder
+    from pipeline.errors import TableError
+
+    folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
+    good = {"gpu": "x", "model": "m", "variant": "v", "batch_size": 1, "step_us": 1.0, "p10_us": 1.0, "p90_us": 1.0,
+            "count": 1, "source": "s", "config": "{}"}  # fmt: skip
+    with pytest.raises(TableError):
+        folder.add_step_times({**good, "step_us": None})
+    folder.add_step_times(good)
+    assert len(read_table(tmp_path / "run" / "step_times.parquet", "step_times")) == 1
+
+
+def test_nothing_is_measured_where_no_unit_matches(tmp_path: Path) -> None:
+    arguments = ["--tiny", "--device", "cpu", "--minutes", "0.5", "--only", "nothing", "--out", str(tmp_path / "run")]
+    assert campaign.main(arguments) == 0
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["units"] == {}
+
+
+def test_a_trace_keeps_to_its_share_of_the_archives(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    import torch
+
+    from pipeline.collect.campaign_steps import _profile
+    from pipeline.collect.grid import plans
+    from pipeline.workloads import make_step
+
+    plan = next(p for p in plans(tiny=True) if p.model == "dlrm_ddp")
+    step, cpu = make_step(plan.config(), 8, "cpu"), torch.device("cpu")
+    _, whole, iterations = _profile(step.run, cpu, replace(plan, iterations=6), tmp_path / "a.json")
+    assert iterations == 6
+
+    class Cramped(type(plan)):  # type: ignore[misc]
+        trace_bytes = len(whole) // 2
+
+    small = Cramped(**(plan.__dict__ | {"iterations": 6}))
+    _, data, fewer = _profile(step.run, cpu, small, tmp_path / "b.json")
+    assert 2 <= fewer < 6
+    assert len(data) < 0.7 * len(whole)
+
+
+def test_steps_of_the_stand_alone_script_find_their_prediction() -> None:
+    from pipeline.collect.standalone import place_of
+    from pipeline.config import expand
+
+    place = place_of("dlrm_default-fused-b2048-fp32-sgd")
+    point = expand(["gpu=H200", "model=dlrm_default", "model.embedding=joint_sparse"])[0]
+    assert place == (point.model, point.variant, point.batch_size)
+    ran = {"bottom": [512, 512, 64], "rows": [1000000] * 8, "rows_capped": False}
+    assert reader._ran(ran, point.config["model"])
+    assert not reader._ran(ran | {"rows_capped": True}, point.config["model"])

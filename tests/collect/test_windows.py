@@ -54,3 +54,48 @@ def test_only_counts_the_kernels_that_are_named() -> None:
     window = Window(0, 1, [{"name": "sort_keys", "dur": 5}, {"name": "EmbeddingBag_accGrad", "dur": 2}])
     assert window.only("embedding").device_us == 2.0
     assert window.only("nothing of the kind").device_us == 7.0
+
+
+NATIVE = "void at::native::"
+ELEMENTWISE = NATIVE + "vectorized_elementwise_kernel<4, at::native::"
+SORTED = "void at_cuda_detail::cub::DeviceRadixSortSingleTileKernel<at_cuda_detail::cub::DeviceRadixSortPolicy<long>>"
+
+
+@pytest.mark.parametrize(
+    ("family", "op", "kernels", "own"),
+    [
+        ("softmax", "softmax", [ELEMENTWISE + "BinaryFunctor<float, MulFunctor>>",
+                                "void (anonymous namespace)::softmax_warp_backward<float, 9>"], 1),
+        ("softmax", "log_softmax", [NATIVE + "(anonymous namespace)::cunn_SoftMaxForward<4, float>"], 0),
+        ("reduction", "sum_rows", ["Memset (Device)", NATIVE + "reduce_kernel<128, 4, ReduceOp<float>>"], 1),
+        ("loss", "mse_loss", [ELEMENTWISE + "mse_kernel_cuda>", NATIVE + "reduce_kernel<512, 1, MeanOps<float>>"], 0),
+        ("loss", "nll_loss", [ELEMENTWISE + "FillFunctor<float>>", NATIVE + "nll_loss_backward_reduce_cuda_kernel_2d"], 1),
+        ("pooling", "max", [ELEMENTWISE + "FillFunctor<float>>", NATIVE + "max_pool_backward_nchw<float>"], 1),
+        ("tril_index_backward", "index_put", [SORTED, NATIVE + "indexing_backward_kernel<float, 4>"], 1),
+        ("index", "index_put", [SORTED, NATIVE + "indexing_backward_kernel_small_stride<float>"], 1),
+        ("embedding_backward", "dense", [SORTED, NATIVE + "(anonymous namespace)::compute_grad_weight_bags<float>"], 1),
+        ("embedding_backward", "fused_sgd", ["Memset (Device)", NATIVE + "indexFuncLargeIndex<float, long, ReduceAdd>"], 1),
+        ("gemm", "linear", ["ampere_sgemm_128x64_tn"], 0),
+    ],
+)  # fmt: skip
+def test_a_sample_holds_the_kernel_that_the_graph_means(family: str, op: str, kernels: list[str], own: int) -> None:
+    from pipeline.collect.counted import counted
+
+    events = [{"name": name, "dur": 1 + i} for i, name in enumerate(kernels)]
+    assert Window(0, 1, events).only(counted(family, op)).kernels == [events[own]]
+
+
+def test_a_products_reduction_over_its_splits_counts_with_it() -> None:
+    from pipeline.collect.counted import counted
+
+    events = [{"name": "cutlass_80_simt_sgemm", "dur": 9}, {"name": "void cublasLt::splitKreduce_kernel<32>", "dur": 2}]
+    assert Window(0, 1, events).only(counted("gemm", "mm")).device_us == 11
+
+
+def test_the_stand_alone_scripts_sums_are_cut_to_the_call() -> None:
+    from pipeline.collect.standalone import _counted_share
+
+    names = [ELEMENTWISE + "BinaryFunctor<float, MulFunctor>>", "softmax_warp_backward"]
+    assert _counted_share("softmax", "softmax", names, [3.0, 9.0]) == 0.75
+    assert _counted_share("softmax", "softmax", ["renamed"], [3.0]) == 1.0
+    assert _counted_share("gemm", "mm", None, None) == 1.0

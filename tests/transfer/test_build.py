@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.transfer.build import finish, pooled_interval
+from pipeline.transfer.build import finish, interval_of_a_new_gpu, merge_errors
 from pipeline.transfer.evaluate import Fold, quick
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.train import RECIPES, train_utilisation
@@ -16,10 +18,32 @@ from pipeline.transfer.train import RECIPES, train_utilisation
 def test_every_gpu_counts_equally_in_an_interval() -> None:
     random = np.random.default_rng(0)
     few, many = random.normal(0.5, 0.05, 50), random.normal(-0.5, 0.05, 5000)
-    low, high = pooled_interval({"few": few, "many": many})
-    # the middle 80 % reach into both groups, which a plain quantile of all rows (99 % of one GPU) would not
-    assert -0.6 < low < -0.4 and 0.4 < high < 0.6
-    assert pooled_interval({"exact": np.zeros(10)}) == (-0.02, 0.02)
+    low, high = interval_of_a_new_gpu({"few": few, "many": many})
+    # both levels count; a plain quantile of all rows (99 % of one GPU) would not reach the other
+    assert low == pytest.approx(-high, rel=0.1) and high > 0.5
+    assert interval_of_a_new_gpu({"exact": np.zeros(10)}) == (-0.02, 0.02)
+
+
+def test_the_interval_of_a_new_gpu_holds_what_it_says() -> None:
+    random = np.random.default_rng(1)
+    inside = []
+    for _ in range(300):
+        levels = random.normal(0.0, 0.1, 6)
+        residuals = {str(i): level + random.normal(0.0, 0.05, 400) for i, level in enumerate(levels)}
+        own = residuals.pop("5")
+        low, high = interval_of_a_new_gpu(residuals)
+        inside.append(np.mean((own >= low) & (own <= high)))
+    # pooled quantiles of the five alone hold 73 %
+    assert 0.77 < np.mean(inside) < 0.84
+
+
+def test_a_rebuilt_family_replaces_its_own_errors_only(tmp_path: Path) -> None:
+    path = tmp_path / "errors.csv"
+    for family, mape in (("softmax", 9.0), ("gemm", 20.0), ("softmax", 7.0)):
+        merge_errors(path, pd.DataFrame({"family": [family] * 2, "mape": [mape, mape + 1]}))
+    found = pd.read_csv(path)
+    assert list(found["family"]) == ["gemm", "gemm", "softmax", "softmax"]
+    assert list(found["mape"]) == [20.0, 21.0, 7.0, 8.0]
 
 
 def test_a_finished_model_carries_its_interval_and_the_coverage_of_each_gpu(gemm_samples: pd.DataFrame) -> None:

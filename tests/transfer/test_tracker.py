@@ -40,7 +40,14 @@ def test_all_gpus_come_fastest_first(tracked: TrackedTrace) -> None:
 
 def test_every_call_says_how_it_was_moved(tracked: TrackedTrace) -> None:
     calls = tracked.calls("T4")
-    assert set(calls["method"]) <= {"wave", "utilisation+wave", "link_ratio", "bandwidth_ratio", "unchanged"}
+    assert set(calls["method"]) <= {
+        "wave",
+        "utilisation",
+        "utilisation+wave",
+        "link_ratio",
+        "bandwidth_ratio",
+        "unchanged",
+    }
     assert (calls["predicted_us"] >= 0).all()
 
 

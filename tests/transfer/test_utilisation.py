@@ -88,9 +88,7 @@ def test_ten_probes_remove_a_constant_factor(model: UtilisationModel, gemm_sampl
     slow = rows.assign(latency_us=rows["latency_us"] * 1.6)
     gpu = load_gpu("V100")
     probes = slow.sample(10, random_state=0)
-    found = calibrate(model, probes, gpu)
-    _, latency = model.kernel_and_latency(slow, gpu, correction=found.correction)
-    latency = latency * np.exp(found.log_factor(slow))
+    _, latency, _ = calibrate(model, probes, gpu).predict(slow)
     _, before = model.kernel_and_latency(slow, gpu)
 
     def error(predicted: np.ndarray) -> float:

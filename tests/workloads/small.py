@@ -42,5 +42,5 @@ def options_of(name, every=False):
     if "seq_len" in config:
         found += [("seq_len", 3)]
     if "embedding" in config:
-        found += [("embedding", value) for value in ("fused", "sparse", "dense")]
+        found += [("embedding", value) for value in ("fused", "joint_sparse", "sparse", "dense")]
     return found

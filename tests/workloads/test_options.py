@@ -45,14 +45,14 @@ def test_a_workload_understands_an_option(name, option, value):
         assert "attention" not in set(calls["family"])
     if option == "embedding":
         ops = set(calls.loc[calls["family"] == "embedding_backward", "op"])
-        assert ops == {{"fused": "fused_sgd", "sparse": "sparse", "dense": "dense"}[value]}
+        assert ops == {{"fused": "fused_sgd"}.get(value, value.removeprefix("joint_"))}
     if option == "seq_len":
         longer = capture(small(name, **{option: 6}), 4)
         assert longer.memory.activations > graph.memory.activations
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
-@pytest.mark.parametrize("embedding", ["fused", "sparse", "dense"])
+@pytest.mark.parametrize("embedding", ["fused", "joint_sparse", "sparse", "dense"])
 def test_tables_take_any_optimizer_by_any_lookup(embedding, optimizer):
     config = config_of("dlrm_ddp", embedding=embedding, optimizer=optimizer, rows=1000)
     graph = capture(config, 64)
@@ -64,6 +64,13 @@ def test_tables_take_any_optimizer_by_any_lookup(embedding, optimizer):
         distinct = 1000 * (1 - (1 - 1 / 1000) ** 640)
         assert len(added) == 8 * (1 + STATES[optimizer])
         assert (added["B"] == round(distinct)).all()
+    if embedding == "joint_sparse":  # one lookup, one gradient, one update for all tables together
+        distinct = 8 * 1000 * (1 - (1 - 1 / 1000) ** 640)
+        added = calls[(calls["phase"] == "optimizer") & (calls["op"] == "index_add")]
+        assert len(added) == 1 + STATES[optimizer]
+        assert (added["B"] == round(distinct)).all()
+        looked = calls[calls["family"] == "embedding_forward"]
+        assert looked[["B", "E", "L"]].to_numpy().tolist() == [[64 * 8, 8 * 1000, 10]]
 
 
 def test_a_fused_lookup_moves_its_optimizers_state_too():

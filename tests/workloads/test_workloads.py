@@ -34,16 +34,17 @@ def test_mlperf_tables_take_96_gigabytes():
     assert step.parameters_bytes == pytest.approx(96.1e9, rel=1e-3)
 
 
-@pytest.mark.parametrize("embedding", ["fused", "sparse", "dense"])
+@pytest.mark.parametrize("embedding", ["fused", "joint_sparse", "sparse", "dense"])
 def test_all_embeddings_learn_the_same(embedding):
-    """Three ways to apply SGD to the rows that a batch used."""
+    """Four ways to apply SGD to the rows that a batch used."""
     config = config_of("dlrm_ddp", rows=30, tables=2, dim=8, bottom_mlp=[4, 8], top_mlp=[8, 1], lookups=3)
     torch.manual_seed(0)
     plain = make_step({**config, "embedding": "dense"}, 8, "cpu")
     torch.manual_seed(0)
     other = make_step({**config, "embedding": embedding}, 8, "cpu")
     before = torch.cat([bag.weight.detach().clone() for bag in plain.modules[0].bags])
-    weights = other.modules[0].fused if embedding == "fused" else None
+    joint = other.modules[0].joint
+    weights = joint.weight.data if joint is not None else other.modules[0].fused
     for step in (plain, other):
         for own, reference in zip(step.modules[0].top.parameters(), plain.modules[0].top.parameters(), strict=True):
             own.data.copy_(reference.data)

@@ -83,8 +83,6 @@ class Case:
             parameters and saved activations stay as far away as the other cases have pushed them.
         prepare: runs before each repetition, unmeasured.
         note: facts to record in the sample's attributes.
-        counted: on CUDA, kernels whose name matches count as the call; all where none matches. A call that the graph
-            maps to several (an embedding's gradient: fill, sort, update) is one operator here.
     """
 
     spec: Spec
@@ -92,7 +90,6 @@ class Case:
     produced: tuple[Tensor, ...] = ()
     prepare: Callable[[], Any] | None = None
     note: dict[str, Any] = field(default_factory=dict)
-    counted: str = ""
 
 
 class Maker:

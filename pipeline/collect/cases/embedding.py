@@ -13,10 +13,6 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = 1e-6
 
-UPDATES = r"embedding|grad_weight|sum_and_scatter|index_?add|index_?select|gather|scatter"
-"""Kernels that move rows of a table or of its gradient, as against fills, sorts and scans, which are calls of their own
-in the graph. Source: ATen/native/cuda/EmbeddingBag.cu, EmbeddingBackwardKernel.cu, Indexing.cu."""
-
 
 def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """Weight of all tables in one, flat indices in order (table, sample, lookup), bag offsets, and notes."""
@@ -59,7 +55,7 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
     weight, index, offsets, note = _lookup(spec, make)
     lookups, rows = spec.get("L", 1), weight.shape[0]
     grad = make.tensor(offsets.numel(), spec["D"], dtype=spec.dtype)
-    bag_of = torch.arange(offsets.numel(), device=make.device).repeat_interleave(lookups)
+    bag_of = torch.arange(offsets.numel(), device=make.device, dtype=index.dtype).repeat_interleave(lookups)
     sizes = torch.full((offsets.numel(),), lookups, device=make.device, dtype=index.dtype)
     aten = torch.ops.aten
     if spec.name in ("dense", "embedding_dense_backward", "_embedding_bag_dense_backward"):
@@ -70,7 +66,6 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
                 lambda: aten.embedding_dense_backward.default(each, index, rows, -1, False),
                 (each,),
                 note=note,
-                counted=UPDATES,
             )
         dense = aten._embedding_bag_dense_backward.default
         return Case(
@@ -78,7 +73,6 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
             lambda: dense(grad, index, bag_of, sizes, sizes, rows, False, 0, None, -1),
             (grad,),
             note=note,
-            counted=UPDATES,
         )
 
     def sparse() -> Tensor:
@@ -86,17 +80,17 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
         return torch.sparse_coo_tensor(index.view(1, -1), values, (rows, spec["D"]), check_invariants=False)
 
     if spec.name in ("sparse", "embedding_sparse_backward", "_embedding_bag_sparse_backward"):
-        return Case(spec, sparse, (grad,), note=note, counted=UPDATES)
+        return Case(spec, sparse, (grad,), note=note)
     if spec.name == "sgd_sparse_update":
         update = sparse()
-        return Case(spec, lambda: weight.add_(update, alpha=-LEARNING_RATE), note=note, counted=UPDATES)
+        return Case(spec, lambda: weight.add_(update, alpha=-LEARNING_RATE), note=note)
     if spec.name in ("fused_sgd", "fused"):
 
         def update_rows() -> Tensor:
             each = torch.index_select(grad, 0, bag_of)
             return weight.index_add_(0, index, each, alpha=-LEARNING_RATE)
 
-        return Case(spec, update_rows, (grad,), note={**note, "kernel": "aten"}, counted=UPDATES)
+        return Case(spec, update_rows, (grad,), note={**note, "kernel": "aten"})
     raise UnsupportedCallError(f"embedding_backward {spec.op}: known are dense, sparse, fused_sgd")
 
 

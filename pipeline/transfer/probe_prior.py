@@ -1,0 +1,165 @@
+"""How far a cross-GPU model may be from a GPU that nobody measured: a covariance over calls, for probes to condition on.
+
+The log error of a model on a new GPU is a sum of what a wrong datasheet figure would do (`EFFECTS`: throughput,
+bandwidth, host floor, power, L2), a common level, a level per op, and three smooth functions: of sizes, of the work
+with the time that it takes, and of how the sizes fit tiles and alignment. How large each is, and over which distance
+the functions vary, is learned from the errors on GPUs that a model has not seen (`prior_fit.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.families import FAMILIES
+from pipeline.transfer.features import describe
+from pipeline.transfer.utilisation import Correction, UtilisationModel
+
+Array = npt.NDArray[np.float64]
+
+CORRECTED = ("compute", "memory", "floor")
+"""Effects that `Correction` has a factor for."""
+
+EFFECTS = (*CORRECTED, "power", "l2")
+"""What a wrong figure would do to the time: columns of `Seen.effects`, per unit of log time or log figure."""
+
+GROUPS = ("sizes", "work", "form")
+"""Coordinates that the smooth functions run over."""
+
+STEP = 0.2
+"""Change of a logarithm for the effects' difference quotients."""
+
+BEYOND = 50.0
+"""Coordinates are held within this: calls of empty tensors have logarithms of minus infinity."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Calls as the covariance sees them.
+
+    Attributes:
+        log_latency: the model's, shape (rows,).
+        effects: of `EFFECTS`, shape (rows, 5).
+        groups: coordinates of `GROUPS`, each of shape (rows, axes).
+        op: index of the op, shape (rows,).
+    """
+
+    log_latency: Array
+    effects: Array
+    groups: tuple[Array, Array, Array]
+    op: npt.NDArray[Any]
+
+    def rows(self, at: npt.NDArray[Any]) -> Seen:
+        """Some of the calls."""
+        sizes, work, form = (group[at] for group in self.groups)
+        return Seen(self.log_latency[at], self.effects[at], (sizes, work, form), self.op[at])
+
+
+def look(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction: Correction | None = None) -> Seen:
+    """Calls of a model's family on a GPU, as the covariance sees them.
+
+    Args:
+        model: the cross-GPU model.
+        calls: rows with `op` and dims.
+        gpu: the GPU, known by its spec.
+        correction: the factors around which the effects are taken.
+    """
+    around = correction or Correction()
+
+    def log_latency(spec: GpuSpec, at: Correction) -> Array:
+        return np.asarray(np.log(model.kernel_and_latency(calls, spec, correction=at)[1]))
+
+    base = log_latency(gpu, around)
+    moved = [log_latency(gpu, replace(around, **{name: getattr(around, name) + STEP})) for name in CORRECTED]
+    smaller = float(np.exp(-STEP))
+    moved.append(log_latency(replace(gpu, tdp_w=gpu.tdp_w * smaller), around))
+    moved.append(log_latency(replace(gpu, l2_bytes=max(int(gpu.l2_bytes * smaller), 1)), around))
+    effects = (np.column_stack(moved) - base[:, None]) / STEP
+    op = calls["op"].astype(str).map({name: i for i, name in enumerate(model.ops)}).fillna(0)
+    return Seen(base, effects, _groups(model.family, calls, gpu, base), op.to_numpy(dtype=np.int64))
+
+
+def _groups(family: str, calls: pd.DataFrame, gpu: GpuSpec, log_latency: Array) -> tuple[Array, Array, Array]:
+    """Coordinates, scaled so that errors resemble each other over a distance of about 1 before anything is learned."""
+    seen = describe(family, calls, gpu)
+    names = [name for name in FAMILIES[family].required if name in calls.columns]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sizes = np.log(calls[names].to_numpy(dtype=np.float64)) / 2.0
+        work = np.column_stack([np.log(seen.flops / seen.bytes), np.log(seen.bytes) / 2.0, log_latency / 1.5])
+    kept = [i for i, name in enumerate(seen.names) if name.startswith(FORM)]
+    form = 2.0 * seen.x[:, kept]
+    sizes, work, form = (np.clip(np.nan_to_num(g), -BEYOND, BEYOND) for g in (sizes, work, form))
+    return sizes, work, form
+
+
+FORM = ("tail", "padding", "align", "winograd_padding", "winograd_tail", "row_power", "wide", "block_wave_tail")
+"""Features (`features.py`) that say how sizes fit tiles, waves and alignment."""
+
+
+@dataclass(frozen=True)
+class ProbePrior:
+    """Standard deviations, in log time, and distances of one family's errors.
+
+    Attributes:
+        effects: how far the figures behind `EFFECTS` are off, each a standard deviation of a logarithm.
+        level: of the level that all calls share.
+        op: of an op's own level.
+        spreads: of the smooth functions over `GROUPS`.
+        lengths: distance over which each function varies, per axis of its group; missing axes count as 1.
+        noise: what remains between neighbouring calls.
+    """
+
+    effects: tuple[float, ...] = (0.3, 0.3, 0.3, 0.1, 0.1)
+    level: float = 0.05
+    op: float = 0.03
+    spreads: tuple[float, ...] = (0.1, 0.1, 0.03)
+    lengths: tuple[tuple[float, ...], ...] = ((), (), ())
+    noise: float = 0.1
+
+    def covariance(self, a: Seen, b: Seen, corrected: bool = True) -> Array:
+        """Covariance of the log errors of two sets of calls, shape (rows of a, rows of b), without the noise.
+
+        Args:
+            a, b: calls.
+            corrected: whether the effects that `Correction` carries count.
+        """
+        first = 0 if corrected else len(CORRECTED)
+        scale = np.asarray(self.effects[first:]) ** 2
+        total = self.level**2 + (a.effects[:, first:] * scale) @ b.effects[:, first:].T
+        total = total + self.op**2 * (a.op[:, None] == b.op[None, :])
+        for spread, lengths, x, y in zip(self.spreads, self.lengths, a.groups, b.groups, strict=True):
+            total = total + spread**2 * np.exp(-0.5 * _squared(x, y, lengths))
+        return np.asarray(total)
+
+    def variance(self, a: Seen) -> Array:
+        """Variance of each call's log error, without the noise; shape (rows,)."""
+        own = (a.effects**2) @ np.asarray(self.effects) ** 2
+        return np.asarray(own + self.level**2 + self.op**2 + sum(spread**2 for spread in self.spreads))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ProbePrior:
+        """From `as_dict`, or from its JSON; the defaults where a model carries none."""
+        if not values:
+            return cls()
+        lengths = tuple(tuple(float(v) for v in axis) for axis in values["lengths"])
+        plain = {name: float(values[name]) for name in ("level", "op", "noise")}
+        effects, spreads = (tuple(float(v) for v in values[name]) for name in ("effects", "spreads"))
+        return cls(effects=effects, spreads=spreads, lengths=lengths, **plain)
+
+
+def _squared(x: Array, y: Array, lengths: tuple[float, ...]) -> Array:
+    """Squared distances, shape (rows of x, rows of y)."""
+    scale = np.ones(x.shape[1])
+    scale[: len(lengths)] = lengths[: x.shape[1]]
+    x, y = x / scale, y / scale
+    return np.asarray(np.maximum((x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2.0 * x @ y.T, 0.0))

@@ -1,0 +1,325 @@
+"""A CUDA device that is not there: the campaign's CUDA branches executed on a CPU. Only for tests, never a measurement.
+
+    python tests/collect/pretend_cuda.py --out FOLDER --tiny ...     # the campaign, as the command line runs it
+
+While `pretend()` is open, torch says that it has a GPU, tensors asked for on `cuda` are made on the CPU, and profiler
+traces get what a GPU adds to them: launches in `cuda_runtime`, kernels with correlation, stream, grid, block and
+registers, copies and fills. Times follow those of the CPU's operators, so that they are plausible and mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils._device
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pipeline.collect import campaign, preflight
+
+NOT_ON_THE_DEVICE = re.compile(
+    r"aten::(empty|empty_like|empty_strided|view|_unsafe_view|_reshape_alias|reshape|flatten|as_strided|t|transpose|permute"
+    r"|expand|expand_as|unsqueeze|squeeze|detach|detach_|alias|select|slice|narrow|split|unbind|resize_|set_|lift_fresh"
+    r"|result_type|to|_to_copy|contiguous|item|_local_scalar_dense|is_nonzero|numpy_T|unfold|chunk|pin_memory|is_pinned"
+    r"|size|stride|record_stream|_pack_padded_sequence|_coo_.*|_indices|_values|_nnz|broadcast_tensors|diagonal)|detach"
+)
+"""Operators that launch nothing."""
+
+SMI = """#!/bin/sh
+# an nvidia-smi for tests: FIELDS holds the answer to the long query; the short one always works
+for argument in "$@"; do case "$argument" in --query-gpu=*) query="${argument#--query-gpu=}" ;; esac; done
+case "$query" in
+  *utilization.gpu*) %s ;;
+  *) echo "NVIDIA H200, 580.159.04, 1980, 3201, 1980, 700.00, 120.11, 31, P0" ;;
+esac
+"""
+LONG = "NVIDIA H200, 580.159.04, 1980, 3201, 1980, 700.00, 120.11, 31, P0, {busy}, 143771, 4, [N/A], [N/A], [N/A]"
+
+
+@dataclass
+class PretendedGpu:
+    """What the pretended device answers, and what it was asked to do.
+
+    Args:
+        kernels: whether the profiler may see kernels.
+        free_bytes: free memory, as `mem_get_info` says.
+        largest_bytes: tensors on the device above this fail as out of memory.
+        fault: called with every torch function and its arguments; may raise.
+        jitter: spread of event times: the n-th interval is longer by (n modulo 10 == 0) times this.
+        cache_bytes: size of the L2.
+    """
+
+    kernels: bool = True
+    free_bytes: int = 140 << 30
+    largest_bytes: int = 4 << 30
+    fault: Callable[[Any, tuple[Any, ...]], None] | None = None
+    jitter: float = 0.0
+    cache_bytes: int = 1 << 16
+    lost: bool = False
+    intervals: int = 0
+    log: list[tuple[str, int, float]] = field(default_factory=list)
+
+    def properties(self, device: Any = None) -> SimpleNamespace:
+        """What `torch.cuda.get_device_properties` returns."""
+        return SimpleNamespace(
+            name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_754_820_096,
+            L2_cache_size=self.cache_bytes, uuid="00000000-0000-0000-0000-000000000000",
+        )  # fmt: skip
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for nothing; a lost device says so."""
+        if self.lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self.log.append(("cudaDeviceSynchronize", time.time_ns(), 1.5))
+
+    def sleep(self, cycles: int) -> None:
+        """A kernel of so many cycles."""
+        self.log.append(("spin_kernel", time.time_ns(), max(cycles / 2000, 1.0)))
+
+
+class _Event:
+    def __init__(self, gpu: PretendedGpu) -> None:
+        self.gpu, self.at = gpu, 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.at = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: _Event) -> float:
+        self.gpu.intervals += 1
+        longer = 1 + self.gpu.jitter * (self.gpu.intervals % 5 == 0)
+        return (other.at - self.at) * 1e3 * longer
+
+
+class _Stream:
+    def __init__(self, gpu: PretendedGpu) -> None:
+        self.gpu = gpu
+
+    def synchronize(self) -> None:
+        self.gpu.synchronize()
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+
+class _OnCpu(TorchFunctionMode):
+    """Sends everything that asks for `cuda` to the CPU."""
+
+    def __init__(self, gpu: PretendedGpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if self.gpu.lost and func is not torch._C._set_grad_enabled:  # the host goes on whatever becomes of the device
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if self.gpu.fault is not None:
+            self.gpu.fault(func, args)
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        asked = _is_cuda(kwargs.get("device"))
+        if asked:
+            kwargs["device"] = torch.device("cpu")
+        if func in (torch.Tensor.to, torch.Tensor.cuda):
+            asked = asked or func is torch.Tensor.cuda or any(map(_is_cuda, args[1:]))
+            args = tuple(torch.device("cpu") if _is_cuda(a) else a for a in args)
+            if func is torch.Tensor.cuda:
+                func, args = torch.Tensor.to, (args[0], torch.device("cpu"))
+            if asked and len(args) + len(kwargs) < 5:
+                kwargs.setdefault("copy", not isinstance(args[0], torch.nn.Parameter))
+        made = func(*args, **kwargs)
+        if asked and isinstance(made, torch.Tensor) and made.nbytes > self.gpu.largest_bytes:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {made.nbytes / 2**30:.2f} GiB.")
+        return made
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.startswith("cuda")
+
+
+@contextmanager
+def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[PretendedGpu]:
+    """While the body runs, there is a GPU.
+
+    Args:
+        busy: utilisation that `nvidia-smi` reports.
+        smi: `answers`, `short` (the long query is refused), or `missing`.
+        options: of `PretendedGpu`.
+    """
+    gpu = PretendedGpu(**options)
+    answers: dict[str, Any] = {
+        "is_available": lambda: True, "is_initialized": lambda: False, "device_count": lambda: 1,
+        "current_device": lambda: 0, "get_device_properties": gpu.properties, "synchronize": gpu.synchronize,
+        "get_device_name": lambda device=None: gpu.properties().name, "is_bf16_supported": lambda *a, **k: True,
+        "get_device_capability": lambda device=None: (9, 0), "empty_cache": lambda: None, "_sleep": gpu.sleep,
+        "mem_get_info": lambda device=None: (gpu.free_bytes, gpu.properties().total_memory),
+        "max_memory_allocated": lambda device=None: 123 << 20, "reset_peak_memory_stats": lambda device=None: None,
+        "current_stream": lambda device=None: _Stream(gpu), "is_current_stream_capturing": lambda: False,
+        "Event": lambda enable_timing=False, **k: _Event(gpu),
+    }  # fmt: skip
+    real_autocast, real_context = torch.autocast, torch.utils._device.DeviceContext
+
+    class Context(real_context):  # type: ignore[misc, valid-type]
+        def __init__(self, device: Any) -> None:
+            super().__init__(torch.device("cpu") if _is_cuda(device) else device)
+
+    def autocast(device: str, *args: Any, **kwargs: Any) -> Any:
+        return real_autocast("cpu" if _is_cuda(device) else device, *args, **kwargs)
+
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steptime_pretend_")))
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        stack.enter_context(mock.patch.object(torch.backends.cudnn, "version", lambda: 91002))
+        stack.enter_context(mock.patch.object(torch, "Generator", _generator_class()))
+        stack.enter_context(mock.patch.object(torch, "autocast", autocast))
+        stack.enter_context(mock.patch.object(torch.utils._device, "DeviceContext", Context))
+        stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile_class(gpu)))
+        stack.enter_context(mock.patch.dict(preflight.SIDES, {"cuda": 64}))  # what a CPU multiplies in no time
+        stack.enter_context(mock.patch.dict(os.environ, {"PATH": _path_with(place, smi, busy)}))
+        stack.enter_context(_OnCpu(gpu))
+        yield gpu
+
+
+def _path_with(place: Path, smi: str, busy: str) -> str:
+    if smi == "missing":
+        return str(place)
+    script = place / "nvidia-smi"
+    script.write_text(SMI % (f'echo "{LONG.format(busy=busy)}"' if smi == "answers" else "exit 2"))
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return f"{place}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def _generator_class() -> type:
+    real = torch.Generator
+
+    class Instances(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, real)
+
+    class Generator(metaclass=Instances):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return real("cpu")
+
+    return Generator
+
+
+def _profile_class(gpu: PretendedGpu) -> type:
+    class Profile(torch.profiler.profile):
+        def __init__(self, *, activities: Any = None, **options: Any) -> None:
+            self.with_device = ProfilerActivity.CUDA in (activities or ())
+            super().__init__(activities=[ProfilerActivity.CPU], **options)
+
+        def export_chrome_trace(self, path: str) -> None:
+            super().export_chrome_trace(path)
+            if self.with_device and gpu.kernels:
+                _add_device(Path(path), gpu)
+
+    return Profile
+
+
+def _add_device(path: Path, gpu: PretendedGpu) -> None:
+    """Add to a trace what a GPU would have: one kernel per leaf operator, the calls that launched them, and waits."""
+    trace = json.loads(path.read_text(), strict=False)
+    events = trace["traceEvents"]
+    complete = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "user_annotation")]
+    if not complete:
+        return
+    host = complete[0]
+    calls = [*_of_operators(complete), *_of_log(gpu, trace, complete)]
+    free, number, added = 0.0, 1000, []
+    for start, name, dur, operator in sorted(calls, key=lambda call: call[0]):
+        number += 1
+        runtime = {"ph": "X", "cat": "cuda_runtime", "pid": host["pid"], "tid": (operator or host)["tid"], "ts": start}
+        if name.endswith("Synchronize"):
+            added.append({**runtime, "name": name, "dur": max(free - start, 0) + dur, "args": {"correlation": number}})
+            continue
+        category = "gpu_memset" if "Memset" in name else "gpu_memcpy" if "Memcpy" in name else "kernel"
+        call = {"kernel": "cudaLaunchKernel"}.get(category, f"cuda{name.split()[0]}Async")
+        external = {} if operator is None else {"External id": operator["args"].get("External id", 0)}
+        added.append({**runtime, "name": call, "dur": 0.4, "args": {"correlation": number, **external}})
+        begin = max(start + 1.4, free + 0.8)
+        free = begin + dur
+        shape = {"registers per thread": 32, "shared memory": 0, "grid": [132, 1, 1], "block": [256, 1, 1],
+                 "blocks per SM": 1.0, "warps per SM": 8.0, "est. achieved occupancy %": 12}  # fmt: skip
+        facts = {"device": 0, "context": 1, "stream": 7, "correlation": number, **external}
+        facts |= shape if category == "kernel" else {"bytes": 4096, "memory bandwidth (GB/s)": 10.0}
+        added.append({"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": begin, "dur": dur,
+                      "args": facts})  # fmt: skip
+        flow = {"cat": "ac2g", "name": "ac2g", "id": number}
+        added.append({**flow, "ph": "s", "pid": host["pid"], "tid": runtime["tid"], "ts": start})
+        added.append({**flow, "ph": "f", "pid": 0, "tid": 7, "ts": begin, "bp": "e"})
+    for label in [e for e in complete if e["cat"] == "user_annotation"]:  # GPU-side annotations repeat host ones
+        added.append({**label, "cat": "gpu_user_annotation", "pid": 0, "tid": 7})
+    trace["traceEvents"] = [*events, *added]
+    trace["deviceProperties"] = [{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150754820096, "computeMajor": 9,
+                                  "computeMinor": 0, "numSms": 132}]  # fmt: skip
+    path.write_text(json.dumps(trace))
+
+
+Call = tuple[float, str, float, dict[str, Any] | None]
+"""Start of the launch (µs), name of the device work, its duration, the operator that launched it."""
+
+
+def _of_operators(complete: list[dict[str, Any]]) -> Iterator[Call]:
+    """One call per operator that works on the device and holds no other that does; `foreach` ones are one as a whole."""
+    operators = sorted((e for e in complete if e["cat"] == "cpu_op"), key=lambda e: (str(e["tid"]), e["ts"], -e["dur"]))
+    open_: list[tuple[dict[str, Any], bool]] = []
+    for event in [*operators, None]:
+        while open_ and not (event is not None and _holds(open_[-1][0], event)):
+            closed, busy = open_.pop()
+            plain = closed["name"].removeprefix("aten::")
+            within = any(outer["name"].startswith("aten::_foreach") for outer, _ in open_)
+            works = closed["name"].startswith("aten::") and not NOT_ON_THE_DEVICE.fullmatch(closed["name"])
+            if works and not within and (not busy or plain.startswith("_foreach")):
+                busy = True
+                kind = {"copy_": "Memcpy HtoD (Pinned -> Device)", "zero_": "Memset (Device)"}.get(plain)
+                name = kind or f"void at::native::{plain}_kernel<float, (int)4>(int, float*)"
+                yield closed["ts"] + 0.3 * closed["dur"], name, max(0.4 * closed["dur"], 1.2), closed
+            if open_ and busy:
+                open_[-1] = (open_[-1][0], True)
+        if event is not None:
+            open_.append((event, False))
+
+
+def _holds(outer: dict[str, Any], inner: dict[str, Any]) -> bool:
+    return str(outer["tid"]) == str(inner["tid"]) and bool(inner["ts"] < outer["ts"] + outer["dur"])
+
+
+def _of_log(gpu: PretendedGpu, trace: dict[str, Any], complete: list[dict[str, Any]]) -> Iterator[Call]:
+    """Waits and empty kernels that were asked for while the trace ran."""
+    base = int(trace.get("baseTimeNanoseconds", 0))
+    first = min(e["ts"] for e in complete)
+    last = max(e["ts"] + e["dur"] for e in complete)
+    for name, at, dur in gpu.log:
+        when = (at - base) / 1e3
+        if first <= when <= last + 50:
+            yield when, name, dur, None
+
+
+if __name__ == "__main__":
+    with pretend():
+        sys.exit(campaign.main(sys.argv[1:]))

@@ -1,0 +1,341 @@
+"""The campaign's CUDA branches, run on a CPU that pretends to be a GPU; no figure here means anything."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pretend_cuda import PretendedGpu, pretend
+
+from pipeline.collect import campaign, reader
+from pipeline.collect.campaign_steps import measure_step
+from pipeline.collect.cases import BUILDERS
+from pipeline.collect.device import gpu_state, set_tf32
+from pipeline.collect.grid import plans
+from pipeline.collect.output import CampaignFolder, check
+from pipeline.collect.runner import Campaign
+from pipeline.schemas import read_table
+
+ROOT = Path(__file__).parents[2]
+CUDA = torch.device("cuda")
+TINY = ["--tiny", "--device", "cuda", "--minutes", "2"]
+
+
+def run(out: Path, *arguments: str, **options: Any) -> tuple[int, dict[str, Any]]:
+    """Exit code and manifest of a small campaign on the pretended GPU."""
+    with pretend(**options):
+        code = campaign.main([*TINY, "--out", str(out), *arguments])
+    return code, json.loads((out / "manifest.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Peaks, host costs, steps with traces, and two rounds of kernels."""
+    out = tmp_path_factory.mktemp("gpu") / "H200"
+    code, manifest = run(out, "--only", "peaks|dlrm|gnmt|kernels")
+    assert code == 0
+    assert {unit["status"] for unit in manifest["units"].values()} == {"done"}
+    return out
+
+
+@pytest.fixture
+def gpu() -> Iterator[PretendedGpu]:
+    with pretend() as found:
+        yield found
+
+
+def test_every_part_of_a_campaign_runs_on_cuda(measured: Path) -> None:
+    assert check(measured) == []
+    manifest = json.loads((measured / "manifest.json").read_text())
+    assert (manifest["device"]["gpu"], manifest["device"]["capability"]) == ("H200", "9.0")
+    assert manifest["runs"][0]["preflight"]["state"]["clocks.sm"] == "1980"
+    peaks = reader.read_peaks_of(measured)
+    for name in ("gemm_bf16", "gemm_tf32", "warm_triad", "copy_h2d_pinned", "copy_d2h_pageable", "host_event_record",
+                 "sync_round_trip", "kernel_gap_queued", "launch_to_start", "profiler_event_us"):  # fmt: skip
+        assert (peaks.loc[peaks["name"] == name, "value"] >= 0).any(), name
+    assert {"fp32_gflop_per_s", "pcie_gb_per_s"} <= set(reader.measured_peaks(measured))
+
+
+def test_samples_hold_device_time_and_launch_geometry(measured: Path) -> None:
+    samples = reader.read_samples(measured)
+    assert len(set(samples["family"]) & set(BUILDERS)) > 20
+    kernels = samples[samples["grid"].notna()]
+    assert len(kernels) > 20
+    assert (kernels["registers"] == 32).all()
+    assert (samples["kernels"] >= 1).all()
+    assert json.loads(kernels["grid"].iloc[0]) == [132, 1, 1]
+    assert not samples.equals(samples.assign(kernel_us=samples["latency_us"]))  # device time is not event time
+
+
+def test_steps_are_timed_by_events_beside_the_host_with_the_gpus_state(measured: Path) -> None:
+    rows = read_table(measured / "step_times.parquet", "step_times")
+    assert (rows["device_us"] == rows["step_us"]).all()
+    assert (rows["host_us"] > 0).all()
+    assert (rows["memory_bytes"] == 123 << 20).all()
+    facts = json.loads(rows["config"].iloc[0])
+    assert (facts["state"]["temperature.gpu"], facts["state"]["mig.mode.current"]) == ("31", "[N/A]")
+    assert facts["profiled_kernel_us"] > 0
+
+
+def test_traces_give_overheads_of_every_type(measured: Path, tmp_path: Path) -> None:
+    from pipeline.overheads.campaign import extract_campaign
+    from pipeline.trace.load import load_trace
+
+    members = list(reader.read_traces(measured))
+    assert {member.model for member in members} == {"dlrm_default", "dlrm_ddp", "dlrm_mlperf", "gnmt"}
+    trace = load_trace(members[0].extract(tmp_path)[0])
+    assert trace.device == "NVIDIA H200"
+    assert len(trace.iterations) == 2
+    observations = extract_campaign(measured)
+    assert {"T1", "T2", "T3", "T4", "T5"} <= set(observations["type"])
+    assert np.isfinite(observations["value_us"]).all()
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "bf16"])
+def test_a_step_runs_in_another_precision(dtype: str, tmp_path: Path, gpu: PretendedGpu) -> None:
+    plan = next(p for p in plans() if p.model == "gnmt" and p.overrides.get("dtype") == dtype)
+    small = {"width": 16, "vocabulary": 100, "seq_len": 4, "dtype": dtype}
+    seen: set[tuple[bool, bool, str]] = set()
+
+    def look(func: Any, args: Any) -> None:
+        if func is torch.nn.functional.linear:
+            matmul = torch.backends.cuda.matmul
+            seen.add((matmul.allow_tf32, torch.backends.cudnn.allow_tf32, matmul.fp32_precision))
+
+    gpu.fault = look
+    folder = CampaignFolder(tmp_path / "run", {"gpu": "H200"})
+    work = Campaign(folder, CUDA, "H200", time.monotonic() + 60, tiny=True)
+    from dataclasses import replace
+
+    measure_step(work, replace(plan, overrides=small, batch_size=2, iterations=2))
+    on = dtype == "tf32"
+    assert seen == {(on, on, "tf32" if on else "ieee")}
+    row = folder.step_times.iloc[0]
+    assert (row["variant"], json.loads(row["config"])["config"]["dtype"]) == (f"dtype-{dtype}", dtype)
+    set_tf32(False)
+
+
+@pytest.mark.parametrize("names", ["both", "old", "new"])
+def test_tf32_is_switched_under_the_names_that_a_torch_has(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    class Matmul:
+        __slots__ = {"both": ("allow_tf32", "fp32_precision"), "old": ("allow_tf32",), "new": ("fp32_precision",)}[
+            names
+        ]
+
+    matmul, cudnn = Matmul(), SimpleNamespace()
+    for name in Matmul.__slots__:
+        setattr(matmul, name, None)
+    if names != "old":
+        cudnn.conv, cudnn.rnn = SimpleNamespace(), SimpleNamespace()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.backends.cuda, "matmul", matmul)
+        patched.setattr(torch.backends, "cudnn", cudnn)
+        set_tf32(True)
+    if names != "new":
+        assert matmul.allow_tf32
+        assert cudnn.allow_tf32
+    if names != "old":
+        assert {matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision} == {"tf32"}
+
+
+def test_tf32_stays_readable_after_somebody_mixed_the_names() -> None:
+    backends = torch.backends
+    backends.cuda.matmul.fp32_precision = "tf32"  # alone, this makes torch refuse to say what allow_tf32 is
+    backends.cudnn.fp32_precision = "tf32"
+    try:
+        set_tf32(False)
+        assert not backends.cuda.matmul.allow_tf32
+        assert not backends.cudnn.allow_tf32
+        assert (backends.cudnn.conv.fp32_precision, backends.cudnn.rnn.fp32_precision) == ("ieee", "ieee")
+    finally:
+        backends.cudnn.fp32_precision = "none"
+
+
+def test_a_step_without_memory_is_said_and_the_next_one_runs(tmp_path: Path) -> None:
+    def short(func: Any, args: Any) -> None:
+        if func is torch.bmm and args[0].shape[0] == 16:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90.00 GiB.")
+
+    code, manifest = run(tmp_path / "run", "--parts", "steps", "--only", "dlrm_ddp", fault=short)
+    assert code == 0
+    assert [unit["status"] for unit in manifest["units"].values()] == ["out_of_memory", "done"]
+    assert "90.00 GiB" in manifest["units"]["steps/dlrm_ddp/embedding-joint_sparse/b16"]["error"]
+
+
+def test_a_kernel_without_memory_costs_no_other_kernel(tmp_path: Path) -> None:
+    calls: dict[Any, int] = {}
+
+    def short(func: Any, args: Any) -> None:
+        if func is torch.addmm:  # its warm-up fits, the measurement does not
+            calls[func] = calls.get(func, 0) + 1
+            if calls[func] > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    code, manifest = run(tmp_path / "run", "--parts", "kernels", "--only", "kernels/(gemm|softmax|concat)", fault=short)
+    assert code == 0
+    assert "gemm linear: out of memory" in manifest["unmeasured"]
+    assert {"gemm", "softmax", "concat"} == set(reader.read_samples(tmp_path / "run")["family"])
+
+
+def test_copies_keep_to_the_memory_that_is_free(gpu: PretendedGpu) -> None:
+    from pipeline.collect.peaks import _affordable
+
+    gpu.free_bytes = 16 << 30
+    assert _affordable(CUDA, 31) == 31
+    gpu.free_bytes = 15 << 30
+    assert _affordable(CUDA, 31) == 30
+
+
+def test_tables_lose_rows_on_a_small_gpu(gpu: PretendedGpu) -> None:
+    from pipeline.collect.campaign_steps import cap_tables
+    from pipeline.collect.model_config import load_model
+
+    whole = load_model("dlrm_mlperf")
+    assert cap_tables(whole, CUDA) == (whole, None)
+    gpu.free_bytes = 14 << 30
+    config, cap = cap_tables(whole, CUDA)
+    assert cap is not None
+    assert 4 * config["dim"] * sum(config["rows"]) < 7 << 30
+
+
+def test_tables_as_large_as_the_memory_are_measured_one_after_another(gpu: PretendedGpu) -> None:
+    from pipeline.collect.bench import Cache
+    from pipeline.collect.cases import Spec
+    from pipeline.collect.kernels import measure_specs
+
+    alive: list[int] = []
+
+    def count(func: Any, args: Any) -> None:
+        if func is torch.Tensor.uniform_ and args[0].shape == (5000, 64):
+            alive.append(sum(type(t) is torch.Tensor and t.shape == (5000, 64) for t in gc.get_objects()))
+
+    dims = {"B": 8, "E": 5000, "T": 1, "L": 2, "D": 64}
+    specs = [Spec("embedding_forward", "bag", "forward", "fp32", dims),
+             Spec("embedding_backward", "sparse", "backward", "fp32", dims),
+             Spec("embedding_backward", "dense", "backward", "fp32", dims)]  # fmt: skip
+    gpu.free_bytes, gpu.fault = int(1.5 * 4 * 5000 * 64), count
+    found = measure_specs(specs, CUDA, 60, cache=Cache.WARM, seed=0, gpu="x", campaign_id="x", source="x")
+    assert list(found["op"]) == ["bag", "sparse", "dense"]
+    assert alive == [1, 1, 1]
+
+
+def test_no_folder_of_this_machine_is_named_in_what_is_shared(measured: Path) -> None:
+    for file in ("manifest.json", "step_times.parquet", "samples.parquet", "peaks.parquet"):
+        assert str(measured.parent).encode() not in (measured / file).read_bytes()
+
+
+def test_an_error_of_cublas_ends_one_unit_alone(tmp_path: Path) -> None:
+    def refuse(func: Any, args: Any) -> None:
+        if func is torch.bmm and args[0].shape[0] == 16:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`")
+
+    code, manifest = run(tmp_path / "run", "--parts", "steps", "--only", "dlrm_ddp", fault=refuse)
+    assert code == 0
+    assert [unit["status"] for unit in manifest["units"].values()] == ["error", "done"]
+
+
+@pytest.mark.parametrize("part", ["steps", "kernels"])
+def test_a_lost_device_ends_the_run_and_keeps_what_was_measured(
+    part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    with pretend() as gpu:
+
+        def lose(func: Any, args: Any) -> None:
+            gpu.lost = gpu.lost or func in (torch.bmm, torch.addmm)
+
+        assert campaign.main([*TINY, "--out", str(out), "--parts", "peaks", "--only", "peaks/host"]) == 0
+        gpu.fault = lose
+        code = campaign.main([*TINY, "--out", str(out), "--parts", part, "--only", "dlrm_ddp|kernels/gemm"])
+    assert code == 4
+    assert "device lost" in capsys.readouterr().err
+    assert check(out) == []
+    assert len(reader.read_peaks_of(out)) > 10
+
+
+def test_a_profiler_without_rights_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, manifest = run(tmp_path / "run", kernels=False)
+    assert code == 3
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(told) == 1
+    assert "NVreg_RestrictProfilingToAdminUsers" in told[0]
+    assert manifest["units"] == {}
+    assert manifest["runs"][0]["status"].startswith("preflight failed")
+
+
+def test_a_shared_gpu_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, manifest = run(tmp_path / "run", "--only", "nothing", jitter=5.0, busy="80")
+    assert code == 0
+    said = capsys.readouterr().err
+    assert "varies by" in said
+    assert "the GPU was 80 % busy" in said
+    assert len(manifest["runs"][0]["preflight"]["warnings"]) == 2
+
+
+@pytest.mark.parametrize(("smi", "busy"), [("answers", "[N/A]"), ("short", "3"), ("missing", "3")])
+def test_a_driver_that_keeps_its_counsel_is_no_obstacle(smi: str, busy: str, tmp_path: Path) -> None:
+    code, manifest = run(tmp_path / "run", "--only", "nothing", smi=smi, busy=busy)
+    assert code == 0
+    state = manifest["runs"][0]["preflight"]["state"]
+    assert state["temperature.gpu"] == "31" if smi != "missing" else "error" in state
+
+
+def test_the_gpu_that_cuda_was_told_to_use_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def answer(command: list[str], **_: Any) -> Any:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, "x\n", "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8d0c,1")
+    gpu_state()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    gpu_state()
+    assert [command[-1] for command in asked] == ["--id=GPU-8d0c", "--id=0"]
+
+
+def test_three_calls_with_bare_machines_between_them_make_one_campaign(tmp_path: Path) -> None:
+    """Each call finds what the last one left as read-only files elsewhere, one of them a killed run's."""
+    script = [sys.executable, str(Path(__file__).parent / "pretend_cuda.py"), *TINY]
+    only = ["--only", "peaks/(host|products)|dlrm_d|kernels/gemm"]
+    first, second, third = (tmp_path / name / "H200" for name in ("call1", "call2", "call3"))
+    process = subprocess.Popen([*script, *only, "--out", str(first)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    for _ in range(1200):
+        if (first / "step_times.parquet").exists():
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    (first / ".traces_a.tar.part").write_bytes(b"cut off")
+    carried = tmp_path / "carried" / "H200"
+    for before, after, arguments in ((first, second, ["--parts", "peaks,steps"]), (second, third, [])):
+        shutil.rmtree(carried, ignore_errors=True)
+        shutil.copytree(before, carried)
+        for file in carried.iterdir():
+            file.chmod(0o444)
+        with pretend():
+            command = [*TINY, *only, *arguments, "--resume", str(carried), "--out", str(after)]
+            assert campaign.main(command) == 0
+    assert check(third) == []
+    manifest = json.loads((third / "manifest.json").read_text())
+    assert [r["status"] for r in manifest["runs"]] == ["running", "complete", "complete"]
+    assert {unit["status"] for unit in manifest["units"].values()} == {"done"}
+    steps = read_table(third / "step_times.parquet", "step_times")
+    assert len(steps) == 4
+    assert not steps.duplicated(["model", "variant", "batch_size"]).any()
+    assert "gemm" in set(reader.read_samples(third)["family"])

@@ -1,0 +1,94 @@
+"""The table of measured GPUs: which grids a campaign asks for, and what the table says of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pipeline.config import expand, from_snakemake
+from pipeline.report import measured, parts
+from pipeline.schemas import write_table
+
+ROOT = Path(__file__).parents[2]
+
+
+def _step(model: str, variant: str, batch: int) -> dict[str, object]:
+    return {"gpu": "H200", "model": model, "variant": variant, "batch_size": batch, "step_us": 1e3, "p10_us": 1e3,
+            "p90_us": 1e3, "count": 9, "source": "x", "config": "{}"}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "H200"
+    place.mkdir()
+    (place / "manifest.json").write_text(json.dumps({"schema": 2, "units": {}, "device": {"gpu": "H200"}}))
+    rows = [
+        *(_step(model, "embedding-joint_sparse", b) for model in ("dlrm_default", "dlrm_ddp") for b in (2048, 512)),
+        _step("dlrm_ddp", "dtype-tf32_embedding-joint_sparse", 512),
+        _step("bert_large", "optimizer-none", 2),
+        _step("resnet50", "default", 32),
+        _step("a_model_of_yours", "default", 1),
+    ]
+    write_table(pd.DataFrame(rows), place / "step_times.parquet", "step_times", {})
+    return place
+
+
+def test_models_with_the_same_options_and_batches_share_a_grid_of_points_that_ran(folder: Path) -> None:
+    found = measured.grids("H200", folder)
+    assert [(grid.models, grid.batches) for grid in found] == [
+        (("dlrm_default", "dlrm_ddp"), (512, 2048)),
+        (("bert_large",), (2,)),
+        (("resnet50",), (32,)),
+    ]
+    named = {(p.model, p.model_variant, p.batch_size)
+             for grid in found for p in expand(from_snakemake({k: v for k, v in grid.config("r").items()
+                                                               if k != "results"}))}  # fmt: skip
+    assert ("dlrm_ddp", "embedding-joint_sparse", 512) in named
+    assert ("bert_large", "optimizer-none", 2) in named
+    assert len(named) == 6
+
+
+def test_the_table_holds_each_part_and_its_geometric_mean() -> None:
+    rows = [("resnet50", 32, part, predicted, measured_us)
+            for part, predicted, measured_us in ((parts.ACTIVE, 1100.0, 1000.0), (parts.OWN, 1900.0, 2000.0),
+                                                 (parts.KERNELS, 1000.0, 2000.0))]  # fmt: skip
+    rows.append(("dcgan", 64, parts.OWN, 2400.0, 2000.0))
+    found = pd.DataFrame(rows, columns=["model", "batch_size", "part", "predicted_us", "measured_us"])
+    kernels = pd.DataFrame([{"family": "gemm", "gmae": 0.021, "held_out": 12}])
+    text = measured.block("H200", found.assign(variant="default"), kernels, {"torch": "2.11.0", "cuda": None})
+    lines = text.splitlines()
+    assert "(torch 2.11.0), fp32" in text
+    assert "| resnet50 | 32 | 1.00 | 2.00 | 1.10 | 1.90 |  | +10.0 | -5.0 |  | -50.0 |" in lines
+    assert "| dcgan | 64 |  | 2.00 |  | 2.40 |  |  | +20.0 |  |  |" in lines
+    assert "| GMAE |  |  |  |  |  |  | 10.00 | 10.00 |  | 50.00 |" in lines
+    assert "| gemm | 2.10 | 12 |" in lines
+
+
+def test_without_a_campaign_one_line_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPTIME_MEASUREMENTS", str(tmp_path))
+    assert measured.main(["--root", str(tmp_path)]) == 2
+    assert "docs/measure_your_gpu.md" in capsys.readouterr().err
+
+
+def test_the_page_has_a_place_for_the_table() -> None:
+    text = (ROOT / measured.PAGE).read_text()
+    assert text.count(f"<!-- {measured.MARKER} -->") == text.count(f"<!-- /{measured.MARKER} -->") == 1
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_make_run_takes_the_measured_gpu_as_its_example(present: bool, folder: Path, tmp_path: Path) -> None:
+    ready = tmp_path / "venv"
+    ready.mkdir()
+    (ready / ".ready").touch()
+    place = folder.parent if present else tmp_path / "none"
+    done = subprocess.run(["make", "-n", "run", f"VENV={ready}", f"STEPTIME_MEASUREMENTS={place}"], cwd=ROOT,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    wanted = "gpu=H200 model=dlrm_default overrides=model.embedding=joint_sparse" if present else "gpu=V100 model=dlrm"
+    assert wanted in done.stdout
