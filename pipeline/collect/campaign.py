@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the campaign; returns the exit code."""
     begin = T0 if argv is None else time.monotonic()
     args = parse_args(argv)
-    # the profiler would write several lines per unit; errors still show
-    os.environ.setdefault("KINETO_LOG_LEVEL", "4")
+    # the profiler would write several lines per unit; where it does not work, the preflight says how to see them
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from pipeline.collect.runner import watchdog
     from pipeline.errors import SteptimeError

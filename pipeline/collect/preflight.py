@@ -52,7 +52,8 @@ def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
     if window is None or (device.type == "cuda" and not window.kernels):
         raise ProfilerError(
             f"the profiler recorded no kernel of a matmul ({found.device_events} device events): kernel times cannot "
-            "be measured here. Is CUPTI usable by this user (NVreg_RestrictProfilingToAdminUsers=0, container rights)?"
+            "be measured here. Is CUPTI usable by this user (NVreg_RestrictProfilingToAdminUsers=0, container rights)? "
+            "KINETO_LOG_LEVEL=0 shows what the profiler says"
         )
     seen: dict[str, Any] = {"device_events": found.device_events, "state": state, "warnings": []}
     seen["spread"] = _spread(device)
