@@ -64,9 +64,9 @@ def test_a_prior_learns_how_errors_vary() -> None:
     random = np.random.default_rng(0)
 
     def gpu(level: float, slope: float) -> tuple[Seen, np.ndarray]:
-        size = random.uniform(-2, 2, (300, 1))
-        seen = Seen(np.zeros(300), np.zeros((300, 5)), (size, np.zeros((300, 1)), np.zeros((300, 1))), np.zeros(300))
-        return seen, level + slope * np.sin(2 * size[:, 0]) + random.normal(0, 0.02, 300)
+        size = random.uniform(-2, 2, (120, 1))
+        seen = Seen(np.zeros(120), np.zeros((120, 5)), (size, np.zeros((120, 1)), np.zeros((120, 1))), np.zeros(120))
+        return seen, level + slope * np.sin(2 * size[:, 0]) + random.normal(0, 0.02, 120)
 
     smooth = learn_prior({str(i): gpu(0.0, random.choice([-0.3, 0.3])) for i in range(4)})
     level = learn_prior({str(i): gpu(random.normal(0, 0.3), 0.0) for i in range(4)})
