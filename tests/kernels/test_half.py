@@ -85,7 +85,7 @@ def test_half_rows_rest_on_measurements_and_others_on_what_there_was():
     assert found["evidence"].tolist() == ["pack", "pack", "transferred", "transferred"]
     assert found["kernel_us"][0] == found["kernel_us"][1] < found["kernel_us"][3] < found["kernel_us"][2]
     # two operands of 4096 x 4096 at no more than the tensor cores' peak
-    assert 2 * 4096.0**3 / found["kernel_us"][0] / 1e6 < load_gpu("H200").bf16_tflop_per_s
+    assert 2 * 4096.0**3 / found["kernel_us"][0] / 1e3 < load_gpu("H200").peak_gflop_per_s("bf16")
 
 
 def test_a_card_of_the_same_chip_takes_the_measured_one_s():
