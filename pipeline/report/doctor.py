@@ -75,9 +75,10 @@ def _mlflow() -> tuple[str, str]:
 
 
 def _packs() -> tuple[str, str]:
+    from pipeline.kernels.half import FOLDER, measured_gpus
     from pipeline.packs import check_pack, list_packs
 
-    names = list_packs()
+    names = list_packs() + [f"{FOLDER}/{gpu}" for gpu in measured_gpus()]
     for name in names:
         check_pack(name)
     return ("ok", ", ".join(names)) if names else ("absent", f"none under {packs_dir()}")

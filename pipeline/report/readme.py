@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import InputError, SteptimeError
+from pipeline.kernels.half import FAMILY, FOLDER, measured_gpus
 from pipeline.packs import list_packs
 from pipeline.paths import datasets_dir, packs_dir, project_dir
 from pipeline.report.account import Evidence, left_out_errors, long, outdated, replaced, short
@@ -39,6 +40,7 @@ def gather(results: Path) -> Evidence:
         if not path.is_file():
             raise InputError(f"{path}: no such file; it needs the public data: set $STEPTIME_DATASETS to its folder")
     folders = [(gpu, folder) for gpu in list_packs() for folder in sorted((packs_dir() / gpu / "kernels").iterdir())]
+    folders += [(f"{gpu} (bf16)", packs_dir() / FOLDER / gpu / "kernels" / FAMILY) for gpu in measured_gpus()]
     moved = packs_dir() / "transfer"
     pairs, models = (read_any([str(path)] if path.is_file() else []) for path in
                      (moved / PAIR_ERRORS, moved / MODEL_ERRORS))  # fmt: skip
