@@ -157,6 +157,7 @@ def _device(
             "steps": tensor(seen.steps),
             "tiles": tensor(seen.tiles),
             "per_l2": tensor(seen.per_l2),
+            "held_per_l2": tensor(seen.held_per_l2),
             "floor": tensor(np.log(part["op"].astype(str).map(floors).astype(float))),
             "target": tensor(np.log(part["latency_us"])),
             "op": torch.tensor(codes),
@@ -232,8 +233,9 @@ def _log_latency(p: dict[str, Any], batch: dict[str, Any], shape: Shape, latent:
     memory = norm(shape.norm, batch["dram"] + missed, batch["l2"])
     kernel = norm(shape.norm, batch["arithmetic"] - use_compute - latent[0], memory - use_memory - latent[1])
     if shape.tile_reads:
-        missing = logsigmoid(z[:, 3])
-        kernel = norm(shape.norm, kernel, batch["tiles"] + missing + float(np.log(shape.tile_reads)) - latent[1])
+        gone = logsigmoid(torch.exp(p["l2"][1]) * (batch["held_per_l2"] - p["l2"][0]))
+        again = gone + logsigmoid(z[:, 3]) + float(np.log(shape.tile_reads))
+        kernel = norm(shape.norm, kernel, batch["tiles"] + again - latent[1])
     if shape.thread_steps:
         kernel = norm(shape.norm, kernel, batch["steps"] + z[:, 2])
     start = batch["floor"] + logsigmoid(p["launch"][batch["op"]])

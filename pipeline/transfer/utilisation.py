@@ -25,7 +25,7 @@ import pandas as pd
 from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.schemas import atomic_path
-from pipeline.transfer.features import ARITHMETIC, describe
+from pipeline.transfer.features import ARITHMETIC, SMALLER, describe
 from pipeline.transfer.sustained import arithmetic_us, sustained_dram_gb_per_s, tile_intensity
 
 Array = npt.NDArray[np.float64]
@@ -54,7 +54,8 @@ class Terms:
 
     `arithmetic` at sustained throughput, `dram` and `l2` for the traffic, `steps` of the resident threads;
     `tiles` is the DRAM time of a product's operands if no panel that one tile of outputs reads were found in L2 by
-    another; `per_l2` is the logarithm of traffic over the L2 size.
+    another; `per_l2` and `held_per_l2` are logarithms, over the L2 size, of the traffic and of what L2 must hold for
+    tiles to share their operands.
     """
 
     arithmetic: Array
@@ -63,6 +64,7 @@ class Terms:
     steps: Array
     tiles: Array
     per_l2: Array
+    held_per_l2: Array
     x: Array
 
 
@@ -101,6 +103,8 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
         np.log(cycles * seen.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
         np.log(flops / tile_intensity(family, gpu) / sustained_dram_gb_per_s(gpu) / 1e3),
         np.log(seen.bytes / gpu.l2_bytes),
+        # a convolution's images stream by while its weights stay; blocks of a plain product drift apart
+        seen.x[:, seen.names.index(SMALLER)] if family == "conv2d_forward" else np.log(seen.bytes / gpu.l2_bytes),
         seen.x,
     )
 
@@ -212,8 +216,10 @@ class UtilisationModel:
             memory - use_memory + correction.memory,
         )
         if shape.tile_reads:
-            missing = _log_sigmoid(z[:, 3]) + np.log(shape.tile_reads)
-            log_kernel = _norm(shape.norm, log_kernel, seen.tiles + missing + correction.memory)
+            # what L2 holds is never read twice, whatever the network makes of the shape
+            gone = _log_sigmoid(np.exp(steep) * (seen.held_per_l2 - centre))
+            again = gone + _log_sigmoid(z[:, 3]) + np.log(shape.tile_reads)
+            log_kernel = _norm(shape.norm, log_kernel, seen.tiles + again + correction.memory)
         return _norm(shape.norm, log_kernel, seen.steps + z[:, 2]) if shape.thread_steps else log_kernel
 
     def own(self, gpu: str) -> Correction:

@@ -97,6 +97,19 @@ def test_ten_probes_remove_a_constant_factor(model: UtilisationModel, gemm_sampl
     assert error(latency) < 0.12 < error(before)
 
 
+def test_tiles_reread_only_what_l2_does_not_hold(model: UtilisationModel) -> None:
+    calls = pd.DataFrame({"op": ["linear"], "B": [1.0], "M": [4096.0], "N": [4096.0], "K": [4096.0]})
+    card = replace(load_gpu("P100"), name="variant", measured_dram_gb_per_s=50.0)
+    bias = model.parameters["op_bias"].copy()
+    bias[..., 3] = 20.0  # the network asks for every reread
+    eager = replace(model, parameters={**model.parameters, "op_bias": bias})
+    once = replace(eager, shape=replace(model.shape, tile_reads=1e-6))
+    for l2_bytes, rereads in ((2**20, True), (2**36, False)):
+        gpu = replace(card, l2_bytes=l2_bytes)
+        ratio = eager.kernel_and_latency(calls, gpu)[0][0] / once.kernel_and_latency(calls, gpu)[0][0]
+        assert ratio > 1.5 if rereads else ratio == pytest.approx(1.0, abs=0.01)
+
+
 def test_training_without_samples_says_so(gemm_samples: pd.DataFrame) -> None:
     with pytest.raises(InputError, match="no samples of family softmax"):
         train_utilisation(gemm_samples, "softmax")
