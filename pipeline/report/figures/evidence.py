@@ -91,7 +91,10 @@ def result(kernels: pd.DataFrame, passes: pd.DataFrame, errors: pd.DataFrame) ->
 
 def _kernel_dots(axes: Axes, kernels: pd.DataFrame) -> None:
     families = in_order(kernels.loc[kernels["family"].isin(FAMILY_ORDER), "family"])
-    for (gpu, own), colour, marker in zip(kernels.groupby("gpu", sort=True), COLOURS, MARKERS, strict=False):
+    # one family in one dtype: those GPUs share a mark
+    half = kernels["gpu"].astype(str).str.endswith("(bf16)")
+    series = kernels["gpu"].astype(str).where(~half, "newer GPUs, bf16")
+    for (gpu, own), colour, marker in zip(kernels.groupby(series, sort=True), COLOURS, MARKERS, strict=False):
         own = own[own["family"].isin(families)]
         where = [families.index(name) for name in own["family"]]
         axes.plot(100 * own["gmae"], where, marker, color=colour, markersize=6, label=_short(str(gpu)))
