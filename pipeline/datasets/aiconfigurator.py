@@ -2,7 +2,7 @@
 
 bf16 matrix products: kernel times of `torch.nn.functional.linear` without bias at 36,000 sizes per GPU, most of them
 round, as serving of language models has them; operands stay in L2 where they fit. Collectives: NCCL over NVLink on 2, 4
-and 8 GPUs of one machine. The tables come with the package: `pip install steptime[newer]`. They are read from where it is
+and 8 GPUs of one machine. The tables come with the package: `pip install -e '.[newer]'`. They are read from where it is
 installed, never copied.
 """
 
@@ -68,7 +68,7 @@ def table_path(gpu: str, folder: Path | None = None, collectives: bool = False) 
     root = folder or data_dir()
     if root is None:
         raise TableError(
-            f"measurements of {gpu}: package aiconfigurator-core is missing; pip install 'steptime[newer]'"
+            f"measurements of {gpu}: package aiconfigurator-core is missing; pip install aiconfigurator-core=={RELEASE}"
         )
     return root / tables[gpu] / f"{name}.parquet"
 
