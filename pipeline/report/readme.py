@@ -29,6 +29,12 @@ PLACES = (("README.md", "accuracy", short), ("docs/accuracy.md", "tables", long)
 """Files with a generated block, the name of its markers, and what writes it."""
 
 
+def shipped_families() -> list[tuple[str, Path]]:
+    """(GPU, model folder) of every family that ships; those of one dtype alone say so behind the GPU's name."""
+    whole = [(gpu, folder) for gpu in list_packs() for folder in sorted((packs_dir() / gpu / "kernels").iterdir())]
+    return whole + [(f"{gpu} (bf16)", packs_dir() / FOLDER / gpu / "kernels" / FAMILY) for gpu in measured_gpus()]
+
+
 def gather(results: Path) -> Evidence:
     """Everything that the account is made of.
 
@@ -39,12 +45,10 @@ def gather(results: Path) -> Evidence:
     for path in checks.values():
         if not path.is_file():
             raise InputError(f"{path}: no such file; it needs the public data: set $STEPTIME_DATASETS to its folder")
-    folders = [(gpu, folder) for gpu in list_packs() for folder in sorted((packs_dir() / gpu / "kernels").iterdir())]
-    folders += [(f"{gpu} (bf16)", packs_dir() / FOLDER / gpu / "kernels" / FAMILY) for gpu in measured_gpus()]
     moved = packs_dir() / "transfer"
     pairs, models = (read_any([str(path)] if path.is_file() else []) for path in
                      (moved / PAIR_ERRORS, moved / MODEL_ERRORS))  # fmt: skip
-    return Evidence(tables.kernel_errors(folders), read_any([str(checks["replays"])]),
+    return Evidence(tables.kernel_errors(shipped_families()), read_any([str(checks["replays"])]),
                     read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models)  # fmt: skip
 
 
