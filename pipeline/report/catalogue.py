@@ -20,7 +20,9 @@ _OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "of a
 def gpu_rows() -> list[dict[str, Any]]:
     """One row per GPU: what it is, and where kernel times and overheads come from at this moment."""
     from pipeline.hardware.spec import list_gpus
+    from pipeline.kernels.half import measured_gpus
 
+    half = dict.fromkeys(measured_gpus(), "; bf16 products: pack")
     rows = [
         {
             "gpu": spec.name,
@@ -30,7 +32,7 @@ def gpu_rows() -> list[dict[str, Any]]:
             "GB/s": round(spec.peak_dram_gb_per_s()),
             "fp32 TFLOP/s": round(spec.peak_gflop_per_s("fp32") / 1000, 1),
             "peaks": "measured" if spec.measured_dram_gb_per_s else "datasheet",
-            "kernels": _KERNELS[kernel_source(spec.name)],
+            "kernels": _KERNELS[kernel_source(spec.name)] + half.get(spec.name, ""),
             "overheads": _OVERHEADS[overhead_source(spec.name)],
             "aliases": ", ".join(spec.aliases),
         }
