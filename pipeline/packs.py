@@ -30,6 +30,11 @@ def list_packs() -> list[str]:
     return sorted(path.parent.name for path in packs_dir().glob(f"*/{MANIFEST}"))
 
 
+def model_folders(pack: str) -> list[Path]:
+    """Model folders of a pack, by family."""
+    return sorted(path for path in (packs_dir() / pack / "kernels").iterdir() if path.is_dir())
+
+
 @cache
 def check_pack(gpu: str) -> dict[str, Any]:
     """The manifest of a GPU's pack, after every file was compared with it.

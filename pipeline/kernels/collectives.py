@@ -69,12 +69,11 @@ def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
     d = Dims(samples)
     size = samples["bytes"].to_numpy(dtype=np.float64) * bus_factor(d)[1]
     time = samples["kernel_us"].to_numpy(dtype=np.float64)
-    kinds = samples["op"].astype(str) + "/" + samples["ranks"].astype(str)
-    for kind, rows in samples.groupby(kinds).indices.items():
-        op, ranks = str(kind).split("/")
+    for op, ranks in samples[["op", "ranks"]].drop_duplicates().itertuples(index=False):
+        rows = ((samples["op"] == op) & (samples["ranks"] == ranks)).to_numpy()
         start = float(time[rows].min())
         fitted = fit_curve(size[rows], time[rows], start, link_of(gpu), offset=False, most_log_loss=MOST_LOG_LOSS)
-        found.setdefault(op, {})[int(ranks)] = fitted.curve
+        found.setdefault(str(op), {})[int(ranks)] = fitted.curve
     return found
 
 

@@ -105,13 +105,12 @@ def half_model(gpu: GpuSpec) -> HalfModel | None:
         PackError: the pack is damaged.
     """
     from pipeline.kernels.store import load_family
-    from pipeline.transfer.sibling import alike
+    from pipeline.transfer.sibling import sibling_of
 
     names = measured_gpus()
-    specs = [load_gpu(gpu.name)] if gpu.name in names else [s for s in map(load_gpu, names) if alike(s, gpu)]
-    if not specs:
+    measured = load_gpu(gpu.name) if gpu.name in names else sibling_of(gpu, names)
+    if measured is None:
         return None
-    measured = min(specs, key=lambda spec: abs(np.log(spec.dram_gb_per_s / gpu.dram_gb_per_s)))
     check_pack(f"{FOLDER}/{measured.name}")
     folder: Path = packs_dir() / FOLDER / measured.name / "kernels" / FAMILY
     return HalfModel(gpu, measured, load_family(folder, measured))

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.config import LOCAL_GPU
 from pipeline.evidence import Source, kernel_source, overhead_source
-from pipeline.packs import MANIFEST, file_digest, list_packs
+from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
 from pipeline.paths import packs_dir
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def fitted_models(flow: Flow) -> list[str]:
 def shipped_models(flow: Flow) -> list[str]:
     """Model folders of the packs that the grid's points rest on."""
     gpus = [gpu for gpu in flow.gpus if kernel_source(gpu) is Source.PACK]
-    return [str(path) for gpu in gpus for path in sorted((packs_dir() / gpu / "kernels").iterdir()) if path.is_dir()]
+    return [str(path) for gpu in gpus for path in model_folders(gpu)]
 
 
 def host_observations(flow: Flow) -> list[str]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import InputError, SteptimeError
-from pipeline.kernels.half import FAMILY, FOLDER, measured_gpus
-from pipeline.packs import list_packs
+from pipeline.kernels.half import FOLDER, measured_gpus
+from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, packs_dir, project_dir
 from pipeline.report.account import Evidence, left_out_errors, long, outdated, replaced, short
 from pipeline.report.figures import evidence, tables
@@ -31,8 +31,8 @@ PLACES = (("README.md", "accuracy", short), ("docs/accuracy.md", "tables", long)
 
 def shipped_families() -> list[tuple[str, Path]]:
     """(GPU, model folder) of every family that ships; those of one dtype alone say so behind the GPU's name."""
-    whole = [(gpu, folder) for gpu in list_packs() for folder in sorted((packs_dir() / gpu / "kernels").iterdir())]
-    return whole + [(f"{gpu} (bf16)", packs_dir() / FOLDER / gpu / "kernels" / FAMILY) for gpu in measured_gpus()]
+    packs = {gpu: gpu for gpu in list_packs()} | {f"{gpu} (bf16)": f"{FOLDER}/{gpu}" for gpu in measured_gpus()}
+    return [(name, folder) for name, pack in packs.items() for folder in model_folders(pack)]
 
 
 def gather(results: Path) -> Evidence:

@@ -15,7 +15,7 @@ from pipeline.paths import packs_dir
 from pipeline.transfer.features import COVERED
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shortest import not_shorter
-from pipeline.transfer.utilisation import UtilisationModel, load_cached
+from pipeline.transfer.utilisation import Array, UtilisationModel, load_cached
 
 COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
 
@@ -56,6 +56,21 @@ def covered(calls: pd.DataFrame) -> pd.Series:
     return found
 
 
+def estimate(
+    model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, calibration: Calibration | None
+) -> tuple[Array, Array, Array, Array]:
+    """(kernel, latency) in µs and the logarithms of p10 and p90 over them, each of shape (rows,), of one family's calls.
+
+    With probes their calibration answers; else the model as it ships.
+    """
+    if calibration is not None:
+        kernel, latency, high = calibration.predict(calls)
+        return kernel, latency, -high, high
+    kernel, latency = model.kernel_and_latency(calls, gpu)
+    low, high = (np.full(len(calls), end) for end in (model.log_p10, model.log_p90))
+    return kernel, latency, low, high
+
+
 def predict_calls(
     calls: pd.DataFrame,
     gpu: GpuSpec,
@@ -82,13 +97,8 @@ def predict_calls(
         at = np.flatnonzero(known & (family == name))
         if not len(at):
             continue
-        part, found_by_probes = calls.iloc[at], (calibrations or {}).get(name)
-        if found_by_probes is None:
-            kernel, latency = model.kernel_and_latency(part, gpu)
-            low, high = (np.full(len(part), end) for end in (model.log_p10, model.log_p90))
-        else:
-            kernel, latency, high = found_by_probes.predict(part)
-            low = -high
+        part = calls.iloc[at]
+        kernel, latency, low, high = estimate(model, part, gpu, (calibrations or {}).get(name))
         raised = not_shorter(kernel, name, gpu)
         # what the floor and the launch add stays as it is
         latency = np.maximum(latency, raised)

@@ -23,7 +23,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
 from pipeline.transfer import wave
 from pipeline.transfer.features import ARITHMETIC
-from pipeline.transfer.kernels import covered, load_models, models_dir
+from pipeline.transfer.kernels import covered, estimate, load_models, models_dir
 from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shortest import not_shorter
@@ -132,12 +132,7 @@ def by_auto(
             continue
         part = samples.iloc[at]
         found = (calibrations or {}).get(name)
-        if found is None:
-            _, latency = model.kernel_and_latency(part, destination)
-            low, high = (np.full(len(part), end) for end in (model.log_p10, model.log_p90))
-        else:
-            _, latency, high = found.predict(part)
-            low = -high
+        _, latency, low, high = estimate(model, part, destination, found)
         share = residual_share(name, origin, destination)
         if share:
             residual = _residual(model, part, origin)

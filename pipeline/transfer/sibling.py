@@ -7,7 +7,7 @@ bandwidth and arithmetic follows clock and power. The floor stays the measured h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,9 +39,13 @@ def alike(a: GpuSpec, b: GpuSpec) -> bool:
     return a.architecture == b.architecture and a.compute_capability == b.compute_capability and a.sms == b.sms
 
 
-def sibling_of(gpu: GpuSpec) -> GpuSpec | None:
-    """The GPU with a pack that carries the same chip, nearest in bandwidth; None where there is none."""
-    found = [spec for spec in map(load_gpu, list_packs()) if spec.name != gpu.name and alike(spec, gpu)]
+def sibling_of(gpu: GpuSpec, measured: Sequence[str] | None = None) -> GpuSpec | None:
+    """Of other measured GPUs (those with a pack if None) the one with the same chip, nearest in bandwidth, if any."""
+    found = [
+        spec
+        for spec in map(load_gpu, list_packs() if measured is None else measured)
+        if spec.name != gpu.name and alike(spec, gpu)
+    ]
     return min(found, key=lambda spec: abs(np.log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None)
 
 
