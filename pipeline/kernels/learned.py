@@ -46,6 +46,13 @@ AT_FLOOR = 1.1
 """Latencies up to this multiple of the floor differ by the floor's noise, which networks and trees learn differently
 well: there, the average has its own proportion."""
 
+FREQUENCIES = 8
+"""Sines and cosines of each input of a network. On development shapes: layer norm of A100 0.92 to 0.67 % GMAE, of V100
+0.50 to 0.46, convolutions of V100 8.6 to 8.2 and of P100 14.0 to 13.2, products of A100 2.13 to 2.06."""
+
+MOST_PERIODIC = 12_000
+"""Samples up to which networks have them: with more, plain layers see enough shapes between two jumps."""
+
 BATCH = 256
 
 TREE_SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
@@ -114,6 +121,8 @@ def member_recipe(rows: int, law: Law, base: Recipe | None = None) -> Recipe:
     recipe = base or Recipe(width=width, layers=layers, weight_decay=0.1, batch=FEW_BATCH if few else BATCH)
     least, most = STEPS
     steps = int(np.clip(rows * EPOCHS // recipe.batch, FEW_STEPS if few and base is None else least, most))
+    if base is None and rows <= MOST_PERIODIC:
+        recipe = replace(recipe, frequencies=FREQUENCIES)
     return replace(recipe, steps=steps)
 
 
@@ -170,7 +179,11 @@ def fit_average(problem: Problem, seed: int, student: Recipe | None = None) -> O
         *(_best_share(problem.target, by_trees, by_networks, known & rows) for rows in (at_floor, ~at_floor))
     )
     unseen = shares.mix(at_floor, by_trees, by_networks)
-    chosen = student or Recipe(recipe.width, recipe.layers, steps=max(recipe.steps, STUDENT_STEPS))
+    # plain students of many samples even out what periodic teachers overfit, and answer in half the time
+    frequencies = recipe.frequencies if len(problem.target) < FEW_ROWS else 0
+    chosen = student or Recipe(
+        recipe.width, recipe.layers, steps=max(recipe.steps, STUDENT_STEPS), frequencies=frequencies
+    )
     return _distil(problem, unseen, trees, networks, shares, seed, chosen)
 
 

@@ -1,7 +1,10 @@
 """Small neural networks: trained with torch, stored as safetensors, evaluated with numpy alone.
 
 One network is a stack of layers of equal width with SiLU activations; `residual` adds each hidden layer's input to its
-output. Inputs are standardised and clipped; the output is standardised log time.
+output. Inputs are standardised and clipped; the output is standardised log time. Beside each input, the first layer may
+take a few units made of its sines and cosines, whose frequencies are learned (Gorishniy et al., "On Embeddings for
+Numerical Features in Tabular Deep Learning", NeurIPS 2022, "PLR"): times that jump where another kernel, tile or wave
+begins are hard for smooth layers alone.
 """
 
 from __future__ import annotations
@@ -37,6 +40,9 @@ class Recipe:
         learning_rate: peak of a one-cycle schedule.
         weight_decay: of AdamW.
         loss: `l1` (aims at the median) or `l2`.
+        frequencies: sines and cosines of each input; 0 for none.
+        spread: standard deviation of the frequencies at first, in periods per deviation of the input.
+        units: units made of them, for each input.
     """
 
     width: int = 256
@@ -47,13 +53,51 @@ class Recipe:
     learning_rate: float = 3e-3
     weight_decay: float = 1e-2
     loss: str = "l1"
+    frequencies: int = 0
+    spread: float = 0.5
+    units: int = 6
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """Units made of sines and cosines of each input.
+
+    Attributes:
+        frequency: periods per deviation of the input, shape (inputs, frequencies).
+        weight: from cosines, then sines, to units, shape (inputs, 2 x frequencies, units).
+        bias: shape (inputs, units).
+    """
+
+    frequency: Float32
+    weight: Float32
+    bias: Float32
+
+    def extend(self, x: Float32) -> Float32:
+        """Inputs of shape (rows, inputs), with their units behind them: (rows, inputs x (1 + units))."""
+        angle = x.T[:, :, None] * (np.float32(2.0 * np.pi) * self.frequency)[:, None, :]
+        waves = np.concatenate([np.cos(angle), np.sin(angle)], axis=2)
+        units = np.maximum(waves @ self.weight + self.bias[:, None, :], np.float32(0.0))
+        return np.concatenate([x, units.transpose(1, 0, 2).reshape(len(x), -1)], axis=1)
+
+    def fits(self, inputs: int) -> bool:
+        """Whether the arrays fit each other and that many inputs."""
+        if self.frequency.ndim != 2 or self.weight.ndim != 3:
+            return False
+        count, units = self.frequency.shape[1], self.weight.shape[2]
+        expected = [(inputs, count), (inputs, 2 * count, units), (inputs, units)]
+        return [self.frequency.shape, self.weight.shape, self.bias.shape] == expected
+
+    def width(self) -> int:
+        """Units for each input."""
+        return int(self.weight.shape[2])
 
 
 @dataclass(frozen=True)
 class Network:
     """A trained network: standardisation and weights, float32.
 
-    `weights[i]` has shape (inputs, outputs); the last one has one output.
+    `weights[i]` has shape (inputs, outputs); the last one has one output. The first layer's inputs are those of
+    `periodic` where there is one.
     """
 
     mean: Float32
@@ -63,6 +107,7 @@ class Network:
     weights: tuple[Float32, ...]
     biases: tuple[Float32, ...]
     residual: bool
+    periodic: Periodic | None = None
 
     def predict(self, features: Array) -> Array:
         """Log times of shape (rows,) from features of shape (rows, columns)."""
@@ -74,6 +119,8 @@ class Network:
 
     def _block(self, features: Array) -> Array:
         x = standardise(features, self.mean, self.scale)
+        if self.periodic is not None:
+            x = self.periodic.extend(x)
         x = _silu(x @ self.weights[0] + self.biases[0])
         for weight, bias in zip(self.weights[1:-1], self.biases[1:-1], strict=True):
             y = _silu(x @ weight + bias)
@@ -91,6 +138,10 @@ class Network:
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             found[f"{prefix}weight{i}"] = weight.astype(np.float16)
             found[f"{prefix}bias{i}"] = bias
+        if self.periodic is not None:
+            found[f"{prefix}periodic_frequency"] = self.periodic.frequency
+            found[f"{prefix}periodic_units"] = self.periodic.weight
+            found[f"{prefix}periodic_offset"] = self.periodic.bias
         return found
 
     @classmethod
@@ -106,12 +157,19 @@ class Network:
             biases = tuple(tensors[f"{prefix}bias{i}"].astype(np.float32) for i in range(count))
             mean, scale = (tensors[f"{prefix}{key}"].astype(np.float32) for key in ("mean", "scale"))
             target = tensors[f"{prefix}target"].astype(np.float64)
+            periodic = None
+            if f"{prefix}periodic_frequency" in tensors:
+                keys = ("frequency", "units", "offset")
+                periodic = Periodic(*(tensors[f"{prefix}periodic_{key}"].astype(np.float32) for key in keys))
         except KeyError as error:
             raise PackError(f"network misses array {error.args[0]!r}; rebuild it") from None
-        inputs = [len(mean), *(weight.shape[1] for weight in weights[:-1])]
+        if periodic is not None and not periodic.fits(len(mean)):
+            raise PackError("network arrays do not fit each other; rebuild it")
+        first = len(mean) * (1 if periodic is None else 1 + periodic.width())
+        inputs = [first, *(weight.shape[1] for weight in weights[:-1])]
         if count < 2 or any(w.shape[0] != size for w, size in zip(weights, inputs, strict=True)) or len(target) != 3:
             raise PackError("network arrays do not fit each other; rebuild it")
-        return cls(mean, scale, float(target[0]), float(target[1]), weights, biases, bool(target[2]))
+        return cls(mean, scale, float(target[0]), float(target[1]), weights, biases, bool(target[2]), periodic)
 
 
 def standardise(features: Array, mean: Float32, scale: Float32) -> Float32:
@@ -139,7 +197,10 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
     x = torch.from_numpy(standardise(features, mean, scale))
     y = torch.from_numpy(((target - target_mean) / target_scale).astype(np.float32))
     generator = torch.Generator().manual_seed(seed)
-    sizes = [features.shape[1], *([recipe.width] * recipe.layers), 1]
+    columns = features.shape[1]
+    embedding = _periodic_parameters(columns, recipe, generator) if recipe.frequencies else []
+    first = columns * (1 + recipe.units) if recipe.frequencies else columns
+    sizes = [first, *([recipe.width] * recipe.layers), 1]
     parameters: list[torch.Tensor] = []
     for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
         bound = inputs**-0.5
@@ -147,9 +208,10 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
         parameters.append((torch.rand(outputs, generator=generator) * 2 - 1) * bound)
     parameters[-2].zero_()
     parameters[-1].zero_()
-    for parameter in parameters:
+    trained = [*embedding, *parameters]
+    for parameter in trained:
         parameter.requires_grad_(True)
-    optimiser = torch.optim.AdamW(parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.15, final_div_factor=1e3
     )
@@ -160,14 +222,39 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
             order, at = torch.randperm(len(y), generator=generator), 0
         rows = order[at : at + batch]
         at += batch
-        error = _forward(x[rows], parameters, recipe.residual) - y[rows]
+        error = _forward(_extend(x[rows], embedding), parameters, recipe.residual) - y[rows]
         value = error.abs().mean() if recipe.loss == "l1" else (error * error).mean()
         optimiser.zero_grad()
         value.backward()
         optimiser.step()
         schedule.step()
     arrays = [parameter.detach().numpy().copy() for parameter in parameters]
-    return Network(mean, scale, target_mean, target_scale, tuple(arrays[::2]), tuple(arrays[1::2]), recipe.residual)
+    weights, biases = tuple(arrays[::2]), tuple(arrays[1::2])
+    periodic = Periodic(*(parameter.detach().numpy().copy() for parameter in embedding)) if embedding else None
+    return Network(mean, scale, target_mean, target_scale, weights, biases, recipe.residual, periodic)
+
+
+def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generator) -> list[torch.Tensor]:  # type: ignore[name-defined]  # noqa: F821
+    """What `Periodic` holds, untrained."""
+    import torch
+
+    frequency = torch.randn(columns, recipe.frequencies, generator=generator) * recipe.spread
+    bound = (2 * recipe.frequencies) ** -0.5
+    weight = (torch.rand(columns, 2 * recipe.frequencies, recipe.units, generator=generator) * 2 - 1) * bound
+    return [frequency, weight, torch.zeros(columns, recipe.units)]
+
+
+def _extend(x: torch.Tensor, embedding: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
+    """`Periodic.extend`, in torch."""
+    import torch
+
+    if not embedding:
+        return x
+    frequency, weight, bias = embedding
+    angle = 2.0 * torch.pi * frequency * x[:, :, None]
+    waves = torch.cat([torch.cos(angle), torch.sin(angle)], dim=2)
+    units = torch.relu(torch.einsum("bnk,nku->bnu", waves, weight) + bias)
+    return torch.cat([x, units.flatten(1)], dim=1)
 
 
 def _forward(x: torch.Tensor, parameters: list[torch.Tensor], residual: bool) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
