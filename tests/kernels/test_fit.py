@@ -224,14 +224,52 @@ def test_a_mean_of_independent_members_shrinks_intervals():
     assert bagging_shrink(residual, np.zeros((3, 10)), np.zeros(10)) == pytest.approx(1.0)
 
 
-def test_a_network_round_trips_through_half_precision():
+@pytest.mark.parametrize("frequencies", [0, 4])
+def test_a_network_round_trips_through_half_precision(frequencies):
     rng = np.random.default_rng(0)
     features = rng.normal(0, 1, (400, 5))
-    network = train_network(features, features.sum(axis=1), Recipe(width=32, layers=3, steps=200), 0)
+    recipe = Recipe(width=32, layers=3, steps=200, frequencies=frequencies)
+    network = train_network(features, features.sum(axis=1), recipe, 0)
+    assert (network.periodic is not None) == bool(frequencies)
     again = Network.from_tensors(network.tensors())
     np.testing.assert_allclose(network.predict(features), again.predict(features), atol=0.02)
     with pytest.raises(PackError, match="misses array"):
         Network.from_tensors({key: value for key, value in network.tensors().items() if key != "mean"})
+
+
+def test_sines_and_cosines_see_whole_waves():
+    rng = np.random.default_rng(0)
+    features = rng.uniform(-2, 2, (1500, 3))
+    waves = (3.0 * features[:, 0]) % 1.0 + features[:, 1]
+    plain, periodic = (
+        train_network(
+            features[:1000], waves[:1000], Recipe(width=32, layers=3, steps=400, frequencies=frequencies, spread=1.0), 0
+        )
+        for frequencies in (0, 8)
+    )
+    errors = [np.abs(network.predict(features[1000:]) - waves[1000:]).mean() for network in (plain, periodic)]
+    assert errors[1] < 0.7 * errors[0], errors
+
+
+def test_numpy_and_torch_agree_on_the_waves_of_inputs():
+    import torch
+
+    from pipeline.kernels import networks
+
+    rng = np.random.default_rng(0)
+    x, shapes = rng.normal(0, 1, (7, 3)).astype(np.float32), [(3, 4), (3, 8, 2), (3, 2)]
+    arrays = [rng.normal(0, 1, shape).astype(np.float32) for shape in shapes]
+    expected = networks._extend(torch.from_numpy(x), [torch.from_numpy(array) for array in arrays]).numpy()
+    np.testing.assert_allclose(networks.Periodic(*arrays).extend(x), expected, atol=2e-5)
+
+
+def test_waves_that_do_not_fit_the_inputs_are_refused():
+    features = np.random.default_rng(0).normal(0, 1, (200, 3))
+    tensors = train_network(features, features[:, 0], Recipe(width=8, layers=2, steps=20, frequencies=2), 0).tensors()
+    with pytest.raises(PackError, match="do not fit"):
+        Network.from_tensors(tensors | {"periodic_frequency": tensors["periodic_frequency"][:2]})
+    with pytest.raises(PackError, match="misses array"):
+        Network.from_tensors({name: array for name, array in tensors.items() if name != "periodic_units"})
 
 
 def test_errors_are_geometric_and_clipped():
