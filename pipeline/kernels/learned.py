@@ -39,7 +39,7 @@ FEW_WIDTH = (256, 4)
 """... and for few samples, a wide network costs little."""
 
 FEW_BATCH = 128
-FEW_STEPS = 3000
+FEW_STEPS = 1500
 """Smaller batches and more steps for few samples: less error above the floor on layer norms of A100 and T4."""
 
 AT_FLOOR = 1.1
@@ -47,11 +47,9 @@ AT_FLOOR = 1.1
 well: there, the average has its own proportion."""
 
 FREQUENCIES = 8
-"""Sines and cosines of each input of a network. On development shapes: layer norm of A100 0.92 to 0.67 % GMAE, of V100
-0.50 to 0.46, convolutions of V100 8.6 to 8.2 and of P100 14.0 to 13.2, products of A100 2.13 to 2.06."""
-
-MOST_PERIODIC = 12_000
-"""Samples up to which networks have them: with more, plain layers see enough shapes between two jumps."""
+"""Sines and cosines of each input that networks of few samples see: where samples are sparse, plain layers round off the
+jumps between waves (layer norm on development shapes: A100 0.92 to 0.67 % GMAE, V100 0.50 to 0.46). In matrix families
+the mean of several improved too, but a single network not (out of fold, convolutions of A100 8.1 to 8.5)."""
 
 BATCH = 256
 
@@ -121,7 +119,7 @@ def member_recipe(rows: int, law: Law, base: Recipe | None = None) -> Recipe:
     recipe = base or Recipe(width=width, layers=layers, weight_decay=0.1, batch=FEW_BATCH if few else BATCH)
     least, most = STEPS
     steps = int(np.clip(rows * EPOCHS // recipe.batch, FEW_STEPS if few and base is None else least, most))
-    if base is None and rows <= MOST_PERIODIC:
+    if base is None and few:
         recipe = replace(recipe, frequencies=FREQUENCIES)
     return replace(recipe, steps=steps)
 
@@ -179,10 +177,8 @@ def fit_average(problem: Problem, seed: int, student: Recipe | None = None) -> O
         *(_best_share(problem.target, by_trees, by_networks, known & rows) for rows in (at_floor, ~at_floor))
     )
     unseen = shares.mix(at_floor, by_trees, by_networks)
-    # plain students of many samples even out what periodic teachers overfit, and answer in half the time
-    frequencies = recipe.frequencies if len(problem.target) < FEW_ROWS else 0
     chosen = student or Recipe(
-        recipe.width, recipe.layers, steps=max(recipe.steps, STUDENT_STEPS), frequencies=frequencies
+        recipe.width, recipe.layers, steps=max(recipe.steps, STUDENT_STEPS), frequencies=recipe.frequencies
     )
     return _distil(problem, unseen, trees, networks, shares, seed, chosen)
 
