@@ -117,11 +117,12 @@ def member_recipe(rows: int, law: Law, base: Recipe | None = None) -> Recipe:
     """Recipe of a member network for that many samples of a family of that law."""
     width, layers = WIDTHS.get(law, PLAIN_WIDTH if rows >= FEW_ROWS else FEW_WIDTH)
     few = rows < FEW_ROWS
-    recipe = base or Recipe(width=width, layers=layers, weight_decay=0.1, batch=FEW_BATCH if few else BATCH)
+    recipe = base or Recipe(
+        width=width, layers=layers, weight_decay=0.1, batch=FEW_BATCH if few else BATCH,
+        frequencies=FREQUENCIES if few else 0,
+    )  # fmt: skip
     least, most = STEPS
     steps = int(np.clip(rows * EPOCHS // recipe.batch, FEW_STEPS if few and base is None else least, most))
-    if base is None and few:
-        recipe = replace(recipe, frequencies=FREQUENCIES)
     return replace(recipe, steps=steps)
 
 
