@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels import drift, features, floors, learned
+from pipeline.kernels import choice, choice_fit, drift, features, floors, learned
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.evaluate import by_decile, gmae, metrics
 from pipeline.kernels.families import family
@@ -24,8 +24,9 @@ from pipeline.kernels.prediction import Floor
 from pipeline.kernels.samples import assign_folds, clean_samples, families_of, split_by_shape
 from pipeline.kernels.work import Array, Dims
 
-VARIANTS = ("auto", "average", "trees", "mlp", "mlp_paper", "roofline")
-"""`auto`: the least out-of-fold error of `average` and `roofline`. `average`: trees and networks, distilled."""
+VARIANTS = ("auto", "choice", "average", "trees", "mlp", "mlp_paper", "roofline")
+"""`average`: trees and networks, distilled. `choice`: the same, told which kernel the library will choose. `auto`:
+`choice` where samples name their kernels, else `average`; `roofline` where that errs less on unseen shapes."""
 
 DEFAULT_OFFSET_US = 13.5
 """Event offset where no element-wise samples show it; see `predictor.UNKNOWN_LATENCY_FLOOR`."""
@@ -187,13 +188,16 @@ class _Fitter:
         chosen = "roofline" if len(self.train) < FEWEST_TO_LEARN else variant
         if chosen == "roofline" or not np.all(np.isfinite(baseline)):
             return self._roofline(baseline, log_measured)
+        observed = self._observed() if chosen in ("auto", "choice") else None
+        if chosen == "choice" and observed is None:
+            raise InputError(f"{self.name}: the samples do not say which kernels ran; fit the variant average")
         disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
         if not self.timed:
             inputs = self.base.features(self.clamped)
             disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed)
         clean = np.log(np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured))
         self.notes["disturbance_us"] = round(disturbed.typical_us, 2)
-        outcome, base = self._learn(chosen, clean, baseline)
+        outcome, base = self._learn(chosen, clean, baseline, observed)
         start = np.zeros_like(baseline) if base.inputs == "raw" else baseline
         unseen = start + outcome.unseen
         known = np.isfinite(unseen)
@@ -201,7 +205,7 @@ class _Fitter:
         if chosen == "auto" and gmae(np.exp(baseline[known]), np.exp(clean[known])) <= learned_error:
             return self._roofline(baseline, log_measured)
         self.notes |= {key: round(value, 5) for key, value in outcome.notes.items()}
-        label = "average" if chosen == "auto" else chosen
+        label = ("average" if observed is None else "choice") if chosen == "auto" else chosen
         model = replace(base, variant=label, members=outcome.members, weights=outcome.weights)
         if base.inputs != "raw":
             model = self._trust_floor(model, baseline, outcome.unseen, clean)
@@ -222,7 +226,16 @@ class _Fitter:
         self.notes["floor_trust"] = best
         return replace(model, floor_trust=best)
 
-    def _learn(self, variant: str, clean: Array, baseline: Array) -> tuple[learned.Outcome, FittedModel]:
+    def _observed(self) -> choice.Observed | None:
+        """Which kernels ran, where the samples say so."""
+        if self.name not in ("gemm", "bmm"):
+            return None
+        inputs, columns = features.derived_features(self.name, self.clamped, self.gpu, self.base.scope.ops)
+        return choice.observe(self.train, inputs, columns, self.gpu.sms)
+
+    def _learn(
+        self, variant: str, clean: Array, baseline: Array, observed: choice.Observed | None
+    ) -> tuple[learned.Outcome, FittedModel]:
         base = replace(self.base, inputs="raw") if variant == "mlp_paper" else self.base
         target = clean if base.inputs == "raw" else clean - baseline
 
@@ -240,6 +253,8 @@ class _Fitter:
             outcome = learned.fit_trees(problem, self.seed)
         elif variant == "mlp":
             outcome = learned.fit_network(problem, self.seed)
+        elif observed is not None:
+            outcome = choice_fit.fit_choice(problem, observed, self.seed)
         else:
             outcome = learned.fit_average(problem, self.seed)
         return outcome, base

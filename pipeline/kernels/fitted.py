@@ -15,6 +15,7 @@ from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.choice import ChosenKernel
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.networks import Network
@@ -38,6 +39,10 @@ WINDOW = ("kernel_size", "stride", "padding", "groups", "dilation")
 
 PHASELESS = ("gemm", "bmm")
 """Families whose kernels are the same in every phase: a gradient of a product is a product."""
+
+Member = Network | Trees | ChosenKernel
+MEMBERS: dict[type[Member], str] = {Network: "network", Trees: "trees", ChosenKernel: "chosen kernel"}
+"""What `family.json` calls each kind of member."""
 
 WINDOW_DEFAULTS = {"stride": 1.0, "padding": 0.0, "groups": 1.0, "dilation": 1.0}
 
@@ -126,7 +131,8 @@ class FittedModel:
     """One family's model of one GPU.
 
     Attributes:
-        members: networks or trees whose predictions are averaged with `weights`; empty for the bare baseline.
+        members: networks, trees or chosen kernels whose predictions are averaged with `weights`; empty for the bare
+            baseline.
         inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, the paper's), or `constant` (all
             samples were equal: the floor).
         floor: how latencies relate to kernels; `prior_scale` corrects physics for kernels under the floor.
@@ -145,7 +151,7 @@ class FittedModel:
     memory: BandwidthCurve
     latency_quantiles: Quantiles
     kernel_quantiles: Quantiles
-    members: tuple[Network | Trees, ...] = ()
+    members: tuple[Member, ...] = ()
     weights: tuple[float, ...] = ()
     inputs: str = "derived"
     prior_scale: float = 1.0
@@ -243,7 +249,7 @@ class FittedModel:
             SteptimeError: a file cannot be written.
         """
         folder = Path(folder)
-        networks = {i: m for i, m in enumerate(self.members) if isinstance(m, Network)}
+        networks = {i: m for i, m in enumerate(self.members) if not isinstance(m, Trees)}
         for i, member in enumerate(self.members):
             if isinstance(member, Trees):
                 with atomic_path(folder / f"trees{i}.txt") as part:
@@ -262,7 +268,7 @@ class FittedModel:
                       "by_op": dict(self.floor.by_op)},
             "memory": self.memory.to_json(), "prior_scale": self.prior_scale,
             "floor_trust": self.floor_trust, "extra": self.extra,
-            "members": ["network" if i in networks else "trees" for i in range(len(self.members))],
+            "members": [MEMBERS[type(member)] for member in self.members],
             "weights": self.weights,
             "latency_quantiles": self.latency_quantiles.to_json(), "kernel_quantiles": self.kernel_quantiles.to_json(),
         }  # fmt: skip
@@ -293,9 +299,9 @@ class FittedModel:
             raise PackError(f"{folder / DESCRIPTION}: damaged ({error}); refit the family") from None
 
 
-def _load_members(folder: Path, kinds: list[str]) -> tuple[Network | Trees, ...]:
+def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
     tensors: dict[str, Any] = {}
-    if "network" in kinds:
+    if set(kinds) & {MEMBERS[Network], MEMBERS[ChosenKernel]}:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -303,10 +309,13 @@ def _load_members(folder: Path, kinds: list[str]) -> tuple[Network | Trees, ...]
             tensors = load_file(folder / "networks.safetensors")
         except (OSError, SafetensorError) as error:
             raise PackError(f"{folder / 'networks.safetensors'}: not readable ({error}); refit the family") from None
-    members: list[Network | Trees] = []
+    members: list[Member] = []
     for i, kind in enumerate(kinds):
-        if kind == "network":
+        if kind == MEMBERS[Network]:
             members.append(Network.from_tensors(tensors, f"member{i}."))
+            continue
+        if kind == MEMBERS[ChosenKernel]:
+            members.append(ChosenKernel.from_tensors(tensors, f"member{i}."))
             continue
         try:
             members.append(Trees.from_text((folder / f"trees{i}.txt").read_text(encoding="utf-8")))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.kernels.choice import ChosenKernel
 from pipeline.kernels.evaluate import gmae
 from pipeline.kernels.families import Law
 from pipeline.kernels.networks import Network, Recipe, train_network
@@ -106,7 +107,7 @@ class Problem:
 class Outcome:
     """Members with their weights, residuals on unseen rows (rows,), and what to shrink these by."""
 
-    members: tuple[Network | Trees, ...]
+    members: tuple[Network | Trees | ChosenKernel, ...]
     weights: tuple[float, ...]
     unseen: Array  # predictions of the target by members new to the row; NaN where there are none
     shrink: float
@@ -173,16 +174,16 @@ def fit_average(problem: Problem, seed: int, student: Recipe | None = None) -> O
     by_networks, networks = cross_validate(
         problem, lambda x, y, number: train_network(x, y, recipe, number), seed, folds
     )
-    known = np.isfinite(by_networks)
-    at_floor = problem.at_floor(problem.calls, (by_trees + by_networks) / 2.0)
-    shares = Shares(
-        *(_best_share(problem.target, by_trees, by_networks, known & rows) for rows in (at_floor, ~at_floor))
-    )
-    unseen = shares.mix(at_floor, by_trees, by_networks)
-    chosen = student or Recipe(
-        recipe.width, recipe.layers, steps=max(recipe.steps, STUDENT_STEPS), frequencies=recipe.frequencies
-    )
-    return _distil(problem, unseen, trees, networks, shares, seed, chosen)
+    shares, unseen = Shares.best(problem, by_trees, by_networks)
+    chosen = student or student_recipe(recipe)
+    invented = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
+    lesson = Lesson(problem.features, problem.target, invented, problem.featurise(invented))
+    return distil(problem, lesson, Teachers(trees, networks, shares), unseen, seed, chosen)
+
+
+def student_recipe(recipe: Recipe) -> Recipe:
+    """Recipe of the network that learns from members of that recipe: as wide, and trained for longer."""
+    return Recipe(recipe.width, recipe.layers, steps=max(recipe.steps, STUDENT_STEPS), frequencies=recipe.frequencies)
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,16 @@ class Shares:
         share = np.where(at_floor, self.floor, self.above)
         return np.asarray(share * by_trees + (1.0 - share) * by_networks)
 
+    @classmethod
+    def best(cls, problem: Problem, by_trees: Array, by_networks: Array) -> tuple[Shares, Array]:
+        """The proportions with the least error on rows that both have predicted unseen, and their average."""
+        known = np.isfinite(by_networks)
+        at_floor = problem.at_floor(problem.calls, (by_trees + by_networks) / 2.0)
+        shares = cls(
+            *(_best_share(problem.target, by_trees, by_networks, known & rows) for rows in (at_floor, ~at_floor))
+        )
+        return shares, shares.mix(at_floor, by_trees, by_networks)
+
 
 def _best_share(target: Array, by_trees: Array, by_networks: Array, rows: npt.NDArray[np.bool_]) -> float:
     """The proportion of trees with the least error on rows; half where there are none."""
@@ -209,30 +220,51 @@ def _best_share(target: Array, by_trees: Array, by_networks: Array, rows: npt.ND
     return min(errors, key=errors.__getitem__)
 
 
-def _distil(
-    problem: Problem, unseen: Array, trees: list[Network | Trees], networks: list[Network | Trees], shares: Shares,
-    seed: int, recipe: Recipe,
+@dataclass(frozen=True)
+class Teachers:
+    """Members of the folds, and the proportions of their average."""
+
+    trees: list[Network | Trees]
+    networks: list[Network | Trees]
+    shares: Shares
+
+    def answers(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> tuple[Array, Array]:
+        """The average, shape (rows,), and that of each fold with both kinds of members, shape (folds, rows)."""
+        by_trees = np.array([tree.predict(inputs) for tree in self.trees])
+        by_networks = np.array([network.predict(inputs) for network in self.networks])
+        means = by_trees.mean(axis=0), by_networks.mean(axis=0)
+        at_floor = problem.at_floor(calls, (means[0] + means[1]) / 2.0)
+        each = self.shares.mix(at_floor, by_trees[: len(by_networks)], by_networks)
+        return self.shares.mix(at_floor, *means), each
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a student learns from: samples with their labels, and calls at which the teachers answer."""
+
+    inputs: Array
+    target: Array
+    calls: pd.DataFrame
+    asked: Array  # inputs of `calls`
+
+
+def distil(
+    problem: Problem, lesson: Lesson, teachers: Teachers, unseen: Array, seed: int, recipe: Recipe
 ) -> Outcome:  # fmt: skip
+    """One network that answers as the teachers' average does, in their place."""
     from pipeline.kernels.intervals import bagging_shrink
 
-    invented = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
-    features = problem.featurise(invented)
-    by_trees = np.array([tree.predict(features) for tree in trees])
-    by_networks = np.array([network.predict(features) for network in networks])
-    means = by_trees.mean(axis=0), by_networks.mean(axis=0)
-    at_floor = problem.at_floor(invented, (means[0] + means[1]) / 2.0)
-    taught = shares.mix(at_floor, *means)
-    inputs = np.vstack([problem.features] * LABEL_REPEATS + [features])
-    targets = np.concatenate([problem.target] * LABEL_REPEATS + [taught])
+    taught, answers = teachers.answers(problem, lesson.calls, lesson.asked)
+    inputs = np.vstack([lesson.inputs] * LABEL_REPEATS + [lesson.asked])
+    targets = np.concatenate([lesson.target] * LABEL_REPEATS + [taught])
     student = train_network(inputs, targets, recipe, seed)
-    mismatch = student.predict(features) - taught
-    answers = shares.mix(at_floor, by_trees[: len(by_networks)], by_networks)
+    mismatch = student.predict(lesson.asked) - taught
     known = np.isfinite(unseen)
     shrink = bagging_shrink((problem.target - unseen)[known], answers, mismatch)
     if len(problem.target) < FEW_ROWS:
         shrink = max(shrink, 1.0)  # at 0.95, intervals of layer norm held 69 to 73 % of new development shapes
     notes = {
-        "tree_share_floor": shares.floor, "tree_share": shares.above,
+        "tree_share_floor": teachers.shares.floor, "tree_share": teachers.shares.above,
         "student_mismatch": float(np.median(np.abs(mismatch))), "shrink": shrink,
     }  # fmt: skip
     return Outcome((student,), (1.0,), unseen, shrink, notes)

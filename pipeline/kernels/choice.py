@@ -1,0 +1,285 @@
+"""Which kernel the library runs for a matrix product, and how long that kernel takes.
+
+cuBLAS has a menu of kernels (tiles of the output, some of which slice the reduction within a block) and may split the
+reduction over blocks (split-K). A few rows more can bring another kernel or split, and the time jumps: the error of a
+model on sizes alone is mostly that. Samples that name their kernel and grid show each choice that was made, so that two
+questions can be learned apart: which choice the library makes (a scorer, the same small network for every choice on the
+menu, from the waves and the steps that it would make: a conditional logit), and how long a given choice takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import PackError
+from pipeline.kernels.networks import Float32, Network, standardise
+from pipeline.kernels.work import Array
+
+DIMS = ("log B", "log M", "log N", "log K")
+"""Feature columns that hold the sizes."""
+
+KERNEL = r"(\d+)x(\d+)(?:_sliced(\d+)x(\d+))?"
+"""Tile (along K, along M) and slices in a kernel's name: volta_sgemm_64x32_sliced1x4_tn."""
+
+MOVING = 11
+"""Columns of `Menu.moving`."""
+
+LEAST_READ = 0.9
+"""Share of the samples whose kernel must be readable."""
+
+LEAST_SEEN = 2
+"""Samples that must have made a choice for it to be on the menu."""
+
+MOST_COMMON = 0.95
+"""Where one choice has a larger share of the samples, there is little to choose."""
+
+CELLS_AT_ONCE = 1 << 12
+"""Rows times choices that are scored at once: activations stay in the processor's cache."""
+
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Menu:
+    """Choices that a library was seen to make on one GPU.
+
+    Attributes:
+        choices: tile along K, tile along M, slices and split of each choice, shape (choices, 4).
+        sms: multiprocessors of the GPU.
+        batched: whether B counts products (bmm) rather than rows of one product.
+        at: columns of `DIMS` among the features.
+    """
+
+    choices: Float32
+    sms: int
+    batched: bool
+    at: tuple[int, ...]
+
+    @property
+    def fixed(self) -> Float32:
+        """What sets choices apart whatever the sizes: logs of tile, slices and split, and the kernel, one column each."""
+        kernels = np.unique(self.choices[:, :3], axis=0, return_inverse=True)[1].ravel()
+        one_hot = np.eye(kernels.max() + 1, dtype=np.float32)[kernels]
+        return np.column_stack([np.log2(self.choices), one_hot])
+
+    def moving(self, features: Array, choice: Labels) -> Float32:
+        """Waves and steps of choices, float32.
+
+        Args:
+            features: derived features, shape (rows, columns).
+            choice: indexes of choices, shape (rows,), or (1, choices) for all of them at every row.
+
+        Returns:
+            Shape (rows, `MOVING`) or (rows, choices, `MOVING`).
+        """
+        sizes = np.rint(np.exp2(features[:, list(self.at)])).astype(np.float32)
+        sizes = sizes if choice.ndim == 1 else sizes[:, None, :]
+        batch, m, n, k = (sizes[..., i] for i in range(4))
+        if not self.batched:
+            batch, m = np.ones_like(batch), batch * m
+        tile_k, tile_m, _, split = (self.choices[choice, i] for i in range(4))
+        tiles = batch * np.ceil(k / tile_k) * np.ceil(m / tile_m)
+        waves = tiles * split / np.float32(self.sms)
+        whole, steps, area = np.ceil(waves), n / split, tile_k * tile_m
+        log_whole, log_steps, log_split = np.log2(whole), np.log2(steps), np.log2(split)
+        log_tiles = np.log2(tiles)
+        found = np.empty((*tiles.shape, MOVING), dtype=np.float32)
+        found[..., 0] = log_tiles
+        found[..., 1] = log_tiles + log_split
+        found[..., 2] = log_whole
+        found[..., 3] = waves / whole
+        for i, resident in enumerate((2.0, 3.0, 4.0)):
+            wide = waves / np.float32(resident)
+            found[..., 4 + i] = wide / np.ceil(wide)
+        found[..., 7] = batch * k * m / (tiles * area)
+        found[..., 8] = log_steps
+        found[..., 9] = log_whole + log_steps
+        found[..., 10] = log_whole + log_steps + np.log2(area)
+        return found
+
+    def inputs(self, features: Array, choice: Labels) -> Array:
+        """Inputs of a model that knows the choice, shape (rows, columns): the features, and the choice's own columns."""
+        return np.column_stack([features, self.moving(features, choice), self.fixed[choice]])
+
+    def names(self) -> list[str]:
+        """What each choice is called: `64x32 sliced 1x4, split 3`."""
+        found = []
+        for tile_k, tile_m, slices, split in self.choices.astype(int).tolist():
+            sliced = f" sliced 1x{slices}" if slices > 1 else ""
+            found.append(f"{tile_k}x{tile_m}{sliced}" + (f", split {split}" if split > 1 else ""))
+        return found
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The menu of some samples, and which choice each of them made: shape (rows,), -1 where that is not known."""
+
+    menu: Menu
+    choice: Labels
+
+
+def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int) -> Observed | None:
+    """Read the kernels of product samples.
+
+    A kernel is readable where its name holds a tile, and the grid is what that tile makes of the sizes; the rest of
+    the grid's depth is the split.
+
+    Args:
+        samples: samples of gemm or bmm, with `kernel_name` and `grid` ("[x,y,z]").
+        features: their derived features, shape (rows, columns).
+        columns: names of these.
+        sms: multiprocessors of the GPU.
+
+    Returns:
+        None where too few samples name a readable kernel, or nearly all name the same.
+    """
+    if not {"kernel_name", "grid"} <= set(samples.columns) or not set(DIMS) <= set(columns):
+        return None
+    batched = bool((samples["family"] == "bmm").any())
+    at = tuple(columns.index(name) for name in DIMS)
+    tile = samples["kernel_name"].astype("string").str.extract(KERNEL)
+    grid = samples["grid"].astype("string").str.extract(r"\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]")
+    numbers = np.column_stack(
+        [pd.to_numeric(table[i], errors="coerce").to_numpy(np.float64, na_value=np.nan)
+         for table, count in ((tile, 4), (grid, 3)) for i in range(count)]
+    )  # fmt: skip
+    tile_k, tile_m, across, along, x, y, z = numbers.T
+    slices = np.nan_to_num(across, nan=1.0) * np.nan_to_num(along, nan=1.0)
+    batch, m, _, k = np.rint(np.exp2(features[:, list(at)])).T
+    batch, m = (batch, m) if batched else (np.ones_like(batch), batch * m)
+    split = z / batch
+    with np.errstate(invalid="ignore"):
+        readable = (x == np.ceil(k / tile_k)) & (y == np.ceil(m / tile_m)) & (split >= 1) & (split == np.floor(split))
+    if readable.mean() < LEAST_READ:
+        return None
+    made = np.column_stack([tile_k, tile_m, slices, split])[readable]
+    choices, index, counts = np.unique(made, axis=0, return_inverse=True, return_counts=True)
+    kept = counts >= LEAST_SEEN
+    if kept.sum() < 2 or counts.max() > MOST_COMMON * len(made):
+        return None
+    number = np.where(kept, np.cumsum(kept) - 1, -1)
+    found = np.full(len(samples), -1, dtype=np.int64)
+    found[readable] = number[index.ravel()]
+    return Observed(Menu(choices[kept].astype(np.float32), sms, batched, at), found)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How much the library prefers each choice of a menu: two layers on what moves with size and choice, with an offset
+    for the choice and one for the features.
+
+    Attributes:
+        mean, scale: of the features, shape (columns,).
+        moving_mean, moving_scale: of `Menu.moving`, shape (`MOVING`,).
+        weights: of the features' two layers, of the moving columns, of the hidden layer and of the output.
+        offsets: of each choice, shape (choices, width); bias of the features' first layer and of the hidden layer.
+        prior: added to each choice's score, shape (choices,).
+    """
+
+    mean: Float32
+    scale: Float32
+    moving_mean: Float32
+    moving_scale: Float32
+    context_in: Float32
+    context_bias: Float32
+    context_out: Float32
+    moving_in: Float32
+    choice_offset: Float32
+    hidden: Float32
+    hidden_bias: Float32
+    out: Float32
+    prior: Float32
+
+    def scores(self, menu: Menu, features: Array) -> Float32:
+        """Log-odds of every choice, shape (rows, choices)."""
+        everything = np.arange(len(menu.choices), dtype=np.int64)[None, :]
+        moving = (menu.moving(features, everything) - self.moving_mean) / self.moving_scale
+        context = np.maximum(standardise(features, self.mean, self.scale) @ self.context_in + self.context_bias, 0)
+        x = moving.reshape(-1, MOVING) @ self.moving_in
+        x = x.reshape(len(features), len(self.prior), -1)
+        x += self.choice_offset
+        x += (context @ self.context_out)[:, None, :]
+        x = np.maximum(x, 0, out=x).reshape(-1, x.shape[2])
+        y = x @ self.hidden
+        y += self.hidden_bias
+        x += np.maximum(y, 0, out=y)
+        return np.asarray((x @ self.out).reshape(len(features), -1) + self.prior)
+
+    def choose(self, menu: Menu, features: Array) -> Labels:
+        """The choice with the highest score, shape (rows,)."""
+        found = np.empty(len(features), dtype=np.int64)
+        for rows in self._blocks(len(features)):
+            found[rows] = np.argmax(self.scores(menu, features[rows]), axis=1)
+        return found
+
+    def odds(self, menu: Menu, features: Array) -> Float32:
+        """Probability of every choice, shape (rows, choices)."""
+        found = np.empty((len(features), len(self.prior)), dtype=np.float32)
+        for rows in self._blocks(len(features)):
+            scores = self.scores(menu, features[rows])
+            found[rows] = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(found / found.sum(axis=1, keepdims=True))
+
+    def _blocks(self, rows: int) -> list[slice]:
+        at_once = max(1, CELLS_AT_ONCE // len(self.prior))
+        return [slice(start, start + at_once) for start in range(0, rows, at_once)]
+
+
+@dataclass(frozen=True)
+class ChosenKernel:
+    """A member that first asks which kernel will run, then how long it takes."""
+
+    menu: Menu
+    scorer: Scorer
+    network: Network
+
+    def choose(self, features: Array) -> Labels:
+        """The likeliest choice of each row, shape (rows,)."""
+        return self.scorer.choose(self.menu, features)
+
+    def predict(self, features: Array) -> Array:
+        """Log times of shape (rows,) from features of shape (rows, columns)."""
+        return self.network.predict(self.menu.inputs(features, self.choose(features)))
+
+    def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
+        """The arrays to save."""
+        found: dict[str, npt.NDArray[np.generic]] = {
+            f"{prefix}menu_choices": self.menu.choices,
+            f"{prefix}menu_facts": np.array([self.menu.sms, int(self.menu.batched), *self.menu.at], dtype=np.int64),
+        }
+        found |= {f"{prefix}scorer_{name}": getattr(self.scorer, name) for name in Scorer.__dataclass_fields__}
+        return found | self.network.tensors(prefix)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> ChosenKernel:
+        """Back from `tensors`.
+
+        Raises:
+            PackError: an array is missing or has the wrong shape.
+        """
+        try:
+            choices = tensors[f"{prefix}menu_choices"].astype(np.float32)
+            sms, batched, *at = (int(value) for value in tensors[f"{prefix}menu_facts"])
+            parts = {name: tensors[f"{prefix}scorer_{name}"].astype(np.float32) for name in Scorer.__dataclass_fields__}
+        except KeyError as error:
+            raise PackError(f"chosen kernel misses array {error.args[0]!r}; rebuild it") from None
+        menu, scorer = Menu(choices, sms, bool(batched), tuple(at)), Scorer(**parts)
+        network = Network.from_tensors(tensors, prefix)
+        columns, width = len(scorer.mean), scorer.hidden.shape[0]
+        expected = {
+            "scale": (columns,), "moving_mean": (MOVING,), "moving_scale": (MOVING,), "hidden": (width, width),
+            "context_in": (columns, width), "context_bias": (width,), "context_out": (width, width),
+            "moving_in": (MOVING, width), "choice_offset": (len(choices), width), "hidden_bias": (width,),
+            "out": (width,), "prior": (len(choices),),
+        }  # fmt: skip
+        wrong = [name for name, shape in expected.items() if parts[name].shape != shape]
+        if wrong or choices.ndim != 2 or choices.shape[1] != 4 or len(at) != len(DIMS) or max(at) >= columns:
+            raise PackError("arrays of the chosen kernel do not fit each other; rebuild it")
+        if len(network.mean) != columns + MOVING + menu.fixed.shape[1]:
+            raise PackError("arrays of the chosen kernel do not fit each other; rebuild it")
+        return cls(menu, scorer, network)

@@ -1,0 +1,137 @@
+"""Which kernel a product gets: read from samples, learned, saved."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.errors import InputError, PackError
+from pipeline.kernels import choice, choice_fit, learned
+from pipeline.kernels.features import derived_features
+from pipeline.kernels.fit import fit_family
+from pipeline.kernels.fitted import FittedModel
+from pipeline.kernels.networks import Recipe, train_network
+
+
+def named(table, tile_k, tile_m, split=1, slices=1):
+    """Samples with the kernel and grid that cuBLAS would show."""
+    sliced = "_sliced1x4" if slices == 4 else ""
+    k, m = table["K"].to_numpy(), (table["B"] * table["M"]).to_numpy()
+    tile_k, tile_m, split = (np.broadcast_to(v, len(table)) for v in (tile_k, tile_m, split))
+    names = [f"volta_sgemm_{a}x{b}{sliced}_tn" for a, b in zip(tile_k, tile_m, strict=True)]
+    grids = zip(np.ceil(k / tile_k).astype(int), np.ceil(m / tile_m).astype(int), split, strict=True)
+    return table.assign(kernel_name=names, grid=[f"[{x},{y},{z}]" for x, y, z in grids])
+
+
+@pytest.fixture
+def switching(gemm_samples):
+    """The kernel changes with K, the split with N; the larger kernel takes 1.5 times as long, the split one half."""
+    rng = np.random.default_rng(3)
+    more = [gemm_samples.assign(M=rng.integers(64, 4096, len(gemm_samples))) for _ in range(3)]
+    table = pd.concat([gemm_samples, *more], ignore_index=True)
+    large, split = (table["K"] > 512).to_numpy(), (table["N"] > 1024).to_numpy()
+    latency = 100.0 * (table["M"] / 512) ** 0.3 * np.where(large, 1.5, 1.0) * np.where(split, 0.5, 1.0)
+    table = named(table, np.where(large, 128, 32), np.where(large, 64, 128), np.where(split, 4, 1))
+    return table.assign(latency_us=latency, family="gemm", phase="forward", dtype="fp32")
+
+
+def seen(samples, gpu):
+    inputs, columns = derived_features(samples["family"].iloc[0], samples, gpu, ("linear",))
+    return choice.observe(samples, inputs, columns, gpu.sms), inputs
+
+
+def test_the_menu_is_what_the_samples_ran(switching, v100):
+    found, _ = seen(switching, v100)
+    assert sorted(found.menu.names()) == ["128x64", "128x64, split 4", "32x128", "32x128, split 4"]
+    large, split = switching["K"] > 512, switching["N"] > 1024
+    made = found.menu.choices[found.choice]
+    np.testing.assert_array_equal(made[:, 0], np.where(large, 128, 32))
+    np.testing.assert_array_equal(made[:, 3], np.where(split, 4, 1))
+    assert "32x32 sliced 1x4" in choice.Menu(np.array([[32, 32, 4, 1]], np.float32), 80, False, (0, 1, 2, 3)).names()
+
+
+def test_rare_and_unreadable_choices_are_unknown(switching, v100):
+    switching.loc[0, "kernel_name"] = "void gemv2T_kernel_val<int, float>"
+    switching.loc[1, "grid"] = None
+    switching.loc[2, ["kernel_name", "grid"]] = named(switching.iloc[[2]], 64, 64)[["kernel_name", "grid"]].iloc[0]
+    found, _ = seen(switching, v100)
+    assert found.choice[:3].tolist() == [-1, -1, -1] and (found.choice[3:] >= 0).all()
+    assert len(found.menu.choices) == 4
+
+
+def test_samples_that_do_not_tell(switching, v100):
+    assert seen(switching.drop(columns="grid"), v100)[0] is None
+    assert seen(switching.assign(kernel_name=None), v100)[0] is None
+    other_grids = switching.assign(grid="[7,1,1]")  # a kernel that walks over tiles: nothing is known of its split
+    assert seen(other_grids, v100)[0] is None
+    assert seen(named(switching, 128, 64), v100)[0] is None  # nothing to choose
+
+
+def test_batched_products_have_their_batch_in_the_grid(v100):
+    table = pd.DataFrame({"family": "bmm", "op": "bmm", "phase": "forward", "dtype": "fp32", "B": [6, 6, 8, 8] * 5})
+    table = table.assign(M=100, N=64, K=300, kernel_name=["sgemm_64x64_nn", "sgemm_32x128_nn"] * 10)
+    table["grid"] = ["[5,2,6]", "[10,1,12]", "[5,2,8]", "[10,1,16]"] * 5
+    found, inputs = seen(table, v100)
+    assert sorted(found.menu.names()) == ["32x128, split 2", "64x64"]
+    moving = found.menu.moving(inputs, found.choice)
+    tiles = np.array([60, 60, 80, 80] * 5)
+    np.testing.assert_allclose(moving[:, 0], np.log2(tiles), rtol=1e-6)
+    np.testing.assert_allclose(moving[:, 2], np.log2(np.ceil(tiles * np.array([1, 2] * 10) / 80)), rtol=1e-6)
+
+
+def test_waves_of_one_product(v100):
+    menu = choice.Menu(np.array([[128, 64, 1, 3], [32, 32, 4, 1]], np.float32), 80, False, (0, 1, 2, 3))
+    features = np.log2([[2, 500, 3000, 1000]])  # B, M, N, K: 1000 rows of one product
+    both = menu.moving(features, np.array([[0, 1]]))
+    assert both.shape == (1, 2, choice.MOVING)
+    np.testing.assert_array_equal(both[0, 0], menu.moving(features, np.array([0]))[0])
+    tiles, blocks = 8 * 16, 8 * 16 * 3
+    waves, whole = blocks / 80, 5
+    expected = [
+        np.log2(tiles), np.log2(blocks), np.log2(whole), waves / whole, waves / 2 / 3, waves / 3 / 2, waves / 4 / 2,
+        1000 * 1000 / (tiles * 128 * 64), np.log2(1000), np.log2(whole * 1000), np.log2(whole * 1000 * 128 * 64),
+    ]  # fmt: skip
+    np.testing.assert_allclose(both[0, 0], expected, rtol=1e-5)
+
+
+def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch):
+    for module, name, value in (
+        (choice_fit, "STEPS", 300), (choice_fit, "STUDENT_STEPS", 400), (choice_fit, "SYNTHETIC_ROWS", 2000),
+        (learned, "STEPS", (300, 300)), (learned, "STUDENT_STEPS", 600), (learned, "FEW_STEPS", 200),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    fitted = fit_family(switching, v100, "gemm", test_share=0.2, seed=1)
+    assert fitted.model.variant == "choice"
+    assert fitted.parameters["choices"] == 4 and fitted.parameters["choices_right"] > 0.9
+    assert fitted.metrics["gmae"] < 0.02
+    fitted.save(tmp_path)
+    loaded = FittedModel.load(tmp_path, v100)
+    calls = switching.head(200)
+    np.testing.assert_allclose(loaded.predict(calls).latency, fitted.model.predict(calls).latency, rtol=2e-3)
+    member = loaded.members[0]
+    inputs = loaded.features(loaded.scope.clamp(calls)[0])
+    found, _ = seen(switching, v100)
+    assert (member.choose(inputs) == found.choice[:200]).mean() > 0.95
+    one_by_one = np.concatenate([member.choose(inputs[i : i + 1]) for i in range(20)])
+    np.testing.assert_array_equal(one_by_one, member.choose(inputs)[:20])
+
+
+def test_damaged_arrays_are_refused(switching, v100):
+    found, inputs = seen(switching, v100)
+    odds = np.eye(4, dtype=np.float32)[found.choice]
+    scorer = choice_fit.train_scorer(found.menu, inputs, odds, 0, steps=3)
+    told = found.menu.inputs(inputs, found.choice)
+    recipe = Recipe(width=8, layers=2, steps=3)
+    network = train_network(told, np.log(switching["latency_us"].to_numpy()), recipe, 0)
+    tensors = choice.ChosenKernel(found.menu, scorer, network).tensors("a.")
+    assert choice.ChosenKernel.from_tensors(tensors, "a.").menu.names() == found.menu.names()
+    for name in ("a.menu_choices", "a.scorer_hidden", "a.weight0"):
+        with pytest.raises(PackError):
+            choice.ChosenKernel.from_tensors({k: v for k, v in tensors.items() if k != name}, "a.")
+        with pytest.raises(PackError):
+            choice.ChosenKernel.from_tensors({**tensors, name: tensors[name][:-1]}, "a.")
+
+
+def test_asking_for_it_without_names(gemm_samples, v100):
+    table = gemm_samples.assign(family="gemm", phase="forward", dtype="fp32")
+    with pytest.raises(InputError, match="which kernels ran"):
+        fit_family(table, v100, "gemm", "choice")
