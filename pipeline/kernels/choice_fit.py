@@ -9,7 +9,6 @@ import numpy as np
 from pipeline.kernels.choice import ChosenKernel, Labels, Menu, Observed, Scorer
 from pipeline.kernels.learned import (
     LABEL_REPEATS,
-    NETWORK_FOLDS,
     SYNTHETIC_ROWS,
     Lesson,
     Outcome,
@@ -111,7 +110,7 @@ def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
     scorers, right = [], []
     trees: list[Network | Trees] = []
     networks: list[Network | Trees] = []
-    for number in np.unique(problem.folds)[:NETWORK_FOLDS]:
+    for number in np.unique(problem.folds):
         held, member_seed = problem.folds == number, seed + int(number)
         fit = ~held & known
         scorers.append(train_scorer(menu, problem.features[fit], odds[fit], member_seed))

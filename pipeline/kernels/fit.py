@@ -228,7 +228,7 @@ class _Fitter:
 
     def _observed(self) -> choice.Observed | None:
         """Which kernels ran, where the samples say so."""
-        if self.name not in ("gemm", "bmm"):
+        if self.name not in ("gemm", "bmm") or len(self.train) < learned.FEWEST_FOR_NETWORKS:
             return None
         inputs, columns = features.derived_features(self.name, self.clamped, self.gpu, self.base.scope.ops)
         return choice.observe(self.train, inputs, columns, self.gpu.sms)
