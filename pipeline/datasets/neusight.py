@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import TableError
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
+from pipeline.kernels.samples import with_launches
 
 COMMIT = "6945927d"
 """Commit of the data that figures in this project refer to."""
@@ -104,11 +105,8 @@ def to_samples(table: pd.DataFrame, default_gpu: str) -> pd.DataFrame:
         if name in table.columns:
             samples[name] = table[name]
     samples["cold"] = False
-    if "main_kernel" in table.columns:
-        samples["kernel_name"] = table["main_kernel"].astype(object)
-    for side in ("grid", "block"):
-        axes = [f"{side}_{axis}" for axis in "xyz"]
-        if set(axes) <= set(table.columns):
-            x, y, z = (table[axis].astype("string").fillna("0") for axis in axes)
-            samples[side] = "[" + x + "," + y + "," + z + "]"
+    launches = with_launches(table)
+    for name in ("kernel_name", "grid", "block"):
+        if name in launches.columns:
+            samples[name] = launches[name]
     return samples

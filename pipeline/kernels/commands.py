@@ -17,7 +17,7 @@ from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS, family
 from pipeline.kernels.fit import fit_gpu
 from pipeline.kernels.predictor import load_predictor
-from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families
+from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
 from pipeline.paths import packs_dir
 from pipeline.schemas import DIMS, atomic_path
 
@@ -52,9 +52,7 @@ def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
     table = with_families(table, where)
     if "source" not in table.columns:
         table["source"] = SOURCE if {"main_kernel", "cudnn_version"} <= set(table.columns) else Path(path).name
-    if "kernel_name" not in table.columns and "main_kernel" in table.columns:
-        table["kernel_name"] = table["main_kernel"]
-    return clean_samples(table, where), spec
+    return clean_samples(with_launches(table), where), spec
 
 
 def _canonical_names(names: pd.Series) -> dict[str, str]:

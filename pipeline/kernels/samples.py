@@ -70,6 +70,19 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
     return full
 
 
+def with_launches(table: pd.DataFrame) -> pd.DataFrame:
+    """Add `kernel_name`, `grid` and `block` where the table has them by NeuSight's names only (`main_kernel`, `grid_x`)."""
+    added: dict[str, pd.Series] = {}
+    if "kernel_name" not in table.columns and "main_kernel" in table.columns:
+        added["kernel_name"] = table["main_kernel"].astype(object)
+    for side in ("grid", "block"):
+        axes = [f"{side}_{axis}" for axis in "xyz"]
+        if side not in table.columns and set(axes) <= set(table.columns):
+            x, y, z = (table[axis].astype("string").fillna("0") for axis in axes)
+            added[side] = "[" + x + "," + y + "," + z + "]"
+    return table.assign(**added)
+
+
 def bad_dims(table: pd.DataFrame) -> pd.Series:
     """Per row what is wrong with its dims ("" where nothing is): missing, not a whole number, not positive, absurd."""
     problem = np.full(len(table), "", dtype=object)

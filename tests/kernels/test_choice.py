@@ -10,6 +10,7 @@ from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit import fit_family
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.networks import Recipe, train_network
+from pipeline.kernels.samples import with_launches
 
 
 def named(table, tile_k, tile_m, split=1, slices=1):
@@ -135,3 +136,14 @@ def test_asking_for_it_without_names(gemm_samples, v100):
     table = gemm_samples.assign(family="gemm", phase="forward", dtype="fp32")
     with pytest.raises(InputError, match="which kernels ran"):
         fit_family(table, v100, "gemm", "choice")
+
+
+def test_launches_by_their_public_names(switching):
+    axes = switching["grid"].str.extract(r"\[(\d+),(\d+),(\d+)\]").astype(int)
+    public = switching.drop(columns=["kernel_name", "grid"]).assign(
+        main_kernel=switching["kernel_name"], grid_x=axes[0], grid_y=axes[1], grid_z=axes[2]
+    )
+    found = with_launches(public)
+    pd.testing.assert_series_equal(found["grid"].astype(object), switching["grid"].astype(object))
+    pd.testing.assert_series_equal(found["kernel_name"], switching["kernel_name"], check_dtype=False)
+    pd.testing.assert_frame_equal(with_launches(switching), switching)
