@@ -26,7 +26,11 @@ from pipeline.kernels.work import Array, Dims
 
 VARIANTS = ("auto", "choice", "average", "trees", "mlp", "mlp_paper", "roofline")
 """`average`: trees and networks, distilled. `choice`: the same, told which kernel the library will choose. `auto`:
-`choice` where samples name their kernels, else `average`; `roofline` where that errs less on unseen shapes."""
+`choice` for gemm where samples name their kernels, else `average`; `roofline` where that errs less on unseen shapes."""
+
+CHOSEN_BY_AUTO = ("gemm",)
+"""Families for which `auto` asks which kernel will run. In bmm, half of the GPUs ran one kernel alone, and on the T4 the
+error falls from 3.6 to 3.4 % only, for twice the time of fitting."""
 
 DEFAULT_OFFSET_US = 13.5
 """Event offset where no element-wise samples show it; see `predictor.UNKNOWN_LATENCY_FLOOR`."""
@@ -188,7 +192,8 @@ class _Fitter:
         chosen = "roofline" if len(self.train) < FEWEST_TO_LEARN else variant
         if chosen == "roofline" or not np.all(np.isfinite(baseline)):
             return self._roofline(baseline, log_measured)
-        observed = self._observed() if chosen in ("auto", "choice") else None
+        asks = chosen == "choice" or (chosen == "auto" and self.name in CHOSEN_BY_AUTO)
+        observed = self._observed() if asks else None
         if chosen == "choice" and observed is None:
             raise InputError(f"{self.name}: the samples do not say which kernels ran; fit the variant average")
         disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
