@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, begin: float) -> int:
     from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
+    from pipeline.collect.head import HEAD
     from pipeline.collect.output import CampaignFolder, check
     from pipeline.collect.preflight import ProfilerError, preflight
     from pipeline.collect.runner import (
@@ -120,6 +122,7 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     except DeviceLostError as error:
         code, run["status"] = EXIT_DEVICE_LOST, f"device lost: {error}"[:500]
         print(f"error: {run['status']}", file=sys.stderr)
+    run["profiler"] = asdict(HEAD)
     run["seconds"] = round(time.monotonic() - begin, 1)
     folder.save()
     problems = check(args.out)

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.device import free_bytes, gpu_state, set_tf32
+from pipeline.collect.device import answers, free_bytes, gpu_state, set_tf32
 from pipeline.collect.grid import StepPlan, plans
 from pipeline.collect.runner import Campaign, Outcome
 from pipeline.collect.timing import Step, StepTimes, step_times_row, time_steps, warm_up
 from pipeline.collect.tracing import EXECUTION_TRACE, KINETO, Profile, execution_trace, profile_steps
+from pipeline.errors import SteptimeError
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,8 @@ COMPRESSION = 6
 """Level of the traces: the highest takes four times as long for a tenth less."""
 LEAST_ITERATIONS = 2
 """Profiled iterations that a trace holds at least."""
+ATTEMPTS = 3
+"""Profiles of a step that are made while kernels are missing in them."""
 FREE_BYTES = 12 << 30
 """Device memory that embedding tables must leave to everything else."""
 
@@ -57,36 +60,54 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     times = StepTimes()
     times.add(time_steps(step.run, device, seconds, took))
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-        profile, kineto, iterations = _profile(step.run, device, plan, Path(scratch) / "kineto.json")
-        times.add(time_steps(step.run, device, seconds, took))
-        members, note = {KINETO: kineto}, ""
-        if plan.first:
-            try:
-                trace = execution_trace(step.run, device, Path(scratch))
-                members[EXECUTION_TRACE] = gzip.compress(trace, COMPRESSION, mtime=0)
-            except (RuntimeError, OSError, TypeError) as error:
-                note = f"no execution trace: {error}"[:200]
+        members, traced = _traces(step.run, device, plan, Path(scratch))
+    if device.type == "cuda":
+        warm_up(step.run, device, least=2, limit_s=seconds)  # writing the traces left the clocks to fall
+    times.add(time_steps(step.run, device, seconds, took))
+    state = gpu_state() if device.type == "cuda" else {}  # at once, while the clocks are those of the steps
     prefix = plan.unit.removeprefix("steps/")
-    archive = folder.archive({f"{prefix}/{name}": data for name, data in members.items()})
-    facts = {
-        "unit": plan.unit, "config": config, "rows_capped": capped, "trace": archive, "note": note,
-        "profiled_step_us": profile.step_us, "profiled_kernel_us": profile.kernel_us, "iterations": iterations,
-        "device_calls": profile.device_calls, "state": gpu_state() if device.type == "cuda" else {},
-    }  # fmt: skip
+    archive = folder.archive({f"{prefix}/{name}": data for name, data in members.items()}) if members else None
+    facts = {"unit": plan.unit, "config": config, "rows_capped": capped, "trace": archive, "state": state, **traced}
     row = step_times_row(times, facts, device)
     identity = {"gpu": campaign.gpu, "model": plan.model, "variant": plan.variant, "batch_size": plan.batch_size}
     folder.add_step_times({**row, **identity, "source": campaign.identity})
-    return {
-        "trace": archive,
-        "note": f"{times.median_us:.0f} us, profiled {profile.step_us:.0f} us, kernels {profile.kernel_us:.0f} us",
-    }
+    profiled = "{profiled_step_us:.0f} us, kernels {profiled_kernel_us:.0f} us".format(**traced) if members else ""
+    return {"trace": archive, "note": f"{times.median_us:.0f} us, profiled {profiled or traced['note']}"}
+
+
+def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Compressed traces of a step by name, and facts of them; none where it cannot be profiled: its times count alone.
+
+    Raises:
+        RuntimeError: the device is lost.
+    """
+    try:
+        profile, kineto, iterations = _profile(run, device, plan, scratch / "kineto.json")
+    except (SteptimeError, RuntimeError, OSError) as error:
+        if not answers(device):
+            raise
+        return {}, {"note": f"no trace: {type(error).__name__}: {error}"[:200]}
+    members, note = {KINETO: kineto}, ""
+    if plan.first:
+        try:
+            trace = execution_trace(run, device, scratch)
+            members[EXECUTION_TRACE] = gzip.compress(trace, COMPRESSION, mtime=0)
+        except (SteptimeError, RuntimeError, OSError, TypeError) as error:
+            note = f"no execution trace: {error}"[:200]
+    return members, {
+        "note": note, "profiled_step_us": profile.step_us, "profiled_kernel_us": profile.kernel_us,
+        "iterations": iterations, "device_calls": profile.device_calls, "kernels_lost": profile.lost,
+    }  # fmt: skip
 
 
 def _profile(run: Step, device: torch.device, plan: StepPlan, path: Path) -> tuple[Profile, bytes, int]:
     """A profile of the step, its compressed trace, and its iterations: fewer where the trace would take too much room."""
-    iterations = plan.iterations
+    iterations, attempts = plan.iterations, 0
     while True:
         profile = profile_steps(run, device, iterations, path)
+        attempts += 1
+        if profile.lost and attempts < ATTEMPTS:
+            continue
         data = gzip.compress(path.read_bytes(), COMPRESSION, mtime=0)
         fewer = max(LEAST_ITERATIONS, int(0.95 * iterations * plan.trace_bytes / len(data)))
         if fewer >= iterations:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
+from pipeline.collect.head import HEAD
 from pipeline.collect.windows import LAUNCH_CATEGORIES, Window, activities, attribute, load_events
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def launch_costs(device: torch.device, scratch: Path) -> Iterator[Cost]:
     patterns = {"s0r0": (SLEEP_CYCLES, False), "s1r0": (SLEEP_CYCLES, True), "s2r0": (0, False)}
     with profile(activities=activities(device)) as profiler:
         for label, (cycles, wait) in patterns.items():
+            if label == "s0r0":
+                HEAD.spend(device)
             torch.cuda.synchronize(device)
             with record_function(label):
                 for _ in range(200):
