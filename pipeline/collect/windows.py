@@ -152,8 +152,9 @@ def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
     A driver's call within the runtime's launches nothing of its own. Where kernels lack their launch, ids do not say
     what is missing: then a launching call counts only if most of its kernels are there.
     """
-    calls = [e for e in events if e.get("cat") in LAUNCH_CATEGORIES and KERNEL_LAUNCH.match(str(e["name"]))]
-    ids = {e.get("args", {}).get("correlation") for e in calls}
+    launching = [e for e in events if e.get("cat") in LAUNCH_CATEGORIES]
+    calls = [e for e in launching if KERNEL_LAUNCH.match(str(e["name"]))]
+    ids = {e.get("args", {}).get("correlation") for e in launching}
     shown = [e.get("args", {}).get("correlation") for e in events if e.get("cat") in DEVICE_CATEGORIES]
     kernels = [e.get("args", {}).get("correlation") for e in events if e.get("cat") == "kernel"]
     seen, linked = set(shown), ids.issuperset(kernels)
