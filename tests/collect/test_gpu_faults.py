@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import time
@@ -168,6 +169,25 @@ def test_a_call_that_cannot_be_made_costs_no_other(error: Exception, monkeypatch
         found = measured(products(2))
     assert list(found["family"]) == ["gemm", "gemm"]
     assert list(found.attrs["unmeasured"].values()) == [2]
+
+
+def test_old_objects_are_not_searched_for_garbage_between_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+
+    def look(*_: Any) -> dict[str, Any]:
+        frozen.append(gc.get_freeze_count())
+        return {}
+
+    monkeypatch.setattr(campaign_kernels, "workload_calls", lambda campaign: [])
+    monkeypatch.setattr(campaign_kernels, "measure_round", look)
+    work, _ = small_campaign(tmp_path / "run")
+    with pretend():
+        campaign_kernels.run_kernels(work)
+    assert len(frozen) == 2
+    assert min(frozen) > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_slow_calls_are_measured_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
