@@ -66,13 +66,23 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     times.add(time_steps(step.run, device, seconds, took))
     state = gpu_state() if device.type == "cuda" else {}  # at once, while the clocks are those of the steps
     prefix = plan.unit.removeprefix("steps/")
-    archive = folder.archive({f"{prefix}/{name}": data for name, data in members.items()}) if members else None
+    kept = {f"{prefix}/{name}": data for name, data in members.items()} if has_room(campaign, plan) else {}
+    archive = folder.archive(kept) if kept else None
     facts = {"unit": plan.unit, "config": config, "rows_capped": capped, "trace": archive, "state": state, **traced}
     row = step_times_row(times, facts, device)
     identity = {"gpu": campaign.gpu, "model": plan.model, "variant": plan.variant, "batch_size": plan.batch_size}
     folder.add_step_times({**row, **identity, "source": campaign.identity})
     profiled = "{profiled_step_us:.0f} us, kernels {profiled_kernel_us:.0f} us".format(**traced) if members else ""
     return {"trace": archive, "note": f"{times.median_us:.0f} us, profiled {profiled or traced['note']}"}
+
+
+def has_room(campaign: Campaign, plan: StepPlan) -> bool:
+    """Whether a step's traces may take room in the archives: steps in fp32, by whose traces accuracy is judged, go first."""
+    if plan.overrides.get("dtype") is None:
+        return True
+    closed = {name for name, unit in campaign.folder.units.items() if unit.get("status") not in ("started", "partial")}
+    waiting = [one for one in plans(campaign.tiny) if one.overrides.get("dtype") is None and one.unit not in closed]
+    return campaign.folder.archive_room() > sum(one.trace_bytes for one in [*waiting, plan])
 
 
 def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> tuple[dict[str, bytes], dict[str, Any]]:

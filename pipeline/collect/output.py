@@ -105,6 +105,12 @@ class CampaignFolder:
         file = self.path / SAMPLES
         return (file.stat().st_size if file.exists() else 0) > FILE_BYTES - 300_000 or self.room() < 500_000
 
+    def archive_room(self) -> int:
+        """Bytes of traces for which there is room."""
+        names = [self.path / f"traces_{letter}.tar" for letter in "abcdefgh"[:ARCHIVES]]
+        free = sum(FILE_BYTES - (name.stat().st_size if name.exists() else 0) for name in names)
+        return max(min(free, self.room() - FILE_BYTES), 0)
+
     def archive(self, members: Mapping[str, bytes]) -> str | None:
         """Add files to the first trace archive with room for all of them; its name, or None when none has."""
         need = sum(1024 + len(data) for data in members.values()) + 10240  # headers, padding, end of the archive

@@ -99,6 +99,21 @@ def test_a_product_is_profiled_again_before_the_profiler_is_given_up(tmp_path: P
     assert gpu.sessions == 4
 
 
+def test_traces_in_fp32_find_room_before_others(tmp_path: Path) -> None:
+    work, _ = small_campaign(tmp_path / "run")
+    work.tiny = False
+    grid = plans()
+    plain = [plan for plan in grid if plan.overrides.get("dtype") is None]
+    other = next(plan for plan in grid if plan.overrides.get("dtype") == "tf32")
+    assert sum(plan.trace_bytes for plan in plain) > work.folder.archive_room() > 14_000_000
+    assert campaign_steps.has_room(work, plain[-1])
+    assert not campaign_steps.has_room(work, other)
+    work.folder.units.update({plan.unit: {"status": "done"} for plan in plain[:-5]})
+    assert campaign_steps.has_room(work, other)
+    work.folder.archive({"a": bytes(3_800_000)})
+    assert work.folder.archive_room() < 12_000_000
+
+
 def test_a_step_that_cannot_be_profiled_keeps_its_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise TraceError("kineto.json: not a profiler trace (Expecting value)")
