@@ -33,7 +33,7 @@ class ProfilerError(MeasurementError):
 
 
 def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
-    """Check one profiled product and the steadiness of many; returns what was seen, with a list of `warnings`.
+    """Check that the profiler shows the kernel of a product; returns how much it saw.
 
     Raises:
         ProfilerError: the profiler shows no kernel of a matmul.
@@ -41,7 +41,6 @@ def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
     import torch
     from torch.profiler import profile, record_function
 
-    state = gpu_state() if device.type == "cuda" else {}
     x = torch.randn(256, 256, device=device)
     with profile(activities=activities(device)):
         x @ x  # the first run pays for the profiler's initialisation
@@ -65,8 +64,13 @@ def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
             "be measured here. Is CUPTI usable by this user (NVreg_RestrictProfilingToAdminUsers=0, container rights)? "
             "KINETO_LOG_LEVEL=0 shows what the profiler says"
         )
-    seen: dict[str, Any] = {"device_events": found.device_events, "state": state, "warnings": []}
-    seen["spread"] = _spread(device)
+    return {"device_events": found.device_events}
+
+
+def steadiness(device: torch.device) -> dict[str, Any]:
+    """How steady a repeated product is, and who else uses the device, with a list of `warnings`; without a profiler."""
+    state = gpu_state() if device.type == "cuda" else {}
+    seen: dict[str, Any] = {"state": state, "warnings": [], "spread": _spread(device)}
     if seen["spread"] > NOISY_SPREAD:
         seen["warnings"].append(
             f"a repeated product varies by {100 * seen['spread']:.0f} %: shared or throttled device?"

@@ -14,7 +14,16 @@ import pytest
 import torch
 from pretend_cuda import PretendedGpu, pretend
 
-from pipeline.collect import bench, campaign, campaign_kernels, campaign_steps, device, kernels, reader, workbench
+from pipeline.collect import (
+    bench,
+    campaign,
+    campaign_kernels,
+    campaign_steps,
+    device,
+    kernels,
+    reader,
+    workbench,
+)
 from pipeline.collect.bench import Cache, Timing
 from pipeline.collect.cases import Case, Spec
 from pipeline.collect.grid import plans
@@ -86,7 +95,6 @@ def test_a_step_is_profiled_again_while_kernels_are_missing(tmp_path: Path) -> N
         sessions = gpu.sessions
     facts = json.loads(work.folder.step_times.iloc[0]["config"])
     assert (sessions > 2, facts["kernels_lost"]) == (True, 0)
-    assert HEAD.sessions == 0  # what pretended sessions taught is forgotten
 
 
 def test_a_product_is_profiled_again_before_the_profiler_is_given_up(tmp_path: Path) -> None:
