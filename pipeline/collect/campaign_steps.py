@@ -52,9 +52,12 @@ def run_times(campaign: Campaign) -> None:
 
 
 def run_steps(campaign: Campaign) -> None:
-    """Profile every planned step that fits the time, and time those that were not timed before."""
+    """Profile every planned step that fits the time; on a CPU, time it too. On CUDA that is `run_times`' alone."""
     for plan in plans(campaign.tiny):
-        seconds = plan.seconds * (1 - TIMES_SHARE if campaign.folder.step_facts(plan.unit) is not None else 1)
+        timed = campaign.folder.step_facts(plan.unit) is not None
+        if campaign.device.type == "cuda" and not timed:
+            continue  # it waits for a process without a profiler: the next run of the campaign
+        seconds = plan.seconds * (1 - TIMES_SHARE if timed else 1)
         done = campaign.run(plan.unit, seconds, lambda plan=plan: measure_step(campaign, plan))  # type: ignore[misc]
         if done and campaign.folder.units[plan.unit]["status"] == "done":
             campaign.folder.units.pop(times_unit(plan.unit), None)
@@ -73,7 +76,7 @@ def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
     took = warm_up(step.run, campaign.device, limit_s=4 * seconds)
     times = time_steps(step.run, campaign.device, 2 * seconds, took)
-    _add_row(campaign, plan, times, {**facts, "state": gpu_state(), "attached": False})
+    _add_row(campaign, plan, times, {**facts, "state": gpu_state()})  # at once: the steps' clocks
     return {"note": f"{times.median_us:.0f} us"}
 
 
@@ -95,11 +98,7 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         members, traced = _traces(step.run, device, plan, Path(scratch))
     if timed is None:
-        if device.type == "cuda":
-            warm_up(step.run, device, least=2, limit_s=seconds)  # writing the traces left the clocks to fall
         times.add(time_steps(step.run, device, seconds, took))
-        # at once, while the clocks are those of the steps
-        facts |= {"state": gpu_state(), "attached": True} if device.type == "cuda" else {"state": {}}
     prefix = plan.unit.removeprefix("steps/")
     kept = {f"{prefix}/{name}": data for name, data in members.items()} if has_room(campaign, plan) else {}
     archive = folder.archive(kept) if kept else None
