@@ -22,13 +22,13 @@ from pipeline.errors import UnknownNameError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
 from pipeline.transfer import wave
-from pipeline.transfer.convolution import routes_taken
 from pipeline.transfer.features import ARITHMETIC
 from pipeline.transfer.kernels import covered, estimate, load_models, models_dir
 from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.sibling import alike
+from pipeline.transfer.terms import ways_taken
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]
@@ -186,7 +186,7 @@ def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> A
     """
     own = model.gpu_floors_us.get(origin.name)
     floors = None if own is None else {**model.floors_us, **own}
-    taken = routes_taken(part) if model.family == "conv2d_forward" else None
+    taken = ways_taken(model.family, part)
     _, modelled = model.kernel_and_latency(part, origin, floors, model.own(origin.name), taken)
     return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) / modelled)
 

@@ -5,7 +5,8 @@ bandwidth (L2's where the working set fits), and thread steps over the threads t
 softmax, over the warp instructions that its schedulers issue). Each is
 divided by a utilisation that a small network reads from device-normalised features (`features.py`). Bandwidth, clock
 and throughput enter as divisors only, so that more of any of them never predicts a slower kernel. Convolutions have a
-network for each route of cuDNN (`convolution.py`), and the shortest route counts, smoothly. A latency, as event
+network for each route of cuDNN (`convolution.py`), batched products a time for each tile of cuBLAS (`products.py`), and
+the shortest counts, smoothly. A latency, as event
 timing sees it, is the larger of the host's floor and the launch offset plus the kernel, smoothly.
 
 Inference is NumPy; training is in `train.py`. Several networks (seeds) are averaged in log time.
@@ -26,7 +27,7 @@ import pandas as pd
 from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.schemas import atomic_path
-from pipeline.transfer.terms import Terms, route_names, terms
+from pipeline.transfer.terms import Terms, terms
 
 Array = npt.NDArray[np.float64]
 
@@ -58,7 +59,7 @@ class Shape:
         norm: exponent p of the norm over the three times.
         thread_steps: whether the third time counts.
         tile_reads: largest share of a product's tile traffic that goes to DRAM; 0 for families without tiles.
-        choice: exponent of the smooth minimum over routes, for families with several.
+        choice: exponent of the smooth minimum over the ways to compute a call, for families with several.
     """
 
     width: int = 64
@@ -81,8 +82,8 @@ class UtilisationModel:
         ops: ops in the order of `op_bias` and `launch`.
         shape: sizes and bounds of the networks.
         parameters: arrays with a leading axis of networks: `weight0`, `bias0`... (in, out), `op_bias` (ops, heads),
-            `launch` (ops,), `l2` (2,); and `mean`, `scale` of the features without that axis. Families with several
-            routes hold all but `launch` once for each, as `winograd.weight0`.
+            `launch` (ops,), `l2` (2,); and `mean`, `scale` of the features without that axis. Convolutions
+            hold all but `launch` once for each route, as `winograd.weight0`.
         floors_us: latency floor by op that an unknown host is assumed to have.
         gpu_floors_us: floors by GPU and op, of the GPUs with samples.
         gpu_corrections: what each trained GPU differs by from the common model: {gpu: [compute, memory]}.
@@ -118,7 +119,7 @@ class UtilisationModel:
             gpu: the GPU, known by its spec.
             floors_us: latency floor by op; the unknown host's where not given.
             correction: what probes or samples of the GPU ask for.
-            taken: index of the route that each call is known to take, -1 where it is not; shape (rows,).
+            taken: which of the `terms` each call is known to take, -1 where it is not; shape (rows,).
         """
         correction = correction or Correction()
         seen = terms(self.family, calls, gpu)
@@ -131,22 +132,20 @@ class UtilisationModel:
         log_floor = np.log(floor) + correction.floor
         kernels, latencies = [], []
         for network in range(len(self.parameters["launch"])):
-            routes = [
-                self._log_kernel(name, network, seen[name], code, correction) for name in route_names(self.family)
-            ]
-            kernel = _norm(-self.shape.choice, *routes) if len(routes) > 1 else routes[0]
+            ways = np.stack([self._log_kernel(network, way, code, correction) for way in seen.values()])
+            kernel = _norm(-self.shape.choice, *ways) if len(ways) > 1 else ways[0]
             if taken is not None:
-                kernel = np.where(taken < 0, kernel, np.choose(np.maximum(taken, 0), routes))
+                own = ways[np.maximum(taken, 0), np.arange(len(taken))]
+                kernel = np.where((taken >= 0) & np.isfinite(own), own, kernel)
             start = log_floor + _log_sigmoid(self.parameters["launch"][network].astype(np.float64)[code])
             kernels.append(kernel)
             latencies.append(_norm(FLOOR_SHARPNESS, log_floor, np.logaddexp(start, kernel)))
         return np.exp(np.mean(kernels, axis=0)), np.exp(np.mean(latencies, axis=0))
 
-    def _log_kernel(
-        self, route: str, network: int, seen: Terms, code: npt.NDArray[np.int64], correction: Correction
-    ) -> Array:
-        """Logarithm of the kernel's time by one route (the prefix of its parameters), shape (rows,)."""
-        p = {name.removeprefix(route): value for name, value in self.parameters.items() if name.startswith(route)}
+    def _log_kernel(self, network: int, seen: Terms, code: npt.NDArray[np.int64], correction: Correction) -> Array:
+        """Logarithm of the kernel's time in one way, shape (rows,)."""
+        own = seen.network
+        p = {name.removeprefix(own): value for name, value in self.parameters.items() if name.startswith(own)}
         shape = self.shape
         hidden = np.clip((seen.x - p["mean"]) / p["scale"], -FEATURE_CLIP, FEATURE_CLIP)
         for layer in range(shape.depth):

@@ -14,8 +14,9 @@ from pipeline.hardware.spec import load_gpu
 from pipeline.transfer.convolution import ROUTES, convolution_routes, routes_taken
 from pipeline.transfer.evaluate import quick
 from pipeline.transfer.methods import by_auto
+from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.train import RECIPES, train_utilisation
+from pipeline.transfer.train import train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
 
 GPUS = ("A100-PCIE-40GB", "P100", "T4", "V100")
