@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.collect.cases import Case
 from pipeline.collect.counted import counted
 from pipeline.collect.device import between_us, cache_bytes, mark, set_tf32, synchronise, undisturbed
+from pipeline.collect.head import HEAD
 from pipeline.collect.windows import Window, activities, attribute, load_events
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Timing:
     """What was measured of one case, µs.
 
     `latencies` include the launch floor on CUDA (events around the call); `kernels` are device times summed over the
-    kernels of a repetition. On a CPU `core` is the thread's CPU time, which tells disturbed repetitions.
+    kernels of a repetition. On a CPU `core` is the thread's CPU time, which tells disturbed repetitions. `took_us` is
+    what a run took on the host's clock when it was warmed up.
     """
 
     case: Case
@@ -58,6 +60,7 @@ class Timing:
     core: list[float] = field(default_factory=list)
     kernels: list[float] = field(default_factory=list)
     window: Window | None = None
+    took_us: float = 0.0
 
     def again(self) -> Timing:
         """The same case, unmeasured."""
@@ -180,6 +183,7 @@ class Bench:
         from torch.profiler import profile, record_function
 
         with profile(activities=activities(self.device)) as profiler:
+            HEAD.spend(self.device)
             for index, timing in enumerate(timings):
                 for repetition in range(repetitions):
                     self._ready(timing)
@@ -191,9 +195,11 @@ class Bench:
         found = attribute(load_events(path), LABEL)
         path.unlink()
         self.without_launch += found.without_launch
+        HEAD.learn(sum(window.lost for window in found.windows.values()))
         for index, timing in enumerate(timings):
             labels = (f"s{index}r{repetition}" for repetition in range(repetitions))
-            launched = [w for w in (found.windows.get(label) for label in labels) if w is not None and w.kernels]
+            known = [window for window in (found.windows.get(label) for label in labels) if window is not None]
+            launched = [window for window in known if window.kernels and not window.lost]
             spec = timing.case.spec
             windows = [window.only(counted(spec.family, spec.name)) for window in launched]
             timing.kernels += [window.device_us for window in windows]
@@ -204,8 +210,12 @@ class Bench:
 
 def _touch(tensor: torch.Tensor) -> None:
     """Write a tensor's own values back, as its producer would have left them: in the cache, modified."""
+    import torch
+
     if tensor.is_floating_point():
         tensor.detach().mul_(1)
+    elif tensor.dtype == torch.bool:
+        tensor.logical_or_(tensor)
     else:
         tensor.add_(0)
 

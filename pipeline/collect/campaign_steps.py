@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.device import free_bytes, gpu_state, set_tf32
+from pipeline.collect.device import answers, free_bytes, gpu_state, set_tf32
 from pipeline.collect.grid import StepPlan, plans
+from pipeline.collect.output import times_unit
 from pipeline.collect.runner import Campaign, Outcome
 from pipeline.collect.timing import Step, StepTimes, step_times_row, time_steps, warm_up
 from pipeline.collect.tracing import EXECUTION_TRACE, KINETO, Profile, execution_trace, profile_steps
+from pipeline.errors import SteptimeError
 
 if TYPE_CHECKING:
     import torch
@@ -23,70 +25,157 @@ COMPRESSION = 6
 """Level of the traces: the highest takes four times as long for a tenth less."""
 LEAST_ITERATIONS = 2
 """Profiled iterations that a trace holds at least."""
+ATTEMPTS = 3
+"""Profiles of a step that are made while kernels are missing in them."""
+TIMES_SHARE = 0.5
+"""Share of a unit's time that goes to its unprofiled steps."""
 FREE_BYTES = 12 << 30
 """Device memory that embedding tables must leave to everything else."""
 
 
-def run_steps(campaign: Campaign) -> None:
-    """Measure every planned step that fits the time."""
+def run_times(campaign: Campaign) -> None:
+    """Time every planned step that fits the time, unprofiled, in a process in which no profiler ran yet.
+
+    Kineto leaves CUPTI attached to the process when a profile ends, and steps that wait for the host then take up to a
+    fifth longer (github.com/pytorch/pytorch/issues/144455): they would not be the steps of a training without profiler.
+    """
+    units = campaign.folder.units
     for plan in plans(campaign.tiny):
-        campaign.run(plan.unit, plan.seconds, lambda plan=plan: measure_step(campaign, plan))  # type: ignore[misc]
+        unit = times_unit(plan.unit)
+        if not campaign.wants(plan.unit):
+            continue
+        ran = campaign.run(unit, TIMES_SHARE * plan.seconds, lambda plan=plan: time_step(campaign, plan))  # type: ignore[misc]
+        if ran and units[unit]["status"] != "done":  # nor would the profile do any better
+            units[plan.unit] = units.pop(unit)
+            campaign.folder.save()
     set_tf32(False)
 
 
-def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
-    """Time and profile one step; its row and traces go to the folder.
+def run_steps(campaign: Campaign) -> None:
+    """Profile every planned step that fits the time; on a CPU, time it too. On CUDA that is `run_times`' alone."""
+    for plan in plans(campaign.tiny):
+        timed = campaign.folder.step_facts(plan.unit) is not None
+        if campaign.device.type == "cuda" and not timed:
+            continue  # it waits for a process without a profiler: the next run of the campaign
+        seconds = plan.seconds * (1 - TIMES_SHARE if timed else 1)
+        done = campaign.run(plan.unit, seconds, lambda plan=plan: measure_step(campaign, plan))  # type: ignore[misc]
+        if done and campaign.folder.units[plan.unit]["status"] == "done":
+            campaign.folder.units.pop(times_unit(plan.unit), None)
+            campaign.folder.save()
+    set_tf32(False)
+
+
+def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
+    """Time one step; its row goes to the folder.
 
     Raises:
         InputError: the workload needs a package that is not installed.
         RuntimeError: the step fails, for example for want of memory.
     """
+    step, facts = _made(campaign, plan)
+    seconds = 0.02 if campaign.tiny else STEP_SECONDS
+    took = warm_up(step.run, campaign.device, limit_s=4 * seconds)
+    times = time_steps(step.run, campaign.device, 2 * seconds, took)
+    _add_row(campaign, plan, times, {**facts, "state": gpu_state()})  # at once: the steps' clocks
+    return {"note": f"{times.median_us:.0f} us"}
+
+
+def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
+    """Profile one step, and time it where it was not timed before; its row and traces go to the folder.
+
+    Raises:
+        InputError: the workload needs a package that is not installed.
+        RuntimeError: the step fails, for example for want of memory.
+    """
+    device, folder = campaign.device, campaign.folder
+    timed = folder.step_facts(plan.unit)
+    step, facts = _made(campaign, plan)
+    seconds = 0.02 if campaign.tiny else STEP_SECONDS
+    took = warm_up(step.run, device, limit_s=4 * seconds)
+    times = StepTimes()
+    if timed is None:
+        times.add(time_steps(step.run, device, seconds, took))
+    with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+        members, traced = _traces(step.run, device, plan, Path(scratch))
+    if timed is None:
+        times.add(time_steps(step.run, device, seconds, took))
+    prefix = plan.unit.removeprefix("steps/")
+    kept = {f"{prefix}/{name}": data for name, data in members.items()} if has_room(campaign, plan) else {}
+    archive = folder.archive(kept) if kept else None
+    traced |= {"trace": archive}
+    if timed is None:
+        _add_row(campaign, plan, times, facts | traced)
+    else:
+        folder.add_step_facts(plan.unit, traced)
+    profiled = "{profiled_step_us:.0f} us, kernels {profiled_kernel_us:.0f} us".format(**traced) if members else ""
+    told = f"{times.median_us:.0f} us, " if timed is None else ""
+    return {"trace": archive, "note": f"{told}profiled {profiled or traced['note']}"}
+
+
+def _made(campaign: Campaign, plan: StepPlan) -> tuple[Any, dict[str, Any]]:
+    """The step of a plan, ready to run in its precision, and facts of it."""
     import torch
 
     from pipeline.workloads import make_step
 
-    device, folder = campaign.device, campaign.folder
+    device = campaign.device
     torch.manual_seed(0)
     config, capped = cap_tables(plan.config(), device)
     set_tf32(config.get("dtype") == "tf32")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     step = make_step(config, plan.batch_size, device.type)
-    seconds = 0.02 if campaign.tiny else STEP_SECONDS
-    took = warm_up(step.run, device, limit_s=4 * seconds)
-    times = StepTimes()
-    times.add(time_steps(step.run, device, seconds, took))
-    with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-        profile, kineto, iterations = _profile(step.run, device, plan, Path(scratch) / "kineto.json")
-        times.add(time_steps(step.run, device, seconds, took))
-        members, note = {KINETO: kineto}, ""
-        if plan.first:
-            try:
-                trace = execution_trace(step.run, device, Path(scratch))
-                members[EXECUTION_TRACE] = gzip.compress(trace, COMPRESSION, mtime=0)
-            except (RuntimeError, OSError, TypeError) as error:
-                note = f"no execution trace: {error}"[:200]
-    prefix = plan.unit.removeprefix("steps/")
-    archive = folder.archive({f"{prefix}/{name}": data for name, data in members.items()})
-    facts = {
-        "unit": plan.unit, "config": config, "rows_capped": capped, "trace": archive, "note": note,
-        "profiled_step_us": profile.step_us, "profiled_kernel_us": profile.kernel_us, "iterations": iterations,
-        "device_calls": profile.device_calls, "state": gpu_state() if device.type == "cuda" else {},
-    }  # fmt: skip
-    row = step_times_row(times, facts, device)
+    return step, {"unit": plan.unit, "config": config, "rows_capped": capped}
+
+
+def _add_row(campaign: Campaign, plan: StepPlan, times: StepTimes, facts: Mapping[str, Any]) -> None:
+    row = step_times_row(times, facts, campaign.device)
     identity = {"gpu": campaign.gpu, "model": plan.model, "variant": plan.variant, "batch_size": plan.batch_size}
-    folder.add_step_times({**row, **identity, "source": campaign.identity})
-    return {
-        "trace": archive,
-        "note": f"{times.median_us:.0f} us, profiled {profile.step_us:.0f} us, kernels {profile.kernel_us:.0f} us",
-    }
+    campaign.folder.add_step_times({**row, **identity, "source": campaign.identity})
+
+
+def has_room(campaign: Campaign, plan: StepPlan) -> bool:
+    """Whether a step's traces may take room in the archives: steps in fp32, by whose traces accuracy is judged, go first."""
+    if plan.overrides.get("dtype") is None:
+        return True
+    closed = {name for name, unit in campaign.folder.units.items() if unit.get("status") not in ("started", "partial")}
+    waiting = [one for one in plans(campaign.tiny) if one.overrides.get("dtype") is None and one.unit not in closed]
+    return campaign.folder.archive_room() > sum(one.trace_bytes for one in [*waiting, plan])
+
+
+def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Compressed traces of a step by name, and facts of them; none where it cannot be profiled: its times count alone.
+
+    Raises:
+        RuntimeError: the device is lost.
+    """
+    try:
+        profile, kineto, iterations = _profile(run, device, plan, scratch / "kineto.json")
+    except (SteptimeError, RuntimeError, OSError) as error:
+        if not answers(device):
+            raise
+        return {}, {"note": f"no trace: {type(error).__name__}: {error}"[:200]}
+    members, note = {KINETO: kineto}, ""
+    if plan.first:
+        try:
+            trace = execution_trace(run, device, scratch)
+            members[EXECUTION_TRACE] = gzip.compress(trace, COMPRESSION, mtime=0)
+        except (SteptimeError, RuntimeError, OSError, TypeError) as error:
+            note = f"no execution trace: {error}"[:200]
+    return members, {
+        "note": note, "profiled_step_us": profile.step_us, "profiled_kernel_us": profile.kernel_us,
+        "iterations": iterations, "device_calls": profile.device_calls, "kernels_lost": profile.lost,
+    }  # fmt: skip
 
 
 def _profile(run: Step, device: torch.device, plan: StepPlan, path: Path) -> tuple[Profile, bytes, int]:
     """A profile of the step, its compressed trace, and its iterations: fewer where the trace would take too much room."""
-    iterations = plan.iterations
+    iterations, attempts = plan.iterations, 0
     while True:
         profile = profile_steps(run, device, iterations, path)
+        attempts += 1
+        if profile.lost and attempts < ATTEMPTS:
+            continue
         data = gzip.compress(path.read_bytes(), COMPRESSION, mtime=0)
         fewer = max(LEAST_ITERATIONS, int(0.95 * iterations * plan.trace_bytes / len(data)))
         if fewer >= iterations:

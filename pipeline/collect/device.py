@@ -31,6 +31,14 @@ DEFAULT_CPU_CACHE_BYTES = 32 << 20
 DEFAULT_FREE_BYTES = 4 << 30
 """Free memory that is assumed of a host that does not state it."""
 
+VERSIONED = ("numpy", "pandas", "pyarrow", "torchvision", "transformers", "triton", "nvidia-cuda-cupti")
+"""Packages whose versions the provenance holds; CUPTI is what the profiler sees kernels with."""
+
+SMI_SECONDS = 8
+"""Time in which `nvidia-smi` must answer."""
+_SILENT: list[str] = []
+"""What is told in place of its answer once it did not."""
+
 CPU_THREADS = 1
 """Threads of the CPU as a device: one core is the device, see `fix_threads`."""
 
@@ -190,7 +198,12 @@ def gpu_name(device: torch.device) -> str:
 
 
 def gpu_state() -> dict[str, str]:
-    """Clocks, power, temperature and load as `nvidia-smi` reports them now; `error` where it cannot."""
+    """Clocks, power, temperature and load as `nvidia-smi` reports them now; `error` where it cannot.
+
+    One that did not answer in time is not asked again: it would cost every unit of a campaign as long.
+    """
+    if _SILENT:
+        return {"error": _SILENT[0]}
     # the index or UUID that CUDA was told to use is one that nvidia-smi understands
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
     core = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,power.draw,temperature.gpu,pstate"
@@ -199,8 +212,13 @@ def gpu_state() -> dict[str, str]:
     for keys in (f"{core},{more}", core):  # some drivers refuse some fields
         command = ["nvidia-smi", f"--query-gpu={keys}", "--format=csv,noheader,nounits", f"--id={gpu}"]
         try:
-            line = subprocess.run(command, capture_output=True, text=True, timeout=8, check=True).stdout.strip()
+            line = subprocess.run(
+                command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True
+            ).stdout.strip()
             return dict(zip(keys.split(","), (field.strip() for field in line.split(",")), strict=False))
+        except subprocess.TimeoutExpired:
+            _SILENT.append(f"nvidia-smi did not answer in {SMI_SECONDS} s")
+            return {"error": _SILENT[0]}
         except (OSError, subprocess.SubprocessError) as error:
             found = {"error": str(error)[:200]}
     return found
@@ -215,7 +233,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda, "kernel": platform.release(), "cpus": os.cpu_count(), "cpu": _cpu_model(),
         "torch_threads": torch.get_num_threads(), "cache_bytes": cache_bytes(device),
     }  # fmt: skip
-    found |= {name: _version(name) for name in ("numpy", "pandas", "pyarrow", "torchvision", "transformers", "triton")}
+    found |= {name: _version(name) for name in VERSIONED}
     if device.type == "cuda":
         p = torch.cuda.get_device_properties(device)
         found |= {"driver_name": p.name, "sms": p.multi_processor_count, "memory_bytes": p.total_memory,

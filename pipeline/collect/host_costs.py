@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
+from pipeline.collect.head import HEAD
 from pipeline.collect.windows import LAUNCH_CATEGORIES, Window, activities, attribute, load_events
 
 if TYPE_CHECKING:
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 Cost = tuple[str, float, str, str]
 """Name, value, unit, note."""
 
-BATCHES, CALLS = 9, 400
+BATCHES, CALLS, STEPS = 9, 400, 15
 """Batches of calls timed together: short enough for the launch queue, long enough for the clock."""
+PLAIN_STEP = "mlp_step_plain"
+"""Name of the small step's unprofiled time."""
 SLEEP_CYCLES = 20_000
 """About 10 µs of an otherwise empty kernel."""
 
@@ -36,18 +39,15 @@ def call_us(device: torch.device, function: Callable[[], Any], count: int) -> fl
     return statistics.median(taken[1:])
 
 
-def host_costs(device: torch.device, scratch: Path, tiny: bool) -> Iterator[Cost]:
-    """Host cost per call of what steps are made of; on CUDA also launch latency and kernel gaps."""
+def plain_costs(device: torch.device, tiny: bool) -> Iterator[Cost]:
+    """Host cost per call of what steps are made of, and of a small training step; before any profile."""
     import torch
-    from torch.profiler import profile
 
     count = 50 if tiny else CALLS
     x, other = torch.ones(1, device=device), torch.ones(1)
     other = other.pin_memory() if device.type == "cuda" else other
     costs: dict[str, Callable[[], Any]] = {
-        "host_add_": lambda: x.add_(1),
-        "host_view": lambda: x.view(1),
-        "host_empty": lambda: torch.empty(1, device=device),
+        **_simple(x),
         "host_copy_pinned": lambda: x.copy_(other, non_blocking=True),
         "host_item": x.item,
     }
@@ -66,6 +66,27 @@ def host_costs(device: torch.device, scratch: Path, tiny: bool) -> Iterator[Cost
         }
     for name, function in costs.items():
         yield name, call_us(device, function, count), "us", "per call from Python"
+    step, count = _small_step(device), 3 if tiny else STEPS
+    call_us(device, step, count)
+    yield PLAIN_STEP, call_us(device, step, count), "us", "host time of a step, unprofiled"
+
+
+def _simple(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """A launch, an operator without one, an allocation."""
+    import torch
+
+    return {
+        "host_add_": lambda: x.add_(1), "host_view": lambda: x.view(1),
+        "host_empty": lambda: torch.empty(1, device=x.device),
+    }  # fmt: skip
+
+
+def host_costs(device: torch.device, scratch: Path, tiny: bool) -> Iterator[Cost]:
+    """Host cost per call while it is profiled; on CUDA also launch latency and kernel gaps."""
+    import torch
+    from torch.profiler import profile
+
+    count, costs = 50 if tiny else CALLS, _simple(torch.ones(1, device=device))
     with profile(activities=activities(device)):
         for name in ("host_add_", "host_view", "host_empty"):
             yield f"{name}_profiled", call_us(device, costs[name], count), "us", "per call from Python, profiled"
@@ -96,6 +117,8 @@ def launch_costs(device: torch.device, scratch: Path) -> Iterator[Cost]:
     patterns = {"s0r0": (SLEEP_CYCLES, False), "s1r0": (SLEEP_CYCLES, True), "s2r0": (0, False)}
     with profile(activities=activities(device)) as profiler:
         for label, (cycles, wait) in patterns.items():
+            if label == "s0r0":
+                HEAD.spend(device)
             torch.cuda.synchronize(device)
             with record_function(label):
                 for _ in range(200):
@@ -137,14 +160,10 @@ def launch_costs(device: torch.device, scratch: Path) -> Iterator[Cost]:
         yield "launch_call_duration", statistics.median(durations), "us", "T4 of a kernel launch, profiled"
 
 
-def profiler_costs(device: torch.device, scratch: Path, tiny: bool) -> Iterator[Cost]:
-    """The same small training step unprofiled and profiled: what an event costs the host.
-
-    `profiler_event_us` is the extra host time per recorded op, as `ProfilerCost` of the overheads room wants it.
-    """
+def _small_step(device: torch.device) -> Callable[[], None]:
+    """A training step of eight small layers."""
     import torch
     from torch import nn
-    from torch.profiler import ProfilerActivity, profile
 
     widths = (64,) * 9
     layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
@@ -157,10 +176,25 @@ def profiler_costs(device: torch.device, scratch: Path, tiny: bool) -> Iterator[
         model(x).square().mean().backward()
         optimizer.step()
 
-    count = 3 if tiny else 15  # few: each profiled step leaves hundreds of events to export
+    return step
+
+
+def profiler_costs(device: torch.device, scratch: Path, tiny: bool, plain_us: float | None = None) -> Iterator[Cost]:
+    """The same small training step unprofiled and profiled: what an event costs the host.
+
+    `profiler_event_us` is the extra host time per recorded op, as `ProfilerCost` of the overheads room wants it.
+
+    Args:
+        device: where the step runs.
+        scratch: folder for the profiler's file.
+        tiny: whether this is a trial.
+        plain_us: its unprofiled time, as `plain_costs` found it; measured here where there is none.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    step, count = _small_step(device), 3 if tiny else STEPS
     call_us(device, step, count)
-    plain = call_us(device, step, count)
-    yield "mlp_step_plain", plain, "us", "host time of a step, unprofiled"
+    plain = call_us(device, step, count) if plain_us is None else plain_us
     modes = {
         "cpu": ([ProfilerActivity.CPU], False),
         "all": (activities(device), False),

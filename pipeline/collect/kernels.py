@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from pipeline.collect.bench import Bench, Cache, Timing
+from pipeline.collect.bench import EVENT_REPETITIONS, Bench, Cache, Timing
 from pipeline.collect.cases import Spec
 from pipeline.collect.cases.base import spec_from_row
 from pipeline.collect.device import answers, fix_threads, keep_memory_mapped, release, select_device
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 EXACT_SHARE = 0.5
 """Share of the time that goes to the calls themselves."""
+GROUP_SECONDS = 4.0
+"""A group of calls is measured once it is expected to take this long."""
 FIRST_ROUNDS = 3
 """Rounds over the exact calls that are made whatever the time limit."""
 
@@ -124,9 +126,12 @@ def measure_specs(
     keep_memory_mapped()
     work = Workbench(Bench(device), device, time.monotonic() + seconds, budget_bytes(device), seed)
     waiting, rest, rows = 0, list(specs), []
+    runs = EVENT_REPETITIONS + REPETITIONS[device.type]
     group: list[Timing] = []
     while (rest or group) and work.left() > 0:
         crowded = not rest or len(group) >= CHUNK or waiting + table_bytes(rest[0]) > work.budget_bytes
+        # slow calls go in small groups, so that no group runs far past the deadline
+        crowded |= runs * sum(timing.took_us for timing in group) > 1e6 * min(GROUP_SECONDS, work.left())
         if group and (crowded or work.left() < 1):
             rows += _measured_together(work, group)
             group, waiting = [], 0

@@ -94,6 +94,23 @@ class CampaignFolder:
         write_table(joined, self.path / STEP_TIMES, "step_times", {"device": self.manifest["device"]})
         self.step_times = joined
 
+    def step_facts(self, unit: str) -> dict[str, Any] | None:
+        """What a unit's row of step times states in its `config`; None where it has none."""
+        found = [facts for facts in map(json.loads, self._configs()) if facts.get("unit") == unit]
+        return found[-1] if found else None
+
+    def add_step_facts(self, unit: str, facts: Mapping[str, Any]) -> None:
+        """Add to what a unit's row of step times states, and write the table."""
+        told = [json.loads(text) for text in self._configs()]
+        merged = [{**one, **facts} if one.get("unit") == unit else one for one in told]
+        texts = [json.dumps(one, default=str, sort_keys=True) for one in merged]
+        changed = self.step_times.assign(config=texts)
+        write_table(changed, self.path / STEP_TIMES, "step_times", {"device": self.manifest["device"]})
+        self.step_times = changed
+
+    def _configs(self) -> list[str]:
+        return list(self.step_times["config"]) if len(self.step_times) else []
+
     def add_peaks(self, rows: pd.DataFrame) -> None:
         """Append peaks and write the table."""
         joined = _joined(self.peaks, rows)
@@ -104,6 +121,12 @@ class CampaignFolder:
         """Whether the table of samples is as large as it may be."""
         file = self.path / SAMPLES
         return (file.stat().st_size if file.exists() else 0) > FILE_BYTES - 300_000 or self.room() < 500_000
+
+    def archive_room(self) -> int:
+        """Bytes of traces for which there is room."""
+        names = [self.path / f"traces_{letter}.tar" for letter in "abcdefgh"[:ARCHIVES]]
+        free = sum(FILE_BYTES - (name.stat().st_size if name.exists() else 0) for name in names)
+        return max(min(free, self.room() - FILE_BYTES), 0)
 
     def archive(self, members: Mapping[str, bytes]) -> str | None:
         """Add files to the first trace archive with room for all of them; its name, or None when none has."""
@@ -141,10 +164,15 @@ class CampaignFolder:
         if (self.path / STEP_TIMES).exists():
             found = read_table(self.path / STEP_TIMES, "step_times")
             units = [json.loads(text)["unit"] for text in found["config"]]
-            self.step_times = found[[unit in done for unit in units]]
+            self.step_times = found[[bool(done & {unit, times_unit(unit)}) for unit in units]]
         if (self.path / PEAKS).exists():
             found = read_peaks(self.path / PEAKS)
             self.peaks = found[found["unit_name"].isin(done)]
+
+
+def times_unit(unit: str) -> str:
+    """The unit in which a step was timed before it is profiled."""
+    return f"{unit}/times"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 from pipeline.collect.bench import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec
 from pipeline.collect.device import answers, free_bytes, release, set_tf32
-from pipeline.collect.host_costs import host_costs, profiler_costs
+from pipeline.collect.host_costs import PLAIN_STEP, host_costs, plain_costs, profiler_costs
 from pipeline.collect.runner import Campaign, Outcome
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REPETITIONS = 4
+PLAIN = "plain"
+"""The unit that must run before the first profile."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,14 @@ class Peak:
 Measurement = Callable[[Bench, bool], Iterator[Peak]]
 
 
-def run_peaks(campaign: Campaign) -> None:
-    """Measure all peaks that fit the time, the most valuable first."""
+def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
+    """Measure all peaks (or those named) that fit the time, the most valuable first; those without a profiler before."""
     units: tuple[tuple[str, Measurement, float], ...] = (
-        ("products", products, 10), ("host", _host, 8), ("profiler", _profiler, 6), ("cache", cache_curves, 15),
-        ("copies", copies, 20),
+        (PLAIN, _plain, 4), ("products", products, 10), ("host", _host, 5),
+        ("profiler", lambda bench, tiny: _profiler(bench, tiny, _plain_step_us(campaign)), 6),
+        ("cache", cache_curves, 15), ("copies", copies, 20),
     )  # fmt: skip
-    for name, measurement, seconds in units:
+    for name, measurement, seconds in [unit for unit in units if not only or unit[0] in only]:
         unit = f"peaks/{name}"
         need = 0.5 if campaign.tiny else seconds
         campaign.run(unit, need, lambda u=unit, m=measurement: measure_peaks(campaign, u, m))  # type: ignore[misc]
@@ -74,7 +77,8 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
         for dtype in ("bf16", "fp16", "tf32", "fp32") if cuda else ("fp32",):
             a, b = make.tensor(n, n, dtype=dtype), make.tensor(n, n, dtype=dtype)
             taken = _measured(bench, {n: _product(a, b)}, dtype)
-            yield Peak(f"gemm_{dtype}", n, 2 * n**3 / taken[n] / 1e6, "TFLOP/s", "median kernel time, random data")
+            for us in taken.values():  # none where the profiler saw nothing
+                yield Peak(f"gemm_{dtype}", n, 2 * n**3 / us / 1e6, "TFLOP/s", "median kernel time, random data")
     set_tf32(False)
 
 
@@ -123,13 +127,25 @@ def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
         release(device)
 
 
+def _plain_step_us(campaign: Campaign) -> float | None:
+    """The small step's unprofiled time, as the campaign measured it before any profile."""
+    peaks = campaign.folder.peaks
+    values = list(peaks.loc[peaks["name"] == PLAIN_STEP, "value"]) if len(peaks) else []
+    return float(values[-1]) if values else None
+
+
+def _plain(bench: Bench, tiny: bool) -> Iterator[Peak]:
+    for name, value, unit, note in plain_costs(bench.device, tiny):
+        yield Peak(name, None, value, unit, note)
+
+
 def _host(bench: Bench, tiny: bool) -> Iterator[Peak]:
     for name, value, unit, note in host_costs(bench.device, bench.scratch, tiny):
         yield Peak(name, None, value, unit, note)
 
 
-def _profiler(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    for name, value, unit, note in profiler_costs(bench.device, bench.scratch, tiny):
+def _profiler(bench: Bench, tiny: bool, plain_us: float | None) -> Iterator[Peak]:
+    for name, value, unit, note in profiler_costs(bench.device, bench.scratch, tiny, plain_us):
         yield Peak(name, None, value, unit, note)
 
 

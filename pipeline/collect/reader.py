@@ -139,6 +139,25 @@ def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) ->
     return float(found.iloc[-1]) if len(found) else None
 
 
+def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
+    """Kernel time of a profiled step (µs) as its row states it: every step's trace was read, few found room in archives.
+
+    None where the step was not profiled, or its profile lacks kernels.
+
+    Args:
+        folder: of the campaign.
+        workload: `model/variant/b<batch>`.
+    """
+    place = _place_of(workload)
+    rows = read_step_times(folder)
+    if place is None or rows.empty:
+        return None
+    fits = (rows["model"] == place[0]) & (rows["variant"] == place[1]) & (rows["batch_size"] == place[2])
+    facts = [json.loads(text) for text in rows.loc[fits, "config"].fillna("{}")]
+    whole = [fact for fact in facts if fact.get("profiled_kernel_us") and not fact.get("kernels_lost")]
+    return float(whole[-1]["profiled_kernel_us"]) if whole else None
+
+
 def _ran(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether a configuration that ran is the wanted one.
 

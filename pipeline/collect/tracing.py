@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
+from pipeline.collect.head import HEAD
 from pipeline.collect.timing import Step
 from pipeline.collect.windows import STEP_LABEL, Window, activities, attribute, load_events
 from pipeline.errors import MeasurementError
@@ -24,12 +25,13 @@ KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
 
 @dataclass(frozen=True)
 class Profile:
-    """A Kineto trace on disk with its median step and kernel time (µs)."""
+    """A Kineto trace on disk with its median step and kernel time (µs); `lost` counts launches without their kernel."""
 
     path: Path
     step_us: float
     kernel_us: float
     device_calls: int
+    lost: int = 0
 
 
 def profile_steps(step: Step, device: torch.device, iterations: int, path: Path, observer: Any = None) -> Profile:
@@ -43,6 +45,7 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
     extra = {"execution_trace_observer": observer} if observer is not None else {}
     plan = schedule(wait=0, warmup=1, active=iterations, repeat=1)
     with profile(activities=activities(device), record_shapes=True, schedule=plan, **extra) as profiler:
+        HEAD.spend(device)  # while the profiler warms up: the trace does not hold them
         for number in range(iterations + 1):
             step(number)
             if number in (0, iterations):
@@ -50,6 +53,8 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
             profiler.step()
     profiler.export_chrome_trace(str(path))
     windows = sorted(attribute(load_events(path), STEP_LABEL).windows.values(), key=lambda window: window.start)
+    lost = sum(window.lost for window in windows)
+    HEAD.learn(lost)
     if not windows:
         raise MeasurementError("the profiler recorded no step: run `steptime doctor` to see what it can do here")
     return Profile(
@@ -57,6 +62,7 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
         _step_us(windows),
         statistics.median(w.device_us for w in windows),
         round(statistics.median(len(w.kernels) for w in windows)),
+        lost,
     )
 
 

@@ -11,12 +11,14 @@ import bisect
 import gzip
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TraceError
+from pipeline.trace.repair import parse_loosely
 
 if TYPE_CHECKING:
     import torch
@@ -24,16 +26,22 @@ if TYPE_CHECKING:
 
 DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver"}
+KERNEL_LAUNCH = re.compile(r"(cuda|cu|hip)\w*Launch\w*Kernel")
+"""Calls that launch one kernel each: in whole traces of V100, A100 and RTX 2080 Ti every one of them has its kernel."""
 STEP_LABEL = r"ProfilerStep#\d+"
 
 
 @dataclass
 class Window:
-    """One labelled stretch of host time (µs) and the device events launched in it, in order of their start."""
+    """One labelled stretch of host time (µs) and the device events launched in it, in order of their start.
+
+    `lost` counts launches in it whose kernel the trace lacks (see `pipeline.collect.head`): its times are too short.
+    """
 
     start: float
     end: float
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    lost: int = 0
 
     @property
     def host_us(self) -> float:
@@ -48,7 +56,7 @@ class Window:
     def only(self, pattern: str) -> Window:
         """The window with the kernels whose name matches; with all where none does."""
         matching = [kernel for kernel in self.kernels if re.search(pattern, str(kernel["name"]), re.IGNORECASE)]
-        return Window(self.start, self.end, matching or self.kernels)
+        return Window(self.start, self.end, matching or self.kernels, self.lost)
 
 
 @dataclass(frozen=True)
@@ -77,9 +85,24 @@ def load_events(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     try:
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "replace")
-        return [event for event in json.loads(text, strict=False)["traceEvents"] if event.get("ph") == "X"]
+        return [event for event in _parsed(text)["traceEvents"] if event.get("ph") == "X"]
     except (ValueError, KeyError, EOFError, OSError) as error:
         raise TraceError(f"{path}: not a profiler trace ({error}); profile again") from None
+
+
+def _parsed(text: str) -> Any:
+    """The content of a trace; where a name holds what JSON does not allow, it is mended.
+
+    Raises:
+        ValueError: there is more wrong than names.
+    """
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        found, problem = parse_loosely(text.encode(), wrap=False)
+        if problem:
+            raise
+        return found
 
 
 def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
@@ -114,6 +137,44 @@ def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
             outside += 1
             continue
         order[index].kernels.append(event)
+    for launch in _without_kernel(events):
+        index = bisect.bisect_right(starts, launch) - 1
+        if index >= 0 and launch <= order[index].end:
+            order[index].lost += 1
     for window in order:
         window.kernels.sort(key=lambda event: float(event["ts"]))
     return Attribution(windows, total, without_launch, outside)
+
+
+def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
+    """Times of the launches whose kernel is missing.
+
+    A driver's call within the runtime's launches nothing of its own. Where kernels lack their launch, ids do not say
+    what is missing: then a launching call counts only if most of its kernels are there.
+    """
+    launching = [e for e in events if e.get("cat") in LAUNCH_CATEGORIES]
+    calls = [e for e in launching if KERNEL_LAUNCH.match(str(e["name"]))]
+    ids = {e.get("args", {}).get("correlation") for e in launching}
+    shown = [e.get("args", {}).get("correlation") for e in events if e.get("cat") in DEVICE_CATEGORIES]
+    kernels = [e.get("args", {}).get("correlation") for e in events if e.get("cat") == "kernel"]
+    seen, linked = set(shown), ids.issuperset(kernels)
+    missing = [call for call in calls if call.get("args", {}).get("correlation") not in seen]
+    total, absent = (Counter(str(call["name"]) for call in some) for some in (calls, missing))
+    inner = _inner(calls) if missing else set()
+    return [
+        float(call["ts"])
+        for call in missing
+        if id(call) not in inner and (linked or 2 * absent[str(call["name"])] <= total[str(call["name"])])
+    ]
+
+
+def _inner(calls: Sequence[dict[str, Any]]) -> set[int]:
+    """Identities of the calls that lie within another one on their thread."""
+    found: set[int] = set()
+    thread, end = None, 0.0
+    for call in sorted(calls, key=lambda e: (str(e.get("tid")), float(e["ts"]), -float(e["dur"]))):
+        if call.get("tid") == thread and float(call["ts"]) + float(call["dur"]) <= end:
+            found.add(id(call))
+        else:
+            thread, end = call.get("tid"), float(call["ts"]) + float(call["dur"])
+    return found

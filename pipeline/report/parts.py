@@ -62,10 +62,11 @@ def measured_active_us(evidence: Path, workload: str) -> float | None:
     """Median device active time of a workload's profiled iterations, the first left out where there are several.
 
     Args:
-        evidence: its trace, or the manifest of a campaign that may hold one.
+        evidence: its trace, or the manifest of a campaign that may hold one, or else the kernel time of its profile
+            (on one stream the same).
         workload: `model/variant/b<batch>`.
     """
-    from pipeline.collect.reader import read_traces
+    from pipeline.collect.reader import profiled_kernel_us, read_traces
 
     if evidence.name != CAMPAIGN:
         return _median_active_us(evidence)
@@ -73,7 +74,7 @@ def measured_active_us(evidence: Path, workload: str) -> float | None:
         if f"{member.model}/{member.variant}/b{member.batch_size}" == workload:
             with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
                 return _median_active_us(member.extract(Path(scratch))[0])
-    return None
+    return profiled_kernel_us(evidence.parent, workload)
 
 
 def _median_active_us(trace: Path) -> float | None:
@@ -83,6 +84,21 @@ def _median_active_us(trace: Path) -> float | None:
     chosen = Source.of(load_trace(trace)).chosen
     values = [iteration.active_us for iteration in (chosen[1:] or chosen)]
     return float(np.median(values)) if values else None
+
+
+def parts_of(prediction: Prediction, evidence: Path, point: Point, observations: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a point on a profiled host (see `error_parts`); a step without a trace has no overheads of its own.
+
+    Args:
+        prediction: of the point.
+        evidence: its trace, or the manifest of its GPU's campaign.
+        point: its artifacts.
+        observations: `overhead_samples` of the host, of all workloads.
+    """
+    own_us = point.step_us(observations, own=True)
+    active_us = measured_active_us(evidence, point.settings["workload"])
+    found = error_parts(prediction, active_us, own_us, point.step_us(observations, own=False))
+    return found if own_us is not None else found[found["part"] != OWN]
 
 
 @dataclass(frozen=True)

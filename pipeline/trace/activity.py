@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace.cpu_device import compute_ops
-from pipeline.trace.fields import BACKWARD_PREFIX, DEVICE_CATEGORIES, LOADER_MARKER, SYNC_APIS, Category
+from pipeline.trace.fields import (
+    BACKWARD_PREFIX,
+    DEVICE_CATEGORIES,
+    KERNEL_LAUNCH,
+    KERNEL_LAUNCHES,
+    LOADER_MARKER,
+    SYNC_APIS,
+    Category,
+)
 from pipeline.trace.load import Trace
 
 Ints = npt.NDArray[np.int64]
@@ -83,10 +91,13 @@ class Activity:
 
     @property
     def apis(self) -> npt.NDArray[np.object_]:
-        """API name of each action."""
+        """API name of each action; one for all that launch a kernel, as no graph knows which of them a library takes."""
         if self.on_cpu:
             return np.full(len(self.action_event), CPU_API, object)
-        return self.trace.names[self.action_event]
+        vocabulary = self.trace.vocabulary["name"]
+        named = np.array([KERNEL_LAUNCH if name in KERNEL_LAUNCHES else name for name in vocabulary], object)
+        out: npt.NDArray[np.object_] = named[self.trace.columns["name"][self.action_event]]
+        return out
 
     @property
     def call_start(self) -> Ints:

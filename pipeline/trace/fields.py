@@ -85,6 +85,13 @@ LAUNCH_PREFIXES = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset", "cuMemc
                    "hipMemset", "hipGraphLaunch")  # fmt: skip
 """Runtime calls that may enqueue work; whether one did is decided by the device event it links to."""
 
+KERNEL_LAUNCH = "cudaLaunchKernel"
+KERNEL_LAUNCHES = frozenset({
+    KERNEL_LAUNCH, "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchKernelEx",
+    "cuLaunchCooperativeKernel",
+})  # fmt: skip
+"""Calls that launch one kernel: since Hopper, libraries launch the same operator's by another of them than before."""
+
 SYNC_APIS = frozenset({
     "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize",
     "cuCtxSynchronize", "cuEventSynchronize", "hipStreamSynchronize", "hipDeviceSynchronize", "hipEventSynchronize",

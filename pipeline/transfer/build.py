@@ -41,9 +41,6 @@ Array = npt.NDArray[np.float64]
 LEVELS = 100
 """Quantiles that stand for a distribution."""
 
-NEWEST = {"A100-PCIE-40GB", "A100-PCIE-80GB", "T4"}
-"""GPUs whose hosts stand for an unknown modern one: the newest of the set, with nearly equal floors."""
-
 
 def build_family(samples: pd.DataFrame, family: str, out: Path, cache: Path | None = None) -> pd.DataFrame:
     """Train and save one family's models; errors over all ordered pairs. `cache` keeps the left-out models."""
@@ -59,13 +56,12 @@ def build_family(samples: pd.DataFrame, family: str, out: Path, cache: Path | No
 def finish(
     samples: pd.DataFrame, model: UtilisationModel, left_out: Iterable[Fold]
 ) -> tuple[UtilisationModel, pd.DataFrame]:
-    """A trained model with floors for an unknown host, its interval, and errors of the models without each GPU.
+    """A trained model with its interval, and errors of the models without each GPU.
 
     The interval is that of a new GPU, as the residuals of left-out GPUs show it; `coverage` in the provenance is how
     much of each GPU falls into the interval that the other GPUs give. What probes may assume comes from the same
     residuals.
     """
-    hosts = {gpu: floors for gpu, floors in model.gpu_floors_us.items() if gpu in NEWEST} or model.gpu_floors_us
     errors, residuals, direct, unseen = [], {}, {}, {}
     for fold in left_out:
         gpu = fold.destination.name
@@ -79,7 +75,6 @@ def finish(
         direct[gpu]["coverage"] = float(np.mean((own >= others[0]) & (own <= others[1])))
     done = replace(
         model,
-        floors_us={str(op): float(v) for op, v in pd.DataFrame(hosts).median(axis=1).items()},
         log_p10=low,
         log_p90=high,
         provenance={**model.provenance, "left_out": direct},

@@ -25,7 +25,8 @@ from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
 from pipeline.transfer.prior_fit import learn_prior
 from pipeline.transfer.probe_prior import Seen, look
 from pipeline.transfer.probes import Calibration, calibrate, design
-from pipeline.transfer.train import RECIPES, Recipe, train_utilisation
+from pipeline.transfer.recipes import RECIPES, Recipe
+from pipeline.transfer.train import train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]

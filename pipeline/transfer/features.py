@@ -28,10 +28,6 @@ ARITHMETIC = ("gemm", "bmm", "conv2d_forward")
 """Families with a compute term; the others move bytes only."""
 
 
-SMALLER = "smaller_panel_per_l2"
-"""Feature: logarithm of a product's smaller operand over the L2 size."""
-
-
 @dataclass(frozen=True)
 class Described:
     """Calls as a device sees them: `flops` and `bytes` of shape (rows,), features `x` of shape (rows, features)."""
@@ -51,7 +47,10 @@ def describe(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Described:
 
 
 def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
-    """Matrix products (B x) M x N times N x K, and convolutions as the products that they amount to."""
+    """Matrix products (B x) M x N times N x K, and convolutions as the products that they amount to.
+
+    Convolutions are described so for the likeness of calls (`probe_prior.py`); their models look at each route.
+    """
     if family == "conv2d_forward":
         shape = ConvShape.of(d)
         batch, m = np.ones(d.rows), shape.batch * shape.out_height * shape.out_width
@@ -67,11 +66,12 @@ def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, A
         f[f"padding_{high}x{wide}"] = batch * m * k / (tiles * high * wide)
     for name, size in (("m", m), ("n", n), ("k", k)):
         f[f"align_{name}"] = alignment(size)
-    # the panels that one wave of blocks reads together, against what L2 can hold
-    f["operands_per_l2"] = np.log(traffic / gpu.l2_bytes)
-    f["panels_per_l2"] = np.log(4.0 * 64.0 * n * np.minimum(batch * np.ceil(m / 64) * np.ceil(k / 64), 2.0 * gpu.sms)
-                                / gpu.l2_bytes)  # fmt: skip
-    f[SMALLER] = np.log(4.0 * n * np.minimum(m, k) / gpu.l2_bytes)
+    # the panels that one wave of blocks reads together, against what L2 can hold; what fits has no further effect, so
+    # that a GPU with far more L2 than any sample's looks like those and not like something unseen
+    f["operands_per_l2"] = np.log1p(traffic / gpu.l2_bytes)
+    f["panels_per_l2"] = np.log1p(4.0 * 64.0 * n * np.minimum(batch * np.ceil(m / 64) * np.ceil(k / 64), 2.0 * gpu.sms)
+                                  / gpu.l2_bytes)  # fmt: skip
+    f["smaller_panel_per_l2"] = np.log1p(4.0 * n * np.minimum(m, k) / gpu.l2_bytes)
     f["squareness"] = np.log(m / k)
     f["pascal"] = np.full(d.rows, float(gpu.architecture == "pascal"))
     if family == "conv2d_forward":

@@ -28,6 +28,7 @@ from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.sibling import alike
+from pipeline.transfer.terms import ways_taken
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]
@@ -38,15 +39,12 @@ RESIDUAL_SHARE: dict[str, float] = {
 """How much of the origin's residual (measured over modelled) the destination shares, between architectures: best of
 0, 0.25, 0.5, 0.75 and 1 over pairs of the development GPUs."""
 
-ROOFLINE_SHARE: dict[str, float] = {"conv2d_forward": 0.5}
-"""Weight, in log time, of the measurement scaled by the ratio of rooflines. A convolution's algorithm follows its shape
-more than the GPU, which the measurement knows and the model must guess: 21.7 % without, 16.1 % with (best of 0, 0.3,
-0.5, 0.7 and 1 over pairs of the development GPUs; before wave scaling was added)."""
+ROOFLINE_SHARE: dict[str, float] = {"conv2d_forward": 0.3}
+"""Weight, in log time, of the measurement scaled by the ratio of rooflines, which errs for reasons of its own: best of
+0.2, 0.3, 0.4 and 0.5 over pairs of the development GPUs (docs/transfer.md)."""
 
 WAVE_SHARE: dict[str, float] = {"conv2d_forward": 0.1}
-"""Weight, in log time, of wave scaling: it errs far more, but for reasons of its own. Over pairs of the development GPUs
-0.15 is best of 0, 0.05, 0.1, 0.15 and 0.2 for products (21.0 % without, 20.0 with 0.1, one network); chosen without the
-destination among the five it gains 0.1 only, so this is a development figure. With probes none is taken: 14.0, not 14.3."""
+"""Weight, in log time, of wave scaling: it errs far more, but again for other reasons. With probes none is taken."""
 
 STEP_WAVE_SHARE = dict.fromkeys(ARITHMETIC, 0.5)
 """Weight, in log time, of wave scaling beside the cross-GPU model in the products and convolutions of a step (tracker,
@@ -182,10 +180,14 @@ def residual_share(family: str, origin: GpuSpec, destination: GpuSpec) -> float:
 
 
 def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> Array:
-    """Measured over modelled latency on the origin, with the origin's own floors where the model knows them."""
+    """Measured over modelled latency on the origin, with the origin's own floors where the model knows them.
+
+    A convolution is compared to the route that its kernel name shows, where there is one.
+    """
     own = model.gpu_floors_us.get(origin.name)
     floors = None if own is None else {**model.floors_us, **own}
-    _, modelled = model.kernel_and_latency(part, origin, floors, model.own(origin.name))
+    taken = ways_taken(model.family, part)
+    _, modelled = model.kernel_and_latency(part, origin, floors, model.own(origin.name), taken)
     return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) / modelled)
 
 

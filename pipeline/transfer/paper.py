@@ -218,7 +218,7 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
     """
     from pipeline.datasets.neusight import read_samples
     from pipeline.transfer.evaluate import folds, quick
-    from pipeline.transfer.train import RECIPES
+    from pipeline.transfer.recipes import RECIPES
 
     folder = data / "neusight"
     for name in ("model_latency.parquet", "model_op_latency.parquet"):

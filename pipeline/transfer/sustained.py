@@ -93,7 +93,7 @@ def sustained_dram_gb_per_s(gpu: GpuSpec) -> float:
     return gpu.measured_dram_gb_per_s or shares(gpu).dram_share * gpu.dram_gb_per_s
 
 
-TILE = {"gemm": (128, 64), "conv2d_forward": (128, 128)}
+TILE = {"gemm": (128, 64)}
 """Output tile (rows, columns) of the family's large fp32 kernels from Volta on (kernel names of the public table)."""
 
 PASCAL_PRODUCT_TILE = (32, 128)

@@ -24,10 +24,11 @@ PRODUCT_OPS = {"aten::addmm": "gemm", "aten::mm": "gemm", "aten::linear": "gemm"
 
 CONVOLUTIONS = ("aten::cudnn_convolution", "aten::convolution", "aten::_convolution", "aten::conv2d")
 
-PRODUCT_KERNELS = "gemm|cutlass|gemv"
-"""What the names of matrix-product kernels hold; other kernels of such an op (bias, split-K reduction) go by waves."""
+PRODUCT_KERNELS = "gemm|cutlass|gemv|nvjet"
+"""What the names of matrix-product kernels hold (`nvjet` are cuBLAS's own since Hopper); other kernels of such an op
+(bias, split-K reduction) go by waves."""
 
-CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv"
+CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|nvjet"
 
 
 def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:

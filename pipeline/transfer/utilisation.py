@@ -4,7 +4,9 @@ A kernel takes the p-norm of three times: arithmetic over the sustained throughp
 bandwidth (L2's where the working set fits), and thread steps over the threads that the device keeps resident (or, for
 softmax, over the warp instructions that its schedulers issue). Each is
 divided by a utilisation that a small network reads from device-normalised features (`features.py`). Bandwidth, clock
-and throughput enter as divisors only, so that more of any of them never predicts a slower kernel. A latency, as event
+and throughput enter as divisors only, so that more of any of them never predicts a slower kernel. Convolutions have a
+network for each route of cuDNN (`convolution.py`), batched products a time for each tile of cuBLAS (`products.py`), and
+the shortest counts, smoothly. A latency, as event
 timing sees it, is the larger of the host's floor and the launch offset plus the kernel, smoothly.
 
 Inference is NumPy; training is in `train.py`. Several networks (seeds) are averaged in log time.
@@ -25,8 +27,7 @@ import pandas as pd
 from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.schemas import atomic_path
-from pipeline.transfer.features import ARITHMETIC, SMALLER, describe
-from pipeline.transfer.sustained import arithmetic_us, sustained_dram_gb_per_s, tile_intensity
+from pipeline.transfer.terms import Terms, terms
 
 Array = npt.NDArray[np.float64]
 
@@ -36,46 +37,6 @@ FLOOR_SHARPNESS = 12.0
 FEATURE_CLIP = 4.0
 """Standardised features are held within this many standard deviations: sizes beyond the samples count as the edge."""
 
-NOMINAL_STEP_CYCLES = 100.0
-"""Cycles per element and resident thread that a thread step is quoted in; the network scales it."""
-
-ISSUE_BOUND = ("softmax",)
-"""Families whose steps are limited by the schedulers' issue rate rather than by resident threads. Softmax on the public
-GPUs sustains 1.5 to 2.8 bytes per scheduler and clock beside its DRAM time, the P100 (two schedulers per SM, four on
-the others) among them, but 4.7 to 12 per 2048 resident threads, with the P100 far below the others."""
-
-NOMINAL_ISSUE_CYCLES = 10.0
-"""Cycles per element and scheduler lane that an issue-bound step is quoted in; the network scales it."""
-
-
-SEEN_L2_PER_SM = 40 * 2**20 / 108
-"""Most L2 for each SM among the GPUs of the samples, bytes: the A100's."""
-
-L2_REUSE = 3.0
-"""Power by which rereads fall beyond it, where the samples say nothing. Tiles that run at once read the same panels, and
-with L2 to spare none drifts out of it. Set on the bf16 products of the L40S, whose error falls from 33 % (0) over 22 (1)
-and 17 (2) to 15 (9)."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Logarithms of a call's times in µs at full utilisation, each of shape (rows,), and its features (rows, features).
-
-    `arithmetic` at sustained throughput, `dram` and `l2` for the traffic, `steps` of the resident threads;
-    `tiles` is the DRAM time of a product's operands if no panel that one tile of outputs reads were found in L2 by
-    another; `per_l2` and `held_per_l2` are logarithms, over the L2 size, of the traffic and of what L2 must hold for
-    tiles to share their operands.
-    """
-
-    arithmetic: Array
-    dram: Array
-    l2: Array
-    steps: Array
-    tiles: Array
-    per_l2: Array
-    held_per_l2: Array
-    x: Array
-
 
 @dataclass(frozen=True)
 class Correction:
@@ -84,43 +45,6 @@ class Correction:
     compute: float = 0.0
     memory: float = 0.0
     floor: float = 0.0
-
-
-def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
-    """Times at full utilisation and features of calls of a covered family on a GPU.
-
-    Calls of empty tensors, which graphs hold, take no time: their logarithms are minus infinity.
-    """
-    with np.errstate(divide="ignore"):
-        return _terms(family, calls, gpu)
-
-
-def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
-    seen = describe(family, calls, gpu)
-    # memory-bound kernels issue few instructions: their rate is the clock's, not the power-limited product rate
-    flops = np.maximum(seen.flops, 1.0)
-    arithmetic = arithmetic_us(gpu, flops) if family in ARITHMETIC else flops / gpu.fp32_gflop_per_s / 1e3
-    limits = gpu.limits
-    if family in ISSUE_BOUND and limits is not None:
-        cycles, threads = NOMINAL_ISSUE_CYCLES, limits.schedulers_per_sm * limits.warp_size
-    else:
-        cycles, threads = NOMINAL_STEP_CYCLES, gpu.max_threads_per_sm
-    return Terms(
-        np.log(arithmetic),
-        np.log(seen.bytes / sustained_dram_gb_per_s(gpu) / 1e3),
-        np.log(seen.bytes / gpu.peak_l2_gb_per_s() / 1e3),
-        np.log(cycles * seen.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
-        np.log(flops / tile_intensity(family, gpu) / sustained_dram_gb_per_s(gpu) / 1e3) - _kept(gpu),
-        np.log(seen.bytes / gpu.l2_bytes),
-        # a convolution's images stream by while its weights stay; blocks of a plain product drift apart
-        seen.x[:, seen.names.index(SMALLER)] if family == "conv2d_forward" else np.log(seen.bytes / gpu.l2_bytes),
-        seen.x,
-    )
-
-
-def _kept(gpu: GpuSpec) -> float:
-    """Logarithm by which tiles reread less on a GPU with more L2 for each SM than those of the samples; 0 up to them."""
-    return L2_REUSE * max(0.0, float(np.log(gpu.l2_bytes / gpu.sms / SEEN_L2_PER_SM)))
 
 
 @dataclass(frozen=True)
@@ -135,6 +59,7 @@ class Shape:
         norm: exponent p of the norm over the three times.
         thread_steps: whether the third time counts.
         tile_reads: largest share of a product's tile traffic that goes to DRAM; 0 for families without tiles.
+        choice: exponent of the smooth minimum over the ways to compute a call, for families with several.
     """
 
     width: int = 64
@@ -145,6 +70,7 @@ class Shape:
     norm: float = 2.0
     thread_steps: bool = False
     tile_reads: float = 0.0
+    choice: float = 12.0
 
 
 @dataclass(frozen=True)
@@ -156,7 +82,8 @@ class UtilisationModel:
         ops: ops in the order of `op_bias` and `launch`.
         shape: sizes and bounds of the networks.
         parameters: arrays with a leading axis of networks: `weight0`, `bias0`... (in, out), `op_bias` (ops, heads),
-            `launch` (ops,), `l2` (2,); and `mean`, `scale` of the features without that axis.
+            `launch` (ops,), `l2` (2,); and `mean`, `scale` of the features without that axis. Convolutions
+            hold all but `launch` once for each route, as `winograd.weight0`.
         floors_us: latency floor by op that an unknown host is assumed to have.
         gpu_floors_us: floors by GPU and op, of the GPUs with samples.
         gpu_corrections: what each trained GPU differs by from the common model: {gpu: [compute, memory]}.
@@ -183,6 +110,7 @@ class UtilisationModel:
         gpu: GpuSpec,
         floors_us: dict[str, float] | None = None,
         correction: Correction | None = None,
+        taken: npt.NDArray[np.int64] | None = None,
     ) -> tuple[Array, Array]:
         """Kernel time and latency in µs, each of shape (rows,), averaged over the networks in log time.
 
@@ -191,6 +119,7 @@ class UtilisationModel:
             gpu: the GPU, known by its spec.
             floors_us: latency floor by op; the unknown host's where not given.
             correction: what probes or samples of the GPU ask for.
+            taken: which of the `terms` each call is known to take, -1 where it is not; shape (rows,).
         """
         correction = correction or Correction()
         seen = terms(self.family, calls, gpu)
@@ -202,15 +131,21 @@ class UtilisationModel:
         floor = np.array([known.get(name, usual) for name in calls["op"].astype(str)], dtype=np.float64)
         log_floor = np.log(floor) + correction.floor
         kernels, latencies = [], []
-        for network in range(self.parameters["op_bias"].shape[0]):
-            kernel = self._log_kernel(network, seen, code, correction)
+        for network in range(len(self.parameters["launch"])):
+            ways = np.stack([self._log_kernel(network, way, code, correction) for way in seen.values()])
+            kernel = _norm(-self.shape.choice, *ways) if len(ways) > 1 else ways[0]
+            if taken is not None:
+                own = ways[np.maximum(taken, 0), np.arange(len(taken))]
+                kernel = np.where((taken >= 0) & np.isfinite(own), own, kernel)
             start = log_floor + _log_sigmoid(self.parameters["launch"][network].astype(np.float64)[code])
             kernels.append(kernel)
             latencies.append(_norm(FLOOR_SHARPNESS, log_floor, np.logaddexp(start, kernel)))
         return np.exp(np.mean(kernels, axis=0)), np.exp(np.mean(latencies, axis=0))
 
     def _log_kernel(self, network: int, seen: Terms, code: npt.NDArray[np.int64], correction: Correction) -> Array:
-        p = self.parameters
+        """Logarithm of the kernel's time in one way, shape (rows,)."""
+        own = seen.network
+        p = {name.removeprefix(own): value for name, value in self.parameters.items() if name.startswith(own)}
         shape = self.shape
         hidden = np.clip((seen.x - p["mean"]) / p["scale"], -FEATURE_CLIP, FEATURE_CLIP)
         for layer in range(shape.depth):
@@ -225,14 +160,13 @@ class UtilisationModel:
         missed = _log_sigmoid(np.exp(steep) * (seen.per_l2 - centre))
         memory = _norm(shape.norm, seen.dram + np.logaddexp(missed, np.log(1e-6)), seen.l2)
         log_kernel = _norm(
-            shape.norm,
+            shape.norm if seen.norm is None else seen.norm,
             seen.arithmetic - use_compute + correction.compute,
             memory - use_memory + correction.memory,
         )
         if shape.tile_reads:
             # what L2 holds is never read twice, whatever the network makes of the shape
-            gone = _log_sigmoid(np.exp(steep) * (seen.held_per_l2 - centre))
-            again = gone + _log_sigmoid(z[:, 3]) + np.log(shape.tile_reads)
+            again = missed + _log_sigmoid(z[:, 3]) + np.log(shape.tile_reads)
             log_kernel = _norm(shape.norm, log_kernel, seen.tiles + again + correction.memory)
         return _norm(shape.norm, log_kernel, seen.steps + z[:, 2]) if shape.thread_steps else log_kernel
 

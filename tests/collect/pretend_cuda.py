@@ -32,6 +32,7 @@ from torch.profiler import ProfilerActivity
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipeline.collect import campaign, preflight
+from pipeline.collect.head import HEAD
 
 NOT_ON_THE_DEVICE = re.compile(
     r"aten::(empty|empty_like|empty_strided|view|_unsafe_view|_reshape_alias|reshape|flatten|as_strided|t|transpose|permute"
@@ -63,6 +64,7 @@ class PretendedGpu:
         fault: called with every torch function and its arguments; may raise.
         jitter: spread of event times: the n-th interval is longer by (n modulo 10 == 0) times this.
         cache_bytes: size of the L2.
+        drops: kernels that the n-th session of the profiler loses at its head: n times this, as CUPTI 12.9 does.
     """
 
     kernels: bool = True
@@ -71,6 +73,8 @@ class PretendedGpu:
     fault: Callable[[Any, tuple[Any, ...]], None] | None = None
     jitter: float = 0.0
     cache_bytes: int = 1 << 16
+    drops: int = 0
+    sessions: int = 0
     lost: bool = False
     intervals: int = 0
     log: list[tuple[str, int, float]] = field(default_factory=list)
@@ -198,6 +202,9 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         stack.enter_context(mock.patch.object(torch, "autocast", autocast))
         stack.enter_context(mock.patch.object(torch.utils._device, "DeviceContext", Context))
         stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile_class(gpu)))
+        stack.enter_context(mock.patch.object(HEAD, "sessions", 0))  # every campaign has a process of its own
+        stack.enter_context(mock.patch.object(HEAD, "lost", 0))
+        stack.enter_context(mock.patch.object(HEAD, "scale", 1))
         stack.enter_context(mock.patch.dict(preflight.SIDES, {"cuda": 64}))  # what a CPU multiplies in no time
         stack.enter_context(mock.patch.dict(os.environ, {"PATH": _path_with(place, smi, busy)}))
         stack.enter_context(_OnCpu(gpu))
@@ -233,15 +240,20 @@ def _profile_class(gpu: PretendedGpu) -> type:
             self.with_device = ProfilerActivity.CUDA in (activities or ())
             super().__init__(activities=[ProfilerActivity.CPU], **options)
 
+        def __enter__(self) -> Any:
+            gpu.sessions += 1
+            self.opened = time.time_ns()
+            return super().__enter__()
+
         def export_chrome_trace(self, path: str) -> None:
             super().export_chrome_trace(path)
             if self.with_device and gpu.kernels:
-                _add_device(Path(path), gpu)
+                _add_device(Path(path), gpu, self.opened)
 
     return Profile
 
 
-def _add_device(path: Path, gpu: PretendedGpu) -> None:
+def _add_device(path: Path, gpu: PretendedGpu, opened: int) -> None:
     """Add to a trace what a GPU would have: one kernel per leaf operator, the calls that launched them, and waits."""
     trace = json.loads(path.read_text(), strict=False)
     events = trace["traceEvents"]
@@ -249,6 +261,9 @@ def _add_device(path: Path, gpu: PretendedGpu) -> None:
     if not complete:
         return
     host = complete[0]
+    begun = int(trace.get("baseTimeNanoseconds", 0)) + 1e3 * min(e["ts"] for e in complete)
+    before = sum(name == "spin_kernel" and opened <= at < begun for name, at, _ in gpu.log)
+    missing = max(gpu.drops * gpu.sessions - before, 0)
     calls = [*_of_operators(complete), *_of_log(gpu, trace, complete)]
     free, number, added = 0.0, 1000, []
     for start, name, dur, operator in sorted(calls, key=lambda call: call[0]):
@@ -265,6 +280,9 @@ def _add_device(path: Path, gpu: PretendedGpu) -> None:
         free = begin + dur
         shape = {"registers per thread": 32, "shared memory": 0, "grid": [132, 1, 1], "block": [256, 1, 1],
                  "blocks per SM": 1.0, "warps per SM": 8.0, "est. achieved occupancy %": 12}  # fmt: skip
+        if category == "kernel" and missing:
+            missing -= 1
+            continue
         facts = {"device": 0, "context": 1, "stream": 7, "correlation": number, **external}
         facts |= shape if category == "kernel" else {"bytes": 4096, "memory bandwidth (GB/s)": 10.0}
         added.append({"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": begin, "dur": dur,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.collect.windows import Window, attribute
+from pipeline.collect.windows import STEP_LABEL, Window, attribute, load_events
+from pipeline.errors import TraceError
 
 #   host      |s0r0: launch 1, 2 (2 on autograd's thread)|   |s1r0: launch 3|      launch 4
 #   device           [k1][k2]                                        [k3] [k?]             [k4]
@@ -48,6 +50,52 @@ def test_a_kernel_without_a_launch_is_placed_by_its_start(events: list[dict[str,
 
 def test_the_order_of_events_in_the_file_does_not_matter(events: list[dict[str, Any]]) -> None:
     assert attribute(events[::-1], r"s\d+r\d+").windows["s0r0"].device_us == 10.0
+
+
+def test_a_launch_whose_kernel_the_trace_lacks_makes_its_window_incomplete(events: list[dict[str, Any]]) -> None:
+    without = [event for event in events if event["name"] != "k1"]
+    windows = attribute(without, r"s\d+r\d+").windows
+    assert {label: window.lost for label, window in windows.items()} == {"s0r0": 1, "s1r0": 0}
+    assert windows["s0r0"].only("k2").lost == 1
+
+
+def test_a_call_within_another_launches_nothing_of_its_own(events: list[dict[str, Any]]) -> None:
+    whole = [event for event in events if event["name"] != "kNone"]
+    inner = [{**_launch(1000 + n, at + 0.2), "cat": "cuda_driver", "dur": 0.5} for n, at in enumerate((5, 110, 300))]
+    nothing = {**_launch(2000, 7), "name": "cudaMemsetAsync"}
+    assert not any(window.lost for window in attribute([*whole, *inner, nothing], r"s\d+r\d+").windows.values())
+
+
+def test_a_trace_without_any_kernel_lost_all_of_them(events: list[dict[str, Any]]) -> None:
+    host = [event for event in events if event["cat"] != "kernel" and event["cat"] != "gpu_memset"]
+    assert [window.lost for window in attribute(host, r"s\d+r\d+").windows.values()] == [2, 1]
+
+
+def test_ids_that_never_fit_say_nothing_of_what_is_missing(events: list[dict[str, Any]]) -> None:
+    """Kernels without a launch and launches without a kernel: a profiler that numbers both apart, not a loss."""
+    strange = [{**event, "args": {"correlation": 9000 + n}} if event["cat"] == "kernel" else event
+               for n, event in enumerate(events)]  # fmt: skip
+    assert not any(window.lost for window in attribute(strange, r"s\d+r\d+").windows.values())
+
+
+def test_every_launch_of_public_traces_shows_its_kernel() -> None:
+    folder = Path(__file__).parents[2].parent / "shared" / "datasets" / "traces"
+    paths = [folder / name / "kineto.json.gz" for name in ("a100_alexnet", "rtx2080ti_linear", "v100_ddp")]
+    paths = [path for path in paths if path.exists()] or pytest.skip("public traces are not here")
+    for path in paths:
+        found = attribute(load_events(path), STEP_LABEL)
+        assert not any(window.lost for window in found.windows.values()), path
+        assert found.device_events > 50
+
+
+def test_a_quote_in_a_name_does_not_spoil_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    event = '{"ph": "X", "cat": "kernel", "name": "k<"x">", "pid": 0, "tid": 7, "ts": 1, "dur": 2, "args": {}}'
+    path.write_text(f'{{"traceEvents": [{event}, {event}]}}')
+    assert [e["dur"] for e in load_events(path)] == [2, 2]
+    path.write_text('{"traceEvents": [{"ph": "X", ')
+    with pytest.raises(TraceError, match="not a profiler trace"):
+        load_events(path)
 
 
 def test_only_counts_the_kernels_that_are_named() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 import pytest
 
 from pipeline.config import expand, from_snakemake
+from pipeline.prediction import Prediction
 from pipeline.report import measured, parts
 from pipeline.schemas import write_table
 
@@ -92,3 +94,33 @@ def test_make_run_takes_the_measured_gpu_as_its_example(present: bool, folder: P
     assert done.returncode == 0, done.stderr
     wanted = "gpu=H200 model=dlrm_default overrides=model.embedding=joint_sparse" if present else "gpu=V100 model=dlrm"
     assert wanted in done.stdout
+
+
+def _untraced(folder: Path, **facts: object) -> Path:
+    row = _step("dlrm_ddp", "embedding-joint_sparse", 4096) | {"config": json.dumps(facts)}
+    write_table(pd.DataFrame([row]), folder / "step_times.parquet", "step_times", {})
+    return folder / "manifest.json"
+
+
+def test_a_step_whose_trace_found_no_room_keeps_its_kernel_time(folder: Path) -> None:
+    workload = "dlrm_ddp/embedding-joint_sparse/b4096"
+    assert parts.measured_active_us(_untraced(folder, profiled_kernel_us=812.5), workload) == 812.5
+    assert parts.measured_active_us(_untraced(folder, profiled_kernel_us=812.5, kernels_lost=3), workload) is None
+    assert parts.measured_active_us(_untraced(folder), workload) is None
+    assert parts.measured_active_us(folder / "manifest.json", "dlrm_ddp/embedding-joint_sparse/b1") is None
+
+
+def test_a_step_without_a_trace_has_no_overheads_of_its_own(folder: Path) -> None:
+    """The prediction, which takes everybody's overheads, must not stand in their column."""
+    prediction = Prediction("H200", "dlrm_ddp", "embedding-joint_sparse", 4096, 1100.0, 800.0, 900.0, 1000.0, 1200.0,
+                            1 << 30, True, {"measured": 1.0}, {"shared": 1.0}, 0.0, {"gemm": 800.0},
+                            measured_us=1000.0)  # fmt: skip
+
+    class Untraced:
+        settings: ClassVar = {"workload": "dlrm_ddp/embedding-joint_sparse/b4096"}
+
+        def step_us(self, observations: pd.DataFrame, own: bool) -> float | None:
+            return None if own else 1300.0
+
+    found = parts.parts_of(prediction, _untraced(folder, profiled_kernel_us=812.5), Untraced(), pd.DataFrame())
+    assert list(found["part"]) == [parts.ACTIVE, parts.SHARED, parts.KERNELS]

@@ -16,7 +16,8 @@ from pipeline.errors import InputError, PackError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.transfer.evaluate import quick
 from pipeline.transfer.probes import calibrate
-from pipeline.transfer.train import RECIPES, train_utilisation
+from pipeline.transfer.recipes import RECIPES
+from pipeline.transfer.train import train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
 
 

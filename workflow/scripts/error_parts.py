@@ -8,7 +8,7 @@ with job(snakemake):
     from pipeline.api import gpu_of, kernel_predictor
     from pipeline.graph.store import read_graph
     from pipeline.prediction import Prediction
-    from pipeline.report.parts import Point, error_parts, measured_active_us
+    from pipeline.report.parts import Point, parts_of
     from pipeline.schemas import atomic_path, read_table
 
     given, settings = snakemake.input, snakemake.params.point
@@ -22,11 +22,7 @@ with job(snakemake):
         kernel_predictor(gpu, settings["kernels"]["name"], snakemake.params.results),
     )
     observations = read_table(given.observations, "overhead_samples")
-    table = error_parts(
-        Prediction.all_of(read_table(given.summary, "summary"))[0],
-        measured_active_us(Path((given.trace or given.measured)[0]), settings["workload"]),
-        point.step_us(observations, own=True),
-        point.step_us(observations, own=False),
-    )
+    prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]
+    table = parts_of(prediction, Path((given.trace or given.measured)[0]), point, observations)
     with atomic_path(Path(snakemake.output.parts)) as part:
         table.to_parquet(part, index=False)

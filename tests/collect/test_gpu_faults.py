@@ -1,0 +1,270 @@
+"""Faults of GPUs and of their profiler that cost one figure, not the campaign; on a CPU that pretends to be a GPU."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from pretend_cuda import PretendedGpu, pretend
+
+from pipeline.collect import (
+    bench,
+    campaign,
+    campaign_kernels,
+    campaign_steps,
+    device,
+    kernels,
+    reader,
+    workbench,
+)
+from pipeline.collect.bench import Cache, Timing
+from pipeline.collect.cases import Case, Spec
+from pipeline.collect.grid import plans
+from pipeline.collect.head import HEAD
+from pipeline.collect.output import CampaignFolder, check
+from pipeline.collect.preflight import ProfilerError, preflight
+from pipeline.collect.runner import Campaign
+from pipeline.errors import TraceError
+
+CUDA = torch.device("cuda")
+TINY = ["--tiny", "--device", "cuda", "--minutes", "2"]
+PRODUCT = {"B": 1, "M": 8, "N": 8, "K": 8}
+
+
+def measured(specs: list[Spec], seconds: float = 30.0) -> pd.DataFrame:
+    """Samples of calls on the pretended GPU."""
+    return kernels.measure_specs(specs, CUDA, seconds, cache=Cache.WARM, seed=0, gpu="x", campaign_id="x", source="x")
+
+
+def products(count: int) -> list[Spec]:
+    """Different products of one kernel each, and softmax gradients of two."""
+    both = (("gemm", "mm", "forward"), ("softmax", "softmax", "backward"))
+    return [
+        Spec(family, op, phase, "fp32", PRODUCT | {"M": 8 + n, "H": 8 + n})
+        for n in range(count)
+        for family, op, phase in both
+    ]
+
+
+def small_campaign(folder: Path) -> tuple[Campaign, Any]:
+    """A campaign, and the plan of a DLRM step that a CPU can run."""
+    from dataclasses import replace
+
+    plan = next(p for p in plans(tiny=True) if p.model == "dlrm_ddp")
+    opened = CampaignFolder(folder, {"gpu": "H200"})
+    return Campaign(opened, CUDA, "H200", time.monotonic() + 60, tiny=True), replace(plan, iterations=2)
+
+
+@pytest.mark.parametrize("drops", [1, 25])
+def test_kernels_that_a_session_loses_at_its_head_are_nobodys(drops: int, tmp_path: Path) -> None:
+    """CUPTI 12.9 loses n kernels in its n-th session: with 25 times as many the spare ones do not suffice at once."""
+    with pretend():
+        whole = measured(products(40))
+    with pretend(drops=drops):
+        found = measured(products(40))
+    names = ["family", "M", "H"]
+    both = found.merge(whole, on=names, suffixes=("", "_whole"))
+    assert len(both) > (79 if drops == 1 else 40)
+    assert (both["kernels"] == both["kernels_whole"]).all()
+
+
+def test_a_campaign_runs_whose_profiler_loses_kernels(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pretend(drops=2):
+        assert campaign.main([*TINY, "--out", str(out), "--only", "dlrm_ddp|peaks/products"]) == 0
+    assert check(out) == []
+    facts = [json.loads(text) for text in reader.read_step_times(out)["config"]]
+    assert [fact["kernels_lost"] for fact in facts] == [0, 0]
+    profiler = json.loads((out / "manifest.json").read_text())["runs"][0]["profiler"]
+    assert profiler["sessions"] > 5
+    assert profiler["lost"] == 0
+    assert len(reader.read_peaks_of(out)) == 8
+
+
+def test_a_step_is_profiled_again_while_kernels_are_missing(tmp_path: Path) -> None:
+    work, plan = small_campaign(tmp_path / "run")
+    with pretend(drops=150) as gpu:  # more than the spare kernels of the first session
+        campaign_steps.measure_step(work, plan)
+        sessions = gpu.sessions
+    facts = json.loads(work.folder.step_times.iloc[0]["config"])
+    assert (sessions > 2, facts["kernels_lost"]) == (True, 0)
+
+
+def test_a_product_is_profiled_again_before_the_profiler_is_given_up(tmp_path: Path) -> None:
+    with pretend(drops=20):  # the second session, of the first product that counts, loses more than its spare kernels
+        seen = preflight(CUDA, tmp_path)
+        assert seen["device_events"] > 0
+        assert HEAD.lost > 0
+    with pretend(kernels=False) as gpu, pytest.raises(ProfilerError):
+        preflight(CUDA, tmp_path)
+    assert gpu.sessions == 4
+
+
+def test_traces_in_fp32_find_room_before_others(tmp_path: Path) -> None:
+    work, _ = small_campaign(tmp_path / "run")
+    work.tiny = False
+    grid = plans()
+    plain = [plan for plan in grid if plan.overrides.get("dtype") is None]
+    other = next(plan for plan in grid if plan.overrides.get("dtype") == "tf32")
+    assert sum(plan.trace_bytes for plan in plain) > work.folder.archive_room() > 14_000_000
+    assert campaign_steps.has_room(work, plain[-1])
+    assert not campaign_steps.has_room(work, other)
+    work.folder.units.update({plan.unit: {"status": "done"} for plan in plain[:-5]})
+    assert campaign_steps.has_room(work, other)
+    work.folder.archive({"a": bytes(3_800_000)})
+    assert work.folder.archive_room() < 12_000_000
+
+
+def test_a_step_that_cannot_be_profiled_keeps_its_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise TraceError("kineto.json: not a profiler trace (Expecting value)")
+
+    monkeypatch.setattr(campaign_steps, "profile_steps", refuse)
+    work, plan = small_campaign(tmp_path / "run")
+    with pretend():
+        assert work.run(plan.unit, 0, lambda: campaign_steps.measure_step(work, plan))
+    unit = work.folder.units[plan.unit]
+    assert (unit["status"], unit["trace"]) == ("done", None)
+    assert "not a profiler trace" in unit["note"]
+    row = work.folder.step_times.iloc[0]
+    assert row["step_us"] > 0
+    assert "not a profiler trace" in json.loads(row["config"])["note"]
+    assert check(work.folder.path) == []
+
+
+def test_clocks_are_read_right_after_the_timed_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def noted(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: (order.append(name), real(*a, **k))[1])
+
+    work, plan = small_campaign(tmp_path / "run")
+    for name in ("time_steps", "gpu_state"):
+        noted(campaign_steps, name)
+    with pretend():
+        campaign_steps.time_step(work, plan)
+    assert order == ["time_steps", "gpu_state"]
+
+
+@pytest.mark.parametrize(
+    "error", [AssertionError("sizes"), AttributeError("no such operator"), NotImplementedError("x")]
+)
+def test_a_workload_that_cannot_be_captured_costs_only_its_own_calls(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Spec("gemm", "mm", "forward", "fp32", PRODUCT)
+
+    def capture(plan: Any) -> list[Spec]:
+        if plan.model == "gnmt":
+            raise error
+        return [known]
+
+    monkeypatch.setattr(campaign_kernels, "_captured", capture)
+    work, _ = small_campaign(tmp_path / "run")
+    work.tiny = False
+    assert campaign_kernels.workload_calls(work) == [known]
+    missing = work.folder.manifest["calls_not_known"]
+    assert missing
+    assert all("gnmt" in unit and type(error).__name__ in said for unit, said in missing.items())
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("hidden"), TypeError("takes 2 positional arguments"), ZeroDivisionError("x")]
+)
+def test_a_call_that_cannot_be_made_costs_no_other(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = workbench.build_case
+
+    def build(spec: Spec, make: Any) -> Case:
+        if spec.op == "softmax":
+            raise error
+        return real(spec, make)
+
+    monkeypatch.setattr(workbench, "build_case", build)
+    with pretend():
+        found = measured(products(2))
+    assert list(found["family"]) == ["gemm", "gemm"]
+    assert list(found.attrs["unmeasured"].values()) == [2]
+
+
+def test_old_objects_are_not_searched_for_garbage_between_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+
+    def look(*_: Any) -> dict[str, Any]:
+        frozen.append(gc.get_freeze_count())
+        return {}
+
+    monkeypatch.setattr(campaign_kernels, "workload_calls", lambda campaign: [])
+    monkeypatch.setattr(campaign_kernels, "measure_round", look)
+    work, _ = small_campaign(tmp_path / "run")
+    with pretend():
+        campaign_kernels.run_kernels(work)
+    assert len(frozen) == 2
+    assert min(frozen) > 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_slow_calls_are_measured_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen calls just short of the slowest that is measured would run a minute past the deadline."""
+    groups: list[int] = []
+    measure = bench.Bench.measure
+    monkeypatch.setattr(bench.Bench, "warm_up", lambda self, timing, limit: 0.9 * limit)
+
+    def count(self: bench.Bench, timings: list[Timing], repetitions: int) -> None:
+        groups.append(len(timings))
+        measure(self, timings, repetitions)
+
+    monkeypatch.setattr(bench.Bench, "measure", count)
+    with pretend():
+        found = measured(products(4))
+    assert len(found) == 8
+    assert max(groups) <= 2
+
+
+def test_a_driver_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def hang(command: list[str], timeout: float, **_: Any) -> Any:
+        asked.append(command)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(device, "_SILENT", [])
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert ["did not answer" in device.gpu_state()["error"] for _ in range(3)] == [True] * 3
+    assert len(asked) == 1
+
+
+def test_truth_values_are_touched_like_other_tensors() -> None:
+    for kind in (torch.bool, torch.int64, torch.float32):
+        tensor = torch.tensor([0, 1, 1]).to(kind)
+        before = tensor.clone()
+        bench._touch(tensor)
+        assert tensor.equal(before)
+        assert tensor._version > 0
+
+
+def test_a_product_that_the_profiler_missed_is_left_out_of_the_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.collect import peaks
+
+    with pretend():
+        tool = bench.Bench(CUDA)
+        real = peaks._measured
+        monkeypatch.setattr(peaks, "_measured", lambda b, r, dtype="fp32": {} if dtype == "bf16" else real(b, r, dtype))
+        names = [peak.name for peak in peaks.products(tool, True)]
+    assert set(names) == {"gemm_fp16", "gemm_tf32", "gemm_fp32"}
+
+
+def test_pretended_sessions_are_counted(tmp_path: Path) -> None:
+    with pretend() as gpu:
+        assert isinstance(gpu, PretendedGpu)
+        preflight(CUDA, tmp_path)
+        assert (gpu.sessions, HEAD.sessions) == (2, 1)

@@ -1,0 +1,67 @@
+"""A Hopper GPU's launches and kernels have other names than those of public traces; they mean the same."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.collect.windows import STEP_LABEL, attribute, load_events
+from pipeline.overheads.extract import extract_overheads
+from pipeline.paths import datasets_dir
+from pipeline.trace.activity import activity
+from pipeline.trace.load import load_trace
+from pipeline.transfer.trace_calls import trace_calls
+
+NAMES = (("cudaLaunchKernelExC", "cuda_runtime"), ("cuLaunchKernelEx", "cuda_driver"))
+"""What launches cuBLAS's kernels on H100 and H200, and its category."""
+
+
+@pytest.fixture(scope="module", params=["rtx2080ti_linear/kineto", "v100x8_dlrm/rank0_kineto"])
+def traces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A trace of linear layers or of DLRM (with shapes), and the same as a Hopper GPU would name it."""
+    folder = datasets_dir()
+    if folder is None:
+        pytest.skip("no public data")
+    old = folder / "traces" / f"{request.param}.json.gz"
+    trace: dict[str, Any] = json.loads(gzip.decompress(old.read_bytes()))
+    gemms = {e["args"]["correlation"] for e in trace["traceEvents"] if e.get("cat") == "kernel" and "gemm" in e["name"]}
+    for number, event in enumerate(trace["traceEvents"]):
+        if event.get("args", {}).get("correlation") not in gemms or event.get("ph") != "X":
+            continue
+        if event["cat"] == "kernel":
+            event["name"] = f"nvjet_sm90_sss_128x{number % 7}_64x4_2x1_v_bz_coopA_TNN"
+        else:
+            event["name"], event["cat"] = NAMES[number % 2]
+    assert len(gemms) > 20
+    new = tmp_path_factory.mktemp("hopper") / "kineto.json.gz"
+    new.write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+    return old, new
+
+
+def test_overheads_do_not_depend_on_the_name_of_a_launch(traces: tuple[Path, Path]) -> None:
+    before, after = (extract_overheads(load_trace(path), "x") for path in traces)
+    assert "cudaLaunchKernel" in set(before["api"].dropna())
+    pd.testing.assert_frame_equal(before, after)
+
+
+def test_products_are_known_by_their_new_names(traces: tuple[Path, Path]) -> None:
+    families = []
+    for path in traces:
+        act = activity(load_trace(path))
+        families.append(trace_calls(act, np.arange(min(len(act.call_event), 400)))["family"].value_counts().to_dict())
+    assert ("gemm" in families[0]) == ("dlrm" in str(traces[0]))  # the other trace was recorded without shapes
+    assert families[1] == families[0]
+
+
+def test_a_campaign_attributes_them_alike(traces: tuple[Path, Path]) -> None:
+    found = [attribute(load_events(path), STEP_LABEL) for path in traces]
+    assert {(w.device_us, len(w.kernels), w.lost) for w in found[0].windows.values()} == {
+        (w.device_us, len(w.kernels), w.lost) for w in found[1].windows.values()
+    }
+    assert found[1].without_launch == 0
