@@ -1,8 +1,8 @@
-"""A million gemm predictions on one core: the shipped network against boosted trees on the same features, in one run.
+"""A million gemm predictions on one core: the shipped networks against boosted trees on the same features, in one run.
 
-The network is the pack's (`packs/V100/kernels/gemm`); the trees are LightGBM with the settings of the variant `trees`,
-fitted here on made-up targets, since only their speed matters. Run: `OMP_NUM_THREADS=1 python
-benchmarks/kernels/prediction_speed.py [--rows 1000000]`.
+The networks are the pack's (`packs/V100/kernels/gemm`): which kernel runs, and for how long. The trees are LightGBM
+with the settings of the variant `trees`, fitted here on made-up targets, since only their speed matters. Run:
+`OMP_NUM_THREADS=1 python benchmarks/kernels/prediction_speed.py [--rows 1000000]`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main() -> None:
     boosted = seconds(trees.predict, features)
     print(f"{rows:,} gemm calls, one core, processor time")
     print(f"predictor, features and intervals included  {whole:8.1f} s  {whole / rows * 1e6:8.2f} us a call")
-    print(f"network alone                               {network:8.1f} s")
-    print(f"LightGBM on the same features               {boosted:8.1f} s  {boosted / network:8.1f} x the network")
+    print(f"networks alone                              {network:8.1f} s")
+    print(f"LightGBM on the same features               {boosted:8.1f} s  {boosted / network:8.1f} x the networks")
 
 
 if __name__ == "__main__":
