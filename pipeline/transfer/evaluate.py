@@ -183,14 +183,18 @@ def _except(rows: pd.DataFrame, probes: pd.DataFrame, keys: list[str]) -> npt.ND
 
 def probe_rows(own: pd.DataFrame, keys: list[str], fold: Fold, count: int = PROBES) -> pd.DataFrame:
     """The destination's rows of the calls that `design` picks, among those above twice the floor on all other GPUs."""
+    return design(fold.utilisation, probe_candidates(own, keys, fold), fold.destination, count)
+
+
+def probe_candidates(own: pd.DataFrame, keys: list[str], fold: Fold) -> pd.DataFrame:
+    """The destination's rows of the calls above twice the floor on all other GPUs, sorted by `keys`."""
     destination = fold.destination.name
     others = own[own["gpu"] != destination]
     floor = others.groupby(["gpu", "op"])["latency_us"].transform("min")
     above = others[others["latency_us"] > ABOVE * floor].groupby(keys).size()
     everywhere = above[above == others["gpu"].nunique()].reset_index()[keys]
     target = own[own["gpu"] == destination].drop_duplicates(keys)
-    usable = target.merge(everywhere, on=keys, how="inner").sort_values(keys)
-    return design(fold.utilisation, usable, fold.destination, count)
+    return target.merge(everywhere, on=keys, how="inner").sort_values(keys)
 
 
 def log_residuals(samples: pd.DataFrame, fold: Fold) -> Array:
@@ -202,33 +206,43 @@ def log_residuals(samples: pd.DataFrame, fold: Fold) -> Array:
 
 
 def probe_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, dict[str, float]]:
-    """Errors of the left-out GPU above twice its floor by number of probes, which are not counted.
+    """`probed_errors` of the left-out GPU by number of probes; 0 is from the spec alone."""
+    own, keys, target = left_out_rows(samples, fold)
+    return {
+        str(count): probed_errors(target, keys, fold, probe_rows(own, keys, fold, count) if count else None)
+        for count in (0, *PROBE_COUNTS)
+    }
 
-    Returns:
-        By number of probes (0 from the spec alone): MAPE, GMAE and median of the error in %; with probes `coverage`,
-        the share of rows within p10 to p90.
-    """
+
+def left_out_rows(samples: pd.DataFrame, fold: Fold) -> tuple[pd.DataFrame, list[str], pd.DataFrame]:
+    """The family's samples, the columns that tell its calls apart, and the left-out GPU's rows above twice its floor."""
     own = samples[samples["family"] == fold.family]
     keys = ["op", *(name for name in _DIMS[fold.family] if name in own.columns)]
-    target = _above(own[own["gpu"] == fold.destination.name].drop_duplicates(keys))
-    found = {}
-    for count in (0, *PROBE_COUNTS):
-        rows, covered = target, {}
-        if count:
-            probes = probe_rows(own, keys, fold, count)
-            rows = target[_except(target, probes, keys)]
-            _, latency, half = calibrate(fold.utilisation, probes, fold.destination).predict(rows)
-            off = np.log(rows["latency_us"].to_numpy(dtype=np.float64) / latency)
-            covered = {"coverage": float(np.mean(np.abs(off) <= half))}
-        else:
-            _, latency = fold.utilisation.kernel_and_latency(rows, fold.destination)
-        truth = rows["latency_us"].to_numpy(dtype=np.float64)
-        error = 100 * np.abs(latency - truth) / truth
-        found[str(count)] = {
-            "mape": float(error.mean()), "gmae": float(np.exp(np.log(error.clip(1e-4)).mean())),
-            "median": float(np.median(error)), **covered,
-        }  # fmt: skip
-    return found
+    return own, keys, _above(own[own["gpu"] == fold.destination.name].drop_duplicates(keys))
+
+
+def probed_errors(
+    target: pd.DataFrame, keys: list[str], fold: Fold, probes: pd.DataFrame | None = None
+) -> dict[str, float]:
+    """Errors of a fold's model on the left-out GPU's rows, with probes or without; probes are not counted.
+
+    Returns:
+        MAPE, GMAE and median of the error in %; with probes `coverage`, the share of rows within p10 to p90.
+    """
+    rows, covered = target, {}
+    if probes is not None:
+        rows = target[_except(target, probes, keys)]
+        _, latency, half = calibrate(fold.utilisation, probes, fold.destination).predict(rows)
+        off = np.log(rows["latency_us"].to_numpy(dtype=np.float64) / latency)
+        covered = {"coverage": float(np.mean(np.abs(off) <= half))}
+    else:
+        _, latency = fold.utilisation.kernel_and_latency(rows, fold.destination)
+    truth = rows["latency_us"].to_numpy(dtype=np.float64)
+    error = 100 * np.abs(latency - truth) / truth
+    return {
+        "mape": float(error.mean()), "gmae": float(np.exp(np.log(error.clip(1e-4)).mean())),
+        "median": float(np.median(error)), **covered,
+    }  # fmt: skip
 
 
 def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, Any]:

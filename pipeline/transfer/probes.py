@@ -30,6 +30,9 @@ ROUNDS = 8
 FARTHEST = 1.5
 """Largest log factor of the model's formula: probes beyond it are of another kernel or another unit."""
 
+MOST_CANDIDATES = 400
+"""Calls that `design` looks at."""
+
 TENTH = 1.2816
 """Standard deviations from the middle to p90."""
 
@@ -111,7 +114,7 @@ def calibrate_all(models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu
 
 
 def design(
-    model: UtilisationModel, candidates: pd.DataFrame, gpu: GpuSpec, count: int = 10, most: int = 400
+    model: UtilisationModel, candidates: pd.DataFrame, gpu: GpuSpec, count: int = 10, most: int = MOST_CANDIDATES
 ) -> pd.DataFrame:
     """The calls to measure on a new GPU: those that tell most about all candidates, before anything is measured.
 

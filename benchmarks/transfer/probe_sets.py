@@ -1,0 +1,50 @@
+"""How much the errors with probes depend on the calls that may be measured: every disjoint set of candidates in turn.
+
+python benchmarks/transfer/probe_sets.py --folds FOLDS [--family gemm] [--count 10]
+
+`design` looks at every n-th candidate; the tables of docs/transfer.md begin with the first, here each of the n begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.datasets.neusight import read_samples
+from pipeline.errors import InputError
+from pipeline.paths import datasets_dir
+from pipeline.transfer.evaluate import PROBES, folds, left_out_rows, probe_candidates, probed_errors
+from pipeline.transfer.probes import MOST_CANDIDATES, design
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folds", type=Path, required=True, help="folder that `pipeline.transfer.build --folds` left")
+    parser.add_argument("--family", default="gemm")
+    parser.add_argument("--count", type=int, default=PROBES)
+    options = parser.parse_args()
+    data = datasets_dir()
+    if data is None:
+        raise InputError("no public data: set STEPTIME_DATASETS to the folder that holds neusight/")
+    samples = read_samples(data)
+    rows = []
+    for fold in folds(samples, options.family, mlp_steps=0, cache=options.folds):
+        own, keys, target = left_out_rows(samples, fold)
+        usable = probe_candidates(own, keys, fold)
+        for first in range(max(1, -(-len(usable) // MOST_CANDIDATES))):
+            probes = design(fold.utilisation, usable.iloc[first:], fold.destination, options.count)
+            rows.append({"gpu": fold.destination.name, "set": first, **probed_errors(target, keys, fold, probes)})
+    table = pd.DataFrame(rows)
+    table["coverage"] *= 100
+    found = {"": table.groupby("set").mean(numeric_only=True)}
+    found |= {str(gpu): part.set_index("set").drop(columns="gpu") for gpu, part in table.groupby("gpu")}
+    for gpu, part in found.items():
+        print(gpu or f"mean over GPUs, {len(part)} sets")
+        print(part.agg(["mean", "std", "min", "max"]).round(1).to_string())
+    print(found[""]["mape"].round(1).to_dict())
+
+
+if __name__ == "__main__":
+    main()
