@@ -77,11 +77,9 @@ class Menu:
         Returns:
             Shape (rows, `MOVING`) or (rows, choices, `MOVING`).
         """
-        sizes = np.rint(np.exp2(features[:, list(self.at)])).astype(np.float32)
+        sizes = _sizes(features, self.at, self.batched).astype(np.float32)
         sizes = sizes if choice.ndim == 1 else sizes[:, None, :]
         batch, m, n, k = (sizes[..., i] for i in range(4))
-        if not self.batched:
-            batch, m = np.ones_like(batch), batch * m
         tile_k, tile_m, _, split = (self.choices[choice, i] for i in range(4))
         tiles = batch * np.ceil(k / tile_k) * np.ceil(m / tile_m)
         waves = tiles * split / np.float32(self.sms)
@@ -113,6 +111,15 @@ class Menu:
             sliced = f" sliced 1x{slices}" if slices > 1 else ""
             found.append(f"{tile_k}x{tile_m}{sliced}" + (f", split {split}" if split > 1 else ""))
         return found
+
+
+def _sizes(features: Array, at: tuple[int, ...], batched: bool) -> Array:
+    """Products, and M, N and K of each, shape (rows, 4); B is a product's rows where it does not count products."""
+    sizes = np.rint(np.exp2(features[:, list(at)]))
+    if not batched:
+        sizes[:, 1] *= sizes[:, 0]
+        sizes[:, 0] = 1.0
+    return np.asarray(sizes)
 
 
 @dataclass(frozen=True)
@@ -150,8 +157,7 @@ def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int
     )  # fmt: skip
     tile_k, tile_m, across, along, x, y, z = numbers.T
     slices = np.nan_to_num(across, nan=1.0) * np.nan_to_num(along, nan=1.0)
-    batch, m, _, k = np.rint(np.exp2(features[:, list(at)])).T
-    batch, m = (batch, m) if batched else (np.ones_like(batch), batch * m)
+    batch, m, _, k = _sizes(features, at, batched).T
     split = z / batch
     with np.errstate(invalid="ignore"):
         readable = (x == np.ceil(k / tile_k)) & (y == np.ceil(m / tile_m)) & (split >= 1) & (split == np.floor(split))
@@ -176,8 +182,11 @@ class Scorer:
     Attributes:
         mean, scale: of the features, shape (columns,).
         moving_mean, moving_scale: of `Menu.moving`, shape (`MOVING`,).
-        weights: of the features' two layers, of the moving columns, of the hidden layer and of the output.
-        offsets: of each choice, shape (choices, width); bias of the features' first layer and of the hidden layer.
+        context_in, context_bias, context_out: two layers on the features, shapes (columns, width), (width,) and
+            (width, width).
+        moving_in: of the moving columns, shape (`MOVING`, width).
+        choice_offset: of each choice, shape (choices, width).
+        hidden, hidden_bias, out: the second layer, and the score, shapes (width, width), (width,) and (width,).
         prior: added to each choice's score, shape (choices,).
     """
 

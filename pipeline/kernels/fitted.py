@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -301,7 +302,10 @@ class FittedModel:
 
 def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
     tensors: dict[str, Any] = {}
-    if set(kinds) & {MEMBERS[Network], MEMBERS[ChosenKernel]}:
+    readers: dict[str, Callable[..., Member]] = {
+        MEMBERS[Network]: Network.from_tensors, MEMBERS[ChosenKernel]: ChosenKernel.from_tensors
+    }  # fmt: skip
+    if set(kinds) & set(readers):
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -311,11 +315,8 @@ def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
             raise PackError(f"{folder / 'networks.safetensors'}: not readable ({error}); refit the family") from None
     members: list[Member] = []
     for i, kind in enumerate(kinds):
-        if kind == MEMBERS[Network]:
-            members.append(Network.from_tensors(tensors, f"member{i}."))
-            continue
-        if kind == MEMBERS[ChosenKernel]:
-            members.append(ChosenKernel.from_tensors(tensors, f"member{i}."))
+        if kind in readers:
+            members.append(readers[kind](tensors, f"member{i}."))
             continue
         try:
             members.append(Trees.from_text((folder / f"trees{i}.txt").read_text(encoding="utf-8")))

@@ -248,9 +248,7 @@ class Lesson:
     asked: Array  # inputs of `calls`
 
 
-def distil(
-    problem: Problem, lesson: Lesson, teachers: Teachers, unseen: Array, seed: int, recipe: Recipe
-) -> Outcome:  # fmt: skip
+def distil(problem: Problem, lesson: Lesson, teachers: Teachers, unseen: Array, seed: int, recipe: Recipe) -> Outcome:
     """One network that answers as the teachers' average does, in their place."""
     from pipeline.kernels.intervals import bagging_shrink
 
