@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class SteptimeError(Exception):
     """A failure with a message meant for users; the command line prints it alone and exits with `exit_code`."""
@@ -16,10 +19,19 @@ class InputError(SteptimeError):
 
 
 class UnknownNameError(InputError):
-    """A GPU, model, family or option that does not exist; the message lists the choices."""
+    """A GPU, model, family or option that does not exist; the message names the nearest and lists the choices."""
 
     def __init__(self, kind: str, name: object, choices: list[str]) -> None:
-        super().__init__(f"unknown {kind} {name!r}: choose one of {', '.join(sorted(choices))}")
+        super().__init__(
+            f"unknown {kind} {name!r}: {did_you_mean(name, choices)}choose one of {', '.join(sorted(choices))}"
+        )
+
+
+def did_you_mean(name: object, choices: Iterable[str]) -> str:
+    """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case; empty if none is."""
+    by_fold = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(str(name).lower(), by_fold, n=1, cutoff=0.6)
+    return f"did you mean {by_fold[close[0]]!r}? " if close else ""
 
 
 class ConfigError(InputError):
