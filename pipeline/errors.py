@@ -27,6 +27,10 @@ class UnknownNameError(InputError):
         )
 
 
+class SteptimeWarning(UserWarning):
+    """Something that a user should know beside the result; the command line prints it as one line."""
+
+
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case; empty if none is."""
     by_fold = {choice.lower(): choice for choice in choices}

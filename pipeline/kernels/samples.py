@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import TableError
+from pipeline.errors import SteptimeWarning, TableError
 from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, family
 from pipeline.kernels.work import Dims
 
@@ -151,7 +151,7 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
         raise TableError(f"{where}: no usable sample ({first})")
     if not keep.all():
         dropped = int((~keep).sum())
-        warnings.warn(f"{where}: {dropped} of {len(keep)} samples dropped: bad latency or dims", stacklevel=2)
+        warnings.warn(f"{where}: {dropped} of {len(keep)} samples dropped: bad latency or dims", SteptimeWarning, stacklevel=2)
     return cast(pd.DataFrame, samples.assign(latency_us=latency)[keep].reset_index(drop=True))
 
 
