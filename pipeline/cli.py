@@ -9,6 +9,8 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +66,8 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     points = expand(_overrides(overrides))
     if len(points) > 1:
         raise InputError(f"predict takes one point, these overrides make {len(points)}: use `steptime compare`")
-    prediction = predict_point(points[0])
+    with _working("predicting"):
+        prediction = predict_point(points[0])
     if as_json:
         _print_json(prediction.as_dict())
         return
@@ -82,10 +85,11 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     points = expand(_overrides(overrides))
     predictions = [predict_point(point) for point in _progress(points, "predicting")]
     largest: dict[str, int | None] = {}
-    for point in points:
-        key = f"{point.gpu}/{point.model}/{point.variant}"
-        if key not in largest:
-            largest[key] = largest_batch(point)
+    with _working("looking for the largest batches"):
+        for point in points:
+            key = f"{point.gpu}/{point.model}/{point.variant}"
+            if key not in largest:
+                largest[key] = largest_batch(point)
     if as_json:
         _print_json({"predictions": [p.as_dict() for p in predictions], "largest_batch": largest})
         return
@@ -207,9 +211,8 @@ def kernels_fit(
     """Fit a kernel model per family and say how good it is on shapes that it has not seen."""
     from pipeline.kernels.commands import fit_command
 
-    if not as_json:
-        print("fitting (minutes for large families) ...", file=sys.stderr)
-    rows = fit_command(samples, gpu, family, out)
+    with _working("fitting, minutes for families of thousands of samples"):
+        rows = fit_command(samples, gpu, family, out)
     if not as_json:
         percent = {"gmae": "GMAE %", "mape": "MAPE %", "coverage": "in p10-p90 %"}
         rows = [{percent.get(k, k): 100 * v if k in percent else v for k, v in row.items()} for row in rows]
@@ -221,7 +224,7 @@ def kernels_predict(
     gpu: Annotated[str, typer.Option(help="the GPU to predict")],
     source: Annotated[Path, typer.Option("--in", help="parquet of calls: `op` and its dimensions")],
     out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
-    models: Annotated[Path | None, typer.Option(help="folder of `kernels fit`; else what is fitted or shipped")] = None,
+    models: Annotated[Path | None, typer.Option(help="folder of `kernels fit`; else what ships")] = None,
     probes: Annotated[
         Path | None, typer.Option(help="a few measured calls on that GPU, to calibrate a transfer")
     ] = None,
@@ -358,6 +361,16 @@ def _catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
     from pipeline.report.tables import Catalogue, console
 
     console().print(Catalogue(rows))
+
+
+@contextmanager
+def _working(text: str) -> Iterator[None]:
+    """A line that moves while something takes its time; on a terminal alone, and gone afterwards."""
+    from rich.console import Console
+
+    screen = Console(stderr=True)
+    with screen.status(text) if screen.is_terminal else nullcontext():
+        yield
 
 
 def _progress(items: list[Any], text: str) -> Any:
