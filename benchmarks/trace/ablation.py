@@ -1,6 +1,6 @@
-"""How well public traces are replayed, part by part: writes the tables of docs/replay.md.
+"""How well public traces are replayed, part by part: writes the tables of docs/notes/replay.md.
 
-    python benchmarks/trace/ablation.py [--doc docs/replay.md]
+    python benchmarks/trace/ablation.py [--doc docs/notes/replay.md]
 
 Every figure is the mean absolute error of the span, in percent, on iterations (or ranks) that gave no statistics.
 """
@@ -46,7 +46,7 @@ VARIANTS: dict[str, Options] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--doc", type=Path, default=ROOT / "docs" / "replay.md")
+    parser.add_argument("--doc", type=Path, default=ROOT / "docs" / "notes" / "replay.md")
     options = parser.parse_args()
     data = datasets_dir()
     if data is None:

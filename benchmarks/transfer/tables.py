@@ -1,6 +1,8 @@
-"""Write the error tables of docs/transfer.md from the CSV files of `python -m pipeline.transfer.build --errors`.
+"""Write the error tables of docs/transfer.md and docs/notes/transfer.md from `pipeline.transfer.build --errors`.
 
-python benchmarks/transfer/tables.py --errors errors.csv... [--models surfer.csv] [--peer deepview.csv] --doc DOC.md
+    python benchmarks/transfer/tables.py --errors errors.csv... [--models surfer.csv] [--peer deepview.csv] --doc DOC.md...
+
+Each table goes between its markers, in whichever of the documents has them.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.paths import packs_dir
+from pipeline.transfer.evaluate import PROBES
 from pipeline.transfer.paper import TRACKED
 from pipeline.transfer.utilisation import UtilisationModel
 
 BARS = {"gemm": 20, "bmm": 20, "conv2d_forward": 15, "elementwise": 8, "softmax": 12, "layer_norm": 12}
 """MAPE that this project asks of `auto`."""
 
-ORDER = ["auto", "auto, 10 probes", "mlp", "wave", "wave, exact", "roofline", "bandwidth ratio"]
+ORDER = ["auto", "auto, 10 probes", "mlp", "wave", "wave, exact", "roofline"]
+"""Columns of the overview; docs/accuracy.md has the ratio of bandwidths too."""
 
 
 def overview(errors: pd.DataFrame) -> str:
@@ -43,18 +47,27 @@ def matrices(errors: pd.DataFrame) -> str:
 
 def models(results: pd.DataFrame) -> str:
     """Mean and worst absolute error of whole models by destination and method."""
-    error = results.assign(error=100 * results["error"].abs())
+    error = _absolute(results)
     table = error.groupby(["method", "destination"])["error"].mean().unstack()
     table["all"] = error.groupby("method")["error"].mean()
     known = ~error[["origin", "destination"]].isin(["T4"]).any(axis=1)
     table["all but T4"] = error[known].groupby("method")["error"].mean()
     table["worst"] = error.groupby("method")["error"].max()
-    texts = [markdown(table, "method")]
+    return markdown(table, "method")
+
+
+def model_pairs(results: pd.DataFrame) -> str:
+    """Mean absolute error of whole models by origin and destination, a matrix per method."""
+    error, texts = _absolute(results), []
     for method in (TRACKED, "utilisation", "wave"):
         own = error[error["method"] == method]
         matrix = own.pivot_table(index="origin", columns="destination", values="error")
         texts.append(f"`{method}`, by pair:\n\n{markdown(matrix, 'from, to')}")
     return "\n\n".join(texts)
+
+
+def _absolute(results: pd.DataFrame) -> pd.DataFrame:
+    return results.assign(error=100 * results["error"].abs())
 
 
 def peer(results: pd.DataFrame) -> str:
@@ -78,7 +91,28 @@ def left_out(folder: Path) -> str:
 
 
 def probes(folder: Path) -> str:
-    """Errors of left-out GPUs by number of probes, from the shipped models' metadata: by family, and products by GPU."""
+    """MAPE of left-out GPUs by family and number of probes, and the share inside the interval that ten leave."""
+    mean = _probed(folder).groupby(level=["family", "probes"], sort=False).mean()
+    table = mean["mape"].unstack().reindex(list(BARS)).sort_index(axis=1)
+    table.columns = pd.Index([f"{count} probes" if count else "none" for count in table.columns])
+    table["coverage, 10 probes"] = mean["coverage"].xs(PROBES, level="probes")
+    return markdown(table, "family")
+
+
+def probes_in_full(folder: Path) -> str:
+    """All errors of left-out GPUs by number of probes: by family, and products by GPU."""
+    table, texts = _probed(folder), []
+    for part, by, corner in ((table, "family", "family, probes"), (table.loc[["gemm"]], "gpu", "`gemm`, probes")):
+        mean = part.groupby(level=[by, "probes"], sort=False).mean()
+        names = list(dict.fromkeys(mean.index.get_level_values(0)))
+        mean = mean.reindex(pd.MultiIndex.from_product([names, sorted(set(mean.index.get_level_values(1)))]))
+        mean.index = pd.Index([f"{name}, {count}" for name, count in mean.index])
+        texts.append(markdown(mean[["mape", "gmae", "median", "coverage"]], corner))
+    return "\n\n".join(texts)
+
+
+def _probed(folder: Path) -> pd.DataFrame:
+    """Errors of left-out GPUs in the shipped models' metadata, by family, gpu and number of probes; in percent."""
     rows = {}
     for family in BARS:
         facts = UtilisationModel.load(folder / f"{family}.safetensors").provenance.get("left_out", {})
@@ -87,14 +121,7 @@ def probes(folder: Path) -> str:
                 rows[family, gpu, int(count)] = errors
     table = pd.DataFrame(rows).T.rename_axis(["family", "gpu", "probes"]).astype(float)
     table["coverage"] *= 100.0
-    texts = []
-    for part, by, corner in ((table, "family", "family, probes"), (table.loc[["gemm"]], "gpu", "`gemm`, probes")):
-        mean = part.groupby(level=[by, "probes"], sort=False).mean()
-        names = list(dict.fromkeys(mean.index.get_level_values(0)))
-        mean = mean.reindex(pd.MultiIndex.from_product([names, sorted(set(mean.index.get_level_values(1)))]))
-        mean.index = pd.Index([f"{name}, {count}" for name, count in mean.index])
-        texts.append(markdown(mean[["mape", "gmae", "median", "coverage"]], corner))
-    return "\n\n".join(texts)
+    return table
 
 
 def markdown(table: pd.DataFrame, corner: str) -> str:
@@ -114,23 +141,35 @@ def replace_block(text: str, name: str, block: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--errors", type=Path, action="append", required=True)
     parser.add_argument("--models", type=Path)
     parser.add_argument("--peer", type=Path, help="CSV of deepview.py")
-    parser.add_argument("--doc", type=Path, required=True)
+    parser.add_argument("--doc", type=Path, action="append", required=True, help="may be repeated")
     options = parser.parse_args()
     errors = pd.concat([pd.read_csv(path) for path in options.errors], ignore_index=True)
-    text = options.doc.read_text(encoding="utf-8")
-    text = replace_block(text, "overview", overview(errors))
-    text = replace_block(text, "matrices", matrices(errors))
-    text = replace_block(text, "left out", left_out(packs_dir() / "transfer"))
-    text = replace_block(text, "probes", probes(packs_dir() / "transfer"))
+    shipped = packs_dir() / "transfer"
+    blocks = {
+        "overview": overview(errors),
+        "matrices": matrices(errors),
+        "left out": left_out(shipped),
+        "probes": probes(shipped),
+        "probes in full": probes_in_full(shipped),
+    }
     if options.models:
-        text = replace_block(text, "models", models(pd.read_csv(options.models)))
+        results = pd.read_csv(options.models)
+        blocks |= {"models": models(results), "model pairs": model_pairs(results)}
     if options.peer:
-        text = replace_block(text, "peer", peer(pd.read_csv(options.peer)))
-    options.doc.write_text(text, encoding="utf-8")
+        blocks["peer"] = peer(pd.read_csv(options.peer))
+    texts = {path: path.read_text(encoding="utf-8") for path in options.doc}
+    for name, block in blocks.items():
+        found = [path for path, text in texts.items() if f"<!-- {name} -->" in text]
+        if not found:
+            parser.error(f"none of the documents has the markers <!-- {name} --> and <!-- /{name} -->")
+        for path in found:
+            texts[path] = replace_block(texts[path], name, block)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+"""Draw the pictures of docs/kernels.md, docs/transfer.md and docs/replay.md from what ships and what the checks found.
+
+    python benchmarks/pictures.py [--results results] [--out docs/images]
+
+`kernels.svg` and `transfer.svg` need `packs/` alone; `replays.svg` is drawn where `snakemake -- checks` has run (public
+data). `make readme` draws the other pictures of the docs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from pipeline.kernels.commands import predict_command
+from pipeline.paths import packs_dir, project_dir
+from pipeline.report.checks.bars import TRANSFER_MAPE
+from pipeline.report.checks.replays import mean_errors
+from pipeline.report.figures import evidence, tables
+from pipeline.report.figures.published import published
+from pipeline.report.figures.style import (
+    COLOURS,
+    FAMILY_ORDER,
+    MARKERS,
+    footnote,
+    label_rows,
+    new_figure,
+    new_panels,
+    plain_ticks,
+    save,
+)
+from pipeline.report.grid import PAIR_ERRORS
+from pipeline.report.readme import shipped_families
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SWEPT = ("A100-PCIE-40GB", "V100", "T4", "L4")
+"""Three GPUs with models of their own, one known by its spec file alone."""
+
+WIDTH = 1024
+"""Of the linear layer whose batch is swept: neither padding nor a small reduction hides what the batch does."""
+
+MOST_ROWS = 1536
+
+METHODS = {
+    "wave": "wave scaling",
+    "mlp": "network's ratio (published form)",
+    "roofline": "roofline's ratio",
+    "auto": "auto",
+    "auto, 10 probes": "auto, with 10 probes",
+}
+"""Methods of `pair_errors.csv` that are shown, and how they are called on the picture."""
+
+
+def kernels() -> Figure:
+    """Held-out errors of the shipped models by family, and what they say of a linear layer as its batch grows."""
+    figure, (left, right) = new_panels(2, width=11.0, height=4.2, grid="both", share_y=False)
+    errors = tables.kernel_errors(shipped_families())
+    errors = errors[errors["family"].isin(FAMILY_ORDER)]
+    half = errors["gpu"].astype(str).str.endswith("(bf16)")
+    series = errors["gpu"].astype(str).where(~half, "A100-SXM, L40S,\nH100, H200, B200:\nbf16")
+    for (gpu, own), colour, marker in zip(errors.groupby(series, sort=True), COLOURS, MARKERS, strict=False):
+        where = [FAMILY_ORDER.index(str(name)) for name in own["family"]]
+        left.plot(100 * own["gmae"], where, marker, color=colour, label=str(gpu))
+    bound = published("kernels")[0]
+    left.axvline(bound.percent, color="black", linestyle="--", linewidth=1, label=f"published bound\n({bound.source})")
+    label_rows(left, FAMILY_ORDER)
+    left.set(xscale="log", xlim=(0.15, 14), xlabel="GMAE on shapes not trained on (%)")
+    plain_ticks(left.xaxis)
+    left.grid(visible=False, axis="y")
+    left.legend(frameon=False, fontsize=7, loc="upper left")
+    left.set_title("Held-out error by family", loc="left", fontsize=10)
+    _sweep(right)
+    return figure
+
+
+def _sweep(axes: Axes) -> None:
+    """Throughput of a linear layer by rows of its input, with the p10 to p90 interval."""
+    rows = np.arange(32, MOST_ROWS + 1, 16)
+    calls = pd.DataFrame({"op": "linear", "B": 1, "M": rows, "N": WIDTH, "K": WIDTH})
+    for gpu, colour in zip(SWEPT, COLOURS, strict=False):
+        with tempfile.TemporaryDirectory() as folder:
+            source, out = Path(folder) / "calls.parquet", Path(folder) / "predicted.parquet"
+            calls.to_parquet(source)
+            predict_command(gpu, None, source, out)
+            found = pd.read_parquet(out)
+        kind = str(found["evidence"].iloc[0])
+        teraflops = 2e-6 * rows * WIDTH * WIDTH
+        scale = found["predicted_us"] / found["kernel_us"]
+        axes.plot(rows, teraflops / found["kernel_us"], color=colour, linewidth=1.3, label=f"{gpu} ({kind})",
+                  linestyle="-" if kind == "pack" else "--")  # fmt: skip
+        axes.fill_between(rows, teraflops / found["p90_us"] * scale, teraflops / found["p10_us"] * scale, color=colour,
+                          alpha=0.18, linewidth=0)  # fmt: skip
+    axes.set(xlabel=f"rows of the input (batch) of a {WIDTH} × {WIDTH} linear layer", ylabel="TFLOP/s (fp32)")
+    axes.set(xlim=(0, MOST_ROWS), ylim=(0, None))
+    axes.legend(frameon=False, fontsize=7, loc="lower right")
+    axes.set_title("Predicted throughput: teeth where another wave begins", loc="left", fontsize=10)
+
+
+def transfer(errors: pd.DataFrame) -> Figure:
+    """Errors on a GPU left out of training, by family and method, beside what this project asks of `auto`.
+
+    Args:
+        errors: `pair_errors.csv`: family, origin, destination, method, mape (%).
+    """
+    means = errors.groupby(["family", "method"])["mape"].mean().unstack()
+    figure, axes = new_figure(8.0, 3.8)
+    axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
+    axes.grid(visible=False, axis="y")
+    colours = ("#999999", COLOURS[1], COLOURS[4], COLOURS[0], COLOURS[2])
+    for (method, label), colour, marker in zip(METHODS.items(), colours, ("x", "^", "s", "o", "D"), strict=True):
+        axes.plot(means[method].reindex(FAMILY_ORDER), range(len(FAMILY_ORDER)), marker, color=colour, label=label)
+    bars = [TRANSFER_MAPE[name] for name in FAMILY_ORDER]
+    axes.plot(bars, range(len(FAMILY_ORDER)), "|", color="black", markersize=16, label="bar for auto")
+    label_rows(axes, FAMILY_ORDER)
+    axes.set(xscale="log", xlabel="MAPE above twice the latency floor (%)")
+    plain_ticks(axes.xaxis)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    footnote(figure, "Mean over the ordered pairs of V100, P100, P4, T4 and A100; the destination was left out of "
+                     "training.")  # fmt: skip
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path, default=project_dir() / "docs" / "images")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    drawn = {"kernels": kernels(), "transfer": transfer(pd.read_csv(packs_dir() / "transfer" / PAIR_ERRORS))}
+    replays = options.results / "checks" / "replays.parquet"
+    if replays.is_file():
+        drawn["replays"] = evidence.replay_errors(mean_errors(pd.read_parquet(replays)))
+    for name, figure in drawn.items():
+        save(figure, options.out, name, kinds=("svg",))
+        print(options.out / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    main()

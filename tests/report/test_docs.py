@@ -1,0 +1,168 @@
+"""The documents hold together: links and anchors lead somewhere, and every command that they show exists as shown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from pipeline.cli import app
+from pipeline.config import expand
+from pipeline.paths import project_dir
+
+ROOT = project_dir()
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("config/*.md"), *ROOT.glob("docs/**/*.md")])
+MOST_IMAGE_BYTES = 160_000
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMANDS = ("steptime", "snakemake", "make", "python", "python3")
+PLACEHOLDER = re.compile(r"=[^=]*\b(MY_\w+|GPU|NAME|\.\.\.)")
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def prose(text: str) -> str:
+    return FENCE.sub("", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors that GitHub gives to headings, and those set by hand."""
+    text = prose(page.read_text(encoding="utf-8"))
+    found = set(re.findall(r'<a id="([^"]+)"', text))
+    for heading in re.findall(r"^#{1,6} (.+)$", text, re.MULTILINE):
+        plain = re.sub(r"[^\w\- ]", "", LINK.sub("", heading).lower()).strip()
+        found.add(plain.replace(" ", "-"))
+    return found
+
+
+def commands(text: str) -> Iterator[str]:
+    """Command lines of a page: in fences, indented blocks and inline code; comments and prompts taken off."""
+    lines = [line for _, block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    rest = prose(text)
+    lines += re.findall(r"^    (\S.*)$", rest, re.MULTILINE)
+    lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", rest)]
+    for line in lines:
+        for part in line.removeprefix("$ ").split("  #")[0].split(" && "):
+            words = part.split()
+            if len(words) > 1 and words[0] in COMMANDS and "(" not in words[1]:
+                yield part.strip()
+
+
+def links(page: Path) -> Iterator[str]:
+    return (link for link in LINK.findall(prose(page.read_text(encoding="utf-8"))) if not link.startswith("http"))
+
+
+@pytest.mark.parametrize("name", names(PAGES))
+def test_links_lead_to_files_and_headings(name: str) -> None:
+    page = ROOT / name
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{name}: {link}"
+
+
+def test_every_page_of_the_docs_is_reached_from_their_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    reached = {(index.parent / link.partition("#")[0]).resolve() for link in links(index)}
+    assert {page for page in PAGES if page.parts[-2] in ("docs", "notes")} - reached == {index}
+
+
+def test_pictures_are_small() -> None:
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert picture.stat().st_size < MOST_IMAGE_BYTES, picture.name
+
+
+@pytest.mark.parametrize("name", names(PAGES))
+def test_commands_have_the_options_that_are_shown(name: str) -> None:
+    for command in commands((ROOT / name).read_text(encoding="utf-8")):
+        words = shlex.split(command)
+        check = {"steptime": steptime, "snakemake": snakemake, "make": make}.get(words[0], script)
+        assert check(words[1:]), f"{name}: {command}"
+
+
+def steptime(words: list[str]) -> bool:
+    """Subcommand, options and overrides."""
+    command = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    overrides = [word for word in words if re.match(r"\+?[a-z][\w.]*=", word)]
+    return not hasattr(command, "commands") and options(words) <= known and composes(overrides)
+
+
+def snakemake(words: list[str]) -> bool:
+    """Targets and configuration."""
+    at = words.index("--") if "--" in words else len(words)
+    rules = set()
+    for file in (ROOT / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")):
+        rules |= set(re.findall(r"^rule (\w+):", file.read_text(encoding="utf-8"), re.MULTILINE))
+    overrides = [word for word in words[:at] if "=" in word]
+    more = [word for given in overrides if given.startswith("overrides=") for word in given[10:].split()]
+    return set(words[at + 1 :]) <= rules and composes([o for o in overrides if not o.startswith("overrides=")] + more)
+
+
+def make(words: list[str]) -> bool:
+    """Targets."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return all(re.search(rf"^{re.escape(word)}:", text, re.MULTILINE) for word in words if "=" not in word)
+
+
+def script(words: list[str]) -> bool:
+    """A module or file of this project that names the options; other Python is not looked at."""
+    if words[0] == "-m":
+        file = ROOT / (words[1].replace(".", "/") + ".py")
+        if not words[1].startswith("pipeline"):
+            return True
+    elif words[0].endswith(".py"):
+        file = ROOT / words[0]
+    else:
+        return True
+    if not file.is_file():
+        return False
+    text = file.read_text(encoding="utf-8")
+    return all(f'"{option}"' in text for option in options(words[1:]))
+
+
+def options(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if word.startswith("--") and word != "--"}
+
+
+def composes(overrides: list[str]) -> bool:
+    """Whether Hydra knows every name; placeholders, and a user's own files, are left out."""
+    given = [each for each in overrides if not PLACEHOLDER.search(each) and "my_module" not in each]
+    own = any("my_" in each or "my_module" in each for each in overrides)
+    return own or not given or _points(tuple(given)) > 0
+
+
+@lru_cache
+def _points(overrides: tuple[str, ...]) -> int:
+    return len(expand(overrides))
+
+
+@pytest.mark.parametrize(
+    ("command", "check"),
+    [
+        ("predict gpu=V100 model=dlrm_default model.no_such=1", steptime),
+        ("predict --no-such", steptime),
+        ("nothing gpu=V100", steptime),
+        ("--config gpu=V100 -- nothing", snakemake),
+        ("nothing", make),
+        ("benchmarks/pictures.py --nothing", script),
+        ("-m pipeline.nothing", script),
+    ],
+)
+def test_a_wrong_command_is_noticed(command: str, check) -> None:
+    try:
+        assert not check(shlex.split(command))
+    except Exception as error:
+        assert "no_such" in str(error)
