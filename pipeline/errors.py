@@ -32,9 +32,14 @@ class SteptimeWarning(UserWarning):
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
-    """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case; empty if none is."""
-    by_fold = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(str(name).lower(), by_fold, n=1, cutoff=0.6)
+    """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case; empty if none is.
+
+    Of a dotted name the last part is compared, with those of its own section.
+    """
+    section, dot, last = str(name).lower().rpartition(".")
+    by_fold = {choice.lower().removeprefix(section + dot): choice for choice in choices
+               if choice.lower().rpartition(".")[0] == section}  # fmt: skip
+    close = get_close_matches(last, by_fold, n=1, cutoff=0.6)
     return f"did you mean {by_fold[close[0]]!r}? " if close else ""
 
 
