@@ -377,7 +377,8 @@ def _progress(items: list[Any], text: str) -> Any:
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, text, console=Console(stderr=True), transient=True, disable=len(items) < 2)
+    screen = Console(stderr=True)
+    return track(items, text, console=screen, transient=True, disable=len(items) < 2 or not screen.is_terminal)
 
 
 if __name__ == "__main__":

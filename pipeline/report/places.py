@@ -9,8 +9,14 @@ from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 
 
-def places(predictions: Sequence[Prediction], root: Path) -> dict[str, str]:
-    """Folders and commands that lead from the predictions to what is behind them."""
+def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
+    """Folders and commands that lead from the predictions to what is behind them.
+
+    Args:
+        predictions: rows of a summary table.
+        summary: its folder: that of the results, or one under `grids/` in it.
+    """
+    root = summary.parent.parent if summary.parent.name == "grids" else summary
     artifacts = Artifacts(str(root))
     found = {}
     if len(predictions) == 1:
@@ -19,6 +25,8 @@ def places(predictions: Sequence[Prediction], root: Path) -> dict[str, str]:
         found = {"artifacts": folder, "timeline": f"{folder}/timeline.json.gz (open in ui.perfetto.dev)"}
     else:
         found = {"artifacts": f"{root}/"}
+    if not Path(found["artifacts"]).is_dir():  # the table was copied elsewhere
+        found = {}
     if (root / "mlflow" / "mlflow.db").is_file():
         found["kernel models"] = "make ui (MLflow on http://127.0.0.1:5000)"
     return found

@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.config import LOCAL_GPU
 from pipeline.prediction import Prediction
 
 PIPE_WIDTH = 140
@@ -164,7 +165,7 @@ class Comparison:
         }
         if self.largest:
             most = self.largest.get(f"{p.gpu}/{p.model}/{p.variant}")
-            cells["max batch"] = f"{most:,}" if most else "none"
+            cells["max batch"] = f"{most:,}" if most else "" if p.gpu == LOCAL_GPU else "none"
         if any(other.measured_us is not None for other in self.predictions):
             cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
         return cells

@@ -159,9 +159,10 @@ def serve(port: int, folder: str | Path = "results/mlflow") -> None:
     """Replace this process by the MLflow UI on a folder's database.
 
     Raises:
-        InputError: no pipeline has run yet.
+        InputError: no pipeline has run yet, or the port is none or taken.
     """
     folder = Path(folder)
+    _check_port(port)
     if not (folder / "mlflow.db").is_file():
         raise InputError(f"{folder}/mlflow.db: no such file; run the pipeline first (make run)")
     os.environ.update(_ENVIRONMENT)
@@ -172,6 +173,19 @@ def serve(port: int, folder: str | Path = "results/mlflow") -> None:
     os.execv(
         sys.executable, [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", _uri(folder), "--port", str(port)]
     )
+
+
+def _check_port(port: int) -> None:
+    """Refuse a port that the server would fail on, half a minute later and in twenty lines."""
+    import socket
+
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except (OverflowError, OSError) as error:
+        reason = getattr(error, "strerror", None) or "ports go from 1 to 65535"
+        raise InputError(f"--port {port}: {reason}; give another one, such as --port 5001") from None
 
 
 def _uri(folder: Path) -> str:
