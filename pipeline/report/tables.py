@@ -115,20 +115,23 @@ class Comparison:
     largest: Mapping[str, int | None]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        wide = self._table(self.predictions, NARROW_LEAVES_OUT[:0], boxed=True)
+        wide = self._table(self.predictions, ("variant",), boxed=True)
         if _fits(wide, console, options):
             yield wide
             yield self._legend()
             return
-        groups: dict[tuple[str, str], list[Prediction]] = {}
-        for p in self.predictions:
-            groups.setdefault((p.model, named(p)), []).append(p)
-        for (model, variant), group in groups.items():
-            for left_out in range(1, len(NARROW_LEAVES_OUT) + 1):
-                table = self._table(group, NARROW_LEAVES_OUT[:left_out], boxed=False)
+        for model in dict.fromkeys(p.model for p in self.predictions):
+            group = [p for p in self.predictions if p.model == model]
+            gpus, variants = {p.gpu for p in group}, {named(p) for p in group}
+            shared = ["model", *(["GPU"] if len(gpus) == 1 else []), *(["variant"] if len(variants) == 1 else [])]
+            heading = " ".join(
+                [model, *(variants if len(variants) == 1 else ()), *(f"on {g}" for g in gpus if len(gpus) == 1)]
+            )
+            for left_out in range(len(NARROW_LEAVES_OUT) + 1):
+                table = self._table(group, (*shared, *NARROW_LEAVES_OUT[:left_out]), boxed=False)
                 if _fits(table, console, options):
                     break
-            yield Text(f"{model} {variant}".strip(), style="bold")
+            yield Text(" ".join(heading.split()), style="bold")
             yield table
         yield self._legend()
 
@@ -143,8 +146,9 @@ class Comparison:
             header_style="bold", box=box.HEAVY_HEAD if boxed else None, padding=(0, 1) if boxed else (0, 1, 0, 0)
         )
         for name in cells[0] if cells else ():
-            left = name in ("GPU", "model", "bound", "evidence")
-            table.add_column(name, justify="left" if left else "right", no_wrap=name != "model", overflow="fold")
+            left = name in ("GPU", "model", "variant", "bound", "evidence")
+            whole = name not in ("model", "variant")
+            table.add_column(name, justify="left" if left else "right", no_wrap=whole, overflow="fold")
         for p, row in zip(rows, cells, strict=True):
             table.add_row(*row.values(), style="bold" if self._best(p) else None)
         return table
@@ -154,6 +158,7 @@ class Comparison:
         cells = {
             "GPU": p.gpu,
             "model": f"{p.model} {named(p)}".strip(),
+            "variant": named(p) or "default",
             "batch": str(p.batch_size),
             "step": milliseconds(p.predicted_us),
             "p10-p90 ms": interval(p.p10_us, p.p90_us),
@@ -180,8 +185,8 @@ def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
     return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width
 
 
-NARROW_LEAVES_OUT = ("model", "evidence", "busy", "bound", "p10-p90 ms")
-"""Columns that a narrow terminal does without, in this order; the model becomes the heading of a table of its own."""
+NARROW_LEAVES_OUT = ("evidence", "busy", "bound", "p10-p90 ms")
+"""Columns that a narrow terminal does without, in this order; each model gets a table, with what its rows share above."""
 
 
 def many(predictions: Sequence[Prediction], largest: Mapping[str, int | None] | None = None) -> RenderableType:

@@ -111,6 +111,16 @@ def test_a_comparison_is_whole_at_the_width_of_any_terminal(prediction: Predicti
     assert "…" not in text
 
 
+def test_designs_of_one_model_stay_side_by_side_on_a_narrow_terminal(prediction: Prediction) -> None:
+    rows = [
+        dataclasses.replace(prediction, gpu="A100-PCIE-40GB", variant=variant, predicted_us=us)
+        for variant, us in (("default", 8e3), ("embedding-sparse", 9e3), ("embedding-dense", 12e3))
+    ]
+    shown = lines_at(many(rows, {}), 80)
+    assert shown[0] == "dlrm_default on A100-PCIE-40GB"
+    assert [line.split()[0] for line in shown[1:5]] == ["variant", "default", "embedding-sparse", "embedding-dense"]
+
+
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_the_catalogue_of_gpus_breaks_no_word(width: int) -> None:
     from pipeline.report.catalogue import gpu_rows
