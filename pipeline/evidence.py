@@ -9,17 +9,6 @@ from pipeline.config import LOCAL_GPU
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 
 
-class Evidence(StrEnum):
-    """Where a kernel time or an overhead comes from, best first."""
-
-    MEASURED = "measured"
-    FITTED = "fitted"
-    PACK = "pack"
-    SHARED = "shared"
-    TRANSFERRED = "transferred"
-    ROOFLINE = "roofline"
-
-
 class Source(StrEnum):
     """Where the samples or traces of a GPU come from; decides which rule makes its kernel models and overheads."""
 

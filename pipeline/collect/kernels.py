@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -238,10 +237,3 @@ def _sampled(work: Workbench, variants: Iterator[Spec], cache: Cache) -> Iterato
         held += built[1]
         if held > work.budget_bytes // 2:
             return
-
-
-def write_samples(frame: pd.DataFrame, path: Path, provenance: dict[str, Any] | None = None) -> None:
-    """Write samples as a checked parquet table, with the unmeasured calls in its provenance."""
-    from pipeline.schemas import write_table
-
-    write_table(frame, path, "samples", {**(provenance or {}), "unmeasured": frame.attrs.get("unmeasured", {})})

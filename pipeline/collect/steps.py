@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,17 +40,6 @@ MOST_ROUNDS, DISTURBED = 6, 1.25
 """More profiled passes are made while the best one's step is this much longer than the unprofiled step."""
 
 
-@dataclass(frozen=True)
-class CollectedStep:
-    """What `collect_step` left behind."""
-
-    kineto: Path
-    execution_trace: Path | None
-    step_times: Path
-    step_us: float
-    profiled_step_us: float
-
-
 def collect_step(
     config: Mapping[str, Any],
     batch_size: int,
@@ -64,7 +52,7 @@ def collect_step(
     model: str | None = None,
     variant: str = "default",
     source: str = "collect",
-) -> CollectedStep:
+) -> None:
     """Run, time and profile a training step.
 
     Args:
@@ -105,7 +93,7 @@ def collect_step(
                 profiles.append(profile_steps(step.run, place, iterations, Path(scratch) / f"{number}.json"))
             chosen = min(profiles, key=lambda profile: (profile.lost > 0, profile.step_us))
             write_gzip(chosen.path.read_bytes(), folder / KINETO)
-            trace, note = _execution_trace(step.run, place, Path(scratch), folder)
+            note = _execution_trace(step.run, place, Path(scratch), folder)
     except (RuntimeError, MemoryError) as error:
         raise MeasurementError(f"{config.get('name', model)} at batch {batch_size} on {device}: {error}") from error
     facts = {
@@ -128,13 +116,13 @@ def collect_step(
     write_table(pd.DataFrame([row]), folder / STEP_TIMES, "step_times", {"device": describe(place)})
     del step
     release(place)
-    return CollectedStep(folder / KINETO, trace, folder / STEP_TIMES, times.median_us, chosen.step_us)
 
 
-def _execution_trace(step: Step, device: torch.device, scratch: Path, folder: Path) -> tuple[Path | None, str]:
+def _execution_trace(step: Step, device: torch.device, scratch: Path, folder: Path) -> str:
+    """Write the execution trace; its name, or why there is none: the Kineto trace stands without it."""
     try:
         data = execution_trace(step, device, scratch)
-    except (RuntimeError, OSError, TypeError) as error:  # the Kineto trace stands without it
-        return None, f"none: {str(error)[:200]}"
+    except (RuntimeError, OSError, TypeError) as error:
+        return f"none: {str(error)[:200]}"
     write_gzip(data, folder / EXECUTION_TRACE)
-    return folder / EXECUTION_TRACE, EXECUTION_TRACE
+    return EXECUTION_TRACE

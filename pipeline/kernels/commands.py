@@ -172,6 +172,3 @@ def _write(table: pd.DataFrame, path: str | Path) -> None:
             pq.write_table(arrow, part, compression="zstd")
     except (pa.ArrowException, OSError) as error:
         raise SteptimeError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from None
-
-
-__all__ = ["OUTPUT", "fit_command", "predict_command", "read_samples"]
