@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
 from pipeline.collect.head import HEAD
-from pipeline.collect.windows import LAUNCH_CATEGORIES, Window, activities, attribute, load_events
+from pipeline.collect.windows import Window, activities, attribute, load_events
+from pipeline.trace.fields import API_CATEGORIES
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +136,7 @@ def launch_costs(device: torch.device, scratch: Path) -> Iterator[Cost]:
     launches = {
         e["args"]["correlation"]: e
         for e in events
-        if e.get("cat") in LAUNCH_CATEGORIES and "correlation" in e.get("args", {})
+        if e.get("cat") in API_CATEGORIES and "correlation" in e.get("args", {})
     }
 
     def gap(window: Window) -> float:
