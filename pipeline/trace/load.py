@@ -21,8 +21,8 @@ import numpy.typing as npt
 from pipeline.errors import TraceError
 from pipeline.trace import tree
 from pipeline.trace.columns import Columns
-from pipeline.trace.fields import DEVICE_CATEGORIES, HOST_CATEGORIES, INTEGER_ARGS, Category
-from pipeline.trace.iterations import assign, windows
+from pipeline.trace.fields import API_CATEGORIES, DEVICE_CATEGORIES, HOST_CATEGORIES, Category
+from pipeline.trace.iterations import assign, first_settled, windows
 from pipeline.trace.link import launches
 from pipeline.trace.order import ordered, without_copies
 from pipeline.trace.phases import PHASES, phases
@@ -83,10 +83,8 @@ class Trace:
 
     @property
     def settled(self) -> Flags:
-        """Iterations to learn overheads from, shape (iterations,): all but the first where there are three or more."""
-        use = np.ones(len(self.opens), bool)
-        use[0] = len(use) < 3
-        return use
+        """Iterations to learn overheads from, shape (iterations,)."""
+        return np.arange(len(self.opens)) >= first_settled(len(self.opens))
 
     def is_category(self, *categories: str) -> Flags:
         """Which events belong to one of the categories."""
@@ -184,7 +182,7 @@ def _link(trace: Trace) -> None:
     columns["op"] = np.where(op, -1, to_events(tree.nearest(parent, is_op)))
     columns["launch"] = np.full(len(trace), -1, np.int64)
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
-    runtime = np.flatnonzero(trace.is_category(Category.RUNTIME, Category.DRIVER))
+    runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
     linked = launches(
         columns["correlation"][device], columns["ts_ns"][device],
         columns["correlation"][runtime], columns["ts_ns"][runtime],
@@ -299,6 +297,3 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-__all__ = ["INTEGER_ARGS", "Trace", "load_trace"]

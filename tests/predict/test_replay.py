@@ -15,8 +15,10 @@ from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.predict import measured_rows, perfetto
 from pipeline.predict.critical_path import simulate
+from pipeline.predict.options import PUBLISHED, Options
 from pipeline.predict.ranks import replay_ranks
-from pipeline.predict.replay import PUBLISHED, Options, Source, build, learn, replay
+from pipeline.predict.replay import build, replay
+from pipeline.predict.source import Source, learn
 from pipeline.schemas import to_arrow
 from pipeline.trace.load import load_trace
 
