@@ -20,7 +20,7 @@ from pipeline.kernels.choice import ChosenKernel
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.networks import Network
-from pipeline.kernels.prediction import BLEND_TO, Estimate, Floor
+from pipeline.kernels.prediction import BLEND_TO, Estimate, Floor, KernelModel
 from pipeline.kernels.store import DESCRIPTION, read_description
 from pipeline.kernels.trees import Trees
 from pipeline.kernels.work import Array, Dims, is_one_of
@@ -128,7 +128,7 @@ def _square(d: Dims) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class FittedModel:
+class FittedModel(KernelModel):
     """One family's model of one GPU.
 
     Attributes:

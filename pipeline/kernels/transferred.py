@@ -16,7 +16,7 @@ from pipeline.kernels.prediction import Estimate, KernelModel
 
 
 @dataclass(frozen=True)
-class TransferredModel:
+class TransferredModel(KernelModel):
     """A cross-GPU model in the form of a family's model."""
 
     gpu: GpuSpec
