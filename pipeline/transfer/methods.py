@@ -25,7 +25,7 @@ from pipeline.transfer import wave
 from pipeline.transfer.features import ARITHMETIC
 from pipeline.transfer.kernels import covered, estimate, load_models, models_dir
 from pipeline.transfer.mlp import DIMS, TransferMlp
-from pipeline.transfer.probes import Calibration
+from pipeline.transfer.probes import TENTH, Calibration
 from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.sibling import alike
 from pipeline.transfer.terms import ways_taken
@@ -56,9 +56,6 @@ WAVE_LOG_SIGMA = 0.45
 
 MLP_LOG_SIGMA = 0.35
 """Log error of the networks' ratio over the pairs of the public GPUs, for its interval."""
-
-TENTH = 1.2816
-"""Standard deviations from the middle to p90."""
 
 
 def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin_gamma: bool = False) -> pd.DataFrame:

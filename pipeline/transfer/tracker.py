@@ -28,7 +28,8 @@ from pipeline.prediction import Prediction
 from pipeline.trace.load import Trace, load_trace
 from pipeline.transfer.costs import cost_per_million, load_prices
 from pipeline.transfer.kernels import load_models
-from pipeline.transfer.methods import STEP_WAVE_SHARE, TENTH, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.probes import TENTH
 from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.sustained import sustained_dram_gb_per_s
 from pipeline.transfer.trace_calls import trace_calls
