@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.fitted import PHASELESS
 from pipeline.kernels.prediction import Estimate, KernelModel
+from pipeline.kernels.scope import PHASELESS
 
 
 @dataclass(frozen=True)
