@@ -82,16 +82,8 @@ def collect_step(
     before = gpu_state() if place.type == "cuda" else {}
     try:
         took = warm_up(step.run, place)
-        times = StepTimes()
-        profiles: list[Profile] = []
         with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-            for number in range(MOST_ROUNDS if place.type == "cpu" else ROUNDS):
-                if number < ROUNDS:
-                    times.add(time_steps(step.run, place, seconds / ROUNDS, took))
-                elif min(profile.step_us for profile in profiles) < DISTURBED * times.median_us:
-                    break
-                profiles.append(profile_steps(step.run, place, iterations, Path(scratch) / f"{number}.json"))
-            chosen = min(profiles, key=lambda profile: (profile.lost > 0, profile.step_us))
+            times, chosen = _rounds(step.run, place, iterations, seconds, took, Path(scratch))
             write_gzip(chosen.path.read_bytes(), folder / KINETO)
             note = _execution_trace(step.run, place, Path(scratch), folder)
     except (RuntimeError, MemoryError) as error:
@@ -116,6 +108,21 @@ def collect_step(
     write_table(pd.DataFrame([row]), folder / STEP_TIMES, "step_times", {"device": describe(place)})
     del step
     release(place)
+
+
+def _rounds(
+    step: Step, device: torch.device, iterations: int, seconds: float, took: float, scratch: Path
+) -> tuple[StepTimes, Profile]:
+    """Unprofiled and profiled passes in turn: all unprofiled steps, and the least disturbed profile."""
+    times = StepTimes()
+    profiles: list[Profile] = []
+    for number in range(MOST_ROUNDS if device.type == "cpu" else ROUNDS):
+        if number < ROUNDS:
+            times.add(time_steps(step, device, seconds / ROUNDS, took))
+        elif min(profile.step_us for profile in profiles) < DISTURBED * times.median_us:
+            break
+        profiles.append(profile_steps(step, device, iterations, scratch / f"{number}.json"))
+    return times, min(profiles, key=lambda profile: (profile.lost > 0, profile.step_us))
 
 
 def _execution_trace(step: Step, device: torch.device, scratch: Path, folder: Path) -> str:
