@@ -125,7 +125,7 @@ def sharing(sources: dict[str, Source], other_ranks: list[Source]) -> str:
         for donor in chosen:
             if donor == target:
                 continue
-            model = OverheadModel(merged([samples[donor]]))
+            model = OverheadModel(merged(samples[donor]))
             factor = calibrate(model, seen)
             for scale, kept in ((1.0, plain), (factor.scale, scaled)):
                 spans = [

@@ -91,25 +91,17 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
     return read_table(folder / STEP_TIMES, "step_times")
 
 
-def read_step_time(
-    path: str | Path, model: str | None = None, variant: str | None = None, batch_size: int | None = None
-) -> float | None:
-    """The measured step time (µs): the one row of a `step_times.parquet`, or the row of a campaign that is named.
-
-    None where a campaign has no such row.
+def read_step_time(path: str | Path) -> float:
+    """The measured step time (µs): the one row of the `step_times.parquet` of a step measured here.
 
     Raises:
         TableError: the table is damaged.
-        InputError: several rows fit.
+        InputError: it does not hold one step.
     """
-    path = Path(path)
-    rows = read_step_times(path) if path.is_dir() else read_table(path, "step_times")
-    for column, value in (("model", model), ("variant", variant), ("batch_size", batch_size)):
-        if value is not None:
-            rows = rows[rows[column] == value]
-    if len(rows) > 1:
-        raise InputError(f"{path}: {len(rows)} step times fit; name model, variant and batch size")
-    return float(rows["step_us"].iloc[0]) if len(rows) else None
+    rows = read_table(path, "step_times")
+    if len(rows) != 1:
+        raise InputError(f"{path}: {len(rows)} step times, expected one; measure again")
+    return float(rows["step_us"].iloc[0])
 
 
 def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) -> float | None:

@@ -51,7 +51,6 @@ def collect_step(
     gpu: str = "local",
     model: str | None = None,
     variant: str = "default",
-    source: str = "collect",
 ) -> None:
     """Run, time and profile a training step.
 
@@ -66,7 +65,6 @@ def collect_step(
         gpu: `gpu` column of the step-times row.
         model: its `model` column; the config's name where it is not given.
         variant: its `variant` column.
-        source: its `source` column.
 
     Raises:
         InputError: there is no such device, or the config is wrong.
@@ -103,7 +101,7 @@ def collect_step(
         "model": model or str(config.get("name", "model")),
         "variant": variant,
         "batch_size": batch_size,
-        "source": source,
+        "source": "collect",
     }
     write_table(pd.DataFrame([row]), folder / STEP_TIMES, "step_times", {"device": describe(place)})
     del step

@@ -154,7 +154,7 @@ def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -
     few = fold.few.lasting
     own, _ = learn([few])
     waits.learn(few.act, few.keys, few.chosen)
-    donor = OverheadModel(merged([samples], options.estimator))
+    donor = OverheadModel(merged(samples, options.estimator))
     found = factor_of(donor, own)
     if found.common < MIN_COMMON:
         return donor, [f"only {found.common} overheads in common with the other traces: host times are not scaled"]

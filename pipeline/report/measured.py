@@ -54,8 +54,8 @@ class Grid:
         return named | ({"overrides": overrides} if overrides else {}) | {"results": results}
 
 
-def grids(gpu: str, folder: Path, dtype: str = "fp32") -> list[Grid]:
-    """The grids that cover a campaign's steps in one precision; models that have no configuration here are left out.
+def grids(gpu: str, folder: Path) -> list[Grid]:
+    """The grids that cover a campaign's steps in fp32; models that have no configuration here are left out.
 
     Raises:
         InputError, TableError: the folder is no campaign's, or its table is damaged.
@@ -63,7 +63,7 @@ def grids(gpu: str, folder: Path, dtype: str = "fp32") -> list[Grid]:
     batches: dict[tuple[str, tuple[tuple[str, str], ...]], set[int]] = defaultdict(set)
     for row in read_step_times(folder).to_dict("records"):
         options = tuple(OPTIONS.findall(str(row["variant"])))
-        if dict(options).get("dtype", "fp32") == dtype and row["model"] in choices("model"):
+        if "dtype" not in dict(options) and row["model"] in choices("model"):
             batches[str(row["model"]), options].add(int(row["batch_size"]))
     together: dict[tuple[tuple[tuple[str, str], ...], tuple[int, ...]], list[str]] = defaultdict(list)
     for (model, options), sizes in batches.items():

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +79,7 @@ UNSAMPLED = ("rnn", "batch_norm", "attention")
 """Kernel-varying families without samples to train networks on: the roofline's ratio until there are some."""
 
 
-def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, folder: Path | None = None) -> pd.DataFrame:
+def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
     """The pre-trained networks' ratio for kernel-varying families, wave scaling for the others.
 
     Kernel-varying families without samples take the roofline's ratio where their dims say how much work there is.
@@ -96,7 +95,7 @@ def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, folder:
         result.loc[part.index[known]] = scaled[known]
     for family, dims in DIMS.items():
         rows = (samples["family"].astype(str) == family).to_numpy()
-        path = (folder or models_dir()) / f"mlp_{family}.safetensors"
+        path = models_dir() / f"mlp_{family}.safetensors"
         if not rows.any() or not path.is_file():
             continue
         complete = rows & samples.reindex(columns=list(dims)).notna().all(axis=1).to_numpy()

@@ -73,7 +73,7 @@ def test_the_reader_gives_tables_of_the_pipeline(measured: Path, tmp_path: Path)
     assert to_arrow(samples, "samples").schema.names == SCHEMAS["samples"].names
     assert {"gemm", "embedding_forward", "elementwise", "conv2d_forward"} <= set(samples["family"])
     assert (samples["kernel_us"] > 0).all()
-    assert reader.read_step_time(measured, "dlrm_default", "embedding-joint_sparse", 16) > 0  # type: ignore[operator]
+    assert (reader.read_step_times(measured)["step_us"] > 0).all()
     traces = list(reader.read_traces(measured))
     kineto, execution = traces[0].extract(tmp_path)
     assert kineto.stat().st_size > 0
