@@ -15,11 +15,12 @@ from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.drift import estimate_drift
 from pipeline.kernels.evaluate import gmae
 from pipeline.kernels.fit import calibrate_physics
-from pipeline.kernels.fitted import FittedModel, Scope
+from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.floors import estimate_floor
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.samples import assign_folds, clean_samples
+from pipeline.kernels.scope import Scope
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
 from pipeline.paths import datasets_dir
