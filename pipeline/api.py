@@ -18,6 +18,9 @@ from pipeline.packs import check_pack, list_packs
 from pipeline.paths import Artifacts, measurements_dir, packs_dir
 from pipeline.prediction import Prediction
 
+CHOOSING = ("auto", "compare")
+"""Kernel-model variants that choose among others; what ships is such a choice."""
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -78,15 +81,31 @@ def kernel_predictor(gpu: GpuSpec, variant: str, results: str | Path | None) -> 
     """Kernel models of a GPU: fitted ones under `results`, else the pack's, else transfer and physics.
 
     Raises:
+        InputError: the variant has to be fitted first; packs hold the one that `auto` chose.
         PackError: the GPU's pack is damaged.
     """
-    from pipeline.kernels.predictor import load_predictor
+    from dataclasses import replace
 
+    from pipeline.hardware.spec import load_gpu
+    from pipeline.kernels.predictor import load_predictor
+    from pipeline.kernels.store import find_families
+    from pipeline.whatif.device import is_changed, predictor_of
+
+    if is_changed(gpu):
+        return predictor_of(gpu, kernel_predictor(load_gpu(gpu.name), variant, results))
     folders = [Path(Artifacts(str(results)).kernels(gpu.name))] if results is not None else []
+    fitted = bool(find_families(folders, variant))
     if gpu.name in list_packs():
         check_pack(gpu.name)
         folders.append(packs_dir() / gpu.name / "kernels")
-    return load_predictor(gpu, folders, variant)
+    if fitted or variant in CHOOSING:
+        return load_predictor(gpu, folders, variant)
+    if variant == "roofline":
+        return replace(load_predictor(gpu, folders, variant), models={})
+    raise InputError(
+        f"kernels={variant}: no such models are fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
+        f"kernels={variant}` where it has samples, or take kernels=auto"
+    )
 
 
 def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | None, workload: str) -> OverheadModel:
@@ -156,11 +175,12 @@ def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
     """
     from dataclasses import replace
 
-    from pipeline.hardware.spec import GpuSpec, load_gpu
+    from pipeline.hardware.spec import load_gpu
+    from pipeline.whatif.device import spec_of
 
     if values["name"] == LOCAL_GPU:
         return load_gpu(LOCAL_GPU)
-    gpu = GpuSpec.from_mapping(values, "gpu")
+    gpu = spec_of(values)
     if kernel_source(gpu.name) is not Source.MEASUREMENTS:
         return gpu
     from pipeline.collect.reader import measured_peaks
@@ -185,13 +205,13 @@ def largest_batch(point: Point) -> int | None:
     small, large = (_captured(model, size).memory_bytes for size in (batch // 2, batch))
     per_sample = (large - small) / (batch - batch // 2)
     room = gpu.memory_bytes - (large - per_sample * batch)
-    return _two_digits(int(room / per_sample)) or None if per_sample > 0 and room > 0 else None
+    return first_digits(int(room / per_sample)) if room >= per_sample > 0 else None
 
 
-def _two_digits(count: int) -> int:
-    """The largest number of two digits and zeros that is not above a count."""
-    step: int = 10 ** max(len(str(count)) - 2, 0)
-    return count // step * step
+def first_digits(number: int, digits: int = 2) -> int:
+    """A whole number with all but its first digits set to zero, never more than it was."""
+    unit: int = 10 ** max(len(str(number)) - digits, 0)
+    return number // unit * unit
 
 
 def _measured_here(point: Point, results: Path) -> Prediction:

@@ -8,16 +8,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pipeline.errors import InputError, SteptimeError
+from pipeline.errors import InputError, SteptimeError, SteptimeWarning
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
 app = typer.Typer(
     name="steptime",
-    help="How long does one training step take, on a GPU you may not have?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,6 +37,26 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"steptime {version('steptime')}")
+        except PackageNotFoundError:  # a checkout that was not installed
+            print("steptime (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """How long does one training step take, on a GPU you may not have?"""
+
+
 @app.command()
 def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
@@ -41,7 +66,8 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     points = expand(_overrides(overrides))
     if len(points) > 1:
         raise InputError(f"predict takes one point, these overrides make {len(points)}: use `steptime compare`")
-    prediction = predict_point(points[0])
+    with _working("predicting"):
+        prediction = predict_point(points[0])
     if as_json:
         _print_json(prediction.as_dict())
         return
@@ -59,10 +85,11 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     points = expand(_overrides(overrides))
     predictions = [predict_point(point) for point in _progress(points, "predicting")]
     largest: dict[str, int | None] = {}
-    for point in points:
-        key = f"{point.gpu}/{point.model}/{point.variant}"
-        if key not in largest:
-            largest[key] = largest_batch(point)
+    with _working("looking for the largest batches"):
+        for point in points:
+            key = f"{point.gpu}/{point.model}/{point.variant}"
+            if key not in largest:
+                largest[key] = largest_batch(point)
     if as_json:
         _print_json({"predictions": [p.as_dict() for p in predictions], "largest_batch": largest})
         return
@@ -117,6 +144,8 @@ def replay(
     if rank:
         if overheads or calibrate or timeline:
             raise InputError("--rank takes overheads from the other ranks: leave out the other options")
+        if len({path.resolve() for path in (trace, *rank)}) <= len(rank):
+            raise InputError("--rank: the same trace is given twice; give one trace of each rank")
         _replay_ranks([trace, *rank], as_json)
         return
     from pipeline.predict.replay import replay as run
@@ -182,7 +211,11 @@ def kernels_fit(
     """Fit a kernel model per family and say how good it is on shapes that it has not seen."""
     from pipeline.kernels.commands import fit_command
 
-    rows = fit_command(samples, gpu, family, out)
+    with _working("fitting, minutes for families of thousands of samples"):
+        rows = fit_command(samples, gpu, family, out)
+    if not as_json:
+        percent = {"gmae": "GMAE %", "mape": "MAPE %", "coverage": "in p10-p90 %"}
+        rows = [{percent.get(k, k): 100 * v if k in percent else v for k, v in row.items()} for row in rows]
     _catalogue(rows, as_json)
 
 
@@ -191,7 +224,7 @@ def kernels_predict(
     gpu: Annotated[str, typer.Option(help="the GPU to predict")],
     source: Annotated[Path, typer.Option("--in", help="parquet of calls: `op` and its dimensions")],
     out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
-    models: Annotated[Path | None, typer.Option(help="folder of `kernels fit`; else what is fitted or shipped")] = None,
+    models: Annotated[Path | None, typer.Option(help="folder of `kernels fit`; else what ships")] = None,
     probes: Annotated[
         Path | None, typer.Option(help="a few measured calls on that GPU, to calibrate a transfer")
     ] = None,
@@ -201,7 +234,13 @@ def kernels_predict(
     from pipeline.kernels.commands import predict_command
 
     facts = predict_command(gpu, models, source, out, probes)
-    _facts(facts, as_json)
+    if as_json:
+        _print_json(facts)
+        return
+    from pipeline.report.tables import shares
+
+    outside = f", {facts['outside_range']:,} outside the samples' range" if facts["outside_range"] else ""
+    print(f"{facts['rows']:,} rows for {facts['gpu']} ({shares(facts['evidence'])}){outside} -> {facts['out']}")
 
 
 @app.command()
@@ -217,7 +256,16 @@ def transfer(
     """Scale latencies measured on one GPU to another."""
     from pipeline.transfer.commands import transfer_command
 
-    _facts(transfer_command(from_gpu, to_gpu, method, source, out, probes), as_json)
+    facts = transfer_command(from_gpu, to_gpu, method, source, out, probes)
+    if as_json:
+        _print_json(facts)
+        return
+    from pipeline.report.tables import shares
+
+    ratio = "" if facts["median_ratio"] is None else f", median ratio {facts['median_ratio']:.3g}"
+    print(
+        f"{facts['rows']:,} rows {facts['from']} to {facts['to']} ({shares(facts['methods'])}){ratio} -> {facts['out']}"
+    )
 
 
 @app.command()
@@ -249,15 +297,18 @@ def ui(port: Annotated[int, typer.Option(help="port on this machine")] = 5000) -
 def main() -> None:
     """Entry point: run the command and turn errors into one line and an exit code."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    warnings.showwarning = _warn
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="steptime", standalone_mode=False)
+        if code == INTERRUPTED:  # newer typer turns the exception into this code
+            _fail("interrupted", INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
     except SteptimeError as error:
         _fail(str(error), error.exit_code)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted", 130)
+        _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -272,6 +323,12 @@ def main() -> None:
         if not message():  # no arguments: the help was shown
             sys.exit(2)
         _fail(f"{message()} (steptime --help)", 2)
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """A warning of ours as one line; those of libraries about themselves are not for users."""
+    if issubclass(category, SteptimeWarning):
+        print("steptime: warning: " + " ".join(str(message).split()), file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> None:
@@ -297,27 +354,23 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def _facts(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        _print_json(facts)
-    else:
-        print(", ".join(f"{key} {value}" for key, value in facts.items()))
-
-
 def _catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         _print_json({"rows": rows})
         return
-    from rich.table import Table
+    from pipeline.report.tables import Catalogue, console
 
-    from pipeline.report.tables import console
+    console().print(Catalogue(rows))
 
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for name in rows[0] if rows else ["nothing"]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-    console().print(table)
+
+@contextmanager
+def _working(text: str) -> Iterator[None]:
+    """A line that moves while something takes its time; on a terminal alone, and gone afterwards."""
+    from rich.console import Console
+
+    screen = Console(stderr=True)
+    with screen.status(text) if screen.is_terminal else nullcontext():
+        yield
 
 
 def _progress(items: list[Any], text: str) -> Any:

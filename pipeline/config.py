@@ -12,31 +12,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.config_values import check_values, flatten
+from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.paths import config_dir
 
 LOCAL_GPU = "local"
 """Name of the device of this machine: its CUDA GPU, or its CPU where there is none."""
 
 _GROUPS = ("gpu", "model", "kernels", "overheads")
-_CHOICES = {
-    "model.mode": ("train", "inference"),
-    "model.optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
-    "model.attention": ("eager", "fused"),
-    "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
-    "model.embedding": ("fused", "joint_sparse", "sparse", "dense"),
-    "predict.critical_path": ("full", "published"),
-    "overheads.observations": ("all", "own", "pooled"),
-    "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
-}
-_POSITIVE = ("model.seq_len", "predict.draws", "collect.step_seconds", "collect.kernel_seconds",
-             "collect.iterations", "overheads.host_scale")  # fmt: skip
 _METHODS = ("kernels", "overheads")
 _NOT_IN_VARIANT = ("gpu", "model", "batch_size")
 
@@ -106,12 +95,12 @@ def point(overrides: Sequence[str]) -> Point:
         batch = config["model"].get("batch_size")
     config["batch_size"] = _batch_size(batch)
     config["model"].pop("batch_size", None)
-    _validate(config)
     gpu, model = str(config["gpu"]["name"]), str(config["model"]["name"])
     rest = tuple(text for text in given if text.split("=", 1)[0] not in _NOT_IN_VARIANT)
     # what must be given (`model.target`) is no default, so neither of the two needs to be complete
     plain = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")), complete=False)
     base = _compose(tuple(text for text in given if text.split("=", 1)[0] in _GROUPS), complete=False)
+    check_values(config, base)
     named = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != plain[key]["name"]]
     model_variant = _variant({"model": config["model"]}, {"model": base["model"]})
     return Point(gpu, model, _variant(config, base, named), config["batch_size"], config, rest, model_variant)
@@ -193,7 +182,17 @@ def _compose_text(overrides: tuple[str, ...], directory: str, complete: bool) ->
                 composed.batch_size = None
             return OmegaConf.to_yaml(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(_explain(error, _known_keys(overrides, directory))) from None
+
+
+def _known_keys(overrides: tuple[str, ...], directory: str) -> list[str]:
+    """Every key of the configuration that the chosen groups make, for a suggestion."""
+    import yaml
+
+    groups = tuple(text for text in overrides if text.split("=", 1)[0] in _GROUPS)
+    if groups == overrides:  # what failed is the choice of groups itself
+        return []
+    return list(flatten(yaml.safe_load(_compose_text(groups, directory, False))))
 
 
 def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any]:
@@ -205,12 +204,13 @@ def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any
     return loaded | ({"gpu": {"name": LOCAL_GPU}} if local else {})
 
 
-def _explain(error: Exception) -> str:
-    """Hydra's several lines as one, with the remedy."""
+def _explain(error: Exception, keys: Iterable[str]) -> str:
+    """Hydra's several lines as one, with the remedy; `keys` are those that exist."""
     text = str(error)
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
-        return f"unknown option {key.group(1)!r}: see config/README.md; add a new key with +{key.group(1)}=..."
+        close = did_you_mean(key.group(1), keys)
+        return f"unknown option {key.group(1)!r}: {close}see config/README.md; add a new key with +{key.group(1)}=..."
     return f"configuration: {_first_line(error)}"
 
 
@@ -222,34 +222,12 @@ def _batch_size(value: object) -> int:
     return value
 
 
-def _validate(config: Mapping[str, Any]) -> None:
-    flat = _flatten(config)
-    for key, allowed in _CHOICES.items():
-        if key in flat and flat[key] is not None and flat[key] not in allowed:
-            raise UnknownNameError(key, flat[key], list(allowed))
-    for key in _POSITIVE:
-        value = flat.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-            raise ConfigError(f"{key}={value}: give a number above 0")
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{name}.")
-        else:
-            flat[name] = value
-    return flat
-
-
 def _variant(config: Mapping[str, Any], base: Mapping[str, Any], named: Sequence[str] = ()) -> str:
     """`default`, or the methods that were named and what differs from their and the model's defaults.
 
     Readable where short, else a hash.
     """
-    mine, theirs = _flatten(config), _flatten(base)
+    mine, theirs = flatten(config), flatten(base)
     ignored = {"batch_size", "model.batch_size"}
     differs = {k: mine.get(k) for k in sorted(mine.keys() | theirs.keys()) if mine.get(k) != theirs.get(k)}
     differs = {k: v for k, v in differs.items() if k not in ignored}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class SteptimeError(Exception):
     """A failure with a message meant for users; the command line prints it alone and exits with `exit_code`."""
@@ -16,10 +19,28 @@ class InputError(SteptimeError):
 
 
 class UnknownNameError(InputError):
-    """A GPU, model, family or option that does not exist; the message lists the choices."""
+    """A GPU, model, family or option that does not exist; the message names the nearest and lists the choices."""
 
     def __init__(self, kind: str, name: object, choices: list[str]) -> None:
-        super().__init__(f"unknown {kind} {name!r}: choose one of {', '.join(sorted(choices))}")
+        super().__init__(
+            f"unknown {kind} {name!r}: {did_you_mean(name, choices)}choose one of {', '.join(sorted(choices))}"
+        )
+
+
+class SteptimeWarning(UserWarning):
+    """Something that a user should know beside the result; the command line prints it as one line."""
+
+
+def did_you_mean(name: object, choices: Iterable[str]) -> str:
+    """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case; empty if none is.
+
+    Of a dotted name the last part is compared, with those of its own section.
+    """
+    section, dot, last = str(name).lower().rpartition(".")
+    by_fold = {choice.lower().removeprefix(section + dot): choice for choice in choices
+               if choice.lower().rpartition(".")[0] == section}  # fmt: skip
+    close = get_close_matches(last, by_fold, n=1, cutoff=0.6)
+    return f"did you mean {by_fold[close[0]]!r}? " if close else ""
 
 
 class ConfigError(InputError):

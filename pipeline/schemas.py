@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import SteptimeError, TableError
+from pipeline.errors import InputError, SteptimeError, TableError
 
 if TYPE_CHECKING:
     import pandas as pd  # imported where a DataFrame is made: `steptime trace` runs without it, in half the memory
@@ -186,6 +186,7 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     import pandas as pd
 
     path = Path(path)
+    refuse_folder(path)
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
@@ -199,6 +200,16 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     return frame
 
 
+def refuse_folder(path: Path) -> None:
+    """A folder of parquet files would be read as one table, in whatever order and types they have.
+
+    Raises:
+        TableError: `path` is a folder.
+    """
+    if path.is_dir():
+        raise TableError(f"{path}: is a folder; name the parquet file in it")
+
+
 def read_provenance(path: str | Path) -> dict[str, Any]:
     """The provenance that was stored with an artifact; empty where the file carries none."""
     try:
@@ -210,12 +221,19 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
 
 
 class atomic_path:  # noqa: N801 - reads as a function in `with atomic_path(...) as part`
-    """Context: a temporary path beside `path`, renamed onto it on success and removed on failure."""
+    """Context: a temporary path beside `path`, renamed onto it on success and removed on failure.
+
+    A link keeps pointing where it does: its file is replaced. What is no file (a folder, /dev/null) is refused.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(path).resolve() if Path(path).is_symlink() else Path(path)
 
     def __enter__(self) -> Path:
+        if self.path.is_dir():
+            raise InputError(f"{self.path}: is a folder; name the file to write in it")
+        if self.path.exists() and not self.path.is_file():
+            raise InputError(f"{self.path}: is no regular file, which writing would replace; name another")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)

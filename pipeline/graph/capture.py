@@ -24,7 +24,7 @@ from pipeline.graph.table import Graph, Memory, Node, write_nodes
 if TYPE_CHECKING:
     from pipeline.workloads.step import Step
 
-SIZES_DO_NOT_FIT = (ValueError, RuntimeError, IndexError, AssertionError)
+SIZES_DO_NOT_FIT = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
 """What PyTorch and `transformers` raise for a model whose sizes contradict each other."""
 
 
@@ -80,6 +80,10 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
 def _explained(config: Mapping[str, Any], error: Exception) -> SteptimeError:
     """What PyTorch (or the user's module) says of a step that cannot be made or run, as one line."""
     reason = " ".join((str(error).splitlines() or [""])[0].split())
+    if isinstance(error, MemoryError) or "can't allocate memory" in reason:
+        return ConfigError(
+            "batch_size: one batch's inputs are more than this machine's memory holds; take a smaller one"
+        )
     if config.get("architecture") == "custom":
         return InputError(
             f"model.target={config.get('target')}: its step fails on the meta device with {type(error).__name__}: "

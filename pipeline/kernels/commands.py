@@ -16,6 +16,7 @@ from pipeline.kernels.families import NEUSIGHT_OPS, family
 from pipeline.kernels.fit import fit_gpu
 from pipeline.kernels.predictor import load_predictor
 from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
+from pipeline.kernels.store import find_families, read_description
 from pipeline.paths import packs_dir
 from pipeline.schemas import DIMS, write_parquet
 
@@ -89,6 +90,7 @@ def fit_command(
         InputError, TableError, UnknownNameError: as `read_samples` and `fit.fit_gpu`.
     """
     samples, spec = read_samples(samples_path, gpu)
+    _check_folder(Path(out))
     wanted = [NEUSIGHT_OPS.get(name, name) for name in families or ()]
     for name in wanted:
         family(name)
@@ -125,6 +127,8 @@ def predict_command(
     spec = load_gpu(gpu)
     if models_dir is not None and not Path(models_dir).is_dir():
         raise InputError(f"{models_dir}: no such folder; fit models into it with `steptime kernels fit`")
+    if models_dir is not None:
+        _check_models(Path(models_dir), spec)
     table = read_table(in_path)
     calls = with_families(table, str(in_path)).reset_index(drop=True)
     check_calls(calls, str(in_path))
@@ -144,6 +148,26 @@ def predict_command(
         "outside_range": int((~predicted["inside"]).sum()),
         "out": str(out_path),
     }
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that cannot be written before the minutes of a fit, not behind them."""
+    nearest = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise InputError(f"{out}: {nearest} is a file; name a folder for the models")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise SteptimeError(f"{out}: cannot be written (no permission in {nearest})")
+
+
+def _check_models(folder: Path, gpu: GpuSpec) -> None:
+    """Refuse a folder without models, or with those of another GPU, whose answers would pass for this one's."""
+    found = find_families([folder])
+    if not found:
+        raise InputError(f"{folder}: holds no fitted family; fit models into it with `steptime kernels fit`")
+    for name, place in found.items():
+        fitted = read_description(place).get("gpu", gpu.name)
+        if fitted != gpu.name:
+            raise InputError(f"{folder}: {name} was fitted on {fitted}, --gpu says {gpu.name}")
 
 
 def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:

@@ -217,7 +217,9 @@ def implicit_product(name: str, d: Dims) -> tuple[Array, Array, Array, Array]:
     c = ConvShape.of(d)
     inside, outside = c.in_channels / c.groups, c.out_channels / c.groups
     if name == "conv2d_backward_data":
-        return c.batch * c.height * c.width, outside * c.window, inside, c.groups
+        # a stride leaves every pixel of the input only a part of the window's taps: libraries skip the zeros between
+        taps = np.maximum(np.rint(outside * c.window * c.out_height * c.out_width / (c.height * c.width)), 1.0)
+        return c.batch * c.height * c.width, taps, inside, c.groups
     if name == "conv2d_backward_weight":
         return inside * c.window, c.batch * c.out_height * c.out_width, outside, c.groups
     return c.batch * c.out_height * c.out_width, inside * c.window, outside, c.groups

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,5 +33,25 @@ def run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[FittedFamily]:
     ordered = sorted(jobs, key=lambda job: -len(job[0]))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        for done in as_completed([pool.submit(run_job, job) for job in ordered]):
-            yield done.result()
+        with _interrupts_are_for_this_process():
+            running = [pool.submit(run_job, job) for job in ordered]
+        try:
+            for done in as_completed(running):
+                yield done.result()
+        except KeyboardInterrupt:
+            for process in list(pool._processes.values()):  # what they fit is of no use any more
+                process.terminate()
+            raise
+
+
+@contextmanager
+def _interrupts_are_for_this_process() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C, which a terminal sends to all: else each prints its own traceback."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -13,9 +13,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import TableError
+from pipeline.errors import SteptimeWarning, TableError, did_you_mean
 from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, family
 from pipeline.kernels.work import Dims
+from pipeline.schemas import refuse_folder
 
 LONGEST_LATENCY_US = 1e8
 """No single kernel runs for 100 seconds; beyond it a latency is taken for a slip of units or a clock gone wrong."""
@@ -37,9 +38,10 @@ def read_table(path: str | Path) -> pd.DataFrame:
         TableError: the file is missing or not parquet, or empty.
     """
     path = Path(path)
+    refuse_folder(path)
     try:
         table = pq.read_table(path).to_pandas()
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
         raise TableError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{path}: not a readable parquet file ({str(error).splitlines()[0]})") from None
@@ -63,7 +65,9 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
     if bad.any():
         row = int(np.flatnonzero(bad.to_numpy())[0])
         choices = ", ".join(NEUSIGHT_OPS)
-        raise TableError(f"{where}: row {row}: unknown op {str(table['op'].iloc[row])!r}: choose one of {choices}")
+        name = str(table["op"].iloc[row])
+        close = did_you_mean(name, NEUSIGHT_OPS)
+        raise TableError(f"{where}: row {row}: unknown op {name!r}: {close}choose one of {choices}")
     full = table.assign(op=op.astype(object), family=found)
     for column, value in (("phase", "forward"), ("dtype", "fp32")):
         full[column] = full[column].fillna(value) if column in full.columns else value
@@ -151,7 +155,9 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
         raise TableError(f"{where}: no usable sample ({first})")
     if not keep.all():
         dropped = int((~keep).sum())
-        warnings.warn(f"{where}: {dropped} of {len(keep)} samples dropped: bad latency or dims", stacklevel=2)
+        warnings.warn(
+            f"{where}: {dropped} of {len(keep)} samples dropped: bad latency or dims", SteptimeWarning, stacklevel=2
+        )
     return cast(pd.DataFrame, samples.assign(latency_us=latency)[keep].reset_index(drop=True))
 
 

@@ -27,11 +27,11 @@ def write_timeline(
     names: Sequence[Sequence[str]] | None = None,
     beside: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Write one step (the first draw), or several with the time at which each begins, as gzipped Chrome JSON.
+    """Write one step (the first draw), or several with the time at which each begins, as Chrome JSON, gzipped if the name ends so.
 
     Args:
         timeline: a step, or (step, begin in us) pairs; `begin` places predicted iterations over measured ones.
-        path: the `.json.gz` file to write.
+        path: the `.json.gz` (or plain `.json`) file to write.
         calls: `calls` table for the kernels' family and op, where there is one.
         names: kernel names per step, in the order of its calls.
         beside: events of other rows on the same time axis, such as the measured step.
@@ -47,7 +47,7 @@ def write_timeline(
     events = _rows(steps) + events + list(beside)
     content = orjson.dumps({"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": events})
     with atomic_path(path) as part:
-        part.write_bytes(gzip.compress(content, 5, mtime=0))
+        part.write_bytes(gzip.compress(content, 5, mtime=0) if Path(path).suffix == ".gz" else content)
 
 
 def _labels(step: Timeline, calls: pd.DataFrame | None) -> list[str]:

@@ -13,7 +13,8 @@ def table(facts: dict[str, Any]) -> Table:
     from rich.table import Table
 
     base = facts["baselines"]
-    caption = f"{facts['iterations']} iterations evaluated, split: {facts['split']}"
+    count = facts["iterations"]
+    caption = f"{count} iteration{'' if count == 1 else 's'} evaluated, split: {facts['split']}"
     notes = "\n".join([caption, *facts["notes"]])
     out = Table(title=f"{facts['trace']} on {facts['device']}", caption=notes, caption_justify="left")
     out.add_column("span of an iteration")
@@ -21,7 +22,8 @@ def table(facts: dict[str, Any]) -> Table:
         out.add_column(name, justify="right")
 
     def row(label: str, value: float, error: float | None, absolute: float | None) -> None:
-        out.add_row(label, f"{value:,.1f}", *("" if e is None else f"{e:+.2%}" for e in (error, absolute)))
+        size = "" if absolute is None else f"{absolute:.2%}"
+        out.add_row(label, f"{value:,.1f}", "" if error is None else f"{error:+.2%}", size)
 
     row("measured", facts["measured_us"], None, None)
     row("predicted", facts["predicted_us"], facts["error"], facts["mean_absolute_error"])
@@ -37,5 +39,6 @@ def table(facts: dict[str, Any]) -> Table:
     out.add_row("critical path: device", f"{path['device_us']:,.1f}", "", "")
     out.add_section()
     for kind, values in facts["overheads"].items():
-        out.add_row(f"{kind}: mean of {values['count']} observations", f"{values['mean_us']:,.2f}", "", "")
+        plural = "" if values["count"] == 1 else "s"
+        out.add_row(f"{kind}: mean of {values['count']} observation{plural}", f"{values['mean_us']:,.2f}", "", "")
     return out

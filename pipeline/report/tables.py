@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -27,9 +32,29 @@ def milliseconds(us: float) -> str:
     return f"{ms:.3f} ms" if ms < 1 else f"{ms:.2f} ms" if ms < 100 else f"{ms:,.0f} ms"
 
 
+def rate(per_second: float) -> str:
+    """Samples per second: whole from 100 on, else three digits, since large models take seconds a sample."""
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
+def interval(low_us: float, high_us: float) -> str:
+    """`7.01-8.87`, in ms, whole where both ends are long."""
+    return (
+        f"{low_us / 1000:,.0f}-{high_us / 1000:,.0f}" if low_us >= 1e5 else f"{low_us / 1000:.2f}-{high_us / 1000:.2f}"
+    )
+
+
 def gibibytes(size: float) -> str:
-    """Bytes as MiB or GiB."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+    """Bytes as KiB, MiB or GiB."""
+    unit, divisor = next((u, d) for u, d in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 0)) if size >= d)
+    return f"{size / 2**30:.1f} GiB" if unit == "GiB" else f"{size / (divisor or 2**10):.0f} {unit}"
+
+
+def named(prediction: Prediction) -> str:
+    """What distinguishes a prediction from the default one: its variant, or its overrides where that is a hash."""
+    if re.fullmatch(r"v[0-9a-f]{10}", prediction.variant) and prediction.overrides:
+        return " ".join(text.removeprefix("+").removeprefix("model.") for text in prediction.overrides)
+    return "" if prediction.variant == "default" else prediction.variant
 
 
 def shares(parts: Mapping[str, float]) -> str:
@@ -55,7 +80,7 @@ def one(prediction: Prediction) -> RenderableType:
     busy = p.active_us / p.predicted_us
     table.add_row("device active / idle", f"{milliseconds(p.active_us)} / {milliseconds(p.idle_us)}  ({busy:.0%} busy)")
     table.add_row("host done after", f"{milliseconds(p.host_us)}   → {p.bound}-bound")
-    table.add_row("throughput", f"{p.samples_per_s:,.0f} samples/s")
+    table.add_row("throughput", f"{rate(p.samples_per_s)} samples/s")
     verdict = "fits" if p.fits else Text("does not fit this GPU", style="red")
     memory = Text(f"{gibibytes(p.memory_bytes)}, ").append_text(verdict if isinstance(verdict, Text) else Text(verdict))
     table.add_row("memory", memory)
@@ -64,8 +89,12 @@ def one(prediction: Prediction) -> RenderableType:
     if p.unmodelled_share > 0:
         names = ", ".join(list(p.unmodelled)[:3])
         table.add_row("not modelled", f"{p.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}")
-    title = f"{p.model} on {p.gpu}, batch {p.batch_size}" + ("" if p.variant == "default" else f" ({p.variant})")
-    return Panel(Group(table, Text(), families(p)), title=title, title_align="left", expand=False)
+    title = f"{p.model} on {p.gpu}, batch {p.batch_size}"
+    if p.variant != "default" and len(named(p)) + len(title) <= 60:
+        title += f" ({named(p)})"
+    elif p.variant != "default":
+        table.add_row("options", named(p))
+    return Panel(Group(table, Text(), families(p)), title=Text(title), title_align="left", expand=False)
 
 
 def families(prediction: Prediction, most: int = 5) -> Table:
@@ -77,33 +106,128 @@ def families(prediction: Prediction, most: int = 5) -> Table:
     return table
 
 
-def many(predictions: Sequence[Prediction], largest: Mapping[str, int | None] | None = None) -> Table:
-    """Several predictions side by side; the highest throughput of each model is marked."""
-    best = {m: max((p.samples_per_s for p in predictions if p.model == m and p.fits), default=0.0)
-            for m in {p.model for p in predictions}}  # fmt: skip
-    table = Table(header_style="bold", title_justify="left")
-    for name in ("GPU", "model", "batch"):
-        table.add_column(name, overflow="fold")
-    for name in ("step", "p10-p90", "busy", "bound", "samples/s", "memory", "evidence"):
-        table.add_column(name, justify="left" if name in ("bound", "evidence") else "right")
-    if largest:
-        table.add_column("largest batch", justify="right")
-    if any(p.measured_us is not None for p in predictions):
-        table.add_column("measured", justify="right")
-    for p in predictions:
-        mark = " ★" if p.fits and p.samples_per_s == best[p.model] and len(predictions) > 1 else ""
-        name = p.model if p.variant == "default" else f"{p.model} {p.variant}"
+@dataclass(frozen=True)
+class Comparison:
+    """Predictions side by side, in the widest layout that the terminal shows whole; the best of each model is marked."""
+
+    predictions: Sequence[Prediction]
+    largest: Mapping[str, int | None]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        wide = self._table(self.predictions, NARROW_LEAVES_OUT[:0], boxed=True)
+        if _fits(wide, console, options):
+            yield wide
+            yield self._legend()
+            return
+        groups: dict[tuple[str, str], list[Prediction]] = {}
+        for p in self.predictions:
+            groups.setdefault((p.model, named(p)), []).append(p)
+        for (model, variant), group in groups.items():
+            for left_out in range(1, len(NARROW_LEAVES_OUT) + 1):
+                table = self._table(group, NARROW_LEAVES_OUT[:left_out], boxed=False)
+                if _fits(table, console, options):
+                    break
+            yield Text(f"{model} {variant}".strip(), style="bold")
+            yield table
+        yield self._legend()
+
+    def _legend(self) -> Text:
+        notes = ["★ most samples per second of the model"] if any(map(self._best, self.predictions)) else []
+        notes += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
+        return Text(", ".join(notes), style="dim")
+
+    def _table(self, rows: Sequence[Prediction], left_out: Sequence[str], boxed: bool) -> Table:
+        cells = [{k: v for k, v in self._cells(p).items() if k not in left_out} for p in rows]
+        table = Table(
+            header_style="bold", box=box.HEAVY_HEAD if boxed else None, padding=(0, 1) if boxed else (0, 1, 0, 0)
+        )
+        for name in cells[0] if cells else ():
+            left = name in ("GPU", "model", "bound", "evidence")
+            table.add_column(name, justify="left" if left else "right", no_wrap=name != "model", overflow="fold")
+        for p, row in zip(rows, cells, strict=True):
+            table.add_row(*row.values(), style="bold" if self._best(p) else None)
+        return table
+
+    def _cells(self, p: Prediction) -> dict[str, str]:
         top = max(p.evidence, key=lambda k: p.evidence[k], default="none")
-        cells = [p.gpu, name, str(p.batch_size), milliseconds(p.predicted_us),
-                 f"{p.p10_us / 1000:.2f}-{p.p90_us / 1000:.2f}", f"{p.active_us / p.predicted_us:.0%}", p.bound,
-                 f"{p.samples_per_s:,.0f}{mark}", gibibytes(p.memory_bytes) + ("" if p.fits else " ✗"),
-                 f"{top} {p.evidence.get(top, 0):.0%}"]  # fmt: skip
-        if largest:
-            cells.append(str(largest.get(f"{p.gpu}/{p.model}/{p.variant}") or "none"))
-        if any(q.measured_us is not None for q in predictions):
-            cells.append("" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})")
-        table.add_row(*cells, style="bold" if mark else None)
-    return table
+        cells = {
+            "GPU": p.gpu,
+            "model": f"{p.model} {named(p)}".strip(),
+            "batch": str(p.batch_size),
+            "step": milliseconds(p.predicted_us),
+            "p10-p90 ms": interval(p.p10_us, p.p90_us),
+            "busy": f"{p.active_us / p.predicted_us:.0%}",
+            "bound": p.bound,
+            "samples/s": f"{rate(p.samples_per_s)}{' ★' if self._best(p) else ''}",
+            "memory": gibibytes(p.memory_bytes) + ("" if p.fits else " ✗"),
+            "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
+        }
+        if self.largest:
+            most = self.largest.get(f"{p.gpu}/{p.model}/{p.variant}")
+            cells["max batch"] = f"{most:,}" if most else "none"
+        if any(other.measured_us is not None for other in self.predictions):
+            cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
+        return cells
+
+    def _best(self, p: Prediction) -> bool:
+        rivals = [other.samples_per_s for other in self.predictions if other.model == p.model and other.fits]
+        return p.fits and len(self.predictions) > 1 and p.samples_per_s == max(rivals)
+
+
+def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
+    """Whether a table needs no more columns than there are."""
+    return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width
+
+
+NARROW_LEAVES_OUT = ("model", "evidence", "busy", "bound", "p10-p90 ms")
+"""Columns that a narrow terminal does without, in this order; the model becomes the heading of a table of its own."""
+
+
+def many(predictions: Sequence[Prediction], largest: Mapping[str, int | None] | None = None) -> RenderableType:
+    """Several predictions side by side; the highest throughput of each model is marked."""
+    return Comparison(predictions, largest or {})
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Rows of plain values as a table without lines; a narrow terminal does without the columns named `optional`."""
+
+    rows: Sequence[Mapping[str, Any]]
+    optional: Sequence[str] = ("aliases", "peaks", "architecture")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        names = list(self.rows[0]) if self.rows else ["nothing"]
+        left_out: list[str] = []
+        for name in ["", *(name for name in self.optional if name in names)]:
+            left_out += [name] if name else []
+            shown = [each for each in names if each not in left_out]
+            if sum(self._wanted(each) + 1 for each in shown) <= options.max_width:
+                break
+        gap = 2 if sum(self._wanted(each) + 2 for each in shown) <= options.max_width else 1
+        table = Table(header_style="bold", box=None, padding=(0, gap, 0, 0))
+        for name in shown:
+            numbers = all(isinstance(row[name], (int, float)) or row[name] == "" for row in self.rows)
+            table.add_column(name, justify="right" if numbers else "left", min_width=self._least(name), overflow="fold")
+        for row in self.rows:
+            table.add_row(*(plain(row[name]) for name in shown))
+        yield table
+        if left_out:
+            yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
+
+    def _wanted(self, name: str) -> int:
+        """Columns in which a cell is seldom more than two lines."""
+        longest = max((len(plain(row[name])) for row in self.rows), default=0)
+        return max(min(longest, 24), self._least(name))
+
+    def _least(self, name: str) -> int:
+        """Columns that the longest word of a column takes; a path may be folded."""
+        words = [word for row in self.rows for word in plain(row[name]).split()] if self.rows else []
+        return min(max(map(len, [*words, *name.split()])), 30)
+
+
+def plain(value: Any) -> str:
+    """A value for a table's cell."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def show(predictions: Sequence[Prediction], places: Mapping[str, str] | None = None) -> None:

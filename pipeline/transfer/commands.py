@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.errors import InputError, TableError
+from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
-from pipeline.kernels.samples import read_table
+from pipeline.kernels.samples import LARGEST_DIM, read_table
 from pipeline.schemas import write_parquet
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.methods import by_auto, method
@@ -46,10 +46,11 @@ def transfer_command(
         raise InputError(f"--probes calibrate the method auto, not {method_name}")
     table = read_measured(in_path)
     samples = as_samples(table, str(in_path))
-    _check_origin(table, origin, in_path)
+    _check_gpu(table, origin, f"{in_path}: holds", "--from")
     if probes is not None:
-        models = load_models()
-        measured = as_samples(read_measured(probes), str(probes))
+        models, probed = load_models(), read_measured(probes)
+        _check_gpu(probed, destination, f"{probes}: probes are", "--to")
+        measured = as_samples(probed, str(probes))
         found = by_auto(samples, origin, destination, models, calibrate_all(models, measured, destination))
     else:
         found = predict(samples, origin, destination)
@@ -61,7 +62,7 @@ def transfer_command(
         "to": destination.name,
         "rows": len(result),
         "methods": {str(name): round(float(value), 4) for name, value in share.items()},
-        "median_ratio": float(np.median(found["predicted_us"] / table["latency_us"])) if len(result) else None,
+        "median_ratio": float(np.median(found["predicted_us"] / samples["latency_us"])) if len(result) else None,
         "out": str(out_path),
     }
 
@@ -87,24 +88,38 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     """The table with a `family` column; an op that no family knows is `other` and scaled by waves.
 
     Raises:
-        TableError: a dimension is not positive.
+        TableError: a dimension is no positive number.
     """
     family = table["op"].astype(str).map(NEUSIGHT_OPS).fillna("other")
     if "family" in table.columns:
         family = table["family"].astype(object).where(table["family"].notna(), family)
-    dims = [name for name in ("B", "M", "N", "K", "H", "in_channels", "out_channels", "input_size") if name in table]
-    for name in dims:
-        values = pd.to_numeric(table[name], errors="coerce")
-        if (values < 1).any():
-            raise TableError(f"{where}: {name} of row {int(np.flatnonzero((values < 1).to_numpy())[0])} is below 1")
-    return table.assign(family=family.astype(str), op=table["op"].astype(str))
+    numbers: dict[str, pd.Series] = {"latency_us": pd.to_numeric(table["latency_us"])}
+    for name in ("B", "M", "N", "K", "H", "in_channels", "out_channels", "input_size"):
+        if name not in table:
+            continue
+        values = pd.to_numeric(table[name], errors="coerce").astype("Float64")
+        with np.errstate(invalid="ignore"):
+            bad = (values.isna() & table[name].notna()) | (values < 1) | (values > LARGEST_DIM)
+        if bad.any():
+            row = int(np.flatnonzero(bad.to_numpy(dtype=bool, na_value=False))[0])
+            raise TableError(f"{where}: {name} of row {row} is {table[name].iloc[row]}; dims are whole numbers above 0")
+        if not pd.api.types.is_numeric_dtype(table[name]):
+            numbers[name] = values.astype("Int64")
+    return table.assign(family=family.astype(str), op=table["op"].astype(str), **numbers)
 
 
-def _check_origin(table: pd.DataFrame, origin: GpuSpec, path: Path) -> None:
+def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> None:
     if "gpu" not in table.columns or table.empty:
         return
-    others = {str(name) for name in table["gpu"].dropna().unique()} - {origin.name, *origin.aliases}
+    others = sorted({str(name) for name in table["gpu"].dropna().unique()} - {gpu.name, *gpu.aliases})
     # conv of the A100 was measured on the 80 GB card: a sibling with the same SMs counts as the origin
-    strange = [name for name in sorted(others) if load_gpu(name).compute_capability != origin.compute_capability]
+    strange = [name for name in others if not _sibling(name, gpu)]
     if strange:
-        raise InputError(f"{path}: holds rows of {', '.join(strange)}, --from says {origin.name}; filter the table")
+        raise InputError(f"{what} rows of {', '.join(strange)}, {option} says {gpu.name}; filter the table")
+
+
+def _sibling(name: str, gpu: GpuSpec) -> bool:
+    try:
+        return load_gpu(name).compute_capability == gpu.compute_capability
+    except UnknownNameError:
+        return False

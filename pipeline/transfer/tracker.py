@@ -10,6 +10,7 @@ A saved profiler trace does as well: `load_trace(path).to("A100")`, or `TrackedT
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -247,7 +248,10 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    on_cuda = device.startswith("cuda")
+    on_cuda = str(device).startswith("cuda")
+    if not on_cuda and str(device) != "cpu":
+        raise InputError(f"track(device={device!r}): give 'cuda' or 'cpu', the device that the block runs on")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its chatter is not the user's
     if on_cuda and not torch.cuda.is_available():
         raise InputError("track(device='cuda'): this machine has no CUDA device; use load_trace(path).to(gpu)")
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])

@@ -25,6 +25,9 @@ from pipeline.workloads.lookup import STATES, FusedLookup
 from pipeline.workloads.standin import apply
 from pipeline.workloads.step import Batch, Step, is_dry
 
+MOST_ROWS = 10**12
+"""Rows of a table; more than any memory holds."""
+
 
 def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """(rows, lookups per sample) of every table, from `rows`/`tables`/`lookups` or a table-configuration file.
@@ -41,36 +44,75 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     rows, lookups, count = config.get("rows"), config.get("lookups", 1), config.get("tables")
     if rows is None:
         raise ConfigError("model.rows is missing: give rows per table, as a number or a list")
-    sizes = [int(r) for r in rows] if isinstance(rows, Sequence) else [int(rows)] * int(count or 1)
-    if isinstance(rows, Sequence) and isinstance(count, int):
-        if count > len(sizes):
-            raise ConfigError(f"model.tables={count}: model.rows lists only {len(sizes)}")
-        sizes = sizes[:count]
-    each = [int(n) for n in lookups] if isinstance(lookups, Sequence) else [int(lookups)] * len(sizes)
-    if len(each) != len(sizes) or min([*sizes, *each], default=0) < 1:
-        raise ConfigError("model.rows and model.lookups: one positive number per table, or one for all")
+    if count is not None and not (isinstance(count, int) and count > 0):
+        raise ConfigError(f"model.tables={count}: give how many tables there are (a list picks tables of a file)")
+    listed = isinstance(rows, Sequence) and not isinstance(rows, str)
+    if listed and count is not None and count > len(rows):
+        raise ConfigError(f"model.tables={count}: model.rows lists only {len(rows)}")
+    sizes = _numbers("rows", list(rows)[:count] if listed else [rows] * (count or 1))
+    each_given = isinstance(lookups, Sequence) and not isinstance(lookups, str)
+    each = _numbers("lookups", list(lookups) if each_given else [lookups] * len(sizes))
+    if len(each) != len(sizes):
+        raise ConfigError(f"model.lookups lists {len(each)} numbers for {len(sizes)} tables: give one per table")
     return sizes, each
+
+
+def _numbers(option: str, values: Sequence[Any]) -> list[int]:
+    """Rows or lookups of tables as whole numbers."""
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= MOST_ROWS:
+            raise ConfigError(f"model.{option}: {value} is no number from 1 to {MOST_ROWS:,}")
+        if value != int(value):
+            raise ConfigError(f"model.{option}: {value} is no whole number")
+    return [int(value) for value in values]
+
+
+def check_distribution(text: object) -> None:
+    """Refuse an index distribution that the lookup model does not know.
+
+    Raises:
+        ConfigError: neither `uniform` nor `zipf:ALPHA` with a positive exponent.
+    """
+    kind, _, exponent = str(text).partition(":")
+    try:
+        known = text == "uniform" or (kind == "zipf" and 0.0 < float(exponent or 1.05) < 10.0)
+    except ValueError:
+        known = False
+    if not known:
+        raise ConfigError(f"model.distribution={text}: give uniform, or zipf:ALPHA such as zipf:1.05")
 
 
 def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     import json
 
-    path = Path(str(config["table_configs"]))
-    if not path.is_absolute() and not path.is_file():
-        path = project_dir() / path
+    named = Path(str(config["table_configs"]))
+    path = named if named.is_absolute() or named.is_file() else project_dir() / named
+    where = f"model.table_configs={named}"
     try:
-        content = json.loads(path.read_text())
-        found = content["tables"] if isinstance(content, dict) else content
-        chosen = config.get("tables")
-        picked = [found[i] for i in chosen] if isinstance(chosen, Sequence) else found[:chosen]
-        return (
-            [int(t["num_embeddings"]) for t in picked],
-            [max(1, round(float(t.get("pooling_factor", 1)))) for t in picked],
-        )
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"model.table_configs={path}: no such file") from None
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ConfigError(f"model.table_configs={path}: not a list of tables ({error!r})") from None
+        raise ConfigError(f"{where}: no such file, neither in {Path.cwd()} nor in {project_dir()}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: not a readable JSON file ({str(error).splitlines()[0]})") from None
+    found = content.get("tables") if isinstance(content, dict) else content
+    if (
+        not isinstance(found, list)
+        or not found
+        or not all(isinstance(t, dict) and "num_embeddings" in t for t in found)
+    ):
+        raise ConfigError(f"{where}: not a list of tables with num_embeddings and pooling_factor")
+    chosen = config.get("tables")
+    picks = chosen if isinstance(chosen, Sequence) else list(range(len(found) if chosen is None else chosen))
+    for index in picks:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(found):
+            raise ConfigError(f"model.tables={chosen}: {named} holds {len(found)} tables, 0 to {len(found) - 1}")
+    if not picks:
+        raise ConfigError(f"model.tables={chosen}: give at least one table")
+    picked = [found[index] for index in picks]
+    pooled = [table.get("pooling_factor", 1) for table in picked]
+    if not all(isinstance(factor, (int, float)) for factor in pooled):
+        raise ConfigError(f"{where}: a pooling_factor is no number")
+    return _numbers("table_configs", [t["num_embeddings"] for t in picked]), [max(1, round(f)) for f in pooled]
 
 
 def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
@@ -154,6 +196,7 @@ class Dlrm(nn.Module):
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """The step of a DLRM config."""
     rows, lookups = tables(config)
+    check_distribution(config.get("distribution", "uniform"))
     embedding, loss = str(config.get("embedding", "fused")), str(config.get("loss", "bce"))
     dim, bottom = int(config["dim"]), [int(w) for w in config["bottom_mlp"]]
     if bottom[-1] != dim:

@@ -84,6 +84,22 @@ def test_the_timeline_is_a_trace_that_perfetto_opens(tmp_path: Path, capsys: pyt
     assert len(load_trace(out)) == sum(event["ph"] == "X" for event in events)
 
 
+def test_a_timeline_is_packed_as_its_name_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, packed = tmp_path / "timeline.json", tmp_path / "timeline.json.gz"
+    for out in (plain, packed):
+        assert steptime(capsys, "replay", steps(tmp_path), "--timeline", out)[0] == 0
+    assert plain.read_bytes() == gzip.decompress(packed.read_bytes())
+
+
+def test_overheads_of_the_trace_itself_are_no_held_out_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, other = steps(tmp_path), steps(tmp_path / "other")
+    for overheads, noted in ((trace, True), (other, False)):
+        notes = json.loads(steptime(capsys, "replay", trace, "--overheads", overheads, "--json")[1])["notes"]
+        assert any("no held-out figure" in note for note in notes) is noted
+
+
 def test_ranks_are_replayed_together(datasets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = datasets / "traces" / "v100x8_dlrm"
     first, *others = [folder / f"rank{rank}_kineto.json.gz" for rank in range(5)]

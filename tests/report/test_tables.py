@@ -73,9 +73,71 @@ def test_a_step_that_does_not_fit_says_so(prediction: Prediction) -> None:
 def test_the_best_throughput_that_fits_is_marked(prediction: Prediction) -> None:
     slow = dataclasses.replace(prediction, gpu="P100", predicted_us=16000.0)
     large = dataclasses.replace(prediction, gpu="T4", predicted_us=4000.0, fits=False)
-    lines = text_of(many([prediction, slow, large])).splitlines()
+    lines = [line for line in text_of(many([prediction, slow, large])).splitlines() if line.startswith("│")]
     assert [line for line in lines if "★" in line] == [line for line in lines if "V100" in line]
 
 
 def test_an_unmeasured_summary_has_no_error(prediction: Prediction) -> None:
     assert pd.isna(prediction.summary_row()["error"].iloc[0])
+
+
+def lines_at(renderable: object, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(renderable)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_comparison_is_whole_at_the_width_of_any_terminal(prediction: Prediction, width: int) -> None:
+    rows = [
+        dataclasses.replace(prediction, gpu="A100-PCIE-40GB", model=model, batch_size=batch, memory_bytes=memory << 30,
+                            predicted_us=us, p10_us=0.9 * us, p90_us=1.1 * us, fits=memory < 40)
+        for model in ("dlrm_open_source", "gpt3_27") for batch, us, memory in ((2, 8e3, 2), (4096, 2.1e7, 148))
+    ]  # fmt: skip
+    shown = lines_at(many(rows, dict.fromkeys([f"{p.gpu}/{p.model}/{p.variant}" for p in rows], 1_200_000)), width)
+    assert max(map(len, shown)) <= width
+    text = "\n".join(shown)
+    for whole in (
+        "A100-PCIE-40GB",
+        "21,000 ms",
+        "18,900-23,100",
+        "1,200,000",
+        "148.0 GiB ✗",
+        "dlrm_open_source",
+        "gpt3_27",
+    ):
+        assert whole in text, whole
+    assert text.count("★") == 3, "the better one of each model, and what the star means"
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_catalogue_of_gpus_breaks_no_word(width: int) -> None:
+    from pipeline.report.catalogue import gpu_rows
+    from pipeline.report.tables import Catalogue
+
+    shown = lines_at(Catalogue(gpu_rows()), width)
+    assert max(map(len, shown)) <= width
+    for row in gpu_rows():
+        line = next(line for line in shown if line.startswith(row["gpu"]))
+        assert not row["SMs"] or str(row["SMs"]) in line.split()
+    text = "\n".join(shown)
+    assert "of another host" in text and "transferred" in text and "B/s" in text
+    assert len(shown) < 2.2 * len(gpu_rows())
+
+
+def test_slow_models_have_a_throughput(prediction: Prediction) -> None:
+    slow = dataclasses.replace(prediction, batch_size=2, predicted_us=7.5e6)
+    assert "0.267 samples/s" in text_of(one(slow))
+
+
+def test_a_hashed_variant_is_shown_by_its_options(prediction: Prediction) -> None:
+    hashed = dataclasses.replace(
+        prediction, variant="v82811cac9c", overrides=("model.tables=[4,24]", "+model.options.width=512")
+    )
+    for shown in (text_of(one(hashed)), text_of(many([hashed, prediction]))):
+        assert "tables=[4,24] options.width=512" in shown and "v82811cac9c" not in shown
+
+
+def test_a_small_model_has_a_size(prediction: Prediction) -> None:
+    assert "341 KiB" in text_of(one(dataclasses.replace(prediction, memory_bytes=349_000)))

@@ -1,0 +1,106 @@
+"""Whether the values of a composed configuration make sense, before anything is computed with them.
+
+A value keeps the kind that the files give it: a number stays a number, a name a name. What several values must do
+together (widths that have to divide each other) is for the workload and the GPU specification to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import ConfigError, UnknownNameError
+
+SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect")
+"""Parts of the configuration whose values are checked; `batch_size` has a check of its own."""
+
+CHOICES = {
+    "model.mode": ("train", "inference"),
+    "model.optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
+    "model.attention": ("eager", "fused"),
+    "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
+    "model.embedding": ("fused", "joint_sparse", "sparse", "dense"),
+    "predict.critical_path": ("full", "published"),
+    "overheads.observations": ("all", "own", "pooled"),
+    "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
+}
+"""Options with a fixed set of values."""
+
+ONE_OR_ONE_EACH = ("model.rows", "model.lookups")
+"""Options that take one number for all tables, or a list with one for each."""
+
+ZERO_IS_MEANT = (
+    "predict.seed",
+    "kernels.seed",
+    "overheads.profiler_event_us",
+    "overheads.profiler_launch_us",
+    "model.dropout",
+)
+"""Numbers that may be 0; all others are sizes, counts and rates of something, and above 0."""
+
+FRACTIONS = ("gpu", "overheads", "collect", "model.dropout")
+"""Sections and keys whose numbers need not be whole where the file happens to state a whole one."""
+
+
+def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
+    """Check every value that differs from the files'.
+
+    Args:
+        config: the composed configuration, nested.
+        base: the same groups without any other override.
+
+    Raises:
+        UnknownNameError: an option has no such choice.
+        ConfigError: a value is of another kind than the file's, or no plausible number.
+    """
+    flat, given = flatten(config), flatten(base)
+    for key, allowed in CHOICES.items():
+        stated = flat.get(key) is not None or given.get(key) is not None
+        if stated and flat[key] not in allowed:
+            raise UnknownNameError(key, flat[key], list(allowed))
+    for key, default in given.items():
+        if key in flat and key.partition(".")[0] in SECTIONS and flat[key] != default:
+            _check(key, flat[key], default)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _check(key: str, value: Any, default: Any) -> None:
+    first = default[0] if isinstance(default, list) and default else default
+    if isinstance(first, bool):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{key}={value}: give true or false")
+    elif isinstance(first, (int, float)):
+        several = isinstance(default, list)
+        if (isinstance(value, list) != several and key not in ONE_OR_ONE_EACH) or value == []:
+            example = f" in brackets, for example {key}={_written(default)}" if several else ""
+            raise ConfigError(f"{key}={_written(value)}: give {'numbers' if several else 'one number'}{example}")
+        for each in value if isinstance(value, list) else [value]:
+            _check_number(key, each, value, first)
+    elif isinstance(default, str) and not isinstance(value, str):
+        raise ConfigError(f"{key}={_written(value)}: give a name, for example {key}={default}")
+
+
+def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
+    least = "0 or above" if key in ZERO_IS_MEANT else "above 0"
+    whole = isinstance(default, int) and not key.startswith(FRACTIONS)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and key not in ZERO_IS_MEANT) or (whole and value != int(value)):
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(f"{key}={_written(shown)}: give {kind} {least}")
+
+
+def _written(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -1,0 +1,93 @@
+"""Values and names that make no sense are answered by one line that says where and what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import expand
+from pipeline.errors import ConfigError, InputError, UnknownNameError
+from pipeline.workloads.dlrm import check_distribution, tables
+
+
+@pytest.mark.parametrize(
+    ("wrong", "suggested"),
+    [
+        ("gpu=V10", "'V100'"),
+        ("gpu=h10", "'H100'"),
+        ("model=dlrm_defalt", "'dlrm_default'"),
+        ("model=ResNet50", "'resnet50'"),
+        ("overheads=share", "'shared'"),
+        ("experiment=paper_dlm", "'paper_dlrm'"),
+        ("model.optimizer=adamw", "'adam'"),
+        ("model.optimiser=adam", "'model.optimizer'"),
+        ("gpu.dram_gb_s=900", "'gpu.dram_gb_per_s'"),
+    ],
+)
+def test_a_misspelt_name_is_answered_by_the_nearest_one(wrong: str, suggested: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean {suggested}"):
+        expand([wrong])
+
+
+def test_the_section_alone_makes_no_option_alike() -> None:
+    with pytest.raises(ConfigError, match=r"unknown option 'model\.attention': see config"):
+        expand(["model=dlrm_default", "model.attention=fused"])
+
+
+def test_a_name_like_no_other_gets_the_list_alone() -> None:
+    with pytest.raises(UnknownNameError, match="unknown GPU 'zzzzzz': choose one of"):
+        expand(["gpu=zzzzzz"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "overheads.host_scale=inf", "overheads.host_scale=nan", "overheads.host_scale=0", "overheads.host_scale=fast",
+        "overheads.profiler_event_us=abc", "overheads.profiler_event_us=-5", "predict.seed=-1", "predict.seed=abc",
+        "predict.draws=1.5", "predict.draws=0", "gpu.sms=abc", "gpu.memory_gib=-1", "gpu.dram_gb_per_s=0",
+        "model.dim=abc", "model.dim=0", "model.bottom_mlp=5", "model.bottom_mlp=[]", "model.bottom_mlp=[512,abc,64]",
+        "model.top_mlp=[1024,0,1]", "model.tables=0", "model.tables=2.5", "model.tables=[1,2]", "model.lookups=1.5",
+        "model.rows=abc", "model.rows=[10,-3]", "model.dtype=null", "model.distribution=3",
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_refused_by_its_key(text: str) -> None:
+    with pytest.raises(InputError, match=text.partition("=")[0].replace(".", r"\.")):
+        expand(["gpu=V100", "model=dlrm_default", text])
+
+
+@pytest.mark.parametrize(
+    "text", ["predict.seed=0", "overheads.profiler_event_us=0", "gpu.boost_clock_mhz=1380.5", "model.rows=[10,20,30]"]
+)
+def test_values_of_the_right_kind_are_taken(text: str) -> None:
+    assert len(expand(["gpu=V100", "model=dlrm_default", text])) == 1
+
+
+@pytest.mark.parametrize("text", ["gauss", "zipf:abc", "zipf:-1", "zipf:nan", "zipf:0", "uniform:3"])
+def test_an_unknown_index_distribution_is_no_uniform_one(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.distribution"):
+        check_distribution(text)
+
+
+def test_known_index_distributions_are_taken() -> None:
+    for text in ("uniform", "zipf", "zipf:1.05"):
+        check_distribution(text)
+
+
+def test_tables_that_a_file_lacks_are_named_with_how_many_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "tables.json"
+    path.write_text(json.dumps([{"num_embeddings": 10, "pooling_factor": 2}, {"num_embeddings": 20}]))
+    assert tables({"table_configs": str(path), "tables": [1, 0]}) == ([20, 10], [1, 2])
+    for wanted in ([4, 24], [-1], [], 3, ["a"]):
+        with pytest.raises(ConfigError, match=r"model\.tables="):
+            tables({"table_configs": str(path), "tables": wanted})
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "[3]", '[{"num_embeddings": "many"}]', '[{"rows": 3}]'])
+def test_a_file_without_tables_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tables.json"
+    path.write_text(content)
+    for wrong in (path, tmp_path, tmp_path / "nowhere.json"):
+        with pytest.raises(ConfigError, match=r"table_configs"):
+            tables({"table_configs": str(wrong)})

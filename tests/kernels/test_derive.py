@@ -1,0 +1,83 @@
+"""Convolutions that no sample covers: what they are derived from, and how near that is to a public training trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.heuristics import implicit_product
+from pipeline.kernels.predictor import KernelPredictor, load_predictor
+from pipeline.kernels.work import ConvShape, Dims
+from pipeline.paths import packs_dir
+
+
+@pytest.fixture(scope="module")
+def v100() -> KernelPredictor:
+    return load_predictor(load_gpu("V100"), [packs_dir() / "V100" / "kernels"])
+
+
+def convolutions(family: str, *shapes: tuple[int, int, int, int, int]) -> pd.DataFrame:
+    """Calls of 32 images by (channels in, channels out, window, size, stride)."""
+    names = ("in_channels", "out_channels", "kernel_size", "input_size", "stride")
+    table = pd.DataFrame(shapes, columns=list(names)).assign(
+        B=32, family=family, op="conv", phase="forward", dtype="fp32"
+    )
+    return table.assign(padding=table["kernel_size"] // 2)
+
+
+def test_a_product_taller_than_any_sample_is_left_to_physics(v100: KernelPredictor) -> None:
+    calls = convolutions(
+        "conv2d_forward", (64, 64, 1, 56, 1), (64, 256, 1, 56, 1), (3, 64, 7, 224, 2), (512, 2048, 1, 7, 1)
+    )
+    found = v100.predict(calls)
+    physics = v100.physics.kernel_us("conv2d_forward", calls)
+    assert list(found["evidence"]) == ["roofline", "roofline", "roofline", "pack"]
+    assert np.all(found["kernel_us"] < 2.0 * physics) and np.all(found["kernel_us"] > 0.5 * physics)
+
+
+@pytest.mark.parametrize("family", ["conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"])
+def test_what_a_call_takes_does_not_depend_on_its_neighbours(v100: KernelPredictor, family: str) -> None:
+    shapes = [(64, 64, 3, 56, 1), (64, 64, 1, 56, 1), (256, 256, 3, 14, 1), (512, 2048, 1, 7, 1)]
+    together = v100.predict(convolutions(family, *shapes))["kernel_us"]
+    alone = [v100.predict(convolutions(family, shape))["kernel_us"].iloc[0] for shape in shapes]
+    assert list(together) == pytest.approx(alone)
+
+
+def test_gradients_of_a_sampled_window_take_about_as_long_as_its_forward_pass(v100: KernelPredictor) -> None:
+    shapes = [(128, 128, 3, 28, 1), (256, 256, 3, 14, 1), (512, 512, 3, 7, 1)]
+    forward = v100.predict(convolutions("conv2d_forward", *shapes))["kernel_us"]
+    for family in ("conv2d_backward_data", "conv2d_backward_weight"):
+        assert list(v100.predict(convolutions(family, *shapes))["kernel_us"]) == pytest.approx(list(forward), rel=0.05)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("window", [1, 3])
+def test_every_pass_of_a_convolution_does_the_same_arithmetic(window: int, stride: int) -> None:
+    d = Dims(convolutions("conv2d_forward", (256, 512, window, 28, stride)))
+    for family in ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"):
+        rows, depth, columns, groups = implicit_product(family, d)
+        assert 2 * rows * depth * columns * groups == pytest.approx(ConvShape.of(d).flops, rel=0.01)
+
+
+def test_kernels_of_a_resnet_step_are_near_those_of_a_public_trace(datasets: Path) -> None:
+    from pipeline import load_trace, predict
+
+    events = load_trace(datasets / "traces" / "v100_ddp" / "kineto.json.gz").events
+    kernels = events[(events["category"] == "kernel") & (events["iteration"] == 2)]
+    names = kernels["op"].map(events.set_index("event_id")["name"]).astype(str)
+    calls = predict(gpu="V100", model="resnet50", batch_size=32).calls
+    assert calls is not None
+
+    def error(wanted: Callable[[pd.Series], pd.Series], op: str) -> float:
+        measured = kernels["dur_ns"][names.str.contains(op)].sum() / 1e3
+        return float(calls["kernel_us"][wanted(calls["family"].astype(str))].sum() / measured - 1.0)
+
+    # an SXM2 card, by a tenth faster than the PCIe one of the samples
+    assert abs(error(lambda f: f == "conv2d_forward", "cudnn_convolution")) < 0.15
+    assert abs(error(lambda f: f.str.startswith("conv2d_backward"), "convolution_backward")) < 0.15
+    assert abs(error(lambda f: ~f.str.startswith("memcpy"), "")) < 0.15

@@ -1,0 +1,83 @@
+"""The `steptime` command as a user meets it: exit codes, one line per error, nothing but JSON where it is asked for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipeline import cli
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["steptime", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    shown = capsys.readouterr()
+    return int(stop.value.code or 0), shown.out, shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("predict", "gpu=V10"), "did you mean 'V100'"),
+        (("predict", "gpu"), "write key=value"),
+        (("predict", "batch_size=1.5"), "batch_size=1.5"),
+        (("predit",), "Did you mean 'predict'"),
+        (("replay", "nowhere.json"), "nowhere.json: no such file"),
+        (("replay", "a.json", "--rank", "./a.json"), "given twice"),
+        (("transfer", "--from", "V100", "--to", "T4", "--in", "nowhere", "--out", "x"), "nowhere: no such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = run(capsys, monkeypatch, *words)
+    assert (code, out) == (2, "")
+    assert said in err and err.count("\n") == 1 and err.startswith("steptime: ")
+
+
+def test_help_and_version_name_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = run(capsys, monkeypatch, "--help")
+    assert code == 0 and "Usage: steptime " in out and "__main__" not in out
+    code, out, _ = run(capsys, monkeypatch, "--version")
+    assert code == 0 and out.startswith("steptime ")
+
+
+def test_catalogues_are_one_json_object(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run(capsys, monkeypatch, "gpus", "--json")
+    assert (code, err) == (0, "")
+    assert {"V100", "local"} <= {row["gpu"] for row in json.loads(out)["rows"]}
+
+
+def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    import warnings
+
+    from pipeline.errors import SteptimeWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = cli._warn
+        warnings.warn("a.parquet: 1 of 480 samples\ndropped", SteptimeWarning, stacklevel=1)
+        warnings.warn("internal matters", RuntimeWarning, stacklevel=1)
+    assert capsys.readouterr().err == "steptime: warning: a.parquet: 1 of 480 samples dropped\n"
+
+
+def test_an_interrupt_ends_in_one_line_and_130() -> None:
+    code = (
+        "import sys, time, pipeline.api as api, pipeline.cli as cli\n"
+        "def wait(point):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "api.predict_point = wait\nsys.argv = ['steptime', 'predict']\ncli.main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "steptime: interrupted\n")
