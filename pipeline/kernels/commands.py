@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.datasets.neusight import SOURCE, select_gpu
-from pipeline.errors import InputError, TableError
+from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS, family
 from pipeline.kernels.fit import fit_gpu
