@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config import LOCAL_GPU, Point, expand
 from pipeline.errors import ConfigError, InputError
-from pipeline.evidence import OVERHEAD_DONOR, Source, kernel_source, overhead_source, shipped_overheads
+from pipeline.evidence import Source, kernel_source, overhead_source, shipped_overheads
 from pipeline.packs import check_pack, list_packs
 from pipeline.paths import Artifacts, measurements_dir, packs_dir
 from pipeline.prediction import Prediction
@@ -116,9 +116,9 @@ def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | 
         table = Path(Artifacts(str(results)).overheads(gpu, str(settings["name"])))
         if table.is_file():
             return overheads_from(read_table(table, "overheads"), settings, workload)
-    own = packs_dir() / gpu / "overhead_samples.parquet"
-    check_pack(gpu if own.is_file() else OVERHEAD_DONOR)
-    observations = read_table(shipped_overheads(gpu), "overhead_samples")
+    shipped = shipped_overheads(gpu)
+    check_pack(shipped.parent.name)
+    observations = read_table(shipped, "overhead_samples")
     return overheads_from(overhead_statistics(observations, gpu, settings), settings, workload)
 
 
@@ -193,7 +193,7 @@ def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
 
 
 def largest_batch(point: Point) -> int | None:
-    """The largest batch whose memory need fits the GPU, two digits of it; None where not even one sample fits.
+    """The largest batch whose memory need fits the GPU, down to two digits; None where not even one sample fits.
 
     A step's memory is a fixed part (parameters, gradients, optimizer) and a part per sample; two captures tell them
     apart.

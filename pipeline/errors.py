@@ -59,9 +59,5 @@ class PackError(InputError):
     """A shipped pack is incomplete or damaged."""
 
 
-class NotFittedError(SteptimeError):
-    """A model was asked to predict before it was fitted or loaded."""
-
-
 class MeasurementError(SteptimeError):
     """A measurement on this machine did not work or cannot be trusted."""

@@ -9,17 +9,6 @@ from pipeline.config import LOCAL_GPU
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 
 
-class Evidence(StrEnum):
-    """Where a kernel time or an overhead comes from, best first."""
-
-    MEASURED = "measured"
-    FITTED = "fitted"
-    PACK = "pack"
-    SHARED = "shared"
-    TRANSFERRED = "transferred"
-    ROOFLINE = "roofline"
-
-
 class Source(StrEnum):
     """Where the samples or traces of a GPU come from; decides which rule makes its kernel models and overheads."""
 
@@ -62,10 +51,14 @@ def overhead_source(gpu: str) -> Source:
     data = datasets_dir()
     if gpu in PUBLIC_OVERHEAD_GPUS and data is not None and (data / "traces" / "v100_ddp").is_dir():
         return Source.PUBLIC
-    return Source.PACK if (packs_dir() / gpu / "overhead_samples.parquet").is_file() else Source.TRANSFER
+    return Source.PACK if _pack_overheads(gpu).is_file() else Source.TRANSFER
 
 
 def shipped_overheads(gpu: str) -> Path:
     """The shipped overhead observations for a GPU: of its own host, else those of another GPU's host."""
-    own = packs_dir() / gpu / "overhead_samples.parquet"
-    return own if own.is_file() else packs_dir() / OVERHEAD_DONOR / "overhead_samples.parquet"
+    own = _pack_overheads(gpu)
+    return own if own.is_file() else _pack_overheads(OVERHEAD_DONOR)
+
+
+def _pack_overheads(gpu: str) -> Path:
+    return packs_dir() / gpu / "overhead_samples.parquet"

@@ -35,12 +35,12 @@ def measurements_dir() -> Path:
     return Path(os.environ.get("STEPTIME_MEASUREMENTS") or project_dir() / "measurements")
 
 
-def datasets_dir(explicit: str | Path | None = None) -> Path | None:
-    """The folder of public measurements: `explicit`, $STEPTIME_DATASETS, `datasets/`, `../shared/datasets`; else None.
+def datasets_dir() -> Path | None:
+    """The folder of public measurements: $STEPTIME_DATASETS, `datasets/`, `../shared/datasets`; else None.
 
     An empty $STEPTIME_DATASETS (or `none`) switches public data off.
     """
-    named = os.environ.get("STEPTIME_DATASETS") if explicit is None else str(explicit)
+    named = os.environ.get("STEPTIME_DATASETS")
     if named is not None:
         return Path(named) if named not in ("", "none") and Path(named).is_dir() else None
     root = _PACKAGE.parent

@@ -164,6 +164,19 @@ def write_table(
         pq.write_table(table, part, compression="zstd")
 
 
+def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
+    """Write a table that no schema fixes (a user's own columns, a check's figures), completely or not at all.
+
+    Raises:
+        SteptimeError: the file cannot be written, or a column holds values that parquet cannot.
+    """
+    try:
+        with atomic_path(path) as part:
+            pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), part, compression="zstd")
+    except pa.ArrowException as error:
+        raise SteptimeError(f"{path}: cannot be written ({_first_line(error)})") from None
+
+
 def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     """Read a parquet artifact and check it against a schema; int columns with nulls come back as Int64.
 

@@ -21,6 +21,7 @@ import pandas as pd
 
 from pipeline.datasets.neusight import read_samples
 from pipeline.evidence import PUBLIC_KERNEL_GPUS
+from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.evaluate import gmae, mape
 from pipeline.kernels.families import family as family_of
@@ -31,7 +32,6 @@ from pipeline.kernels.networks import train_network
 from pipeline.kernels.samples import assign_folds, split_by_shape
 from pipeline.paths import datasets_dir, packs_dir
 
-FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 VARIANTS = ("roofline", "mlp_paper", "auto")
 SHOWN = ("gmae", "mape", "coverage", "above_floor_gmae", "fit_s")
 KEYS = ("gpu", "family", "variant", "seed")
@@ -75,7 +75,7 @@ def show(path: Path) -> str:
         "| GPU | family | roofline | paper's MLP | ours | ours, above floor | coverage |",
         "|---|---|---|---|---|---|---|",
     ]
-    order = {name: i for i, name in enumerate(FAMILIES)}
+    order = {name: i for i, name in enumerate(PUBLIC_FAMILIES)}
     for (gpu, name), rows in sorted(found.groupby(["gpu", "family"]), key=lambda item: (item[0][0], order[item[0][1]])):
         cells = []
         for variant in VARIANTS:
@@ -93,10 +93,10 @@ def show(path: Path) -> str:
 
 def shipped() -> str:
     """Markdown: GMAE in percent and coverage of the shipped models, on shapes that the predicting member had not seen."""
-    lines = [f"| GPU | {' | '.join(FAMILIES)} |", "|---|" + "---|" * len(FAMILIES)]
+    lines = [f"| GPU | {' | '.join(PUBLIC_FAMILIES)} |", "|---|" + "---|" * len(PUBLIC_FAMILIES)]
     for gpu in PUBLIC_KERNEL_GPUS:
         cells = []
-        for name in FAMILIES:
+        for name in PUBLIC_FAMILIES:
             found = json.loads((packs_dir() / gpu / "kernels" / name / "family.json").read_text())["metrics"]
             cells.append(f"{100 * found['gmae']:.2f} ({100 * found['coverage']:.0f})")
         lines.append(f"| {gpu} | {' | '.join(cells)} |")
@@ -106,7 +106,7 @@ def shipped() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", nargs="+", default=["V100", "P100", "P4", "T4", "A100"])
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--families", nargs="+", default=list(PUBLIC_FAMILIES), choices=PUBLIC_FAMILIES)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="table (CSV) to complete")

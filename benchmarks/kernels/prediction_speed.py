@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.predictor import load_predictor
-from pipeline.kernels.store import load_family
 from pipeline.kernels.trees import train_trees
 from pipeline.paths import packs_dir
 
@@ -39,7 +39,7 @@ def main() -> None:
     rows = parser.parse_args().rows
     gpu = load_gpu("V100")
     folder = packs_dir() / gpu.name / "kernels"
-    predictor, model = load_predictor(gpu, [folder]), load_family(folder / "gemm", gpu)
+    predictor, model = load_predictor(gpu, [folder]), FittedModel.load(folder / "gemm", gpu)
     calls = sizes(rows)
     whole = seconds(predictor.predict, calls)
     features = model.features(calls)

@@ -19,13 +19,16 @@ from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.share import calibrate, merged
 from pipeline.paths import datasets_dir
 from pipeline.predict.critical_path import simulate
+from pipeline.predict.options import PUBLISHED, Options
 from pipeline.predict.ranks import replay_ranks
-from pipeline.predict.replay import PUBLISHED, Options, ReplayResult, Source, build, learn, replay_source
+from pipeline.predict.replay import build, replay_source
+from pipeline.predict.replay_result import ReplayResult
+from pipeline.predict.source import Source, learn
+from pipeline.report.account import markdown
+from pipeline.report.checks.replays import RANK_COUNT, RANKS, SINGLE
 from pipeline.trace.load import load_trace
 
 ROOT = Path(__file__).resolve().parents[2]
-SINGLE = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_ddp")
-RANKS = "v100x8_dlrm"
 HOST_BOUND = ("rtx2080ti_linear", RANKS)
 
 VARIANTS: dict[str, Options] = {
@@ -54,7 +57,7 @@ def main() -> int:
         return 2
     folder = data / "traces"
     singles = {name: Source.of(load_trace(folder / name / "kineto.json.gz")) for name in SINGLE}
-    rank_paths = [folder / RANKS / f"rank{rank}_kineto.json.gz" for rank in range(5)]
+    rank_paths = [folder / RANKS / f"rank{rank}_kineto.json.gz" for rank in range(RANK_COUNT)]
     ranks = [Source.of(load_trace(path)) for path in rank_paths]
     tables = {
         "ablations": ablations(singles, ranks),
@@ -110,7 +113,7 @@ def sharing(sources: dict[str, Source], other_ranks: list[Source]) -> str:
     The factor comes from up to five of the target's iterations, at most half of them, and the rest is evaluated. The
     ranks have one iteration each: rank 0 gives the factor, the others are evaluated.
     """
-    chosen = {n: s.only(s.chosen[1:] if len(s.chosen) > 2 else s.chosen) for n, s in sources.items()}
+    chosen = {n: s.settled for n, s in sources.items()}
     samples = {n: learn([s.lasting])[0] for n, s in chosen.items()}
     plain, scaled, rows = {}, {}, []
     for target, source in chosen.items():
@@ -122,7 +125,7 @@ def sharing(sources: dict[str, Source], other_ranks: list[Source]) -> str:
         for donor in chosen:
             if donor == target:
                 continue
-            model = OverheadModel(merged([samples[donor]]))
+            model = OverheadModel(merged(samples[donor]))
             factor = calibrate(model, seen)
             for scale, kept in ((1.0, plain), (factor.scale, scaled)):
                 spans = [
@@ -139,12 +142,6 @@ def sharing(sources: dict[str, Source], other_ranks: list[Source]) -> str:
         means = [np.mean([v for (t, _), v in kept.items() if keep(t)]) for kept in (plain, scaled)]
         rows.append([label, "", "", *(f"{m:.1f}" for m in means)])
     return markdown(["target", "overheads from", "factor", "as they are, %", "with the factor, %"], rows)
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -96,15 +96,14 @@ class Bench:
 
     Args:
         device: where the cases live.
-        scratch: folder for the profiler's files; a temporary one where it is not given.
     """
 
-    def __init__(self, device: torch.device, scratch: Path | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         import torch
 
         self.device = device
-        self._folder = None if scratch else tempfile.TemporaryDirectory(prefix="steptime_bench_")
-        self.scratch = scratch or Path(self._folder.name)  # type: ignore[union-attr]
+        self._folder = tempfile.TemporaryDirectory(prefix="steptime_bench_")  # goes when the bench does
+        self.scratch = Path(self._folder.name)
         self._flush = torch.zeros(cache_bytes(device), device=device)  # 4 bytes an element: four times the cache
         self.without_launch = 0
 

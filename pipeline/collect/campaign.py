@@ -16,7 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.collect.runner import Campaign
 
 T0 = time.monotonic()  # the limit counts the slow imports that follow
 
@@ -32,8 +35,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m pipeline.collect.campaign",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit codes: 0 done or out of time, 2 bad arguments, 3 the profiler sees no kernels, 4 device lost, "
-        "5 a unit hung. After each of them the folder holds what was measured so far.",
+        epilog="exit codes: 0 done or out of time, 1 a file of the folder is damaged, 2 bad arguments, "
+        "3 the profiler sees no kernels, 4 device lost, 5 a unit hung. After each of them the folder holds what was "
+        "measured so far.",
     )
     parser.add_argument(
         "--out", type=Path, required=True, help="folder of the results, new or of an interrupted campaign"
@@ -83,9 +87,9 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
     from pipeline.collect.head import HEAD
     from pipeline.collect.output import CampaignFolder, check
-    from pipeline.collect.preflight import ProfilerError, preflight, steadiness
+    from pipeline.collect.preflight import ProfilerError
     from pipeline.collect.runner import (
-        EXIT_BAD_INPUT,
+        EXIT_DAMAGED,
         EXIT_DEVICE_LOST,
         EXIT_DONE,
         EXIT_NO_KERNELS,
@@ -108,23 +112,7 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     folder.save()
     code = EXIT_DONE
     try:
-        try:
-            run["preflight"] = seen = steadiness(device)
-        except RuntimeError as error:
-            raise DeviceLostError(f"preflight: {error}") from error
-        for warning in seen["warnings"]:
-            print(f"warning: {warning}", file=sys.stderr)
-        if device.type == "cuda":
-            campaign.part_deadline = begin + 60 * args.minutes * (SHARES["times"] if len(args.parts) > 1 else 0.5)
-            _unprofiled(campaign, args.parts)
-        try:
-            with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-                seen |= preflight(device, Path(scratch))
-        except RuntimeError as error:
-            raise DeviceLostError(f"preflight: {error}") from error
-        for part in args.parts:
-            campaign.part_deadline = begin + 60 * args.minutes * (SHARES[part] if len(args.parts) > 1 else 1.0)
-            _part(part)(campaign)
+        _measure(campaign, args, begin, run)
         run["status"] = "complete" if campaign.left() > 0 else "out of time"
     except ProfilerError as error:
         code, run["status"] = EXIT_NO_KERNELS, f"preflight failed: {error}"
@@ -139,7 +127,44 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     print(_summary(folder.manifest, args.out, run["seconds"]))
-    return code if code or not problems else EXIT_BAD_INPUT - 1
+    return EXIT_DAMAGED if problems and code == EXIT_DONE else code
+
+
+def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: dict[str, Any]) -> None:
+    """Look whether the device can be trusted, and measure the parts, each within its share of the time.
+
+    Raises:
+        ProfilerError: the profiler sees no kernels.
+        DeviceLostError: the device no longer answers.
+    """
+    from pipeline.collect.preflight import preflight, steadiness
+
+    device, several = campaign.device, len(args.parts) > 1
+    run["preflight"] = seen = _answered(lambda: steadiness(device))
+    for warning in seen["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
+    if device.type == "cuda":
+        campaign.part_deadline = begin + 60 * args.minutes * (SHARES["times"] if several else 0.5)
+        _unprofiled(campaign, args.parts)
+    with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+        seen |= _answered(lambda: preflight(device, Path(scratch)))
+    for part in args.parts:
+        campaign.part_deadline = begin + 60 * args.minutes * (SHARES[part] if several else 1.0)
+        _part(part)(campaign)
+
+
+def _answered(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a check found.
+
+    Raises:
+        DeviceLostError: the device failed in it.
+    """
+    from pipeline.collect.runner import DeviceLostError
+
+    try:
+        return check()
+    except RuntimeError as error:
+        raise DeviceLostError(f"preflight: {error}") from error
 
 
 def _told(args: argparse.Namespace) -> str:
@@ -169,7 +194,7 @@ def _take_over(args: argparse.Namespace) -> None:
             shutil.copyfile(file, args.out / file.name)
 
 
-def _unprofiled(campaign: Any, parts: Sequence[str]) -> None:
+def _unprofiled(campaign: Campaign, parts: Sequence[str]) -> None:
     """What must be measured before the first profile."""
     from pipeline.collect.campaign_steps import run_times
     from pipeline.collect.peaks import PLAIN, run_peaks
@@ -180,7 +205,7 @@ def _unprofiled(campaign: Any, parts: Sequence[str]) -> None:
         run_times(campaign)
 
 
-def _part(name: str) -> Callable[[Any], None]:
+def _part(name: str) -> Callable[[Campaign], None]:
     from pipeline.collect.campaign_kernels import run_kernels
     from pipeline.collect.campaign_steps import run_steps
     from pipeline.collect.peaks import run_peaks

@@ -71,6 +71,7 @@ def settled_heap() -> Iterator[None]:
 
 def _rounds(campaign: Campaign, wanted: Sequence[Spec], suffix: str) -> None:
     exact = [wanted[i : i + ROUND] for i in range(0, len(wanted), ROUND)]
+    campaign = replace(campaign, only="")  # the families are filtered already
     number = 0
     while campaign.left() > (1 if campaign.tiny else ROUND_SECONDS) and not campaign.folder.samples_full():
         if campaign.tiny and number >= TINY_ROUNDS:
@@ -78,11 +79,7 @@ def _rounds(campaign: Campaign, wanted: Sequence[Spec], suffix: str) -> None:
         # one round of exact calls, one of sampled sizes; exact ones come again with another cache when all had a turn
         specs = exact[number // 2 % len(exact)] if number % 2 == 0 else list(islice(_sampled(wanted, number), ROUND))
         unit, cache = f"kernels/r{number:04d}{suffix}", cache_of(number)
-        only, campaign.only = campaign.only, ""  # the families are filtered already
-        try:
-            campaign.run(unit, 0.0, lambda s=specs, u=unit, n=number, c=cache: measure_round(campaign, u, s, n, c))  # type: ignore[misc]
-        finally:
-            campaign.only = only
+        campaign.run(unit, 0.0, lambda s=specs, u=unit, n=number, c=cache: measure_round(campaign, u, s, n, c))  # type: ignore[misc]
         number += 1
 
 

@@ -201,8 +201,3 @@ def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, 
     if cap == largest:
         return config, None
     return {**config, "rows": [min(size, cap) for size in sizes], "tables": None}, cap
-
-
-def trace_members(row: Mapping[str, Any]) -> str:
-    """Folder of a step's traces inside the archives."""
-    return f"{row['model']}/{row['variant']}/b{row['batch_size']}"

@@ -179,15 +179,19 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def gpu_name(device: torch.device) -> str:
-    """The name that the project gives to this device; `cpu` for a CPU.
-
-    A card without a file under `config/gpu/` is named after its driver string: `NVIDIA GeForce RTX 4090` is `RTX4090`.
-    """
+    """The name that the project gives to this device; `cpu` for a CPU."""
     if device.type != "cuda":
         return "cpu"
     import torch
 
-    driver = str(torch.cuda.get_device_properties(device).name)
+    return name_of_card(str(torch.cuda.get_device_properties(device).name))
+
+
+def name_of_card(driver: str) -> str:
+    """The project's name of a card by its driver's.
+
+    A card without a file under `config/gpu/` is named after its driver string: `NVIDIA GeForce RTX 4090` is `RTX4090`.
+    """
     try:
         from pipeline.hardware.spec import load_gpu
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
 from pipeline.collect.head import HEAD
-from pipeline.collect.windows import LAUNCH_CATEGORIES, Window, activities, attribute, load_events
+from pipeline.collect.windows import Window, activities, attribute, load_events
+from pipeline.trace.fields import API_CATEGORIES
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,8 @@ PLAIN_STEP = "mlp_step_plain"
 """Name of the small step's unprofiled time."""
 SLEEP_CYCLES = 20_000
 """About 10 µs of an otherwise empty kernel."""
+LAUNCH_PATTERNS = {"s0r0": (SLEEP_CYCLES, False), "s1r0": (SLEEP_CYCLES, True), "s2r0": (0, False)}
+"""Cycles of the kernels, and whether the host waits for each: queued, launched to an idle device, bound by the host."""
 
 
 def call_us(device: torch.device, function: Callable[[], Any], count: int) -> float:
@@ -109,16 +112,14 @@ def _launch_and_wait(x: torch.Tensor, stream: torch.cuda.Stream) -> Callable[[],
     return call
 
 
-def launch_costs(device: torch.device, scratch: Path) -> Iterator[Cost]:
-    """What the profiler sees of launches: their duration, the way to the kernel's start, gaps between kernels."""
+def _profiled_launches(device: torch.device, path: Path) -> list[dict[str, Any]]:
+    """Events of 200 launches of each pattern."""
     import torch
     from torch.profiler import profile, record_function
 
-    patterns = {"s0r0": (SLEEP_CYCLES, False), "s1r0": (SLEEP_CYCLES, True), "s2r0": (0, False)}
     with profile(activities=activities(device)) as profiler:
-        for label, (cycles, wait) in patterns.items():
-            if label == "s0r0":
-                HEAD.spend(device)
+        HEAD.spend(device)
+        for label, (cycles, wait) in LAUNCH_PATTERNS.items():
             torch.cuda.synchronize(device)
             with record_function(label):
                 for _ in range(200):
@@ -126,16 +127,20 @@ def launch_costs(device: torch.device, scratch: Path) -> Iterator[Cost]:
                     if wait:
                         torch.cuda.synchronize(device)
             torch.cuda.synchronize(device)
-    path = scratch / "launches.json"
     profiler.export_chrome_trace(str(path))
-    events = load_events(path)
+    return load_events(path)
+
+
+def launch_costs(device: torch.device, scratch: Path) -> Iterator[Cost]:
+    """What the profiler sees of launches: their duration, the way to the kernel's start, gaps between kernels."""
+    events = _profiled_launches(device, scratch / "launches.json")
     windows = attribute(events, r"s\d+r\d+").windows
-    if any(len(windows[label].kernels) < 40 for label in patterns if label in windows) or len(windows) < len(patterns):
+    if len(windows) < len(LAUNCH_PATTERNS) or any(len(window.kernels) < 40 for window in windows.values()):
         return
     launches = {
         e["args"]["correlation"]: e
         for e in events
-        if e.get("cat") in LAUNCH_CATEGORIES and "correlation" in e.get("args", {})
+        if e.get("cat") in API_CATEGORIES and "correlation" in e.get("args", {})
     }
 
     def gap(window: Window) -> float:

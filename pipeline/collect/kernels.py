@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -52,14 +51,9 @@ def measure_calls(
     seconds: float = 60.0,
     *,
     graph: pd.DataFrame | Sequence[pd.DataFrame] | None = None,
-    gpu: str = "local",
-    caches: Sequence[str] = (Cache.STEP,),
     sampled: bool = True,
-    seed: int = 0,
-    campaign_id: str = "local",
-    source: str = "collect",
 ) -> pd.DataFrame:
-    """Measure the kernels that a calls table names, and sizes around them.
+    """Measure the kernels that a calls table names, and sizes around them, with the cache as it is in a step.
 
     Args:
         calls: table of the `calls` schema, or one per workload.
@@ -67,12 +61,7 @@ def measure_calls(
         seconds: time to use; the exact calls are measured whatever it is.
         graph: table of the `graph` schema that `calls` refers to, or one for each. With it, operators on a
             CPU are replayed with their very strides and arguments, and those that no builder knows can be measured.
-        gpu: value of the `gpu` column.
-        caches: states of the cache to measure exact calls in; sampled sizes use the first.
         sampled: whether to measure sizes around the calls too.
-        seed: of sizes and values.
-        campaign_id: value of the `campaign_id` column.
-        source: value of the `source` column.
 
     Returns:
         Rows of the `samples` schema. `kernel_us` is device time on CUDA (without launch floor; `latency_us` with it)
@@ -89,16 +78,14 @@ def measure_calls(
     tables = [calls] if isinstance(calls, pd.DataFrame) else list(calls)
     graphs = [graph] if isinstance(graph, pd.DataFrame) else list(graph or [])
     replayers = [Replayer(one) for one in graphs] if place.type == "cpu" and len(graphs) == len(tables) else []
-    work = Workbench(Bench(place), place, begin + seconds, budget_bytes(place), seed)
+    work = Workbench(Bench(place), place, begin + seconds, budget_bytes(place), seed=0)
     exact = _distinct(tables, replayers)
-    variants = around([spec for spec, _ in exact], seed) if sampled else iter(())
+    variants = around([spec for spec, _ in exact], seed=0) if sampled else iter(())
     rows: list[dict[str, Any]] = []
-    states = [Cache(cache) for cache in caches]
-    chunks = [(spec, node, cache) for cache in states for spec, node in exact]
-    for timings, share in _chunks(work, chunks):
+    for timings, share in _chunks(work, exact):
         end = time.monotonic() + share * max(work.left(), 0.0)
-        rows += _measure_exact(work, timings, variants, states[0], end)
-    frame = samples_frame(rows, gpu, source, campaign_id)
+        rows += _measure_exact(work, timings, variants, end)
+    frame = samples_frame(rows, gpu="local", source="collect", campaign_id="local")
     frame.attrs["unmeasured"] = work.unmeasured.reasons
     return frame
 
@@ -179,17 +166,15 @@ def _distinct(tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]) -> 
     return list(found.values())
 
 
-def _chunks(
-    work: Workbench, wanted: Sequence[tuple[Spec, GraphNode | None, Cache]]
-) -> Iterator[tuple[list[Timing], float]]:
+def _chunks(work: Workbench, wanted: Sequence[tuple[Spec, GraphNode | None]]) -> Iterator[tuple[list[Timing], float]]:
     """Exact cases in groups that fit the memory, each with its share of the time that is then left."""
     index = 0
     while index < len(wanted):
         timings: list[Timing] = []
         start, held = index, 0
         while index < len(wanted) and (held < work.budget_bytes or not timings):
-            spec, node, cache = wanted[index]
-            built = work.build(spec, cache, node)
+            spec, node = wanted[index]
+            built = work.build(spec, Cache.STEP, node)
             if built is not None:
                 timings.append(built[0])
                 held += built[1]
@@ -199,16 +184,14 @@ def _chunks(
         release(work.device)
 
 
-def _measure_exact(
-    work: Workbench, exact: list[Timing], variants: Iterator[Spec], cache: Cache, end: float
-) -> list[dict[str, Any]]:
+def _measure_exact(work: Workbench, exact: list[Timing], variants: Iterator[Spec], end: float) -> list[dict[str, Any]]:
     """Rounds over the exact cases, with chunks of sampled cases between them, until `end`."""
     cuda = work.device.type == "cuda"
     begin = time.monotonic()
     work.bench.measure(exact, REPETITIONS["cuda"] if cuda else FIRST_ROUNDS)
     spent_exact, rows = time.monotonic() - begin, []
     while time.monotonic() < end:
-        group = [timing for timing in _sampled(work, variants, cache) if timing is not None]
+        group = list(_sampled(work, variants))
         work.bench.measure(group, REPETITIONS[work.device.type])
         rows += [measured_row(timing) for timing in group]
         if not group and cuda:
@@ -227,21 +210,14 @@ def _measure_exact(
     return [row for row in [*(measured_row(timing) for timing in exact), *rows] if "kernel_us" in row]
 
 
-def _sampled(work: Workbench, variants: Iterator[Spec], cache: Cache) -> Iterator[Timing]:
+def _sampled(work: Workbench, variants: Iterator[Spec]) -> Iterator[Timing]:
     """The next sampled cases, fewer where they are large."""
     held = 0
     for spec in islice(variants, CHUNK):
-        built = work.build(spec, cache, None)
+        built = work.build(spec, Cache.STEP, None)
         if built is None:
             continue
         yield built[0]
         held += built[1]
         if held > work.budget_bytes // 2:
             return
-
-
-def write_samples(frame: pd.DataFrame, path: Path, provenance: dict[str, Any] | None = None) -> None:
-    """Write samples as a checked parquet table, with the unmeasured calls in its provenance."""
-    from pipeline.schemas import write_table
-
-    write_table(frame, path, "samples", {**(provenance or {}), "unmeasured": frame.attrs.get("unmeasured", {})})

@@ -11,7 +11,7 @@ import pandas as pd
 from pipeline.collect.bench import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec
 from pipeline.collect.device import answers, free_bytes, release, set_tf32
-from pipeline.collect.host_costs import PLAIN_STEP, host_costs, plain_costs, profiler_costs
+from pipeline.collect.host_costs import PLAIN_STEP, Cost, host_costs, plain_costs, profiler_costs
 from pipeline.collect.runner import Campaign, Outcome
 
 if TYPE_CHECKING:
@@ -40,8 +40,11 @@ Measurement = Callable[[Bench, bool], Iterator[Peak]]
 def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
     """Measure all peaks (or those named) that fit the time, the most valuable first; those without a profiler before."""
     units: tuple[tuple[str, Measurement, float], ...] = (
-        (PLAIN, _plain, 4), ("products", products, 10), ("host", _host, 5),
-        ("profiler", lambda bench, tiny: _profiler(bench, tiny, _plain_step_us(campaign)), 6),
+        (PLAIN, lambda bench, tiny: _costs(plain_costs(bench.device, tiny)), 4),
+        ("products", products, 10),
+        ("host", lambda bench, tiny: _costs(host_costs(bench.device, bench.scratch, tiny)), 5),
+        ("profiler", lambda bench, tiny: _costs(
+            profiler_costs(bench.device, bench.scratch, tiny, _plain_step_us(campaign))), 6),
         ("cache", cache_curves, 15), ("copies", copies, 20),
     )  # fmt: skip
     for name, measurement, seconds in [unit for unit in units if not only or unit[0] in only]:
@@ -58,8 +61,9 @@ def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Ou
     """
     rows: list[dict[str, Any]] = []
     failure = ""
+    bench = Bench(campaign.device)  # its folder of profiles goes with it
     try:
-        for peak in measurement(Bench(campaign.device), campaign.tiny):
+        for peak in measurement(bench, campaign.tiny):
             rows.append({"unit_name": unit, **asdict(peak)})
     except RuntimeError as error:
         if not rows or not answers(campaign.device):
@@ -134,19 +138,9 @@ def _plain_step_us(campaign: Campaign) -> float | None:
     return float(values[-1]) if values else None
 
 
-def _plain(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    for name, value, unit, note in plain_costs(bench.device, tiny):
-        yield Peak(name, None, value, unit, note)
-
-
-def _host(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    for name, value, unit, note in host_costs(bench.device, bench.scratch, tiny):
-        yield Peak(name, None, value, unit, note)
-
-
-def _profiler(bench: Bench, tiny: bool, plain_us: float | None) -> Iterator[Peak]:
-    for name, value, unit, note in profiler_costs(bench.device, bench.scratch, tiny, plain_us):
-        yield Peak(name, None, value, unit, note)
+def _costs(costs: Iterator[Cost]) -> Iterator[Peak]:
+    """Costs, which have no size, as peaks."""
+    return (Peak(name, None, value, unit, note) for name, value, unit, note in costs)
 
 
 def _measured(bench: Bench, runs: dict[int, Callable[[], object]], dtype: str = "fp32") -> dict[int, float]:

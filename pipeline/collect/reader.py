@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.collect import standalone
@@ -92,25 +91,17 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
     return read_table(folder / STEP_TIMES, "step_times")
 
 
-def read_step_time(
-    path: str | Path, model: str | None = None, variant: str | None = None, batch_size: int | None = None
-) -> float | None:
-    """The measured step time (µs): the one row of a `step_times.parquet`, or the row of a campaign that is named.
-
-    None where a campaign has no such row.
+def read_step_time(path: str | Path) -> float:
+    """The measured step time (µs): the one row of the `step_times.parquet` of a step measured here.
 
     Raises:
         TableError: the table is damaged.
-        InputError: several rows fit.
+        InputError: it does not hold one step.
     """
-    path = Path(path)
-    rows = read_step_times(path) if path.is_dir() else read_table(path, "step_times")
-    for column, value in (("model", model), ("variant", variant), ("batch_size", batch_size)):
-        if value is not None:
-            rows = rows[rows[column] == value]
-    if len(rows) > 1:
-        raise InputError(f"{path}: {len(rows)} step times fit; name model, variant and batch size")
-    return float(rows["step_us"].iloc[0]) if len(rows) else None
+    rows = read_table(path, "step_times")
+    if len(rows) != 1:
+        raise InputError(f"{path}: {len(rows)} step times, expected one; measure again")
+    return float(rows["step_us"].iloc[0])
 
 
 def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) -> float | None:
@@ -129,14 +120,8 @@ def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) ->
     path = Path(path)
     if path.name != CAMPAIGN:
         return read_step_time(path)
-    place = _place_of(workload)
-    rows = read_step_times(path.parent)
-    if place is None or rows.empty:
-        return None
-    fits = (rows["model"] == place[0]) & (rows["variant"] == place[1]) & (rows["batch_size"] == place[2])
-    same = [_ran(json.loads(text).get("config") or {}, config) for text in rows["config"].fillna("{}")]
-    found = rows.loc[fits & np.array(same, bool), "step_us"]
-    return float(found.iloc[-1]) if len(found) else None
+    found = [us for us, facts in _steps_of(path.parent, workload) if _ran(facts.get("config") or {}, config)]
+    return found[-1] if found else None
 
 
 def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
@@ -148,14 +133,17 @@ def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
         folder: of the campaign.
         workload: `model/variant/b<batch>`.
     """
-    place = _place_of(workload)
-    rows = read_step_times(folder)
-    if place is None or rows.empty:
-        return None
-    fits = (rows["model"] == place[0]) & (rows["variant"] == place[1]) & (rows["batch_size"] == place[2])
-    facts = [json.loads(text) for text in rows.loc[fits, "config"].fillna("{}")]
-    whole = [fact for fact in facts if fact.get("profiled_kernel_us") and not fact.get("kernels_lost")]
+    every = [facts for _, facts in _steps_of(folder, workload)]
+    whole = [facts for facts in every if facts.get("profiled_kernel_us") and not facts.get("kernels_lost")]
     return float(whole[-1]["profiled_kernel_us"]) if whole else None
+
+
+def _steps_of(folder: str | Path, workload: str) -> list[tuple[float, dict[str, Any]]]:
+    """Measured step time (µs) and stated facts of every row of a workload, in the order of the table."""
+    place, rows = _place_of(workload), read_step_times(folder)
+    identity = zip(rows["model"], rows["variant"], rows["batch_size"], strict=True)
+    stated = zip(identity, rows["step_us"], rows["config"].fillna("{}"), strict=True)
+    return [(float(us), json.loads(text)) for found, us, text in stated if found == place]
 
 
 def _ran(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -95,9 +95,8 @@ def _follow(spec: Spec, chosen: Mapping[str, int], factor: float) -> Spec:
         dims["bytes"] = element * dims["B"] * sum(int(width) for width in widths)
     else:
         attributes.pop("widths", None)
-        for name in ("bytes",):
-            if name in dims:
-                dims[name] = max(element * round(dims[name] * factor / element), element)
+        if "bytes" in dims:
+            dims["bytes"] = max(element * round(dims["bytes"] * factor / element), element)
     # operand bytes of a B x H call need not grow alike: a bias has H elements however large B is
     for name in ("inputs", "outputs"):
         if name in dims:

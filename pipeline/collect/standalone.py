@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.collect.counted import counted
+from pipeline.collect.device import name_of_card
 from pipeline.errors import TableError
 from pipeline.schemas import DIMS, SCHEMAS
 
@@ -57,14 +58,7 @@ VARIANTS = {"fused": "embedding-joint_sparse", "sparse": "embedding-sparse", "de
 def gpu_of(manifest: Mapping[str, Any]) -> str:
     """The project's name of the GPU that a manifest describes; `cpu` where there was none."""
     driver = manifest["device"].get("gpu")
-    if not driver:
-        return "cpu"
-    try:
-        from pipeline.hardware.spec import load_gpu
-
-        return str(load_gpu(str(driver)).name)
-    except Exception:  # a card without a file keeps its driver's name
-        return re.sub(r"[^A-Za-z0-9.-]+", "", re.sub(r"\b(NVIDIA|Tesla|GeForce)\b", "", str(driver)))
+    return name_of_card(str(driver)) if driver else "cpu"
 
 
 def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:

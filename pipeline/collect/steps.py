@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,17 +40,6 @@ MOST_ROUNDS, DISTURBED = 6, 1.25
 """More profiled passes are made while the best one's step is this much longer than the unprofiled step."""
 
 
-@dataclass(frozen=True)
-class CollectedStep:
-    """What `collect_step` left behind."""
-
-    kineto: Path
-    execution_trace: Path | None
-    step_times: Path
-    step_us: float
-    profiled_step_us: float
-
-
 def collect_step(
     config: Mapping[str, Any],
     batch_size: int,
@@ -63,8 +51,7 @@ def collect_step(
     gpu: str = "local",
     model: str | None = None,
     variant: str = "default",
-    source: str = "collect",
-) -> CollectedStep:
+) -> None:
     """Run, time and profile a training step.
 
     Args:
@@ -78,7 +65,6 @@ def collect_step(
         gpu: `gpu` column of the step-times row.
         model: its `model` column; the config's name where it is not given.
         variant: its `variant` column.
-        source: its `source` column.
 
     Raises:
         InputError: there is no such device, or the config is wrong.
@@ -94,18 +80,10 @@ def collect_step(
     before = gpu_state() if place.type == "cuda" else {}
     try:
         took = warm_up(step.run, place)
-        times = StepTimes()
-        profiles: list[Profile] = []
         with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-            for number in range(MOST_ROUNDS if place.type == "cpu" else ROUNDS):
-                if number < ROUNDS:
-                    times.add(time_steps(step.run, place, seconds / ROUNDS, took))
-                elif min(profile.step_us for profile in profiles) < DISTURBED * times.median_us:
-                    break
-                profiles.append(profile_steps(step.run, place, iterations, Path(scratch) / f"{number}.json"))
-            chosen = min(profiles, key=lambda profile: (profile.lost > 0, profile.step_us))
+            times, chosen = _rounds(step.run, place, iterations, seconds, took, Path(scratch))
             write_gzip(chosen.path.read_bytes(), folder / KINETO)
-            trace, note = _execution_trace(step.run, place, Path(scratch), folder)
+            note = _execution_trace(step.run, place, Path(scratch), folder)
     except (RuntimeError, MemoryError) as error:
         raise MeasurementError(f"{config.get('name', model)} at batch {batch_size} on {device}: {error}") from error
     facts = {
@@ -123,18 +101,33 @@ def collect_step(
         "model": model or str(config.get("name", "model")),
         "variant": variant,
         "batch_size": batch_size,
-        "source": source,
+        "source": "collect",
     }
     write_table(pd.DataFrame([row]), folder / STEP_TIMES, "step_times", {"device": describe(place)})
     del step
     release(place)
-    return CollectedStep(folder / KINETO, trace, folder / STEP_TIMES, times.median_us, chosen.step_us)
 
 
-def _execution_trace(step: Step, device: torch.device, scratch: Path, folder: Path) -> tuple[Path | None, str]:
+def _rounds(
+    step: Step, device: torch.device, iterations: int, seconds: float, took: float, scratch: Path
+) -> tuple[StepTimes, Profile]:
+    """Unprofiled and profiled passes in turn: all unprofiled steps, and the least disturbed profile."""
+    times = StepTimes()
+    profiles: list[Profile] = []
+    for number in range(MOST_ROUNDS if device.type == "cpu" else ROUNDS):
+        if number < ROUNDS:
+            times.add(time_steps(step, device, seconds / ROUNDS, took))
+        elif min(profile.step_us for profile in profiles) < DISTURBED * times.median_us:
+            break
+        profiles.append(profile_steps(step, device, iterations, scratch / f"{number}.json"))
+    return times, min(profiles, key=lambda profile: (profile.lost > 0, profile.step_us))
+
+
+def _execution_trace(step: Step, device: torch.device, scratch: Path, folder: Path) -> str:
+    """Write the execution trace; its name, or why there is none: the Kineto trace stands without it."""
     try:
         data = execution_trace(step, device, scratch)
-    except (RuntimeError, OSError, TypeError) as error:  # the Kineto trace stands without it
-        return None, f"none: {str(error)[:200]}"
+    except (RuntimeError, OSError, TypeError) as error:
+        return f"none: {str(error)[:200]}"
     write_gzip(data, folder / EXECUTION_TRACE)
-    return folder / EXECUTION_TRACE, EXECUTION_TRACE
+    return EXECUTION_TRACE

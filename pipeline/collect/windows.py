@@ -18,16 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TraceError
+from pipeline.trace.fields import API_CATEGORIES, DEVICE_CATEGORIES, KERNEL_LAUNCHES, Category
 from pipeline.trace.repair import parse_loosely
 
 if TYPE_CHECKING:
     import torch
     from torch.profiler import ProfilerActivity
 
-DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
-LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver"}
-KERNEL_LAUNCH = re.compile(r"(cuda|cu|hip)\w*Launch\w*Kernel")
-"""Calls that launch one kernel each: in whole traces of V100, A100 and RTX 2080 Ti every one of them has its kernel."""
 STEP_LABEL = r"ProfilerStep#\d+"
 
 
@@ -116,14 +113,14 @@ def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
     windows = {
         str(event["name"]): Window(float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         for event in events
-        if event.get("cat") == "user_annotation" and pattern.fullmatch(str(event["name"]))
+        if event.get("cat") == Category.ANNOTATION and pattern.fullmatch(str(event["name"]))
     }
     order = sorted(windows.values(), key=lambda window: window.start)
     starts = [window.start for window in order]
     launches = {
         event["args"]["correlation"]: float(event["ts"])
         for event in events
-        if event.get("cat") in LAUNCH_CATEGORIES and "correlation" in event.get("args", {})
+        if event.get("cat") in API_CATEGORIES and "correlation" in event.get("args", {})
     }
     total = without_launch = outside = 0
     for event in events:
@@ -152,11 +149,11 @@ def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
     A driver's call within the runtime's launches nothing of its own. Where kernels lack their launch, ids do not say
     what is missing: then a launching call counts only if most of its kernels are there.
     """
-    launching = [e for e in events if e.get("cat") in LAUNCH_CATEGORIES]
-    calls = [e for e in launching if KERNEL_LAUNCH.match(str(e["name"]))]
+    launching = [e for e in events if e.get("cat") in API_CATEGORIES]
+    calls = [e for e in launching if KERNEL_LAUNCHES.match(str(e["name"]))]
     ids = {e.get("args", {}).get("correlation") for e in launching}
     shown = [e.get("args", {}).get("correlation") for e in events if e.get("cat") in DEVICE_CATEGORIES]
-    kernels = [e.get("args", {}).get("correlation") for e in events if e.get("cat") == "kernel"]
+    kernels = [e.get("args", {}).get("correlation") for e in events if e.get("cat") == Category.KERNEL]
     seen, linked = set(shown), ids.issuperset(kernels)
     missing = [call for call in calls if call.get("args", {}).get("correlation") not in seen]
     total, absent = (Counter(str(call["name"]) for call in some) for some in (calls, missing))

@@ -39,14 +39,13 @@ def kernels_path(path: str | Path) -> Path:
     return next((candidate for candidate in candidates if candidate.is_file()), path)
 
 
-def read_samples(path: str | Path, gpu: str | None = None, siblings: bool = True) -> pd.DataFrame:
+def read_samples(path: str | Path, gpu: str | None = None) -> pd.DataFrame:
     """The latencies as a samples table.
 
     Args:
         path: the parquet file, its folder, or the datasets folder.
-        gpu: keep rows of this GPU only (name or alias); None keeps all.
-        siblings: with `gpu`, also families of its sibling card that it lacks (A100 convolutions); their `gpu` column
-            keeps the card that was measured.
+        gpu: keep rows of this GPU only (name or alias), and of its sibling card for families that it lacks (A100
+            convolutions), whose `gpu` column keeps the card that was measured; None keeps all.
 
     Raises:
         TableError: the file is missing, unreadable, or lacks columns.
@@ -63,15 +62,15 @@ def read_samples(path: str | Path, gpu: str | None = None, siblings: bool = True
     if missing:
         raise TableError(f"{file}: misses column {', '.join(missing)}; expected NeuSight's table")
     if gpu is not None and "gpu" in table.columns:
-        table = select_gpu(table, load_gpu(gpu).name, siblings)
+        table = select_gpu(table, load_gpu(gpu).name)
     return to_samples(table, default_gpu=gpu or "unknown")
 
 
-def select_gpu(table: pd.DataFrame, gpu: str, siblings: bool = True) -> pd.DataFrame:
+def select_gpu(table: pd.DataFrame, gpu: str) -> pd.DataFrame:
     """Rows of one GPU, and of its sibling for the ops that the GPU itself lacks."""
     names = table["gpu"].astype(str)
     own = table[names == gpu]
-    if siblings and gpu in SIBLINGS:
+    if gpu in SIBLINGS:
         other = table[(names == SIBLINGS[gpu]) & ~table["op"].isin(own["op"].unique())]
         own = pd.concat([own, other])
     return own.reset_index(drop=True)

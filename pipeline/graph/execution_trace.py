@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.errors import TraceError
 from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Argument, Graph, Node, Tensor, write_nodes
 
-USER_SCOPE, BACKWARD_SCOPE = 7, 1
+USER_SCOPE = 7
 AUTOGRAD = "autograd::engine::evaluate_function"
 TRANSPARENT = ("PythonDispatchMode", "PythonSubclass", "PythonTLSSnapshot")
 """Nodes that Python's dispatch modes add around operators."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.graph.sparse import sparse_updates
 from pipeline.graph.standins import name_standins
-from pipeline.graph.table import BACKWARD_THREAD, Argument, Node, Tensor
+from pipeline.graph.table import Argument, Node, Tensor
 
 SHARED = ("aten::_to_copy", "aten::clone")
 """Operators with children that are the same on all devices although their dispatch does not say so."""
@@ -204,8 +204,3 @@ def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[N
         used, each = sum(size.distinct_rows() for size in sizes), sum(lookups) / len(lookups)
         sizes = [Lookup(bags, sum(rows), each, int(width), distribution, used)]
     return sparse_updates(nodes, sizes, str(config.get("optimizer", "sgd")))
-
-
-def thread_names(nodes: Sequence[Node]) -> dict[int, int]:
-    """How many nodes each host thread runs."""
-    return {thread: sum(node.thread == thread for node in nodes) for thread in (0, BACKWARD_THREAD)}

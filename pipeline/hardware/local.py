@@ -100,7 +100,7 @@ def cpu_spec() -> GpuSpec:
     clock, clock_source = _cpu_clock_mhz()
     flops = CPU_FLOP_PER_CLOCK * cores * clock / 1e3
     link = PCIE_EFFICIENCY * PCIE_LANE_GB_PER_S[3] * 16
-    assumed = "assumed; `steptime measure` replaces it by a measured peak"
+    assumed = "assumed"
     return GpuSpec(
         name=LOCAL,
         aliases=("cpu", platform.processor() or platform.machine()),

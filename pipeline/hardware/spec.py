@@ -7,7 +7,7 @@ the keys; `load_gpu` turns tera into giga, MiB into bytes and a PCIe generation 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,6 @@ DRAM_DERATE = 0.80
 """Measured over datasheet DRAM bandwidth, median of the same five GPUs."""
 L2_BYTES_PER_SM_CLOCK = 21.8
 """Measured L2 bandwidth over SMs x boost clock, median of the same five GPUs; no datasheet states L2 bandwidth."""
-SHARED_BYTES_PER_SM_CLOCK = 32.7
-"""Measured shared-memory bandwidth over SMs x boost clock, median of the same five GPUs."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +95,6 @@ class GpuSpec:
     def peak_l2_gb_per_s(self) -> float:
         """Attainable L2 bandwidth, GB/s: measured, else from SMs and clock."""
         return self.measured_l2_gb_per_s or L2_BYTES_PER_SM_CLOCK * self.sms * self.boost_clock_mhz / 1e3
-
-    def peak_shared_gb_per_s(self) -> float:
-        """Attainable shared-memory bandwidth, GB/s: measured, else from SMs and clock."""
-        return self.measured_shared_gb_per_s or SHARED_BYTES_PER_SM_CLOCK * self.sms * self.boost_clock_mhz / 1e3
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "GPU specification") -> GpuSpec:
@@ -251,8 +245,3 @@ def _key(name: str) -> str:
     for prefix in ("nvidia", "tesla", "geforce", "quadro"):
         folded = folded.replace(prefix, "")
     return "".join(character for character in folded if character.isalnum())
-
-
-def spec_keys() -> tuple[str, ...]:
-    """Field names of `GpuSpec`, in order."""
-    return tuple(entry.name for entry in fields(GpuSpec))

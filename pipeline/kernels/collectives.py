@@ -24,7 +24,7 @@ from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
 from pipeline.kernels.families import work_of
 from pipeline.kernels.heuristics import bus_factor
-from pipeline.kernels.prediction import Estimate
+from pipeline.kernels.prediction import Estimate, KernelModel
 from pipeline.kernels.work import Array, Dims
 from pipeline.paths import packs_dir
 from pipeline.schemas import atomic_path
@@ -78,7 +78,7 @@ def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
 
 
 @dataclass(frozen=True)
-class CollectiveModel:
+class CollectiveModel(KernelModel):
     """Curves of a measured GPU, scaled to the link of `gpu`."""
 
     gpu: GpuSpec

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
@@ -20,7 +18,7 @@ from pipeline.kernels.predictor import load_predictor
 from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
 from pipeline.kernels.store import find_families, read_description
 from pipeline.paths import packs_dir
-from pipeline.schemas import DIMS, atomic_path
+from pipeline.schemas import DIMS, write_parquet
 
 MOST_WORKERS = 2
 """Processes of a fit: families differ in length, and more would wait for the longest."""
@@ -141,7 +139,7 @@ def predict_command(
         columns={"latency_p10_us": "p10_us", "latency_p90_us": "p90_us"}
     )
     result = table.reset_index(drop=True).assign(**{name: renamed[name] for name in OUTPUT})
-    _write(result, out_path)
+    write_parquet(result, out_path)
     share = predicted["evidence"].value_counts(normalize=True)
     return {
         "gpu": spec.name,
@@ -187,15 +185,3 @@ def _call_columns(calls: pd.DataFrame) -> pd.DataFrame:
     """The columns that models read; a stranger's `flops` or `bytes_read` must not be taken for ours."""
     keep = [name for name in ("family", "op", "phase", "dtype", "attributes", *DIMS) if name in calls.columns]
     return calls[keep]
-
-
-def _write(table: pd.DataFrame, path: str | Path) -> None:
-    try:
-        arrow = pa.Table.from_pandas(table, preserve_index=False)
-        with atomic_path(path) as part:
-            pq.write_table(arrow, part, compression="zstd")
-    except (pa.ArrowException, OSError) as error:
-        raise SteptimeError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from None
-
-
-__all__ = ["OUTPUT", "fit_command", "predict_command", "read_samples"]

@@ -108,9 +108,6 @@ NEUSIGHT_OPS: Mapping[str, str] = {
 }  # fmt: skip
 """Family of each op of the public NeuSight latencies."""
 
-COUNTED_DIMS = ("groups", "dilation", "stride", "B", "M", "N", "K", "H", "E", "T", "L", "D", "C", "HW", "F", "I")
-"""Dims that cannot be zero where they are given."""
-
 
 def family(name: str) -> Family:
     """Look a family up.

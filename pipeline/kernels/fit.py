@@ -17,11 +17,12 @@ from pipeline.kernels import choice, choice_fit, drift, features, floors, learne
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.evaluate import by_decile, gmae, metrics
 from pipeline.kernels.families import family
-from pipeline.kernels.fitted import FittedModel, Scope
+from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.intervals import Quantiles, fit_quantiles
 from pipeline.kernels.prediction import Floor
 from pipeline.kernels.samples import assign_folds, clean_samples, families_of, split_by_shape
+from pipeline.kernels.scope import Scope
 from pipeline.kernels.work import Array, Dims
 
 VARIANTS = ("auto", "choice", "average", "trees", "mlp", "mlp_paper", "roofline")

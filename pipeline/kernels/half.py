@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import Estimate, KernelModel, merge
 from pipeline.kernels.work import Dims, is_one_of
@@ -34,7 +35,7 @@ SIBLING_SPREAD = 1.2
 
 
 @dataclass(frozen=True)
-class HalfModel:
+class HalfModel(KernelModel):
     """A measured card's bf16 model, scaled by physics to a card of the same chip where that is another one."""
 
     gpu: GpuSpec
@@ -62,7 +63,7 @@ class HalfModel:
 
 
 @dataclass(frozen=True)
-class Layered:
+class Layered(KernelModel):
     """Two models of one family: rows that `first` covers are its own, `other`'s the rest."""
 
     first: KernelModel
@@ -104,7 +105,6 @@ def half_model(gpu: GpuSpec) -> HalfModel | None:
     Raises:
         PackError: the pack is damaged.
     """
-    from pipeline.kernels.store import load_family
     from pipeline.transfer.sibling import sibling_of
 
     names = measured_gpus()
@@ -113,7 +113,7 @@ def half_model(gpu: GpuSpec) -> HalfModel | None:
         return None
     check_pack(f"{FOLDER}/{measured.name}")
     folder: Path = packs_dir() / FOLDER / measured.name / "kernels" / FAMILY
-    return HalfModel(gpu, measured, load_family(folder, measured))
+    return HalfModel(gpu, measured, FittedModel.load(folder, measured))
 
 
 def with_half(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:

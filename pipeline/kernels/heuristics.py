@@ -15,10 +15,9 @@ import numpy as np
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.bandwidth import SMALLEST_KERNEL_US, BandwidthCurve
+from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.embedding import (
     ROW_LATENCY_US,
-    attributes_of,
     distinct_weight_bytes,
     forward_traffic,
     small_width_factor,
@@ -224,12 +223,3 @@ def implicit_product(name: str, d: Dims) -> tuple[Array, Array, Array, Array]:
     if name == "conv2d_backward_weight":
         return inside * c.window, c.batch * c.out_height * c.out_width, outside, c.groups
     return c.batch * c.out_height * c.out_width, inside * c.window, outside, c.groups
-
-
-def attribute_numbers(calls: pd.DataFrame, key: str) -> Array:
-    """A numeric entry of the `attributes` column per row; NaN where absent."""
-    values = [entry.get(key) for entry in attributes_of(Dims(calls))]
-    return np.array([np.nan if value is None else float(value) for value in values])
-
-
-__all__ = ["SMALLEST_KERNEL_US", "Physics", "attribute_numbers", "bus_factor", "implicit_product", "tile_counts"]

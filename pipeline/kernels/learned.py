@@ -270,7 +270,7 @@ def distil(problem: Problem, lesson: Lesson, teachers: Teachers, unseen: Array, 
 
 def synthetic_calls(calls: pd.DataFrame, rows: int, seed: int) -> pd.DataFrame:
     """Calls at sizes around those of the samples, within their range; ops and windows as sampled, shape (rows, ...)."""
-    from pipeline.kernels.fitted import WINDOW
+    from pipeline.kernels.scope import WINDOW
 
     rng = np.random.default_rng(seed)
     chosen = calls.iloc[rng.integers(0, len(calls), rows)].reset_index(drop=True)

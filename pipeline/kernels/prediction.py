@@ -71,11 +71,15 @@ def merge(base: Estimate, new: Estimate, at: Any) -> Estimate:
 
 
 class KernelModel(Protocol):
-    """A fitted model of one family on one GPU."""
+    """A model of one family on one GPU."""
 
     @property
     def evidence(self) -> str:
-        """One of measured, fitted, pack, transferred, roofline."""
+        """What the samples are: one of measured, fitted, pack, transferred."""
+
+    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+        """Evidence of each row, shape (rows,); several kinds only where a model is made of several."""
+        return np.full(len(calls), self.evidence, dtype=object)
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows whose op, dtype, phase and window the samples had; others must be derived."""

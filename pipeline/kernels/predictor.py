@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.collectives import collective_model
 from pipeline.kernels.derive import derive
 from pipeline.kernels.families import FAMILIES, Law
-from pipeline.kernels.half import Layered, with_half
+from pipeline.kernels.fitted import FittedModel
+from pipeline.kernels.half import with_half
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import ESTIMATE_COLUMNS, Estimate, Floor, KernelModel, merge
+from pipeline.kernels.store import find_families, read_description
+from pipeline.kernels.transferred import transferred_models
 from pipeline.kernels.work import Dims
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
@@ -80,17 +84,17 @@ class KernelPredictor:
                 times[key][at] = np.where(found, values, fallback)
         return pd.DataFrame({**times, "evidence": evidence, "modelled": modelled, "inside": inside}, index=calls.index)
 
-    def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, Any]:
-        """Estimate and evidence (one word, or one per row) for calls of one family."""
+    def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
+        """Estimate and evidence, each row's, for calls of one family."""
         evidence = np.full(len(calls), self.physics_evidence(name), dtype=object)
         model = self.models.get(name)
         native = np.zeros(len(calls), dtype=bool) if model is None else model.native(calls)
         if model is not None and native.all():
-            return model.predict(calls), _evidence(model, calls)
+            return model.predict(calls), model.evidence_of(calls)
         formula = self.formula(name, calls)
         if model is not None and native.any():
             formula = merge(formula, model.predict(calls[native]), native)
-            evidence[native] = _evidence(model, calls[native])
+            evidence[native] = model.evidence_of(calls[native])
         if not native.all():
             rest = calls[~native]
             derived, origin = derive(name, rest, self.models, self.physics)
@@ -113,11 +117,6 @@ class KernelPredictor:
         return self.physics.evidence if FAMILIES[name].law is Law.MOVEMENT else "roofline"
 
 
-def _evidence(model: KernelModel, calls: pd.DataFrame) -> Any:
-    """Evidence of a model's own rows: one word, or one per row."""
-    return model.evidence_of(calls) if isinstance(model, Layered) else model.evidence
-
-
 def _take(estimate: Estimate, mask: Any) -> Estimate:
     return Estimate(*(np.asarray(getattr(estimate, name))[mask] for name in ESTIMATE_COLUMNS))
 
@@ -136,9 +135,6 @@ def load_predictor(
     Raises:
         PackError: a family's files are damaged or incomplete.
     """
-    from pipeline.kernels.store import find_families, load_family, read_description
-    from pipeline.kernels.transferred import transferred_models
-
     physics, floor = Physics.of(gpu), UNKNOWN_LATENCY_FLOOR
     models: dict[str, KernelModel] = {}
     for name, folder in find_families(model_dirs, variant).items():
@@ -148,7 +144,7 @@ def load_predictor(
             if "floor" in description:
                 floor = Floor(**description["floor"])
         if "variant" in description and description["variant"] != "curve":
-            models[name] = load_family(folder, gpu)
+            models[name] = FittedModel.load(folder, gpu)
     models |= transferred_models(gpu, set(models), corrections)
     collectives = collective_model(gpu)
     if collectives is not None:

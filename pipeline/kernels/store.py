@@ -13,7 +13,7 @@ from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.families import FAMILIES
-from pipeline.kernels.prediction import Floor, KernelModel
+from pipeline.kernels.prediction import Floor
 from pipeline.schemas import atomic_path
 
 DESCRIPTION = "family.json"
@@ -45,17 +45,6 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     if missing:
         raise PackError(f"{path}: misses {', '.join(missing)}; rebuild it with `steptime kernels fit`")
     return dict(values)
-
-
-def load_family(folder: str | Path, gpu: GpuSpec) -> KernelModel:
-    """A saved family's model.
-
-    Raises:
-        PackError: files are damaged or missing.
-    """
-    from pipeline.kernels.fitted import FittedModel
-
-    return FittedModel.load(folder, gpu)
 
 
 def write_physics(

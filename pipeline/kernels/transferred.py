@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.fitted import PHASELESS
 from pipeline.kernels.prediction import Estimate, KernelModel
+from pipeline.kernels.scope import PHASELESS
 
 
 @dataclass(frozen=True)
-class TransferredModel:
+class TransferredModel(KernelModel):
     """A cross-GPU model in the form of a family's model."""
 
     gpu: GpuSpec

@@ -26,8 +26,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import TraceError
-from pipeline.overheads.names import ANY, calls_signature, full_signature, switch_signature
-from pipeline.trace.activity import CPU_API, Activity, activity
+from pipeline.overheads.names import ANY, full_signature, switch_signature
+from pipeline.trace.activity import Activity, activity
 from pipeline.trace.load import Trace, load_trace
 
 Ints = npt.NDArray[np.int64]
@@ -252,6 +252,3 @@ def previous_end(act: Activity) -> Ints:
     ahead = np.concatenate([[0], act.call_end[order][:-1]]) if len(order) else ends
     out[order] = np.where(same, ahead, -(2**62))
     return out
-
-
-__all__ = ["ANY", "CPU_API", "ItemKeys", "calls_signature", "extract_overheads", "gap_signatures", "item_keys"]

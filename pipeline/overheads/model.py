@@ -98,10 +98,9 @@ class OverheadModel:
             level[rows] = at
         return Found(value * self.scale, level, row)
 
-    def constant(self, kind: str, default_us: float, api: str = "", signature: str = "") -> float:
+    def constant(self, kind: str, default_us: float, api: str = "") -> float:
         """A constant of the device (launch_latency, kernel_gap, sync_return), by its median; a default if unknown."""
-        for key_api, key_signature in ((api, signature), (api, ""), ("", signature), ("", "")):
-            key = _SEPARATOR.join((kind, ANY, key_signature, key_api))
+        for key in (_SEPARATOR.join((kind, ANY, "", one)) for one in (api, "")):
             if key in self._lookup:
                 return float(self._medians[self._lookup[key]])
         rows = np.flatnonzero((self.table["type"] == kind).to_numpy(bool))

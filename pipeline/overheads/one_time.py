@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pipeline.overheads.extract import FULL_QUEUE_CALLS, outstanding
 from pipeline.trace.activity import Activity
-from pipeline.trace.fields import RESOURCE_APIS, SYNC_APIS, Category
+from pipeline.trace.fields import API_CATEGORIES, RESOURCE_APIS, SYNC_APIS
 from pipeline.trace.load import Trace
 
 Ints = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ def one_time_calls(act: Activity) -> Ints:
     """
     trace = act.trace
     duration = trace.columns["dur_ns"]
-    runtime = np.flatnonzero(trace.is_category(Category.RUNTIME, Category.DRIVER))
+    runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
     long = runtime[duration[runtime] >= LEAST_NS]
     if not len(long):
         return long

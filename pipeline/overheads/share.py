@@ -7,7 +7,6 @@ the target: the ratio of its host time to the time that the donor's statistics g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ import pandas as pd
 
 from pipeline.overheads.model import ABSENT, GLOBAL, OverheadModel
 from pipeline.overheads.names import ANY, normalised
-from pipeline.overheads.statistics import ProfilerCost, summarise
+from pipeline.overheads.statistics import summarise
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -42,11 +41,9 @@ class Calibration:
     coverage: float
 
 
-def merged(
-    samples: Sequence[pd.DataFrame], estimator: str = "clipped_mean", cost: ProfilerCost | None = None
-) -> pd.DataFrame:
+def merged(samples: pd.DataFrame, estimator: str = "clipped_mean") -> pd.DataFrame:
     """Shared statistics of several workloads of one host; per op, since shapes are the workload's own."""
-    return summarise(pd.concat(list(samples), ignore_index=True), estimator, cost, "shared", signatures=False)
+    return summarise(samples, estimator, evidence="shared", signatures=False)
 
 
 def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:

@@ -7,7 +7,6 @@ chosen by name; DESIGN section 4 says why the mean of clipped values is the defa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +80,7 @@ def _count_calls(signature: str) -> int:
 
 
 def summarise(
-    samples: pd.DataFrame | Iterable[pd.DataFrame],
+    samples: pd.DataFrame,
     estimator: str = "clipped_mean",
     cost: ProfilerCost | None = None,
     evidence: str | None = None,
@@ -101,10 +100,9 @@ def summarise(
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, list(ESTIMATORS))
-    frame = samples if isinstance(samples, pd.DataFrame) else pd.concat(list(samples), ignore_index=True)
-    if frame.empty:
+    if samples.empty:
         return pd.DataFrame({name: pd.Series(dtype=float if name.endswith("_us") else object) for name in COLUMNS})
-    frame = corrected(frame, cost or ProfilerCost.none())
+    frame = corrected(samples, cost or ProfilerCost.none())
     frame = frame.assign(api=frame["api"].astype(object).where(frame["api"].notna(), ""),
                          signature=frame["signature"].astype(object).where(frame["signature"].notna(), ""))  # fmt: skip
     parts = [_level(frame, level, estimator) for level in _levels(frame, signatures)]

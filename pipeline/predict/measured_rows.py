@@ -16,7 +16,7 @@ from pipeline.predict.perfetto import metadata_event, slice_event, thread_name
 from pipeline.predict.source import Source
 from pipeline.predict.trace_program import Iteration
 from pipeline.trace.activity import Activity
-from pipeline.trace.fields import Category
+from pipeline.trace.fields import API_CATEGORIES, Category
 from pipeline.trace.load import load_trace
 
 HOST_PID, DEVICE_PID = 900_003, 900_004
@@ -62,7 +62,7 @@ def _slices(act: Activity, iteration: Iteration, begin: float) -> Iterator[dict[
     tops = act.item[np.flatnonzero(act.iteration == iteration.number)]
     role = {(int(columns["pid"][event]), int(columns["tid"][event])): int(thread)
             for event, thread in zip(act.item, act.thread, strict=True)}  # fmt: skip
-    inside = np.isin(columns["top"], tops) & trace.is_category(Category.OP, Category.RUNTIME, Category.DRIVER)
+    inside = np.isin(columns["top"], tops) & trace.is_category(Category.OP, *API_CATEGORIES)
     inside[tops] = True
 
     def times(event: int) -> tuple[float, float]:

@@ -33,11 +33,7 @@ def build_program(
     graph: pd.DataFrame,
     calls: pd.DataFrame,
     overheads: OverheadModel,
-    *,
-    scale: float = 1.0,
     workload: str | None = None,
-    waits: Mapping[int, Sequence[int]] | None = None,
-    sync_return_us: float | None = None,
 ) -> Program:
     """Program of a captured step.
 
@@ -46,19 +42,12 @@ def build_program(
         calls: `calls` table; row i is device call i of `simulate`'s kernel times. API names of waits
             (`cudaStreamSynchronize`) make the host wait and start nothing; API `cpu` runs on the calling thread.
         overheads: host statistics.
-        scale: factor on all host times (a faster or slower host).
         workload: name of this workload: statistics that hold observations of it count as measured.
-        waits: call -> calls of other streams that must have ended before it starts.
-        sync_return_us: from the end of awaited work to the return of the wait; from the statistics by default.
 
     Raises:
         TableError: a call names a node that the graph does not have.
     """
-    sequence = _sequence(graph, calls)
-    return assemble(
-        sequence, overheads.scaled(scale) if scale != 1.0 else overheads, len(calls), workload=workload,
-        waits=waits or {}, sync_return_us=sync_return_us,
-    )  # fmt: skip
+    return assemble(_sequence(graph, calls), overheads, len(calls), workload=workload)
 
 
 def _sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
@@ -119,7 +108,6 @@ def assemble(
     workload: str | None = None,
     waits: Mapping[int, Sequence[int]] | None = None,
     backlog_us: Mapping[int, float] | None = None,
-    sync_return_us: float | None = None,
 ) -> Program:
     """Program of items and actions, host times looked up in the statistics."""
     items, n_items = sequence.items, len(sequence.items.node)
@@ -161,8 +149,7 @@ def assemble(
         stream=stream, blocking=blocking, latency_us=latency, kernel_gap_us=kernel_gap, wait_offsets=offsets,
         wait_calls=awaited, streams=streams, backlog_us=np.array([busy.get(int(s), 0.0) for s in streams], float),
         call_count=call_count,
-        sync_return_us=overheads.constant("sync_return", DEFAULT_SYNC_RETURN_US)
-        if sync_return_us is None else sync_return_us,
+        sync_return_us=overheads.constant("sync_return", DEFAULT_SYNC_RETURN_US),
         host_evidence=shares, unmatched_host_share=unmatched,
     )  # fmt: skip
 

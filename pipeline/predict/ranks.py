@@ -19,7 +19,6 @@ from pipeline.errors import InputError, TraceError
 from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.predict.critical_path import simulate
-from pipeline.predict.options import Options
 from pipeline.predict.replay import build
 from pipeline.predict.source import Source, learn
 from pipeline.predict.step import Program
@@ -97,7 +96,7 @@ def simulate_ranks(
     return timelines, passes
 
 
-def replay_ranks(paths: Sequence[str | Path], options: Options | None = None) -> list[RankResult]:
+def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     """Replay one step of a job from the traces of its ranks, each rank's host time from the statistics of the others.
 
     When each rank begins is given, by the clock of the traces: ranks of one host, or of hosts with synchronous clocks.
@@ -115,9 +114,9 @@ def replay_ranks(paths: Sequence[str | Path], options: Options | None = None) ->
     programs, times, collectives = [], [], []
     for rank, source in enumerate(sources):
         samples, waits = learn([other.lasting for number, other in enumerate(sources) if number != rank])
-        model = OverheadModel(summarise(samples, estimator=(options or Options()).estimator))
+        model = OverheadModel(summarise(samples))
         iteration = source.chosen[-1]
-        programs.append(build(source, iteration, model, waits, options))
+        programs.append(build(source, iteration, model, waits))
         times.append(iteration.kernel_us)
         collectives.append(_collectives(source, iteration))
     starts = np.array([source.chosen[-1].start_ns for source in sources])

@@ -21,7 +21,7 @@ from pipeline.overheads.share import MIN_COMMON, merged
 from pipeline.overheads.share import calibrate as factor_of
 from pipeline.overheads.statistics import summarise
 from pipeline.predict.critical_path import simulate
-from pipeline.predict.options import PUBLISHED, Options
+from pipeline.predict.options import Options
 from pipeline.predict.replay_result import Replayed, ReplayResult
 from pipeline.predict.source import Source, learn
 from pipeline.predict.step import Kind, Program
@@ -29,9 +29,6 @@ from pipeline.predict.trace_program import Iteration, program_from_trace
 from pipeline.predict.unexplained import unforeseen
 from pipeline.predict.waits import WaitModel
 from pipeline.trace.load import load_trace
-
-__all__ = ["PUBLISHED", "Options", "ReplayResult", "Replayed", "Source", "build", "learn", "replay", "replay_source"]
-
 
 MOST_UNMATCHED = 0.5
 """From this share of host time on, a replay says that its statistics come from other ops."""
@@ -133,21 +130,21 @@ def _folds(target: Source, others: tuple[Source, ...], calibrate: int) -> tuple[
     """How statistics and evaluation are kept apart: name of the split, and the folds."""
     if calibrate < 0 or (calibrate and not others):
         raise InputError("calibrate: a number of iterations, together with traces to take overheads from")
-    warm = target.chosen[1:] if len(target.chosen) >= 3 else target.chosen
+    settled = target.settled.chosen
     if calibrate:
-        if calibrate >= len(warm):
+        if calibrate >= len(settled):
             raise InputError(
-                f"{target.act.trace.path}: {len(warm)} iterations behind the first; to calibrate on {calibrate} leaves "
+                f"{target.act.trace.path}: {len(settled)} iterations behind the first; to calibrate on {calibrate} leaves "
                 "none to evaluate"
             )
-        few, rest = target.only(warm[:calibrate]), target.only(warm[calibrate:])
+        few, rest = target.only(settled[:calibrate]), target.only(settled[calibrate:])
         return f"other traces, factor from {calibrate} iterations", [Fold(others, rest, few)]
     if others:
         return "other traces", [Fold(others, target)]
-    half = len(warm) // 2
+    half = len(settled) // 2
     if not half:
         return "none", [Fold((target,), target)]
-    first, second = target.only(warm[:half]), target.only(warm[half:])
+    first, second = target.only(settled[:half]), target.only(settled[half:])
     return "halves", [Fold((second,), first), Fold((first,), second)]
 
 
@@ -160,7 +157,7 @@ def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -
     few = fold.few.lasting
     own, _ = learn([few])
     waits.learn(few.act, few.keys, few.chosen)
-    donor = OverheadModel(merged([samples], options.estimator))
+    donor = OverheadModel(merged(samples, options.estimator))
     found = factor_of(donor, own)
     if found.common < MIN_COMMON:
         return donor, [f"only {found.common} overheads in common with the other traces: host times are not scaled"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,9 +13,6 @@ from pipeline.predict.step import Program
 from pipeline.predict.timeline import Timeline
 from pipeline.predict.trace_program import Iteration
 from pipeline.trace.load import Trace
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -106,12 +103,6 @@ class ReplayResult:
             ],
             "notes": [*self.trace.notes, *self.notes],
         }  # fmt: skip
-
-    def table(self) -> Table:
-        """The same as a rich table for the terminal."""
-        from pipeline.predict.replay_table import table
-
-        return table(self.as_dict())
 
     def _baseline_error(self, which: str) -> float:
         value = {

@@ -16,6 +16,7 @@ from pipeline.overheads.one_time import one_time_calls, without
 from pipeline.predict.trace_program import Iteration, iterations
 from pipeline.predict.waits import WaitModel
 from pipeline.trace.activity import Activity, activity
+from pipeline.trace.iterations import first_settled
 from pipeline.trace.load import Trace
 
 Flags = npt.NDArray[np.bool_]
@@ -39,6 +40,11 @@ class Source:
     def only(self, chosen: Sequence[Iteration]) -> Source:
         """The same trace with fewer iterations."""
         return Source(self.act, self.keys, tuple(chosen))
+
+    @property
+    def settled(self) -> Source:
+        """The source without the iteration that only warms up (`first_settled`)."""
+        return self.only(self.chosen[first_settled(len(self.chosen)) :])
 
     @property
     def name(self) -> str:

@@ -119,11 +119,6 @@ class Program:
     def __len__(self) -> int:
         return len(self.kind)
 
-    @property
-    def host_sum_us(self) -> float:
-        """Host time of the step without any waiting."""
-        return float(self.lead_us.sum() + self.gap_us.sum() + self.api_us.sum() + self.tail_us.sum())
-
 
 @dataclass(frozen=True)
 class StepSequence:

@@ -144,19 +144,16 @@ class Timeline:
         host = (p.lead_us + p.gap_us + p.tail_us + np.where(waits, 0.0, p.api_us))[rows].sum()
         return float(host), float((self.device_end - self.device_start)[calls & self._ran, 0].sum())
 
-    def to_frame(
-        self, calls: pd.DataFrame | None = None, predicted: pd.DataFrame | None = None, draw: int = 0
-    ) -> pd.DataFrame:
-        """The timeline of one draw as a `prediction` table: one row per call, or per host-only item.
+    def to_frame(self, calls: pd.DataFrame | None = None, predicted: pd.DataFrame | None = None) -> pd.DataFrame:
+        """The timeline of the first draw as a `prediction` table: one row per call, or per host-only item.
 
         Args:
             calls: the `calls` table of the program, for family and op.
             predicted: kernel predictions in the order of `calls`, with `p10_us`, `p90_us`, `evidence` where known.
-            draw: which draw.
         """
         p, items = self.program, self.program.items
-        begin = np.where(p.previous >= 0, self.row_end[p.previous, draw], 0.0) + p.lead_us
-        begin = np.minimum(begin, self.row_start[:, draw])
+        begin = np.where(p.previous >= 0, self.row_end[p.previous, 0], 0.0) + p.lead_us
+        begin = np.minimum(begin, self.row_start[:, 0])
         rows_on_path, calls_on_path = self.critical
         call = p.call
         runs = call >= 0
@@ -175,12 +172,12 @@ class Timeline:
             "thread": p.thread,
             "phase": items.phase[p.item],
             "host_start_us": begin,
-            "host_end_us": self.row_end[:, draw],
+            "host_end_us": self.row_end[:, 0],
             "call": pd.Series(call).where(runs).astype("Int64"),
             "stream": pd.Series(streams).where(runs).astype("Int64"),
-            "device_start_us": device(self.device_start[:, draw]),
-            "device_end_us": device(self.device_end[:, draw]),
-            "kernel_us": device(self.kernel_us[draw]),
+            "device_start_us": device(self.device_start[:, 0]),
+            "device_end_us": device(self.device_end[:, 0]),
+            "kernel_us": device(self.kernel_us[0]),
             "host_evidence": items.evidence[p.item],
             "on_critical_path": rows_on_path | (runs & (calls_on_path[at] if len(calls_on_path) else False)),
         }

@@ -155,7 +155,7 @@ def _streams(act: Activity, actions: Ints) -> Ints:
     stream = np.full(len(act.action_event), -1, np.int64)
     stream[act.call_action[::-1]] = act.call_stream[::-1]
     columns = act.trace.columns
-    syncs = np.flatnonzero(act.trace.is_category("cuda_sync"))
+    syncs = np.flatnonzero(act.trace.is_category(Category.SYNC))
     named = dict(zip(columns["correlation"][syncs].tolist(), columns["stream"][syncs].tolist(), strict=True))
     apis = act.trace.names[act.action_event]
     thread = columns["tid"][act.action_event]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pipeline.overheads.extract import ItemKeys
 from pipeline.predict.trace_program import Iteration
 from pipeline.trace.activity import Activity
-from pipeline.trace.fields import WAIT_EVENT_APIS, Category
+from pipeline.trace.fields import API_CATEGORIES, WAIT_EVENT_APIS, Category
 
 Ints = npt.NDArray[np.int64]
 Edge = tuple[str, str, int, int, int]
@@ -104,7 +104,7 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
 def _waits(act: Activity, iteration: Iteration) -> Ints:
     """Events of the stream waits enqueued during an iteration."""
     trace = act.trace
-    runtime = trace.is_category(Category.RUNTIME, Category.DRIVER) & trace.texts_in("name", WAIT_EVENT_APIS)
+    runtime = trace.is_category(*API_CATEGORIES) & trace.texts_in("name", WAIT_EVENT_APIS)
     stamp = trace.columns["ts_ns"]
     return np.flatnonzero(runtime & (stamp >= iteration.start_ns) & (stamp <= act.end[iteration.items].max()))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.paths import datasets_dir, measurements_dir, packs_dir
+from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 
 
 def examine() -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def _data() -> tuple[str, str]:
 
 
 def _measurements() -> tuple[str, str]:
-    names = sorted(path.parent.name for path in measurements_dir().glob("*/manifest.json"))
+    names = sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
     return ("ok", ", ".join(names)) if names else ("absent", "none yet; docs/measure_your_gpu.md says how")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from pipeline.report import parts
 from pipeline.report.account import FAMILY_TITLES, markdown, replaced
 from pipeline.report.figures.tables import kernel_errors
 from pipeline.report.grid import fitted_models, read_any, with_gpus
+from pipeline.report.workflow import run_snakemake
 from pipeline.schemas import atomic_path
 
 PAGE, MARKER = Path("docs") / "accuracy.md", "measured"
@@ -54,8 +54,8 @@ class Grid:
         return named | ({"overrides": overrides} if overrides else {}) | {"results": results}
 
 
-def grids(gpu: str, folder: Path, dtype: str = "fp32") -> list[Grid]:
-    """The grids that cover a campaign's steps in one precision; models that have no configuration here are left out.
+def grids(gpu: str, folder: Path) -> list[Grid]:
+    """The grids that cover a campaign's steps in fp32; models that have no configuration here are left out.
 
     Raises:
         InputError, TableError: the folder is no campaign's, or its table is damaged.
@@ -63,7 +63,7 @@ def grids(gpu: str, folder: Path, dtype: str = "fp32") -> list[Grid]:
     batches: dict[tuple[str, tuple[tuple[str, str], ...]], set[int]] = defaultdict(set)
     for row in read_step_times(folder).to_dict("records"):
         options = tuple(OPTIONS.findall(str(row["variant"])))
-        if dict(options).get("dtype", "fp32") == dtype and row["model"] in choices("model"):
+        if "dtype" not in dict(options) and row["model"] in choices("model"):
             batches[str(row["model"]), options].add(int(row["batch_size"]))
     together: dict[tuple[tuple[tuple[str, str], ...], tuple[int, ...]], list[str]] = defaultdict(list)
     for (model, options), sizes in batches.items():
@@ -141,10 +141,8 @@ def run(wanted: Sequence[Grid], results: str) -> Iterator[Flow]:
     """
     for grid in wanted:
         config = grid.config(results)
-        command = [sys.executable, "-m", "snakemake", "--snakefile", str(project_dir() / "Snakefile"), "--cores", "all",
-                   "--rerun-incomplete", "--config", *(f"{k}={v}" for k, v in config.items()), "--", "accuracy"]  # fmt: skip
         print(f"steptime: {grid.gpu} {', '.join(grid.models)} at {', '.join(map(str, grid.batches))}", flush=True)
-        if subprocess.run(command, check=False).returncode != 0:
+        if run_snakemake("accuracy", config) != 0:
             raise SteptimeError(f"{', '.join(grid.models)} on {grid.gpu} did not finish; see the lines above")
         yield Flow.from_config(config)
 

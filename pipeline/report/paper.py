@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.flow import Flow
-from pipeline.paths import datasets_dir, project_dir
+from pipeline.paths import datasets_dir
 from pipeline.report.figures.gallery import INDEX
 from pipeline.report.grid import missing_evidence
+from pipeline.report.workflow import run_snakemake
 
 EXPERIMENTS = ("paper_dlrm", "paper_cnn", "paper_surfer")
 
@@ -39,18 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS))
     parser.add_argument("--results", default="results")
     options = parser.parse_args(arguments)
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(project_dir() / "Snakefile"),
-                 "--rerun-incomplete", "--cores", "all"]  # fmt: skip
-    runs = [["--config", f"results={options.results}", f"experiment={name}", "--", "report"]
-            for name in options.experiments]  # fmt: skip
+    grids = {name: {"experiment": name, "results": options.results} for name in options.experiments}
+    runs = [("report", config) for config in grids.values()]
     if datasets_dir() is not None:  # first: the figures of every grid show them
-        runs.insert(0, ["--config", f"results={options.results}", "--", "checks"])
-    for run in runs:
-        print(f"steptime: {' '.join(run)}", flush=True)
-        if (code := subprocess.run([*snakemake, *run], check=False).returncode) != 0:
+        runs.insert(0, ("checks", {"results": options.results}))
+    for target, config in runs:
+        print(f"steptime: {target} {config.get('experiment', '')}".rstrip(), flush=True)
+        if (code := run_snakemake(target, config)) != 0:
             return code
-    for name in options.experiments:
-        for line in account(name, Flow.from_config({"experiment": name, "results": options.results})):
+    for name, config in grids.items():
+        for line in account(name, Flow.from_config(config)):
             print(line)
     return 0
 

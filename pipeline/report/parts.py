@@ -78,7 +78,7 @@ def measured_active_us(evidence: Path, workload: str) -> float | None:
 
 
 def _median_active_us(trace: Path) -> float | None:
-    from pipeline.predict.replay import Source
+    from pipeline.predict.source import Source
     from pipeline.trace.load import load_trace
 
     chosen = Source.of(load_trace(trace)).chosen

@@ -7,7 +7,6 @@ replaces the text between markers, and draws the pictures under `docs/images/`.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipeline.report.account import Evidence, left_out_errors, long, outdated, r
 from pipeline.report.figures import evidence, tables
 from pipeline.report.figures.style import save
 from pipeline.report.grid import MODEL_ERRORS, PAIR_ERRORS, read_any
+from pipeline.report.workflow import run_snakemake
 from pipeline.schemas import atomic_path
 
 GRAPH_OF = ("gpu=local", "model=dlrm_small")
@@ -86,9 +86,7 @@ def refresh(results: Path) -> None:
     """
     if datasets_dir() is None:
         return
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(project_dir() / "Snakefile"), "--quiet", "rules",
-               "--rerun-incomplete", "--cores", "all", "--config", f"results={results}", "--", "checks"]  # fmt: skip
-    if subprocess.run(command, check=False).returncode != 0:
+    if run_snakemake("checks", {"results": results}, "--quiet", "rules") != 0:
         raise SteptimeError("the checks against public data did not finish; see the lines above")
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pipeline.trace.cpu_device import compute_ops
 from pipeline.trace.fields import (
+    API_CATEGORIES,
     BACKWARD_PREFIX,
     DEVICE_CATEGORIES,
     KERNEL_LAUNCH,
@@ -95,7 +96,7 @@ class Activity:
         if self.on_cpu:
             return np.full(len(self.action_event), CPU_API, object)
         vocabulary = self.trace.vocabulary["name"]
-        named = np.array([KERNEL_LAUNCH if name in KERNEL_LAUNCHES else name for name in vocabulary], object)
+        named = np.array([KERNEL_LAUNCH if KERNEL_LAUNCHES.match(name) else name for name in vocabulary], object)
         out: npt.NDArray[np.object_] = named[self.trace.columns["name"][self.action_event]]
         return out
 
@@ -159,7 +160,7 @@ def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
     calls = device[trace.columns["launch"][device] >= 0]
     calls = calls[main[trace.columns["launch"][calls]]]
-    runtime = trace.is_category(Category.RUNTIME, Category.DRIVER) & main
+    runtime = trace.is_category(*API_CATEGORIES) & main
     syncs = np.flatnonzero(runtime & trace.texts_in("name", SYNC_APIS))
     launching = np.unique(trace.columns["launch"][calls])
     actions = np.unique(np.concatenate([launching, syncs]))

@@ -6,6 +6,7 @@ write the same events with `hip*` API names.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 
@@ -36,7 +37,8 @@ CATEGORY_ALIASES = {
 }
 """Old spellings (PyTorch 1.8 to 1.11) of the categories."""
 
-HOST_CATEGORIES = (Category.OP, Category.ANNOTATION, Category.RUNTIME, Category.DRIVER)
+API_CATEGORIES = (Category.RUNTIME, Category.DRIVER)
+HOST_CATEGORIES = (Category.OP, Category.ANNOTATION, *API_CATEGORIES)
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
 INTEGER_ARGS: dict[str, tuple[str, ...]] = {
@@ -80,17 +82,10 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Which argument columns an event of each category may carry; other categories carry none."""
 
-LAUNCH_PREFIXES = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset", "cuMemcpy", "cuMemset", "cudaGraphLaunch",
-                   "cuGraphLaunch", "hipLaunch", "hipModuleLaunch", "hipExtModuleLaunch", "hipExtLaunch", "hipMemcpy",
-                   "hipMemset", "hipGraphLaunch")  # fmt: skip
-"""Runtime calls that may enqueue work; whether one did is decided by the device event it links to."""
-
 KERNEL_LAUNCH = "cudaLaunchKernel"
-KERNEL_LAUNCHES = frozenset({
-    KERNEL_LAUNCH, "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchKernelEx",
-    "cuLaunchCooperativeKernel",
-})  # fmt: skip
-"""Calls that launch one kernel: since Hopper, libraries launch the same operator's by another of them than before."""
+KERNEL_LAUNCHES = re.compile(r"(cuda|cu|hip)\w*Launch\w*Kernel")
+"""Calls that launch one kernel each: in whole traces of V100, A100 and RTX 2080 Ti every one of them has its kernel. Since
+Hopper, libraries launch the same operator's by another of them than before; all go by the name of the first."""
 
 SYNC_APIS = frozenset({
     "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize",

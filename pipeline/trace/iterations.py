@@ -57,6 +57,11 @@ def _apart(rows: Ints, start: Ints, end: Ints) -> Ints:
     return rows[np.concatenate(([True], start[rows][1:] >= reach[:-1]))]
 
 
+def first_settled(count: int) -> int:
+    """The first of so many iterations that counts: where there are three or more, the very first only warms up."""
+    return 1 if count >= 3 else 0
+
+
 def assign(stamps: Ints, opens: Ints, closes: Ints) -> Ints:
     """Iteration of each stamp; -1 where it lies in none."""
     at = np.searchsorted(opens, stamps, side="right") - 1

@@ -1,71 +1,129 @@
-"""Device events to their launches: by correlation id, within the process that drives the device."""
+"""What ties the events of a trace together: nesting, launches, iterations and phases."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.columns import MISSING
+from pipeline.trace import tree
+from pipeline.trace.fields import API_CATEGORIES, DEVICE_CATEGORIES, HOST_CATEGORIES, Category
+from pipeline.trace.iterations import assign, windows
+from pipeline.trace.launches import launches
+from pipeline.trace.phases import PHASES, phases
+
+if TYPE_CHECKING:
+    from pipeline.trace.load import Trace
 
 Ints = npt.NDArray[np.int64]
-
-OWNED_SHARE = 0.95
-"""A process drives a device if its calls explain at least this share of what ran there."""
+Flags = npt.NDArray[np.bool_]
 
 
-def launches(
-    device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints, device: Ints, process: Ints
-) -> Ints:
-    """Row of the runtime call that launched each device event; -1 where no call carries its correlation id.
+def link(trace: Trace) -> None:
+    """Fill in the columns that tie events together, the device, and the windows of the iterations."""
+    columns = trace.columns
+    host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
+    annotation = trace.is_category(Category.ANNOTATION)
+    op = trace.is_category(Category.OP)
+    thread = _threads(columns["pid"][host], columns["tid"][host])
+    rank = np.select([annotation[host], op[host]], [0, 1], 2)
+    order = np.lexsort((host, rank, -columns["dur_ns"][host], columns["ts_ns"][host], thread))
+    rows = host[order]
+    start, end = columns["ts_ns"][rows], trace.end_ns[rows]
+    is_op, is_frame = op[rows], op[rows] | annotation[rows]
+    raw_parent = tree.enclosing(thread[order], start, end)
+    parent = tree.nearest(raw_parent, is_frame)
+    operator = is_op & ~_label(trace, rows, parent, is_op)
 
-    Each process counts its ids from 1, so that in a file of several ranks an id alone says nothing: every device is
-    given to the process whose launches precede its events most closely.
-
-    Args:
-        device_correlation: ids of the device events.
-        device_start: their starts.
-        host_correlation: ids of the runtime calls.
-        host_start: their starts.
-        device: device of each device event.
-        process: process of each runtime call.
-    """
-    processes = np.unique(process)
-    if len(processes) < 2:
-        return _within(device_correlation, device_start, host_correlation, host_start)
-    out = np.full(len(device_correlation), -1, np.int64)
-    for gpu in np.unique(device):
-        rows = np.flatnonzero(device == gpu)
-        best = (np.inf, _within(device_correlation[rows], device_start[rows], host_correlation, host_start))
-        for own in processes:
-            hosts = np.flatnonzero(process == own)
-            found = _within(device_correlation[rows], device_start[rows], host_correlation[hosts], host_start[hosts])
-            linked = found >= 0
-            if linked.mean() >= OWNED_SHARE:
-                launch = hosts[np.maximum(found, 0)]
-                delay = float(np.median(np.abs(device_start[rows] - host_start[launch])[linked]))
-                best = min(best, (delay, np.where(linked, launch, -1)), key=lambda pair: pair[0])
-        out[rows] = best[1]
-    return out
-
-
-def _within(device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints) -> Ints:
-    """Launches by id alone.
-
-    Where several calls carry the same id (damaged files), the latest that began before the device event is taken. One
-    call may launch many device events (CUDA graphs).
-    """
-    rows = np.flatnonzero(host_correlation != MISSING)
-    rows = rows[np.lexsort((host_start[rows], host_correlation[rows]))]
-    out = np.full(len(device_correlation), -1, np.int64)
-    if not len(rows):
+    def to_events(local: Ints) -> Ints:
+        out = np.full(len(trace), -1, np.int64)
+        out[rows] = np.where(local >= 0, rows[local], -1)
         return out
-    ids = host_correlation[rows]
-    first = np.searchsorted(ids, device_correlation, side="left")
-    last = np.searchsorted(ids, device_correlation, side="right") - 1
-    found = (last >= first) & (device_correlation != MISSING)
-    repeated = np.flatnonzero(found & (last > first))
-    for row in repeated:  # rare: only where an id occurs more than once
-        stamps = host_start[rows[first[row] : last[row] + 1]]
-        last[row] = first[row] + max(int(np.searchsorted(stamps, device_start[row], side="right")) - 1, 0)
-    out[found] = rows[last[found]]
-    return out
+
+    columns["parent"] = to_events(parent)
+    columns["top"] = to_events(tree.outermost(parent, operator))
+    columns["op"] = np.where(op, -1, to_events(tree.nearest(parent, is_op)))
+    columns["launch"] = np.full(len(trace), -1, np.int64)
+    device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
+    runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
+    linked = launches(
+        columns["correlation"][device], columns["ts_ns"][device],
+        columns["correlation"][runtime], columns["ts_ns"][runtime],
+        columns["device"][device], columns["pid"][runtime],
+    )  # fmt: skip
+    found = linked >= 0
+    launch = np.where(found, runtime[linked] if len(runtime) else -1, -1)
+    columns["launch"][device] = launch
+    for column in ("top", "op"):
+        columns[column][device] = np.where(found, columns[column][launch], -1)
+    if (~found).any():
+        trace.notes.append(f"{int((~found).sum())} of {len(device)} device events have no launch in the trace")
+    trace.device = _device_name(trace.metadata, columns, device)
+    _iterate(trace, annotation, host, device, launch, found)
+    columns["phase"] = phases(trace, rows, parent, device, launch)
+    trace.vocabulary["phase"] = np.array(PHASES, object)
+
+
+def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
+    columns = trace.columns
+    trace.process = _main_process(trace)
+    main = columns["pid"] == trace.process
+    marks = np.flatnonzero(annotation & main)
+    busy = np.concatenate([host, device])
+    span = (int(columns["ts_ns"][busy].min()), int(trace.end_ns[busy].max())) if len(busy) else (0, 0)
+    trace.marker, trace.opens, trace.closes = windows(
+        trace.names[marks], columns["ts_ns"][marks], trace.end_ns[marks], span
+    )
+    if not len(busy):
+        trace.opens = trace.closes = np.empty(0, np.int64)
+    iteration = np.full(len(trace), -1, np.int64)
+    own = host[main[host]]
+    iteration[own] = assign(columns["ts_ns"][own], trace.opens, trace.closes) if len(trace.opens) else -1
+    iteration[device] = np.where(found, iteration[launch], -1)
+    columns["iteration"] = iteration
+
+
+def _main_process(trace: Trace) -> int:
+    """The process whose steps count: the one with most operators (the first of equals)."""
+    columns = trace.columns
+    ops = np.flatnonzero(trace.is_category(Category.OP))
+    ops = ops if len(ops) else np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
+    if not len(ops):
+        return 0
+    processes, count = np.unique(columns["pid"][ops], return_counts=True)
+    main = int(processes[np.argmax(count)])
+    if len(processes) > 1:
+        trace.notes.append(
+            f"{len(processes)} processes ran operators; iterations are those of process {main}, "
+            "give each rank's trace on its own to see the others"
+        )
+    return main
+
+
+def _label(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
+    """Ops that only name a stretch of code: no namespace (`DistributedDataParallel.forward`) but ops inside."""
+    plain = np.array([":" not in name for name in trace.vocabulary["name"]], bool)
+    has_child = np.zeros(len(rows), bool)
+    has_child[parent[is_op & (parent >= 0)]] = True
+    return plain[trace.columns["name"][rows]] & has_child & is_op
+
+
+def _threads(pid: Ints, tid: Ints) -> Ints:
+    """Small consecutive number of each (process, thread)."""
+    if not len(pid):
+        return np.empty(0, np.int64)
+    pid_rank, tid_rank = np.unique(pid, return_inverse=True)[1], np.unique(tid, return_inverse=True)[1]
+    both = np.unique(pid_rank * (int(tid_rank.max()) + 1) + tid_rank, return_inverse=True)[1]
+    return np.asarray(both, np.int64)
+
+
+def _device_name(metadata: dict[str, Any], columns: dict[str, Ints], device: Ints) -> str:
+    """The GPU on which the device events of the trace ran; `cpu` where there are none."""
+    if not len(device):
+        return "cpu"
+    properties = metadata.get("deviceProperties")
+    listed = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
+    used = int(columns["device"][device[0]])
+    named = [str(p["name"]) for p in listed if p.get("id") == used and "name" in p]
+    return (named or [str(p["name"]) for p in listed if "name" in p] or ["unknown"])[0]

@@ -19,13 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import TraceError
-from pipeline.trace import tree
 from pipeline.trace.columns import Columns
-from pipeline.trace.fields import DEVICE_CATEGORIES, HOST_CATEGORIES, INTEGER_ARGS, Category
-from pipeline.trace.iterations import assign, windows
-from pipeline.trace.link import launches
+from pipeline.trace.iterations import first_settled
+from pipeline.trace.link import link
 from pipeline.trace.order import ordered, without_copies
-from pipeline.trace.phases import PHASES, phases
 from pipeline.trace.scan import Scanner
 
 if TYPE_CHECKING:
@@ -83,10 +80,8 @@ class Trace:
 
     @property
     def settled(self) -> Flags:
-        """Iterations to learn overheads from, shape (iterations,): all but the first where there are three or more."""
-        use = np.ones(len(self.opens), bool)
-        use[0] = len(use) < 3
-        return use
+        """Iterations to learn overheads from, shape (iterations,)."""
+        return np.arange(len(self.opens)) >= first_settled(len(self.opens))
 
     def is_category(self, *categories: str) -> Flags:
         """Which events belong to one of the categories."""
@@ -154,106 +149,8 @@ def load_trace(path: str | Path) -> Trace:
         bytes_read=scanner.bytes_read,
         notes=_notes(raw, scanner, copies),
     )
-    _link(trace)
+    link(trace)
     return trace
-
-
-def _link(trace: Trace) -> None:
-    """Fill in nesting, launches, iterations and phases."""
-    columns = trace.columns
-    host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
-    annotation = trace.is_category(Category.ANNOTATION)
-    op = trace.is_category(Category.OP)
-    thread = _threads(columns["pid"][host], columns["tid"][host])
-    rank = np.select([annotation[host], op[host]], [0, 1], 2)
-    order = np.lexsort((host, rank, -columns["dur_ns"][host], columns["ts_ns"][host], thread))
-    rows = host[order]
-    start, end = columns["ts_ns"][rows], trace.end_ns[rows]
-    is_op, is_frame = op[rows], op[rows] | annotation[rows]
-    raw_parent = tree.enclosing(thread[order], start, end)
-    parent = tree.nearest(raw_parent, is_frame)
-    operator = is_op & ~_label(trace, rows, parent, is_op)
-
-    def to_events(local: Ints) -> Ints:
-        out = np.full(len(trace), -1, np.int64)
-        out[rows] = np.where(local >= 0, rows[local], -1)
-        return out
-
-    columns["parent"] = to_events(parent)
-    columns["top"] = to_events(tree.outermost(parent, operator))
-    columns["op"] = np.where(op, -1, to_events(tree.nearest(parent, is_op)))
-    columns["launch"] = np.full(len(trace), -1, np.int64)
-    device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
-    runtime = np.flatnonzero(trace.is_category(Category.RUNTIME, Category.DRIVER))
-    linked = launches(
-        columns["correlation"][device], columns["ts_ns"][device],
-        columns["correlation"][runtime], columns["ts_ns"][runtime],
-        columns["device"][device], columns["pid"][runtime],
-    )  # fmt: skip
-    found = linked >= 0
-    launch = np.where(found, runtime[linked] if len(runtime) else -1, -1)
-    columns["launch"][device] = launch
-    for column in ("top", "op"):
-        columns[column][device] = np.where(found, columns[column][launch], -1)
-    if (~found).any():
-        trace.notes.append(f"{int((~found).sum())} of {len(device)} device events have no launch in the trace")
-    trace.device = _device_name(trace.metadata, columns, device)
-    _iterate(trace, annotation, host, device, launch, found)
-    columns["phase"] = phases(trace, rows, parent, device, launch)
-    trace.vocabulary["phase"] = np.array(PHASES, object)
-
-
-def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
-    columns = trace.columns
-    trace.process = _main_process(trace)
-    main = columns["pid"] == trace.process
-    marks = np.flatnonzero(annotation & main)
-    busy = np.concatenate([host, device])
-    span = (int(columns["ts_ns"][busy].min()), int(trace.end_ns[busy].max())) if len(busy) else (0, 0)
-    trace.marker, trace.opens, trace.closes = windows(
-        trace.names[marks], columns["ts_ns"][marks], trace.end_ns[marks], span
-    )
-    if not len(busy):
-        trace.opens = trace.closes = np.empty(0, np.int64)
-    iteration = np.full(len(trace), -1, np.int64)
-    own = host[main[host]]
-    iteration[own] = assign(columns["ts_ns"][own], trace.opens, trace.closes) if len(trace.opens) else -1
-    iteration[device] = np.where(found, iteration[launch], -1)
-    columns["iteration"] = iteration
-
-
-def _main_process(trace: Trace) -> int:
-    """The process whose steps count: the one with most operators (the first of equals)."""
-    columns = trace.columns
-    ops = np.flatnonzero(trace.is_category(Category.OP))
-    ops = ops if len(ops) else np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
-    if not len(ops):
-        return 0
-    processes, count = np.unique(columns["pid"][ops], return_counts=True)
-    main = int(processes[np.argmax(count)])
-    if len(processes) > 1:
-        trace.notes.append(
-            f"{len(processes)} processes ran operators; iterations are those of process {main}, "
-            "give each rank's trace on its own to see the others"
-        )
-    return main
-
-
-def _label(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
-    """Ops that only name a stretch of code: no namespace (`DistributedDataParallel.forward`) but ops inside."""
-    plain = np.array([":" not in name for name in trace.vocabulary["name"]], bool)
-    has_child = np.zeros(len(rows), bool)
-    has_child[parent[is_op & (parent >= 0)]] = True
-    return plain[trace.columns["name"][rows]] & has_child & is_op
-
-
-def _threads(pid: Ints, tid: Ints) -> Ints:
-    """Small consecutive number of each (process, thread)."""
-    if not len(pid):
-        return np.empty(0, np.int64)
-    pid_rank, tid_rank = np.unique(pid, return_inverse=True)[1], np.unique(tid, return_inverse=True)[1]
-    both = np.unique(pid_rank * (int(tid_rank.max()) + 1) + tid_rank, return_inverse=True)[1]
-    return np.asarray(both, np.int64)
 
 
 def _base_ns(path: Path, metadata: dict[str, Any]) -> int:
@@ -261,17 +158,6 @@ def _base_ns(path: Path, metadata: dict[str, Any]) -> int:
     if isinstance(base, bool) or not isinstance(base, int) or not -(10**18) <= base <= 2**61:
         raise TraceError(f"{path}: baseTimeNanoseconds is no time in nanoseconds")
     return base
-
-
-def _device_name(metadata: dict[str, Any], columns: dict[str, Ints], device: Ints) -> str:
-    """The GPU on which the device events of the trace ran; `cpu` where there are none."""
-    if not len(device):
-        return "cpu"
-    properties = metadata.get("deviceProperties")
-    listed = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
-    used = int(columns["device"][device[0]])
-    named = [str(p["name"]) for p in listed if p.get("id") == used and "name" in p]
-    return (named or [str(p["name"]) for p in listed if "name" in p] or ["unknown"])[0]
 
 
 def _notes(raw: Columns, scanner: Scanner, copies: int) -> list[str]:
@@ -299,6 +185,3 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-__all__ = ["INTEGER_ARGS", "Trace", "load_trace"]

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
-from pipeline.kernels.samples import LARGEST_DIM
-from pipeline.schemas import atomic_path, refuse_folder
+from pipeline.kernels.samples import LARGEST_DIM, read_table
+from pipeline.schemas import write_parquet
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.methods import by_auto, method
 from pipeline.transfer.probes import calibrate_all
@@ -57,8 +55,7 @@ def transfer_command(
     else:
         found = predict(samples, origin, destination)
     result = table.assign(**{name: found[name].to_numpy() for name in ADDED})
-    with atomic_path(Path(out_path)) as part:
-        pq.write_table(pa.Table.from_pandas(result, preserve_index=False), part, compression="zstd")
+    write_parquet(result, out_path)
     share = found["method"].value_counts(normalize=True)
     return {
         "from": origin.name,
@@ -76,14 +73,7 @@ def read_measured(path: Path) -> pd.DataFrame:
     Raises:
         TableError: the file is missing or damaged, lacks `op` or `latency_us`, or holds times that are not positive.
     """
-    path = Path(path)
-    refuse_folder(path)
-    try:
-        table: pd.DataFrame = pq.read_table(path).to_pandas()
-    except FileNotFoundError:
-        raise TableError(f"{path}: no such file") from None
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{path}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+    table = read_table(path)
     missing = [name for name in ("op", "latency_us") if name not in table.columns]
     if missing:
         raise TableError(f"{path}: misses column {', '.join(missing)}")

@@ -30,13 +30,13 @@ def _available(folder: Path) -> tuple[str, ...]:
     return tuple(name for name in COVERED if (folder / f"{name}.safetensors").is_file())
 
 
-def load_models(folder: Path | None = None) -> dict[str, UtilisationModel]:
+def load_models() -> dict[str, UtilisationModel]:
     """The cross-GPU models at hand, by family; files are read once per process.
 
     Raises:
         PackError: a file is damaged.
     """
-    folder = folder or models_dir()
+    folder = models_dir()
     return {name: load_cached(folder / f"{name}.safetensors") for name in _available(folder)}
 
 

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,7 @@ from pipeline.transfer import wave
 from pipeline.transfer.features import ARITHMETIC
 from pipeline.transfer.kernels import covered, estimate, load_models, models_dir
 from pipeline.transfer.mlp import DIMS, TransferMlp
-from pipeline.transfer.probes import Calibration
+from pipeline.transfer.probes import TENTH, Calibration
 from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.sibling import alike
 from pipeline.transfer.terms import ways_taken
@@ -57,9 +56,6 @@ WAVE_LOG_SIGMA = 0.45
 MLP_LOG_SIGMA = 0.35
 """Log error of the networks' ratio over the pairs of the public GPUs, for its interval."""
 
-TENTH = 1.2816
-"""Standard deviations from the middle to p90."""
-
 
 def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin_gamma: bool = False) -> pd.DataFrame:
     """Wave scaling of every row; whole waves are counted where the launch geometry is known.
@@ -83,7 +79,7 @@ UNSAMPLED = ("rnn", "batch_norm", "attention")
 """Kernel-varying families without samples to train networks on: the roofline's ratio until there are some."""
 
 
-def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, folder: Path | None = None) -> pd.DataFrame:
+def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
     """The pre-trained networks' ratio for kernel-varying families, wave scaling for the others.
 
     Kernel-varying families without samples take the roofline's ratio where their dims say how much work there is.
@@ -99,7 +95,7 @@ def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, folder:
         result.loc[part.index[known]] = scaled[known]
     for family, dims in DIMS.items():
         rows = (samples["family"].astype(str) == family).to_numpy()
-        path = (folder or models_dir()) / f"mlp_{family}.safetensors"
+        path = models_dir() / f"mlp_{family}.safetensors"
         if not rows.any() or not path.is_file():
             continue
         complete = rows & samples.reindex(columns=list(dims)).notna().all(axis=1).to_numpy()

@@ -16,7 +16,8 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.fitted import FittedModel
-from pipeline.kernels.prediction import Estimate
+from pipeline.kernels.prediction import Estimate, KernelModel
+from pipeline.kernels.store import read_description
 from pipeline.kernels.work import Dims
 from pipeline.packs import check_pack, list_packs
 from pipeline.paths import packs_dir
@@ -50,7 +51,7 @@ def sibling_of(gpu: GpuSpec, measured: Sequence[str] | None = None) -> GpuSpec |
 
 
 @dataclass(frozen=True)
-class SiblingModel:
+class SiblingModel(KernelModel):
     """A family's model of a measured card, scaled to another card of the chip.
 
     Attributes:
@@ -116,8 +117,6 @@ def sibling_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None 
     Raises:
         PackError: the pack is damaged.
     """
-    from pipeline.kernels.store import read_description
-
     sibling = sibling_of(gpu)
     if sibling is None:
         return {}

@@ -29,7 +29,8 @@ from pipeline.prediction import Prediction
 from pipeline.trace.load import Trace, load_trace
 from pipeline.transfer.costs import cost_per_million, load_prices
 from pipeline.transfer.kernels import load_models
-from pipeline.transfer.methods import STEP_WAVE_SHARE, TENTH, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.probes import TENTH
 from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.sustained import sustained_dram_gb_per_s
 from pipeline.transfer.trace_calls import trace_calls
@@ -163,17 +164,16 @@ class _Steps:
     def of(cls, trace: Trace) -> _Steps:
         from pipeline.overheads.model import OverheadModel
         from pipeline.overheads.statistics import summarise
-        from pipeline.predict.replay import Source, build, learn
+        from pipeline.predict.replay import build
+        from pipeline.predict.source import Source, learn
 
         source = Source.of(trace)
         chosen = [iteration for iteration in source.chosen if iteration.span_us > 0 and len(iteration.calls)]
         if not chosen:
             raise InputError(f"{trace.path}: no iteration holds work of a device; trace at least one whole step")
-        # the first of several warms up
-        chosen = chosen[1:] if len(chosen) >= 3 else chosen
-        source = source.only(chosen)
+        source = source.only(chosen).settled
         samples, waits = learn([source])
-        middle = sorted(chosen, key=lambda iteration: iteration.span_us)[len(chosen) // 2]
+        middle = sorted(source.chosen, key=lambda iteration: iteration.span_us)[len(source.chosen) // 2]
         program = build(source, middle, OverheadModel(summarise(samples)), waits)
         return cls(program, trace_calls(source.act, middle.calls), middle.span_us)
 

@@ -15,7 +15,7 @@ Inference is NumPy; training is in `train.py`. Several networks (seeds) are aver
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -215,10 +215,6 @@ class UtilisationModel:
             return cls(ops=ops, shape=shape, parameters=parameters, **facts)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise PackError(f"{path}: not a cross-GPU model ({error}); rebuild with `make packs`") from None
-
-    def with_interval(self, log_p10: float, log_p90: float) -> UtilisationModel:
-        """The same model with another interval."""
-        return replace(self, log_p10=log_p10, log_p90=log_p90)
 
 
 def _log_sigmoid(z: Array) -> Array:

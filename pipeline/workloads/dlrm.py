@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -265,8 +264,3 @@ def _pool(
         label = torch.empty(batch_size) if dry else torch.randint(2, (batch_size,), generator=random).float()
         batches.append((dense, index, offset, label))
     return batches
-
-
-def total_rows_bits(rows: Sequence[int]) -> int:
-    """Bits of the largest index into the joint weight: what FBGEMM's sort of indices looks at."""
-    return max(1, math.ceil(math.log2(sum(rows) + 1)))

@@ -32,6 +32,7 @@ from torch.profiler import ProfilerActivity
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipeline.collect import campaign, preflight
+from pipeline.collect.campaign_kernels import settled_heap
 from pipeline.collect.head import HEAD
 
 NOT_ON_THE_DEVICE = re.compile(
@@ -207,6 +208,7 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         stack.enter_context(mock.patch.object(HEAD, "scale", 1))
         stack.enter_context(mock.patch.dict(preflight.SIDES, {"cuda": 64}))  # what a CPU multiplies in no time
         stack.enter_context(mock.patch.dict(os.environ, {"PATH": _path_with(place, smi, busy)}))
+        stack.enter_context(settled_heap())  # nor does a campaign search what pytest holds for garbage
         stack.enter_context(_OnCpu(gpu))
         yield gpu
 

@@ -14,7 +14,7 @@ import pytest
 from pipeline.collect.windows import STEP_LABEL, attribute, load_events
 from pipeline.overheads.extract import extract_overheads
 from pipeline.paths import datasets_dir
-from pipeline.trace.activity import activity
+from pipeline.trace.activity import Activity, activity
 from pipeline.trace.load import load_trace
 from pipeline.transfer.trace_calls import trace_calls
 
@@ -23,7 +23,7 @@ NAMES = (("cudaLaunchKernelExC", "cuda_runtime"), ("cuLaunchKernelEx", "cuda_dri
 
 
 @pytest.fixture(scope="module", params=["rtx2080ti_linear/kineto", "v100x8_dlrm/rank0_kineto"])
-def traces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def paths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A trace of linear layers or of DLRM (with shapes), and the same as a Hopper GPU would name it."""
     folder = datasets_dir()
     if folder is None:
@@ -44,23 +44,29 @@ def traces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return old, new
 
 
-def test_overheads_do_not_depend_on_the_name_of_a_launch(traces: tuple[Path, Path]) -> None:
-    before, after = (extract_overheads(load_trace(path), "x") for path in traces)
+@pytest.fixture(scope="module")
+def found(paths: tuple[Path, Path]) -> tuple[Activity, Activity]:
+    """What the host did in both."""
+    return activity(load_trace(paths[0])), activity(load_trace(paths[1]))
+
+
+def test_overheads_do_not_depend_on_the_name_of_a_launch(found: tuple[Activity, Activity]) -> None:
+    before, after = (extract_overheads(act, "x") for act in found)
     assert "cudaLaunchKernel" in set(before["api"].dropna())
     pd.testing.assert_frame_equal(before, after)
 
 
-def test_products_are_known_by_their_new_names(traces: tuple[Path, Path]) -> None:
-    families = []
-    for path in traces:
-        act = activity(load_trace(path))
-        families.append(trace_calls(act, np.arange(min(len(act.call_event), 400)))["family"].value_counts().to_dict())
-    assert ("gemm" in families[0]) == ("dlrm" in str(traces[0]))  # the other trace was recorded without shapes
+def test_products_are_known_by_their_new_names(found: tuple[Activity, Activity]) -> None:
+    calls = [trace_calls(act, np.arange(min(len(act.call_event), 400))) for act in found]
+    families = [table["family"].value_counts().to_dict() for table in calls]
+    assert ("gemm" in families[0]) == (
+        "dlrm" in str(found[0].trace.path)
+    )  # the other trace was recorded without shapes
     assert families[1] == families[0]
 
 
-def test_a_campaign_attributes_them_alike(traces: tuple[Path, Path]) -> None:
-    found = [attribute(load_events(path), STEP_LABEL) for path in traces]
+def test_a_campaign_attributes_them_alike(paths: tuple[Path, Path]) -> None:
+    found = [attribute(load_events(path), STEP_LABEL) for path in paths]
     assert {(w.device_us, len(w.kernels), w.lost) for w in found[0].windows.values()} == {
         (w.device_us, len(w.kernels), w.lost) for w in found[1].windows.values()
     }

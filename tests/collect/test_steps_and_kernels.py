@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from pipeline.collect.device import select_device, undisturbed
-from pipeline.collect.kernels import measure_calls, write_samples
+from pipeline.collect.kernels import measure_calls
 from pipeline.collect.model_config import load_model, parse
 from pipeline.collect.reader import read_step_time
 from pipeline.collect.steps import collect_step
 from pipeline.errors import ConfigError, InputError, UnknownNameError
-from pipeline.schemas import read_table
+from pipeline.schemas import read_table, write_table
 
 TINY = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
 
@@ -47,7 +47,7 @@ def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> Non
     assert set(calls["family"]) == set(samples["family"])
     assert len(samples) > len(calls)  # sizes around them
     assert {"backward", "optimizer", "forward"} <= set(samples["phase"])
-    write_samples(samples, tmp_path / "samples.parquet")
+    write_table(samples, tmp_path / "samples.parquet", "samples")
     assert len(read_table(tmp_path / "samples.parquet", "samples")) == len(samples)
 
 

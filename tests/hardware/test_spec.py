@@ -96,11 +96,9 @@ def test_derating_ratios_are_the_medians_of_the_measured_gpus() -> None:
     fp32 = [spec.measured_fp32_gflop_per_s / spec.fp32_gflop_per_s for spec in both]  # type: ignore[operator]
     dram = [spec.measured_dram_gb_per_s / spec.dram_gb_per_s for spec in both]  # type: ignore[operator]
     l2 = [s.measured_l2_gb_per_s / c for s, c in zip(both, clocked, strict=True)]  # type: ignore[operator]
-    shared = [s.measured_shared_gb_per_s / c for s, c in zip(both, clocked, strict=True)]  # type: ignore[operator]
     assert median(fp32) == pytest.approx(spec_module.FP32_DERATE, abs=0.01)
     assert median(dram) == pytest.approx(spec_module.DRAM_DERATE, abs=0.01)
     assert median(l2) == pytest.approx(spec_module.L2_BYTES_PER_SM_CLOCK, abs=0.1)
-    assert median(shared) == pytest.approx(spec_module.SHARED_BYTES_PER_SM_CLOCK, abs=0.1)
 
 
 def test_measured_peaks_win_over_the_datasheet() -> None:

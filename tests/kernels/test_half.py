@@ -11,7 +11,7 @@ from pipeline.datasets import aiconfigurator
 from pipeline.errors import TableError, UnknownNameError
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.half import Layered, half_model, measured_gpus
-from pipeline.kernels.prediction import Estimate
+from pipeline.kernels.prediction import Estimate, KernelModel
 from pipeline.kernels.predictor import load_predictor
 from pipeline.packs import check_pack
 from pipeline.paths import packs_dir
@@ -99,8 +99,10 @@ def test_a_card_of_the_same_chip_takes_the_measured_one_s():
     assert half_model(load_gpu("V100")) is None
 
 
-class Fixed:
+class Fixed(KernelModel):
     """A model that answers one time for one dtype."""
+
+    evidence = ""
 
     def __init__(self, evidence, dtype, time):
         self.evidence, self.dtype, self.time = evidence, dtype, time

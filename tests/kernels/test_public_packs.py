@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.datasets.neusight import read_samples
 from pipeline.evidence import PUBLIC_KERNEL_GPUS
+from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.evaluate import gmae, metrics
 from pipeline.kernels.fit import calibrate_physics, fit_family, judge
@@ -19,8 +20,6 @@ from pipeline.packs import check_pack
 from pipeline.paths import packs_dir
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "kernels"))
-
-FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def public(datasets):
 def test_a_pack_is_small_and_says_how_good_it_is(gpu):
     files = check_pack(gpu)["files"]
     assert sum(entry["bytes"] for entry in files.values()) < 5_000_000
-    for name in FAMILIES:
+    for name in PUBLIC_FAMILIES:
         found = json.loads((packs_dir() / gpu / "kernels" / name / "family.json").read_text())
         # P100's convolutions hold a disturbance of their session that no model of shapes can know (docs/kernels.md)
         assert found["metrics"]["gmae"] < (0.105 if (gpu, name) == ("P100", "conv2d_forward") else 0.10)
@@ -46,7 +45,7 @@ def test_a_pack_is_small_and_says_how_good_it_is(gpu):
 def test_a_pack_predicts_the_samples_it_was_fitted_on(public, gpu):
     spec = load_gpu(gpu)
     samples = read_samples(public, gpu).groupby("family", observed=True).sample(400, random_state=0)
-    for name in FAMILIES:
+    for name in PUBLIC_FAMILIES:
         model = FittedModel.load(packs_dir() / gpu / "kernels" / name, spec)
         promised = model.description["metrics"]["gmae"]
         # it has seen these: at most a little worse than on unseen ones, and not by heart

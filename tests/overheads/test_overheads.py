@@ -178,7 +178,7 @@ def test_names_of_one_op_are_one(one: str, other: str) -> None:
 def test_a_host_twice_as_slow_gets_a_factor_of_two(datasets: Path) -> None:
     samples = extract_public(datasets, "V100")
     samples = samples[samples["workload"] == "v100_ddp"]
-    table = merged([samples])
+    table = merged(samples)
     slower = samples.assign(value_us=samples["value_us"] * 2.0)
     found = calibrate(OverheadModel(table), slower)
     assert found.scale == pytest.approx(2.0, rel=1e-6) and found.coverage == pytest.approx(1.0)

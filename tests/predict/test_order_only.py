@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pytest
 from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, write
 
-from pipeline.predict.replay import Source, replay_source
+from pipeline.predict.replay import replay_source
+from pipeline.predict.source import Source
 from pipeline.trace.fields import HOST_CATEGORIES
 from pipeline.trace.load import Trace, load_trace
 

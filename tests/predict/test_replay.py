@@ -15,8 +15,11 @@ from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.predict import measured_rows, perfetto
 from pipeline.predict.critical_path import simulate
+from pipeline.predict.options import PUBLISHED, Options
 from pipeline.predict.ranks import replay_ranks
-from pipeline.predict.replay import PUBLISHED, Options, Source, build, learn, replay
+from pipeline.predict.replay import build, replay
+from pipeline.predict.replay_table import table
+from pipeline.predict.source import Source, learn
 from pipeline.schemas import to_arrow
 from pipeline.trace.load import load_trace
 
@@ -81,7 +84,7 @@ def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
                            for pid in (perfetto.HOST_PID, measured_rows.HOST_PID))  # fmt: skip
     assert predicted["ts"] == measured["ts"] == pytest.approx(1001.0)  # on the trace's own axis
     assert sum(e["cat"] == "kernel" for e in events) == 4  # two predicted, two measured
-    assert load_trace(out).device != "cpu" and result.table().row_count > 4
+    assert load_trace(out).device != "cpu" and table(result.as_dict()).row_count > 4
 
 
 def test_a_graph_launch_starts_all_its_kernels(tmp_path: Path) -> None:

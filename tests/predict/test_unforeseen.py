@@ -12,7 +12,8 @@ from trace_drawing import annotation, api, kernel, launch, op, write
 from pipeline.errors import InputError
 from pipeline.overheads.extract import extract_overheads
 from pipeline.overheads.one_time import KEPT_NS, one_time_calls, without
-from pipeline.predict.replay import Source, replay
+from pipeline.predict.replay import replay
+from pipeline.predict.source import Source
 from pipeline.trace.activity import activity
 from pipeline.trace.load import load_trace
 

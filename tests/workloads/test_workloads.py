@@ -2,17 +2,13 @@
 
 import pytest
 import torch
-import yaml
+from small import config_of
 
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.paths import config_dir
 from pipeline.workloads import make_step
 
 MODELS = sorted(path.stem for path in (config_dir() / "model").glob("*.yaml") if path.stem != "custom")
-
-
-def config_of(name, **changes):
-    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
 
 
 def parameters(step):

@@ -2,13 +2,13 @@
 
 from pipeline.report import grid as GRID
 from pipeline.report.figures.gallery import category_of
+from pipeline.transfer.features import COVERED
 
 FIGURES = f"{FLOW.artifacts.root}/figures/{FLOW.grid}"
 CHECKS = f"{FLOW.artifacts.root}/checks"
 ACCURACY = f"{FLOW.artifacts.root}/accuracy/{FLOW.grid}"
 PAIR_ERRORS = f"{FLOW.artifacts.root}/transfer/{{family}}.parquet"
 MODEL_ERRORS = f"{FLOW.artifacts.root}/transfer_models.parquet"
-TRANSFERRED = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 
 
 report: "../report/workflow.rst"
@@ -138,7 +138,7 @@ rule transfer_models:
 
 rule transfer_errors:
     input:
-        expand(PAIR_ERRORS, family=TRANSFERRED),
+        expand(PAIR_ERRORS, family=COVERED),
         MODEL_ERRORS,
 
 

@@ -8,7 +8,7 @@ with job(snakemake):
     from pipeline.report import accuracy
     from pipeline.report.figures import tables
     from pipeline.report.grid import read_any, with_gpus
-    from pipeline.schemas import atomic_path, read_table
+    from pipeline.schemas import atomic_path, read_table, write_parquet
 
     summary = read_table(snakemake.input.summary, "summary")
     steps = tables.steps(summary)
@@ -22,8 +22,7 @@ with job(snakemake):
     ):
         with atomic_path(Path(path)) as part:
             part.write_text(text, encoding="utf-8")
-    for path, table in ((snakemake.output.steps, steps), (snakemake.output.kernels, kernels)):
-        with atomic_path(Path(path)) as part:
-            table.to_parquet(part, index=False)
+    write_parquet(steps, snakemake.output.steps)
+    write_parquet(kernels, snakemake.output.kernels)
     for line in snakemake.params.missing:
         print(f"  missing: {line}", flush=True)

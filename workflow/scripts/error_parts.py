@@ -9,7 +9,7 @@ with job(snakemake):
     from pipeline.graph.store import read_graph
     from pipeline.prediction import Prediction
     from pipeline.report.parts import Point, parts_of
-    from pipeline.schemas import atomic_path, read_table
+    from pipeline.schemas import read_table, write_parquet
 
     given, settings = snakemake.input, snakemake.params.point
     gpu = gpu_of(settings["gpu"])
@@ -24,5 +24,4 @@ with job(snakemake):
     observations = read_table(given.observations, "overhead_samples")
     prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]
     table = parts_of(prediction, Path((given.trace or given.measured)[0]), point, observations)
-    with atomic_path(Path(snakemake.output.parts)) as part:
-        table.to_parquet(part, index=False)
+    write_parquet(table, snakemake.output.parts)

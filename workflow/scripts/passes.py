@@ -6,8 +6,6 @@ from pipeline.scripting import job
 
 with job(snakemake):
     from pipeline.report.checks.passes import predicted_passes
-    from pipeline.schemas import atomic_path
+    from pipeline.schemas import write_parquet
 
-    passes = predicted_passes(Path(snakemake.input.latencies).parents[1])
-    with atomic_path(Path(snakemake.output.passes)) as part:
-        passes.to_parquet(part, index=False)
+    write_parquet(predicted_passes(Path(snakemake.input.latencies).parents[1]), snakemake.output.passes)

@@ -6,8 +6,6 @@ from pipeline.scripting import job
 
 with job(snakemake):
     from pipeline.report.checks.replays import replay_spans
-    from pipeline.schemas import atomic_path
+    from pipeline.schemas import write_parquet
 
-    spans = replay_spans(Path(snakemake.input.traces))
-    with atomic_path(Path(snakemake.output.spans)) as part:
-        spans.to_parquet(part, index=False)
+    write_parquet(replay_spans(Path(snakemake.input.traces)), snakemake.output.spans)

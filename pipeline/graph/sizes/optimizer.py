@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.graph.sizes.work import Rule, Work, on_device, size
-from pipeline.graph.table import Node, Tensor
+from pipeline.graph.table import Node
 
 CHUNK_ELEMENTS = 65536
 MAX_BLOCKS = 320
@@ -67,8 +67,3 @@ def launches(sizes: Sequence[int], depth: int) -> list[tuple[int, int]]:
                 blocks = elements = 0
                 tensors = 0 if last_of_tensor else 1
     return found
-
-
-def total_bytes(tensors: Sequence[Tensor]) -> int:
-    """Bytes of a list."""
-    return sum(tensor.bytes for tensor in tensors)

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.predict.replay import PUBLISHED, ReplayResult, Source, replay_source
+from pipeline.predict.options import PUBLISHED
+from pipeline.predict.replay import replay_source
+from pipeline.predict.replay_result import ReplayResult
+from pipeline.predict.source import Source
 from pipeline.trace.load import load_trace
 
 SINGLE = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_ddp")
@@ -91,8 +94,8 @@ def _rows(name: str, method: str, result: ReplayResult, rank: int | None) -> Ite
 def _shared(name: str, sources: Mapping[str, Sequence[Source]]) -> Iterator[tuple[object, ...]]:
     """Statistics of all other machines' traces, with one factor; a trace of one iteration gives none."""
     target = sources[name][0]
-    warm = len(target.chosen) - (1 if len(target.chosen) > 2 else 0)
-    if warm < 2:
+    settled = len(target.settled.chosen)
+    if settled < 2:
         return
     donors = [group[0] for other, group in sources.items() if other != name]
-    yield from _rows(name, SHARED, replay_source(target, donors, calibrate=max(1, min(FEW, warm // 2))), None)
+    yield from _rows(name, SHARED, replay_source(target, donors, calibrate=max(1, min(FEW, settled // 2))), None)

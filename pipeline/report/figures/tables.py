@@ -202,8 +202,8 @@ def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["method", "points", "gmae", "mape", "worst"])
 
 
-def model_transfer(errors: pd.DataFrame, method: str = TRACKED) -> pd.DataFrame:
-    """Mean error of whole models between GPUs by one method.
+def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
+    """Mean error of whole models between GPUs by the tracker's method.
 
     Args:
         errors: `pipeline.transfer.paper.paper_surfer` table: model, origin, destination, method, error (fraction).
@@ -211,7 +211,7 @@ def model_transfer(errors: pd.DataFrame, method: str = TRACKED) -> pd.DataFrame:
     Returns:
         model, origin, destination, method, mape (%), passes.
     """
-    own = errors[errors["method"] == method].assign(mape=lambda t: 100 * t["error"].abs())
+    own = errors[errors["method"] == TRACKED].assign(mape=lambda t: 100 * t["error"].abs())
     groups = own.groupby(["model", "origin", "destination", "method"], sort=True)["mape"]
     return groups.agg(mape="mean", passes="size").reset_index()
 

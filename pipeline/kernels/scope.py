@@ -1,0 +1,99 @@
+"""What the samples of one family covered: which calls a fitted model answers itself, and how far others are outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.kernels.work import Array, Dims, is_one_of
+
+WINDOW = ("kernel_size", "stride", "padding", "groups", "dilation")
+"""Dims of a convolution's window; other windows are other algorithms, so that none is interpolated."""
+
+WINDOW_DEFAULTS = {"stride": 1.0, "padding": 0.0, "groups": 1.0, "dilation": 1.0}
+
+PHASELESS = ("gemm", "bmm")
+"""Families whose kernels are the same in every phase: a gradient of a product is a product."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the samples covered: ops, dtypes, phases, windows (convolutions), and the range of each dim."""
+
+    ops: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    phases: tuple[str, ...]
+    ranges: dict[str, tuple[float, float]]
+    windows: tuple[tuple[float, ...], ...] = ()
+    name: str = ""
+
+    @classmethod
+    def of(cls, name: str, samples: pd.DataFrame, dims: tuple[str, ...]) -> Scope:
+        """The scope of a samples table of one family."""
+        d = Dims(samples)
+        present = [dim for dim in dims if dim in samples.columns and samples[dim].notna().any()]
+        ranges = {dim: (float(np.nanmin(d(dim))), float(np.nanmax(d(dim)))) for dim in present}
+        kinds = [tuple(sorted(map(str, samples[key].dropna().unique()))) for key in ("op", "dtype", "phase")]
+        found = tuple(map(tuple, np.unique(windows(samples), axis=0).tolist())) if name.startswith("conv2d") else ()
+        return cls(kinds[0], kinds[1], kinds[2], ranges, found, name)
+
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows of an op, dtype, phase and window that the samples had, with all dims that they had."""
+        d = Dims(calls)
+        fine = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
+        fine &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
+        if self.name not in PHASELESS:
+            fine &= is_one_of(d.text("phase", "forward"), self.phases)
+        for dim in self.ranges:
+            if dim not in WINDOW_DEFAULTS and dim != "B":
+                fine &= np.isfinite(d(dim))
+        if self.windows:
+            known = {tuple(window) for window in self.windows}
+            square = _square(d)
+            fine &= square & np.array([tuple(row) in known for row in windows(calls).tolist()], dtype=bool)
+        return np.asarray(fine, dtype=bool)
+
+    def clamp(self, calls: pd.DataFrame) -> tuple[pd.DataFrame, Array]:
+        """Calls with every dim moved into its range, and by how many octaves the farthest was outside, (rows,)."""
+        d, clamped, octaves = Dims(calls), {}, np.zeros(len(calls))
+        for dim, (low, high) in self.ranges.items():
+            values = d(dim, WINDOW_DEFAULTS.get(dim, low))
+            inside = np.clip(values, low, high)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                distance = np.abs(np.log2(np.maximum(values, 0.5) / np.maximum(inside, 0.5)))
+            octaves = np.maximum(octaves, np.nan_to_num(distance))
+            clamped[dim] = inside
+        # other columns would change what the features see; the model knows these dims alone
+        keep = [column for column in ("family", "op", "phase", "dtype", "attributes") if column in calls.columns]
+        return calls[keep].assign(**clamped), octaves
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists."""
+        return {"ops": self.ops, "dtypes": self.dtypes, "phases": self.phases, "ranges": self.ranges,
+                "windows": self.windows, "name": self.name}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Scope:
+        """Back from `to_json`."""
+        ranges = {str(key): (float(low), float(high)) for key, (low, high) in values["ranges"].items()}
+        found = tuple(tuple(float(v) for v in window) for window in values["windows"])
+        ops, dtypes, phases = (tuple(map(str, values[key])) for key in ("ops", "dtypes", "phases"))
+        return cls(ops, dtypes, phases, ranges, found, str(values["name"]))
+
+
+def windows(calls: pd.DataFrame) -> Array:
+    """The window of each convolution, shape (rows, len(WINDOW))."""
+    d = Dims(calls)
+    return np.column_stack([d(dim, WINDOW_DEFAULTS.get(dim, np.nan)) for dim in WINDOW])
+
+
+def _square(d: Dims) -> npt.NDArray[np.bool_]:
+    pairs = (("kernel_size", np.nan), ("input_size", np.nan), ("stride", 1.0), ("padding", 0.0))
+    fine = np.ones(d.rows, dtype=bool)
+    for dim, default in pairs:
+        fine &= d(f"{dim}_w", d(dim, default)) == d(dim, default)
+    return fine

@@ -1,0 +1,71 @@
+"""Device events to their launches: by correlation id, within the process that drives the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.trace.columns import MISSING
+
+Ints = npt.NDArray[np.int64]
+
+OWNED_SHARE = 0.95
+"""A process drives a device if its calls explain at least this share of what ran there."""
+
+
+def launches(
+    device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints, device: Ints, process: Ints
+) -> Ints:
+    """Row of the runtime call that launched each device event; -1 where no call carries its correlation id.
+
+    Each process counts its ids from 1, so that in a file of several ranks an id alone says nothing: every device is
+    given to the process whose launches precede its events most closely.
+
+    Args:
+        device_correlation: ids of the device events.
+        device_start: their starts.
+        host_correlation: ids of the runtime calls.
+        host_start: their starts.
+        device: device of each device event.
+        process: process of each runtime call.
+    """
+    processes = np.unique(process)
+    if len(processes) < 2:
+        return _within(device_correlation, device_start, host_correlation, host_start)
+    out = np.full(len(device_correlation), -1, np.int64)
+    for gpu in np.unique(device):
+        rows = np.flatnonzero(device == gpu)
+        best = (np.inf, _within(device_correlation[rows], device_start[rows], host_correlation, host_start))
+        for own in processes:
+            hosts = np.flatnonzero(process == own)
+            found = _within(device_correlation[rows], device_start[rows], host_correlation[hosts], host_start[hosts])
+            linked = found >= 0
+            if linked.mean() >= OWNED_SHARE:
+                launch = hosts[np.maximum(found, 0)]
+                delay = float(np.median(np.abs(device_start[rows] - host_start[launch])[linked]))
+                best = min(best, (delay, np.where(linked, launch, -1)), key=lambda pair: pair[0])
+        out[rows] = best[1]
+    return out
+
+
+def _within(device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints) -> Ints:
+    """Launches by id alone.
+
+    Where several calls carry the same id (damaged files), the latest that began before the device event is taken. One
+    call may launch many device events (CUDA graphs).
+    """
+    rows = np.flatnonzero(host_correlation != MISSING)
+    rows = rows[np.lexsort((host_start[rows], host_correlation[rows]))]
+    out = np.full(len(device_correlation), -1, np.int64)
+    if not len(rows):
+        return out
+    ids = host_correlation[rows]
+    first = np.searchsorted(ids, device_correlation, side="left")
+    last = np.searchsorted(ids, device_correlation, side="right") - 1
+    found = (last >= first) & (device_correlation != MISSING)
+    repeated = np.flatnonzero(found & (last > first))
+    for row in repeated:  # rare: only where an id occurs more than once
+        stamps = host_start[rows[first[row] : last[row] + 1]]
+        last[row] = first[row] + max(int(np.searchsorted(stamps, device_start[row], side="right")) - 1, 0)
+    out[found] = rows[last[found]]
+    return out
