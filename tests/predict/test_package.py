@@ -1,0 +1,36 @@
+"""`pipeline.predict` predicts, whatever was imported before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "import pipeline.predict.replay",
+        "from pipeline.predict.critical_path import simulate",
+        "import pipeline; pipeline.predict(batch_size=64, model='dlrm_small')",
+    ],
+)
+def test_the_function_is_there_again_after_its_own_modules_were_imported(before: str) -> None:
+    program = f"""
+{before}
+import pipeline
+from pipeline import predict
+from pipeline.errors import InputError
+for function in (predict, pipeline.predict):
+    try:
+        function(gpu="V100", batch_size=0)
+    except InputError as error:
+        print(error)
+import pipeline.predict.replay
+print(callable(pipeline.predict.replay.replay))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("batch_size=0: give a whole number") == 2 and run.stdout.endswith("True\n")
