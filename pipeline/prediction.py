@@ -47,6 +47,11 @@ class Prediction:
     """Per operator and device call, in the `prediction` schema."""
 
     @property
+    def step_time_us(self) -> float:
+        """The step time by its full name: `predicted_us`."""
+        return self.predicted_us
+
+    @property
     def idle_us(self) -> float:
         """Time of the step in which no kernel runs."""
         return self.predicted_us - self.active_us

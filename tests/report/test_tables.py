@@ -33,6 +33,7 @@ def text_of(renderable: object) -> str:
 
 def test_parts_of_a_step_add_up(prediction: Prediction) -> None:
     assert prediction.idle_us == 2000.0
+    assert prediction.step_time_us == prediction.predicted_us
     assert prediction.samples_per_s == pytest.approx(256_000)
 
 
