@@ -86,10 +86,12 @@ def kernel_predictor(gpu: GpuSpec, variant: str, results: str | Path | None) -> 
     from pipeline.kernels.predictor import load_predictor
 
     card = catalogue(gpu.name)
-    if card is not None and differing(gpu, card := _with_measured_peaks(card, card)):
-        from pipeline.transfer.altered import AlteredPredictor
+    if card is not None:
+        card = _with_measured_peaks(card, card)
+        if differing(gpu, card):
+            from pipeline.transfer.altered import AlteredPredictor
 
-        return AlteredPredictor.of(gpu, kernel_predictor(card, variant, results))
+            return AlteredPredictor.of(gpu, kernel_predictor(card, variant, results))
     folders = [Path(Artifacts(str(results)).kernels(gpu.name))] if results is not None else []
     if gpu.name in list_packs():
         check_pack(gpu.name)

@@ -114,9 +114,12 @@ class GpuSpec:
             card: the card whose figures `values` alter; figures that hang on altered ones follow (`altered.following`).
 
         Raises:
-            ConfigError: a key is missing or unknown, or a figure is implausible.
+            ConfigError: a key is missing or unknown, a figure is no number or implausible.
         """
-        spec = _from_mapping(values, where)
+        try:
+            spec = _from_mapping(values, where)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"{where}: {error}") from None
         if card is not None:
             from pipeline.hardware.altered import following
 

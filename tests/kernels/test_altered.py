@@ -94,6 +94,18 @@ def test_a_stated_figure_stays_and_is_checked() -> None:
         altered("V100", "dram_gb_per_s=2000", "measured_dram_gb_per_s=5000")
     with pytest.raises(ConfigError, match=r"dram_gb_per_s = 9e\+09 is implausible"):
         altered("V100", "dram_gb_per_s=9e9")
+    with pytest.raises(ConfigError, match=r"gpu: .*'fast'"):
+        altered("V100", "boost_clock_mhz=fast")
+
+
+def test_peaks_of_a_campaign_follow_what_they_were_measured_under(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.api.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
+    monkeypatch.setattr("pipeline.collect.reader.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
+    real, faster = altered("H100"), altered("H100", "dram_gb_per_s=6700")
+    assert (real.measured_dram_gb_per_s, faster.measured_dram_gb_per_s) == (2900.0, 5800.0)
+    assert not isinstance(kernel_predictor(real, "auto", None), AlteredPredictor)
+    found = kernel_predictor(faster, "auto", None)
+    assert isinstance(found, AlteredPredictor) and found.card.gpu == real
 
 
 def test_only_names_with_a_file_have_a_card() -> None:
