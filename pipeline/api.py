@@ -80,19 +80,25 @@ def predict_point(point: Point, results: str | Path = "results") -> Prediction:
 def kernel_predictor(gpu: GpuSpec, variant: str, results: str | Path | None) -> KernelPredictor:
     """Kernel models of a GPU: fitted ones under `results`, else the pack's, else transfer and physics.
 
+    A GPU whose figures are altered is the catalogue's card, each call scaled by what the figures change.
+
     Raises:
         InputError: the variant has to be fitted first; packs hold the one that `auto` chose.
         PackError: the GPU's pack is damaged.
     """
     from dataclasses import replace
 
-    from pipeline.hardware.spec import load_gpu
+    from pipeline.hardware.altered import catalogue, differing
     from pipeline.kernels.predictor import load_predictor
     from pipeline.kernels.store import find_families
-    from pipeline.whatif.device import is_changed, predictor_of
 
-    if is_changed(gpu):
-        return predictor_of(gpu, kernel_predictor(load_gpu(gpu.name), variant, results))
+    card = catalogue(gpu.name)
+    if card is not None:
+        card = _with_measured_peaks(card, card)
+        if differing(gpu, card):
+            from pipeline.transfer.altered import AlteredPredictor
+
+            return AlteredPredictor.of(gpu, kernel_predictor(card, variant, results))
     folders = [Path(Artifacts(str(results)).kernels(gpu.name))] if results is not None else []
     fitted = bool(find_families(folders, variant))
     if gpu.name in list_packs():
@@ -173,21 +179,31 @@ def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
 
     Peaks that a campaign of ours measured stand in where the configuration has none.
     """
-    from dataclasses import replace
-
-    from pipeline.hardware.spec import load_gpu
-    from pipeline.whatif.device import spec_of
+    from pipeline.hardware.altered import catalogue
+    from pipeline.hardware.spec import GpuSpec, load_gpu
 
     if values["name"] == LOCAL_GPU:
         return load_gpu(LOCAL_GPU)
-    gpu = spec_of(values)
+    card = catalogue(str(values["name"]))
+    gpu = GpuSpec.from_mapping(values, "gpu", card)
+    return _with_measured_peaks(gpu, card or gpu)
+
+
+def _with_measured_peaks(gpu: GpuSpec, card: GpuSpec) -> GpuSpec:
+    """`gpu` with the peaks that a campaign of ours measured on the catalogue's `card`, where it states none."""
+    from dataclasses import replace
+
+    from pipeline.hardware.altered import following_ratio
+
     if kernel_source(gpu.name) is not Source.MEASUREMENTS:
         return gpu
     from pipeline.collect.reader import measured_peaks
 
     peaks = {f"measured_{name}": value for name, value in measured_peaks(measurements_dir() / gpu.name).items()}
     new: dict[str, Any] = {
-        name: value for name, value in peaks.items() if hasattr(gpu, name) and getattr(gpu, name) is None
+        name: value * following_ratio(name, gpu, card)
+        for name, value in peaks.items()
+        if hasattr(gpu, name) and getattr(gpu, name) is None
     }
     return replace(gpu, **new) if new else gpu
 

@@ -14,6 +14,7 @@ from pipeline.config import Point, expand, from_snakemake
 from pipeline.digest import code_digest
 from pipeline.errors import SteptimeError
 from pipeline.evidence import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source, shipped_overheads
+from pipeline.hardware.altered import is_altered
 from pipeline.packs import MANIFEST
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
 
@@ -121,11 +122,16 @@ class Flow:
         return self.artifacts.overhead_samples(wildcards.gpu)
 
     def steps_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: where the measured step of a point lies, to be shown beside the prediction."""
+        """Input function: where the measured step of a point lies, to be shown beside the prediction.
+
+        A what-if has none: what was measured is the real card's.
+        """
         point = self.point(wildcards)
         if point.local:
             return [f"{self.folder(point)}/trace/step_times.parquet"]
-        return [self.campaign(point.gpu)] if kernel_source(point.gpu) is Source.MEASUREMENTS else []
+        if kernel_source(point.gpu) is not Source.MEASUREMENTS or is_altered(point.section("gpu")):
+            return []
+        return [self.campaign(point.gpu)]
 
     def campaign(self, gpu: str) -> str:
         """The manifest of a GPU's campaign; the GPU may be a wildcard."""

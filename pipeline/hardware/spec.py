@@ -97,13 +97,29 @@ class GpuSpec:
         return self.measured_l2_gb_per_s or L2_BYTES_PER_SM_CLOCK * self.sms * self.boost_clock_mhz / 1e3
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], where: str = "GPU specification") -> GpuSpec:
+    def from_mapping(
+        cls, values: Mapping[str, Any], where: str = "GPU specification", card: GpuSpec | None = None
+    ) -> GpuSpec:
         """Build a spec from the keys of a GPU file (also the `gpu` node of a composed config).
 
+        Args:
+            values: figures by key.
+            where: what an error message names.
+            card: the card whose figures `values` alter; figures that hang on altered ones follow (`altered.following`).
+
         Raises:
-            ConfigError: a key is missing or unknown, or a figure is implausible.
+            ConfigError: a key is missing or unknown, a figure is no number or implausible.
         """
-        return _from_mapping(values, where)
+        try:
+            spec = _from_mapping(values, where)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if card is not None:
+            from pipeline.hardware.altered import following
+
+            spec = following(spec, card)
+        check_plausible(spec, where)
+        return spec
 
 
 _REQUIRED = (
@@ -135,7 +151,7 @@ def _from_mapping(values: Mapping[str, Any], where: str) -> GpuSpec:
         raise ConfigError(f"{where}: pcie_generation {generation} is none of {sorted(PCIE_LANE_GB_PER_S)}")
     lanes = int(values.get("pcie_lanes") or 16)
     measured: dict[str, Any] = {key: _scaled(values.get(key), 1.0) for key in _OPTIONAL if key.startswith("measured_")}
-    spec = GpuSpec(
+    return GpuSpec(
         name=str(values["name"]),
         aliases=tuple(str(alias) for alias in values.get("aliases") or ()),
         architecture=architecture,
@@ -157,8 +173,6 @@ def _from_mapping(values: Mapping[str, Any], where: str) -> GpuSpec:
         **measured,
         sources={str(key): str(text) for key, text in (values.get("sources") or {}).items()},
     )
-    check_plausible(spec, where)
-    return spec
 
 
 def _scaled(value: Any, factor: float) -> float | None:

@@ -7,7 +7,7 @@ large ones, and between the turning points a sigmoid in log10(bandwidth) against
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -52,6 +52,10 @@ class BandwidthCurve:
     def time_us(self, size: Array) -> Array:
         """Microseconds for `size` bytes; 1 GB/s is 1e3 bytes per microsecond."""
         return np.asarray(self.start_us + np.maximum(size, 0.0) / (1e3 * self.bandwidth(size)))
+
+    def faster(self, factor: float) -> BandwidthCurve:
+        """The same curve with every bandwidth times `factor`; the start-up time stays."""
+        return replace(self, peak_gb_per_s=factor * self.peak_gb_per_s, low_gb_per_s=factor * self.low_gb_per_s)
 
     def to_json(self) -> dict[str, float]:
         """Plain numbers."""

@@ -11,6 +11,7 @@ import pandas as pd
 
 from pipeline.config import LOCAL_GPU
 from pipeline.evidence import Source, kernel_source, overhead_source
+from pipeline.hardware.altered import is_altered
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
 from pipeline.paths import packs_dir
 
@@ -46,9 +47,13 @@ def host_observations(flow: Flow) -> list[str]:
 
 
 def error_parts(flow: Flow) -> list[str]:
-    """Error parts of the points that this machine or a campaign may have measured."""
+    """Error parts of the points that this machine or a campaign may have measured; nobody measured a what-if."""
     sources = (Source.LOCAL, Source.MEASUREMENTS)
-    return [f"{flow.folder(point)}/parts.parquet" for point in flow.points if kernel_source(point.gpu) in sources]
+    return [
+        f"{flow.folder(point)}/parts.parquet"
+        for point in flow.points
+        if kernel_source(point.gpu) in sources and not is_altered(point.section("gpu"))
+    ]
 
 
 def checks_at_hand(root: str) -> dict[str, dict[str, str]]:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.fitted import FittedModel
-from pipeline.kernels.prediction import Estimate, KernelModel
+from pipeline.kernels.prediction import Estimate, Floor, KernelModel
 from pipeline.kernels.store import read_description
 from pipeline.kernels.work import Dims
 from pipeline.packs import check_pack, list_packs
@@ -50,6 +50,50 @@ def sibling_of(gpu: GpuSpec, measured: Sequence[str] | None = None) -> GpuSpec |
     return min(found, key=lambda spec: abs(np.log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None)
 
 
+def ratio_between(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, measured: GpuSpec) -> Array:
+    """Kernel time on `gpu` over that on `measured` by the cross-GPU model of the calls' family, shape (rows,)."""
+    own = model.own(measured.name)
+    # calls of empty tensors occur in graphs: they move nothing on either card
+    with np.errstate(divide="ignore", invalid="ignore"):
+        here, there = (model.kernel_and_latency(calls, g, correction=own)[0] for g in (gpu, measured))
+        ratio = here / there
+    return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+
+
+def rescaled(
+    found: Estimate,
+    factor: Array,
+    family: str,
+    gpu: GpuSpec,
+    floor: Floor,
+    ops: npt.NDArray[np.object_],
+    spread: Array | float = SPREAD,
+) -> Estimate:
+    """A measured card's estimate with kernels `factor` times as long; latencies follow down to the measured host's floor.
+
+    Args:
+        found: of the measured card.
+        factor: shape (rows,).
+        family: of the calls; no kernel falls below the shortest of its family, or what it was where that is less.
+        gpu: the card to predict.
+        floor: of the measured host.
+        ops: shape (rows,).
+        spread: growth of the intervals' log half-widths.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        raised = not_shorter(found.kernel * factor, family, gpu, found.kernel) / found.kernel
+    factor = np.where(np.isfinite(raised), raised, factor)
+    scaled = found.scale(factor, spread)
+    moved = floor.latency(found.kernel * factor, ops) / floor.latency(found.kernel, ops)
+    latency = found.latency * moved
+    return replace(
+        scaled,
+        latency=latency,
+        latency_p10=latency * (found.latency_p10 / found.latency) ** spread,
+        latency_p90=latency * (found.latency_p90 / found.latency) ** spread,
+    )
+
+
 @dataclass(frozen=True)
 class SiblingModel(KernelModel):
     """A family's model of a measured card, scaled to another card of the chip.
@@ -75,34 +119,15 @@ class SiblingModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """The measured card's estimate, its kernel times scaled; latencies follow down to the measured host's floor."""
-        found = self.base.predict(calls)
         factor = self.ratio(calls) * np.exp(self.log_level)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            raised = not_shorter(found.kernel * factor, self.model.family, self.gpu, found.kernel) / found.kernel
-        factor = np.where(np.isfinite(raised), raised, factor)
-        scaled = found.scale(factor, SPREAD)
         ops = Dims(calls).text("op")
-        moved = self.base.floor.latency(found.kernel * factor, ops) / self.base.floor.latency(found.kernel, ops)
-        latency = found.latency * moved
-        return replace(
-            scaled,
-            latency=latency,
-            latency_p10=latency * (found.latency_p10 / found.latency) ** SPREAD,
-            latency_p90=latency * (found.latency_p90 / found.latency) ** SPREAD,
-        )
+        return rescaled(self.base.predict(calls), factor, self.model.family, self.gpu, self.base.floor, ops)
 
     def ratio(self, calls: pd.DataFrame) -> Array:
         """Kernel time on this card over the measured one, shape (rows,)."""
         if self.gpu.name == self.measured.name:
             return np.ones(len(calls))
-        own = self.model.own(self.measured.name)
-        # calls of empty tensors occur in graphs: they move nothing on either card
-        with np.errstate(divide="ignore", invalid="ignore"):
-            here, there = (
-                self.model.kernel_and_latency(calls, g, correction=own)[0] for g in (self.gpu, self.measured)
-            )
-            ratio = here / there
-        return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+        return ratio_between(self.model, calls, self.gpu, self.measured)
 
     def levelled(self, probes: pd.DataFrame) -> SiblingModel:
         """The same with the level of a few calls measured on the card, shrunk towards the sibling's own."""

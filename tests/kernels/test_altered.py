@@ -1,0 +1,249 @@
+"""What-ifs on a GPU's figures: the catalogue's card, each call scaled by what the altered figures change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import flow as flows
+from pipeline.api import gpu_of, kernel_predictor, predict
+from pipeline.config import point
+from pipeline.errors import ConfigError
+from pipeline.flow import Flow
+from pipeline.hardware.altered import catalogue
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.predictor import KernelPredictor
+from pipeline.packs import list_packs
+from pipeline.report import grid
+from pipeline.transfer.altered import AlteredPredictor
+
+needs_pack = pytest.mark.skipif(not {"V100", "A100-PCIE-40GB"} <= set(list_packs()), reason="no packs")
+
+MEMORY_BOUND = ("elementwise", "softmax", "layer_norm", "dropout", "copy", "optimizer", "reduction", "batch_norm",
+                "index", "sort", "memset", "memcpy_d2d", "embedding_backward", "embedding_forward")  # fmt: skip
+"""Families of `CALLS` whose time is traffic over DRAM; the first three have cross-GPU models."""
+
+_SIZE = {"bytes": 4e8, "bytes_read": 2e8, "bytes_written": 2e8}
+_PRODUCT = {"op": "linear", "M": 4096.0, "N": 4096.0, "K": 4096.0}
+_CONV = {"op": "conv", "B": 32.0, "in_channels": 128.0, "out_channels": 128.0, "kernel_size": 3.0, "input_size": 28.0,
+         "stride": 1.0, "padding": 1.0, "groups": 1.0}  # fmt: skip
+_ROWS = {"B": 65536.0, "H": 4096.0}
+_BAG = {"B": 65536.0, "D": 128.0, "E": 4e6, "T": 8.0, "L": 10.0}
+CALLS = pd.DataFrame(
+    [{"family": "elementwise", "op": "add", **_ROWS}, {"family": "softmax", "op": "softmax", **_ROWS},
+     {"family": "layer_norm", "op": "ln", **_ROWS}, {"family": "dropout", "op": "", **_ROWS},
+     {"family": "reduction", "op": "sum", **_ROWS},
+     {"family": "batch_norm", "op": "batch_norm", "B": 64.0, "C": 256.0, "HW": 3136.0},
+     {"family": "embedding_forward", "op": "fused", **_BAG}, {"family": "embedding_backward", "op": "fused_sgd", **_BAG},
+     *({"family": name, "op": op, **_SIZE} for name, op in
+       (("copy", "copy"), ("optimizer", "adam"), ("index", "gather"), ("sort", "sort"), ("memset", "memset"),
+        ("memcpy_d2d", "memcpy"),        ("memcpy_h2d", "pinned"), ("memcpy_d2h", "pageable"))),
+     {"family": "gemm", **_PRODUCT}, {"family": "gemm", **_PRODUCT, "M": 64.0, "phase": "backward"},
+     {"family": "gemm", **_PRODUCT, "dtype": "bf16"}, {"family": "bmm", **_PRODUCT, "op": "bmm", "B": 8.0, "M": 256.0, "K": 256.0},
+     {"family": "conv2d_forward", **_CONV}, {"family": "conv2d_backward_weight", **_CONV, "phase": "backward"},
+     {"family": "collective", "op": "all_reduce", "ranks": 8.0, **_SIZE}, {"family": "unheard_of", "op": "", **_SIZE}]
+).fillna({"phase": "forward", "dtype": "fp32"})  # fmt: skip
+
+
+def altered(name: str, *overrides: str) -> GpuSpec:
+    """The GPU of a configuration with overrides of its figures."""
+    return gpu_of(point([f"gpu={name}", *(f"gpu.{text}" for text in overrides)]).config["gpu"])
+
+
+@lru_cache(maxsize=4)
+def card(name: str) -> KernelPredictor:
+    return kernel_predictor(load_gpu(name), "auto", None)
+
+
+def ratios(name: str, *overrides: str) -> pd.Series:
+    """Kernel time over the catalogue's, by family (the first call of each)."""
+    new = kernel_predictor(altered(name, *overrides), "auto", None).predict(CALLS)["kernel_us"]
+    return (new / card(name).predict(CALLS)["kernel_us"]).groupby(CALLS["family"]).first()
+
+
+def test_figures_that_hang_on_an_altered_one_follow() -> None:
+    real, faster, clocked = (
+        load_gpu("V100"),
+        altered("V100", "dram_gb_per_s=3000"),
+        altered("V100", "boost_clock_mhz=690"),
+    )
+    assert faster == replace(real, dram_gb_per_s=3000.0, measured_dram_gb_per_s=817 * 3000 / 900)
+    for name in (
+        "base_clock_mhz",
+        "fp32_gflop_per_s",
+        "measured_fp32_gflop_per_s",
+        "fp16_gflop_per_s",
+        "measured_l2_gb_per_s",
+    ):
+        assert getattr(clocked, name) == pytest.approx(0.5 * getattr(real, name)), name
+    assert (clocked.dram_gb_per_s, clocked.tdp_w, clocked.measured_dram_gb_per_s) == (900, 250, 817)
+    assert altered("V100") == real
+
+
+def test_a_stated_figure_stays_and_is_checked() -> None:
+    assert altered("V100", "dram_gb_per_s=1000", "measured_dram_gb_per_s=700").measured_dram_gb_per_s == 700
+    with pytest.raises(ConfigError, match=r"measured_dram_gb_per_s = 5000 is implausible"):
+        altered("V100", "dram_gb_per_s=2000", "measured_dram_gb_per_s=5000")
+    with pytest.raises(ConfigError, match=r"dram_gb_per_s = 9e\+09 is implausible"):
+        altered("V100", "dram_gb_per_s=9e9")
+    with pytest.raises(ConfigError, match=r"gpu.boost_clock_mhz=fast: give a number"):
+        altered("V100", "boost_clock_mhz=fast")
+
+
+def test_peaks_of_a_campaign_follow_what_they_were_measured_under(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.api.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
+    monkeypatch.setattr("pipeline.collect.reader.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
+    real, faster = altered("H100"), altered("H100", "dram_gb_per_s=6700")
+    assert (real.measured_dram_gb_per_s, faster.measured_dram_gb_per_s) == (2900.0, 5800.0)
+    assert not isinstance(kernel_predictor(real, "auto", None), AlteredPredictor)
+    found = kernel_predictor(faster, "auto", None)
+    assert isinstance(found, AlteredPredictor) and found.card.gpu == real
+
+
+def test_only_names_with_a_file_have_a_card() -> None:
+    assert catalogue("V100") == load_gpu("V100")
+    assert catalogue("local") is None and catalogue("unheard of") is None
+
+
+@needs_pack
+def test_unaltered_figures_and_memory_leave_every_prediction_alone() -> None:
+    for overrides in ((), ("memory_gib=16",), ("dram_gb_per_s=900",)):
+        found = kernel_predictor(altered("V100", *overrides), "auto", None)
+        assert not isinstance(found, AlteredPredictor)
+        pd.testing.assert_frame_equal(found.predict(CALLS), card("V100").predict(CALLS), check_exact=True)
+
+
+@needs_pack
+def test_half_the_bandwidth_makes_memory_bound_calls_twice_as_long_and_arithmetic_hardly() -> None:
+    found = ratios("V100", "dram_gb_per_s=450")
+    assert found[list(MEMORY_BOUND)].between(1.75, 2.0).all(), found
+    assert 1.0 <= found["gemm"] < 1.1
+    assert found[["memcpy_h2d", "memcpy_d2h"]].eq(1.0).all()
+
+
+@needs_pack
+def test_what_rested_on_samples_is_transferred_with_a_wider_interval() -> None:
+    old = card("V100").predict(CALLS)
+    new = kernel_predictor(altered("V100", "dram_gb_per_s=1000"), "auto", None).predict(CALLS)
+    own = old["evidence"] == "pack"
+    assert 8 < own.sum() < len(CALLS)
+    assert (new["evidence"][own] == "transferred").all() and (new["evidence"][~own] == old["evidence"][~own]).all()
+    for low, high in (("p10_us", "p90_us"), ("latency_p10_us", "latency_p90_us")):
+        growth = np.log(new[high] / new[low]) / np.log(old[high] / old[low])
+        assert growth[own].to_numpy() == pytest.approx(1.5) and growth[~own].to_numpy() == pytest.approx(1.0)
+
+
+@needs_pack
+def test_the_link_moves_host_copies_alone() -> None:
+    found = ratios("V100", "pcie_generation=4")
+    assert found[["memcpy_h2d", "memcpy_d2h"]].between(0.5, 0.51).all()
+    rest = ~CALLS["family"].isin(["memcpy_h2d", "memcpy_d2h", "collective"])
+    new = kernel_predictor(altered("V100", "pcie_generation=4"), "auto", None).predict(CALLS)
+    pd.testing.assert_frame_equal(new[rest], card("V100").predict(CALLS)[rest], check_exact=True)
+
+
+def test_half_precision_packs_and_collectives_move_too() -> None:
+    clocked, linked = ratios("H100", "boost_clock_mhz=1782"), ratios("H100", "nvlink_bidirectional_gb_per_s=450")
+    half = kernel_predictor(altered("H100", "boost_clock_mhz=1782"), "auto", None).predict(
+        CALLS[CALLS["dtype"] == "bf16"]
+    )
+    was = card("H100").predict(CALLS[CALLS["dtype"] == "bf16"])
+    assert was["evidence"].tolist() == ["pack"] and half["evidence"].tolist() == ["transferred"]
+    assert (half["kernel_us"] / was["kernel_us"]).iloc[0] == pytest.approx(1 / 0.9, rel=0.03)
+    assert clocked["collective"] == 1.0 and 1.9 < linked["collective"] <= 2.0 and linked["gemm"] == 1.0
+
+
+@needs_pack
+def test_a_card_with_its_sibling_s_figures_is_predicted_as_the_sibling() -> None:
+    sibling = load_gpu("A100-PCIE-80GB")
+    rows = CALLS[CALLS["family"].isin(["elementwise", "softmax", "layer_norm", "bmm"]) | (CALLS["op"] == "linear")]
+    rows = rows[rows["dtype"] == "fp32"]
+    found = kernel_predictor(replace(sibling, name="A100-PCIE-40GB"), "auto", None).predict(rows)
+    expected = kernel_predictor(sibling, "auto", None).predict(rows)
+    for name in ("kernel_us", "p10_us", "p90_us"):
+        assert found[name].to_numpy() == pytest.approx(expected[name].to_numpy(), rel=1e-9), name
+    assert (found["evidence"] == "transferred").all()
+
+
+@needs_pack
+@settings(max_examples=12, deadline=None)
+@given(
+    gpu=st.sampled_from(["V100", "A100-PCIE-40GB", "H100"]),
+    what=st.sampled_from(["dram_gb_per_s", "boost_clock_mhz", "tdp_w", "l2_mib", "sms"]),
+    steps=st.tuples(st.floats(1.0, 1.6), st.floats(1.0, 1.6)),
+    exponent=st.floats(-8, 0),
+)
+def test_more_of_a_figure_never_predicts_slower(
+    gpu: str, what: str, steps: tuple[float, float], exponent: float
+) -> None:
+    values = point([f"gpu={gpu}"]).config["gpu"]
+    sized = CALLS.assign(
+        **{k: np.ceil(CALLS[k] * 2**exponent) for k in ("B", "M", "bytes", "bytes_read", "bytes_written")}
+    )
+    figures = [values[what] * steps[0], values[what] * steps[0] * steps[1]]
+    figures = [round(figure) if what == "sms" else figure for figure in figures]
+    own = card(gpu)
+    real = own.predict(sized)
+    answered = SimpleNamespace(**vars(own), predict=lambda calls: real)  # one answer serves both what-ifs
+    first, second = (
+        AlteredPredictor.of(gpu_of({**values, what: figure}), answered).predict(sized) for figure in figures
+    )
+    for name in ("kernel_us", "predicted_us"):
+        assert (first[name] <= real[name] * (1 + 1e-9)).all()
+        if what not in ("l2_mib", "sms"):
+            assert (second[name] <= first[name] * (1 + 1e-9)).all()
+
+
+@needs_pack
+def test_a_step_moves_with_the_bandwidth_and_only_fits_with_the_memory() -> None:
+    real, small, fast = (
+        predict(gpu="V100", model="dlrm_default", batch_size=2048, **figures)
+        for figures in ({}, {"gpu__memory_gib": 1}, {"gpu__dram_gb_per_s": 1800})
+    )
+    assert real.fits and not small.fits
+    assert (small.predicted_us, small.p90_us, small.evidence) == (real.predicted_us, real.p90_us, real.evidence)
+    assert fast.predicted_us < 0.9 * real.predicted_us
+    assert "pack" in real.evidence and "pack" not in fast.evidence and "transferred" in fast.evidence
+
+
+def test_fits_of_a_pipeline_run_are_the_catalogue_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = Flow.from_config({"gpu": "V100", "model": "dlrm_default", "overrides": "gpu.dram_gb_per_s=2000"})
+    real = Flow.from_config({"gpu": "V100", "model": "dlrm_default"})
+    (altered_point,), (real_point,) = what.points, real.points
+    assert what.folder(altered_point) != real.folder(real_point)
+    wildcards = [SimpleNamespace(gpu=p.gpu, model=p.model, variant=p.variant, batch=p.batch_size, kernels="auto")
+                 for p in (altered_point, real_point)]  # fmt: skip
+    assert what.models_of_point(wildcards[0]) == real.models_of_point(wildcards[1])
+    assert what.kernel_settings(wildcards[0]) == real.kernel_settings(wildcards[1])
+    # a step that a campaign measured is the real card's, and no error of a what-if can be had from it
+    for module in (flows, grid):
+        monkeypatch.setattr(module, "kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
+    assert what.steps_of_point(wildcards[0]) == [] and len(real.steps_of_point(wildcards[1])) == 1
+    assert grid.error_parts(what) == [] and len(grid.error_parts(real)) == 1
+
+
+@needs_pack
+def test_models_fitted_by_a_run_answer_for_the_altered_card(tmp_path: Path) -> None:
+    import shutil
+
+    from pipeline.paths import Artifacts, packs_dir
+
+    folder = Path(Artifacts(str(tmp_path)).kernels("V100"))
+    shutil.copytree(packs_dir() / "V100" / "kernels" / "gemm", folder / "gemm" / "auto")
+    (folder / "gemm" / "auto" / "family.json").write_text(
+        (folder / "gemm" / "auto" / "family.json").read_text().replace('"pack"', '"fitted"')
+    )
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    found = kernel_predictor(altered("V100", "dram_gb_per_s=2000"), "auto", tmp_path)
+    assert isinstance(found, AlteredPredictor) and found.card.gpu == load_gpu("V100")
+    assert found.card.predict(CALLS)["evidence"][CALLS["family"] == "gemm"].iloc[0] == "fitted"
+    assert found.predict(CALLS)["evidence"][CALLS["family"] == "gemm"].iloc[0] == "transferred"
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
