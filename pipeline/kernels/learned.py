@@ -8,8 +8,9 @@ a pack of a few hundred kilobytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +102,25 @@ class Problem:
     def at_floor(self, calls: pd.DataFrame, learned: Array) -> npt.NDArray[np.bool_]:
         """Calls that the latency floor hides, given what members add to their baseline."""
         return np.asarray(self.height(calls) + learned < np.log(AT_FLOOR))
+
+
+class Member(Protocol):
+    """What predicts log times of shape (rows,) from features of shape (rows, columns)."""
+
+    def predict(self, features: Array) -> Array:
+        """The log times."""
+        ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Several members as one."""
+
+    members: tuple[Member, ...]
+
+    def predict(self, features: Array) -> Array:
+        """Mean of their log times, shape (rows,)."""
+        return np.asarray(np.mean([member.predict(features) for member in self.members], axis=0))
 
 
 @dataclass(frozen=True)
@@ -224,8 +244,8 @@ def _best_share(target: Array, by_trees: Array, by_networks: Array, rows: npt.ND
 class Teachers:
     """Members of the folds, and the proportions of their average."""
 
-    trees: list[Network | Trees]
-    networks: list[Network | Trees]
+    trees: Sequence[Member]
+    networks: Sequence[Member]
     shares: Shares
 
     def answers(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> tuple[Array, Array]:

@@ -96,7 +96,8 @@ def test_waves_of_one_product(v100):
 
 def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch):
     for module, name, value in (
-        (choice_fit, "STEPS", 300), (choice_fit, "STUDENT_STEPS", 400), (choice_fit, "SYNTHETIC_ROWS", 2000),
+        (choice_fit, "FROM_SAMPLES", choice_fit.Lessons(300, 64, 0.05)), (choice_fit, "FOLDS", 4),
+        (choice_fit, "FROM_SCORERS", choice_fit.Lessons(400, 64, 0.0)), (choice_fit, "SYNTHETIC_ROWS", 2000),
         (learned, "STEPS", (300, 300)), (learned, "STUDENT_STEPS", 600), (learned, "FEW_STEPS", 200),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -119,7 +120,7 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
 def test_damaged_arrays_are_refused(switching, v100):
     found, inputs = seen(switching, v100)
     odds = np.eye(4, dtype=np.float32)[found.choice]
-    scorer = choice_fit.train_scorer(found.menu, inputs, odds, 0, steps=3)
+    scorer = choice_fit.train_scorer(found.menu, inputs, odds, 0, choice_fit.Lessons(3, 64, 0.05))
     told = found.menu.inputs(inputs, found.choice)
     recipe = Recipe(width=8, layers=2, steps=3)
     network = train_network(told, np.log(switching["latency_us"].to_numpy()), recipe, 0)
