@@ -363,8 +363,7 @@ def fit_gpu(
     from pipeline.kernels.store import write_physics
 
     out_dir = Path(out_dir)
-    # the longest fit first, so that no process waits for it alone in the end
-    wanted = sorted(families_of(samples, families), key=lambda name: name not in CHOSEN_BY_AUTO)
+    wanted = families_of(samples, families)
     held = split_by_shape(samples, test_share, seed) if test_share > 0 else np.zeros(len(samples), dtype=bool)
     memory, offset_us, error = calibrate_physics(samples[~held], gpu)
     jobs = [
