@@ -6,7 +6,7 @@ several times, on folds, and averaged; one scorer and one network then learn wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,7 @@ from pipeline.kernels.learned import (
     student_recipe,
     synthetic_calls,
 )
-from pipeline.kernels.networks import Float32, Network, Recipe, standardise, train_network
+from pipeline.kernels.networks import Float32, Network, standardise, train_network
 from pipeline.kernels.samples import assign_folds
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
@@ -132,8 +132,8 @@ def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
     """
     menu, made = observed.menu, observed.choice
     recipe = member_recipe(len(problem.target), problem.law)
-    wavy = Recipe(*WAVY, steps=recipe.steps, batch=recipe.batch, weight_decay=recipe.weight_decay,
-                  frequencies=FREQUENCIES)  # fmt: skip
+    width, layers = WAVY
+    wavy = replace(recipe, width=width, layers=layers, frequencies=FREQUENCIES)
     known = made >= 0  # other rows are predicted, and learned from by nobody
     odds = np.eye(len(menu.choices), dtype=np.float32)[made]
     told = menu.inputs(problem.features, made)

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.kernels.fit import FittedFamily
 
-LONGEST = ("gemm",)
-"""Families whose fits take longest whatever their samples: they learn which kernel will run, too."""
-
 Job = tuple[Any, Any, str, str, int, dict[str, Any]]
 
 
@@ -32,8 +29,10 @@ def run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[FittedFamily]:
     if workers <= 1 or len(jobs) < 2:
         yield from map(run_job, jobs)
         return
-    # the longest first, so that none is left to run alone at the end
-    ordered = sorted(jobs, key=lambda job: (job[2] not in LONGEST, -len(job[0])))
+    from pipeline.kernels.fit import CHOSEN_BY_AUTO
+
+    # the longest first, so that none is left to run alone at the end: those that learn which kernel will run, too
+    ordered = sorted(jobs, key=lambda job: (job[2] not in CHOSEN_BY_AUTO, -len(job[0])))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
         with _interrupts_are_for_this_process():

@@ -20,6 +20,11 @@ PHASELESS = ("gemm", "bmm")
 """Families whose kernels are the same in every phase: a gradient of a product is a product."""
 
 
+def without_phase(name: str, calls: pd.DataFrame) -> pd.DataFrame:
+    """Calls of family `name`, as forward ones where the phase does not matter."""
+    return calls.assign(phase="forward") if name in PHASELESS else calls
+
+
 @dataclass(frozen=True)
 class Scope:
     """What the samples covered: ops, dtypes, phases, windows (convolutions), and the range of each dim."""

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.prediction import Estimate, KernelModel
-from pipeline.kernels.scope import PHASELESS
+from pipeline.kernels.scope import without_phase
 
 
 @dataclass(frozen=True)
@@ -28,23 +28,19 @@ class TransferredModel(KernelModel):
         """Rows that the cross-GPU models cover."""
         from pipeline.transfer.kernels import covered
 
-        return covered(self._forward(calls)).to_numpy(dtype=bool)
+        return covered(without_phase(self.family, calls)).to_numpy(dtype=bool)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times from the cross-GPU models; NaN for rows they do not cover."""
         from pipeline.transfer.kernels import predict_calls
 
-        found = predict_calls(self._forward(calls), self.gpu, None, dict(self.corrections or {}))
+        found = predict_calls(without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {}))
         latency, kernel, low, high = (
             found[name].to_numpy(dtype=np.float64) for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
         )
         rest = latency - kernel
         inside = np.ones(len(calls), dtype=bool)
         return Estimate(latency, kernel, low, high, inside, rest + low, rest + high)
-
-    def _forward(self, calls: pd.DataFrame) -> pd.DataFrame:
-        """A gradient of a product is a product: its phase does not matter."""
-        return calls.assign(phase="forward") if self.family in PHASELESS else calls
 
 
 def transferred_models(

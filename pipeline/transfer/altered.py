@@ -18,7 +18,7 @@ from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import Estimate
 from pipeline.kernels.predictor import TIMES, KernelPredictor
-from pipeline.kernels.scope import PHASELESS
+from pipeline.kernels.scope import without_phase
 from pipeline.kernels.work import Array, Dims
 from pipeline.transfer.kernels import covered, load_models
 from pipeline.transfer.sibling import SPREAD, ratio_between, rescaled
@@ -79,7 +79,7 @@ class AlteredPredictor(KernelPredictor):
             ratio = self.physics.kernel_us(family, calls) / self.card.physics.kernel_us(family, calls)
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
         model = load_models().get(family)
-        forward = calls.assign(phase="forward") if family in PHASELESS else calls
+        forward = without_phase(family, calls)
         rows = covered(forward).to_numpy(dtype=bool)
         if model is not None and self.gpu.limits is not None and rows.any():
             ratio[rows] = ratio_between(model, forward[rows], self.gpu, self.card.gpu)
