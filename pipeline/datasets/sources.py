@@ -32,4 +32,18 @@ SOURCES: dict[str, dict[str, str]] = {
         "citation": "NVIDIA: aiconfigurator, measured operator times for serving language models",
         "what": "kernel time of torch.nn.functional.linear in bf16, 36,000 sizes a GPU; NCCL collectives over NVLink",
     },
+    "lambda": {
+        "repository": "github.com/lambdal/deeplearning-benchmark",
+        "files": "pytorch/csv_v1_v2/pytorch-train-{throughput,bs}-{fp32,fp16}.csv",
+        "commit": "d743970e (throughput, fp32), 705355b8 (the others)",
+        "citation": "Lambda Labs: deep-learning benchmark, NVIDIA's training examples on one GPU",
+        "what": "samples per second of whole training steps, and batch sizes",
+    },
+    "nvidia-resnet50": {
+        "repository": "github.com/NVIDIA/DeepLearningExamples",
+        "files": "PyTorch/Classification/ConvNets/resnet50v1.5/README.md",
+        "commit": "291f0d02",
+        "citation": "NVIDIA: deep-learning examples, ResNet-50 v1.5",
+        "what": "latency of inference by batch size on V100 and T4",
+    },
 }
