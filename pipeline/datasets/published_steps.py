@@ -3,14 +3,16 @@
 - Lambda Labs' benchmark (`SOURCES["lambda"]`): throughput of NVIDIA's training examples on one GPU of many kinds. Only
   workloads whose batches have a fixed size are read: ResNet-50, and BERT fine-tuned on SQuAD with 384 tokens.
 - NVIDIA's own page on ResNet-50 (`SOURCES["nvidia-resnet50"]`): latency of inference by batch size on V100 and T4.
+- timm's benchmark (`SOURCES["timm"]`): training steps of many networks for images on an RTX 3090.
 
-Both lie under the datasets folder as they are published: `lambda/*.csv` and `nvidia/resnet50v1.5-README.md`. They are
-never copied into this project, and nothing here was fitted to them but what `SET_ON` names.
+They lie under the datasets folder as they are published: `lambda/*.csv`, `nvidia/resnet50v1.5-README.md`, `timm/*.csv`.
+They are never copied into this project, and nothing here was fitted to them but what `SET_ON` names.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,10 +46,18 @@ WORKLOADS = {"resnet50": "resnet50", "bert_base_squad": "bert_base", "bert_large
 SET_ON = ("V100-SXM2-16GB", "A100-PCIE-40GB", "A100-PCIE-80GB", "RTX3090")
 """GPUs whose training rows constants of convolutions and products on tensor cores were set on; all others are unseen."""
 
+NETWORKS = (
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "resnext50_32x4d", "vgg11", "vgg16",
+    "vit_base_patch16_224",
+)  # fmt: skip
+"""Networks of timm that are read."""
+
+LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
+
 TF32_CAPABILITY = 8.0
 """From here on, what the tables call fp32 ran in TF32: the containers allow it."""
 
-COLUMNS = ("source", "gpu", "model", "mode", "dtype", "batch_size", "measured_us", "seen")
+COLUMNS = ("source", "gpu", "model", "mode", "dtype", "memory_format", "batch_size", "measured_us", "seen")
 
 
 def read_training(datasets: str | Path) -> pd.DataFrame:
@@ -75,26 +85,43 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
                 rate, size = speed[name][column], int(batch[name][column])
                 if rate > 0:
                     dtype = "tf32" if precision == "fp32" and new else precision
-                    found.append(("lambda", gpu, model, "train", dtype, size, 1e6 * size / rate, gpu in SET_ON))
+                    row = ("lambda", gpu, model, "train", dtype, "contiguous", size, 1e6 * size / rate, gpu in SET_ON)
+                    found.append(row)
     return pd.DataFrame(found, columns=list(COLUMNS))
 
 
-def _table(file: Path) -> dict[str, dict[str, float]]:
-    """Value of each workload by the card's published name."""
+def _table(file: Path, key: str = "name_gpu", columns: Sequence[str] = tuple(WORKLOADS)) -> dict[str, dict[str, float]]:
+    """Values of the columns by that of the key."""
     try:
         table = pd.read_csv(file)
     except FileNotFoundError:
         raise TableError(f"{file}: no such file; docs/accuracy.md says where it comes from") from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise TableError(f"{file}: not a readable CSV file ({str(error).splitlines()[0]})") from None
-    missing = [column for column in ("name_gpu", *WORKLOADS) if column not in table.columns]
+    missing = [column for column in (key, *columns) if column not in table.columns]
     if missing:
         raise TableError(f"{file}: misses column {', '.join(missing)}")
-    values = table[list(WORKLOADS)].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
+    values = table[list(columns)].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
     if not (np.isfinite(values) & (values >= 0)).all():
-        raise TableError(f"{file}: holds something other than a number in {', '.join(WORKLOADS)}")
-    named = table["name_gpu"].astype(str).tolist()
-    return {name: dict(zip(WORKLOADS, row, strict=True)) for name, row in zip(named, values.tolist(), strict=True)}
+        raise TableError(f"{file}: holds something other than a number in {', '.join(columns)}")
+    named = table[key].astype(str).tolist()
+    return {name: dict(zip(columns, row, strict=True)) for name, row in zip(named, values.tolist(), strict=True)}
+
+
+def read_networks(datasets: str | Path) -> pd.DataFrame:
+    """Training steps of `NETWORKS` on an RTX 3090 in mixed precision, in both layouts; columns as of `read_training`.
+
+    Raises:
+        TableError: as `read_training`.
+    """
+    found = []
+    for layout, memory_format in LAYOUTS.items():
+        file = Path(datasets) / "timm" / f"benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv"
+        table = _table(file, "model", ("train_batch_size", "train_step_time"))
+        for name in (name for name in NETWORKS if name in table):
+            size, milli = table[name].values()
+            found.append(("timm", "RTX3090", name, "train", "fp16", memory_format, int(size), 1e3 * milli, False))
+    return pd.DataFrame(found, columns=list(COLUMNS))
 
 
 def read_inference(datasets: str | Path) -> pd.DataFrame:
@@ -112,9 +139,10 @@ def read_inference(datasets: str | Path) -> pd.DataFrame:
     for part in re.split(r"^##### Inference performance: ", text, flags=re.MULTILINE)[1:]:
         gpu = NVIDIA_GPUS.get(part.splitlines()[0].strip())
         for table in re.split(r"^###### ", part, flags=re.MULTILINE)[1:] if gpu else []:
-            dtype = "fp32" if table.startswith("FP32") else "fp16"
+            # mixed precision runs in NHWC there
+            kind = ("fp32", "contiguous") if table.startswith("FP32") else ("fp16", "channels_last")
             for size, milli in re.findall(r"^\|\s*(\d+)\s*\|[^|]*\|\s*([\d.]+) ms", table, flags=re.MULTILINE):
-                found.append(("nvidia", gpu, "resnet50", "inference", dtype, int(size), 1e3 * float(milli), False))
+                found.append(("nvidia", gpu, "resnet50", "inference", *kind, int(size), 1e3 * float(milli), False))
     if not found:
         raise TableError(f"{file}: holds no tables of inference latency")
     return pd.DataFrame(found, columns=list(COLUMNS))

@@ -46,4 +46,12 @@ SOURCES: dict[str, dict[str, str]] = {
         "citation": "NVIDIA: deep-learning examples, ResNet-50 v1.5",
         "what": "latency of inference by batch size on V100 and T4",
     },
+    "timm": {
+        "repository": "github.com/huggingface/pytorch-image-models",
+        "files": "results/benchmark-train-amp-{nchw,nhwc}-pt112-cu113-rtx3090.csv",
+        "commit": "5e7d47ca",
+        "licence": "Apache-2.0",
+        "citation": "Wightman: PyTorch image models",
+        "what": "training steps of networks for images in mixed precision on an RTX 3090",
+    },
 }

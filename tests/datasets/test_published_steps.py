@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.datasets.published_steps import LAMBDA_GPUS, NVIDIA_GPUS, SET_ON, read_inference, read_training
+from pipeline.datasets.published_steps import (
+    LAMBDA_GPUS,
+    NVIDIA_GPUS,
+    SET_ON,
+    read_inference,
+    read_networks,
+    read_training,
+)
 from pipeline.errors import TableError
 from pipeline.hardware.spec import load_gpu
 
@@ -47,6 +54,10 @@ def data(tmp_path: Path) -> Path:
         for what, rows in (("throughput", THROUGHPUT), ("bs", BATCH)):
             (tmp_path / "lambda" / f"pytorch-train-{what}-{precision}.csv").write_text(HEADER + rows, newline="")
     (tmp_path / "nvidia" / "resnet50v1.5-README.md").write_text(PAGE)
+    (tmp_path / "timm").mkdir()
+    for layout, milli in (("nchw", 600.5), ("nhwc", 400.5)):
+        text = f"model,train_samples_per_sec,train_step_time,train_batch_size\nresnet50,1,{milli},512\nother,1,1,1\n"
+        (tmp_path / "timm" / f"benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv").write_text(text)
     return tmp_path
 
 
@@ -68,6 +79,13 @@ def test_inference_latencies_are_read_from_the_page(data: Path) -> None:
     assert not rows["seen"].any()
 
 
+def test_networks_are_read_in_both_layouts(data: Path) -> None:
+    rows = read_networks(data)
+    assert rows[["model", "memory_format", "batch_size", "measured_us"]].to_numpy().tolist() == [
+        ["resnet50", "contiguous", 512, 600500.0], ["resnet50", "channels_last", 512, 400500.0],
+    ]  # fmt: skip
+
+
 def test_every_card_has_a_specification() -> None:
     for name in {*LAMBDA_GPUS.values(), *NVIDIA_GPUS.values(), *SET_ON}:
         assert load_gpu(name).name == name
@@ -80,6 +98,8 @@ def test_every_card_has_a_specification() -> None:
         ("lambda/pytorch-train-bs-fp16.csv", "name_gpu,resnet50\nRTX 3090,1\n", "misses column"),
         ("lambda/pytorch-train-bs-fp16.csv", HEADER + BATCH.replace("250", "many"), "other than a number"),
         ("lambda/pytorch-train-bs-fp16.csv", "", "not a readable CSV"),
+        ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", None, "no such file"),
+        ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", "model\nresnet50\n", "misses column"),
         ("nvidia/resnet50v1.5-README.md", None, "no such file"),
         ("nvidia/resnet50v1.5-README.md", "# nothing", "no tables"),
     ],
@@ -89,5 +109,5 @@ def test_damaged_files_are_named(data: Path, name: str, text: str | None, says: 
     if text is not None:
         (data / name).write_text(text)
     with pytest.raises(TableError, match=says) as caught:
-        read_training(data) if name.startswith("lambda") else read_inference(data)
+        {"lambda": read_training, "timm": read_networks, "nvidia": read_inference}[name.split("/")[0]](data)
     assert name in str(caught.value)
