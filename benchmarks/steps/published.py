@@ -1,6 +1,7 @@
 """Predicted steps against whole steps that others measured and published, on GPUs with and without samples.
 
     python benchmarks/steps/published.py [DATASETS_DIR] [--model resnet50 ...] [--write docs/accuracy.md]
+        [--draw docs/images]
 
 The files and where they come from: `pipeline/datasets/published_steps.py`. What ran there differs from what is predicted
 in ways that the tables do not settle: software of 2020 to 2024, fused layer norm and GELU in BERT, and, in its half
@@ -13,6 +14,7 @@ import argparse
 import sys
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -23,6 +25,10 @@ from pipeline import predict
 from pipeline.datasets.published_steps import read_inference, read_networks, read_training
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
+from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LEAST_BATCH = 16
 """Inference on fewer images waits for a host that the page says nothing of."""
@@ -104,6 +110,25 @@ def table(rows: pd.DataFrame) -> list[str]:
     return lines
 
 
+def picture(rows: pd.DataFrame) -> Figure:
+    """Errors of training steps by GPU, a panel per precision."""
+    training = rows[(rows["mode"] == "train") & (rows["source"] == "lambda")]
+    order = training.groupby("gpu")["measured_us"].mean().sort_values(ascending=False).index.tolist()
+    figure, panels = new_panels(2, width=9.0, height=4.6)
+    for axes, (precision, group) in zip(panels, training.groupby("dtype_of_table"), strict=True):
+        for (model, own), colour, marker in zip(group.groupby("model"), COLOURS, MARKERS, strict=False):
+            where = [order.index(gpu) for gpu in own["gpu"]]
+            axes.plot(100 * own["error"], where, marker, color=colour, label=str(model))
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.axvspan(-20, 20, color="0.93", zorder=0)
+        axes.set_title(str(precision), loc="left", fontsize=10)
+        axes.set_xlabel("predicted over measured − 1 (%)")
+    label_rows(panels[0], order)
+    panels[0].legend(frameon=False, fontsize=8)
+    footnote(figure, "Measured: Lambda Labs' benchmark. Grey: within 20 %.")
+    return figure
+
+
 def write(path: Path, name: str, lines: list[str]) -> None:
     """Put lines between a document's markers of that name."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
@@ -118,6 +143,7 @@ def main() -> int:
     parser.add_argument("--model", nargs="+", help="only these workloads")
     parser.add_argument("--gpu", nargs="+", help="only these GPUs")
     parser.add_argument("--write", type=Path, help="document whose marked sections take the tables")
+    parser.add_argument("--draw", type=Path, help="folder for published.svg")
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
@@ -134,6 +160,8 @@ def main() -> int:
     memory = f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are said to fit."
     short = [*summary(rows), "", f"{order} {memory}"]
     print("\n".join([*table(rows), "", *short]))
+    if args.draw:
+        save(picture(rows), args.draw, "published", kinds=("svg",))
     if args.write:
         write(args.write, "published steps", table(rows))
         write(args.write, "published", short)
