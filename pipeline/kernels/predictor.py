@@ -136,7 +136,7 @@ def load_predictor(
     Raises:
         PackError: a family's files are damaged or incomplete.
     """
-    physics, floor = Physics.of(gpu), UNKNOWN_LATENCY_FLOOR
+    physics, floor = Physics.of(gpu).streaming(), UNKNOWN_LATENCY_FLOOR
     models: dict[str, KernelModel] = {}
     for name, folder in find_families(model_dirs, variant).items():
         description = read_description(folder)

@@ -51,6 +51,12 @@ def test_a_workload_understands_an_option(name, option, value):
         assert (fused[list(sizes)] == pd.Series(sizes)).all(axis=None)
     else:
         assert "attention" not in set(calls["family"])
+    if option == "memory_format":
+        images = calls["family"].isin(["batch_norm", "pooling"]) | calls["family"].str.startswith("conv2d")
+        assert calls.loc[images, "attributes"].eq('{"layout":"nhwc"}').all()
+        plain = map_calls(capture(small(name), 4))
+        assert plain["attributes"].fillna("").str.contains("layout").sum() == 0
+        pd.testing.assert_frame_equal(plain.drop(columns="attributes"), calls.drop(columns="attributes"))
     if option == "embedding":
         ops = set(calls.loc[calls["family"] == "embedding_backward", "op"])
         assert ops == {{"fused": "fused_sgd"}.get(value, value.removeprefix("joint_"))}

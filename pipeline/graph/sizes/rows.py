@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipeline.graph.sizes.work import Rule, Work, main_dtype, read_bytes, size
+from pipeline.graph.sizes.work import Rule, Work, image_attributes, main_dtype, read_bytes, size
 from pipeline.graph.table import Node, Tensor
 
 
@@ -47,16 +47,22 @@ def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
 
 @size("channels")
 def channels(node: Node, rule: Rule) -> Work | None:
-    """batch_norm and pooling: B samples, C channels, HW pixels of the larger side; option `passes` reads the input."""
+    """batch_norm and pooling: B samples, C channels, HW pixels of the larger side.
+
+    Option `passes`: how often the images are read (batch norm sums over a channel before it can scale it); `reads`: how
+    many tensors of their size are read again each time (one; in a backward pass the gradient beside the input).
+    """
     tensors = [t for t in (*node.tensors(), *node.results()) if len(t.shape) >= 3]
     big = max(tensors or node.tensors()[:1], key=lambda tensor: tensor.numel)
     if not big.numel:
         return None
     batch, count = (big.shape[0], big.shape[1]) if len(big.shape) > 1 else (1, big.numel)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) >= 3) or big.bytes)
-    read = read_bytes(node.tensors()) + (float(rule.options.get("passes", 1)) - 1) * big.bytes
+    again = (float(rule.options.get("passes", 1)) - 1) * float(rule.options.get("reads", 1))
+    read = read_bytes(node.tensors()) + again * big.bytes
     dims = {"B": batch, "C": count, "HW": big.numel // (batch * count), "inputs": int(read), "outputs": int(written)}
-    return Work({**dims, **_window(node, rule)}, 4.0 * big.numel, read, written, main_dtype(node))
+    return Work({**dims, **_window(node, rule)}, 4.0 * big.numel, read, written, main_dtype(node),
+                attributes=image_attributes(node))  # fmt: skip
 
 
 @size("attention")
