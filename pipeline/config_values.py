@@ -20,6 +20,7 @@ CHOICES = {
     "model.optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
     "model.attention": ("eager", "fused"),
     "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
+    "model.memory_format": ("contiguous", "channels_last"),
     "model.embedding": ("fused", "joint_sparse", "sparse", "dense"),
     "predict.critical_path": ("full", "published"),
     "overheads.observations": ("all", "own", "pooled"),

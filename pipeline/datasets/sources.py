@@ -30,7 +30,8 @@ SOURCES: dict[str, dict[str, str]] = {
         "release": "0.12.0",
         "licence": "Apache-2.0",
         "citation": "NVIDIA: aiconfigurator, measured operator times for serving language models",
-        "what": "kernel time of torch.nn.functional.linear in bf16, 36,000 sizes a GPU; NCCL collectives over NVLink",
+        "what": "kernel time of torch.nn.functional.linear in bf16, 36,000 sizes a GPU; NCCL collectives over NVLink; "
+        "fused attention in bf16",
     },
     "lambda": {
         "repository": "github.com/lambdal/deeplearning-benchmark",

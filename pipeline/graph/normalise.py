@@ -38,6 +38,10 @@ TF32_OPERATORS = (
 )  # fmt: skip
 """Operators that use TF32 where it is allowed."""
 
+LAID_OUT = ("convolution", "batch_norm", "_pool2d")
+"""Parts of the names of operators whose kernels depend on how images lie. The meta device's convolution gives images in
+NCHW whatever it gets, so that strides do not tell."""
+
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"
 FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_{optimizer}_function"
 FUSED_BACKWARD = "fbgemm::split_embedding_backward_codegen_{optimizer}"
@@ -56,6 +60,10 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
         for node in nodes:
             if node.name in TF32_OPERATORS:
                 node.attributes["tf32"] = True
+    if config.get("memory_format") == "channels_last":
+        for node in nodes:
+            if node.name.startswith("aten::") and any(part in node.name for part in LAID_OUT):
+                node.attributes["memory_format"] = "channels_last"
     return renumber(nodes)
 
 

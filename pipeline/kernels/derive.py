@@ -19,9 +19,10 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from pipeline.kernels.heuristics import Physics, implicit_product
+from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import Estimate, KernelModel, merge
-from pipeline.kernels.work import Dims
+from pipeline.kernels.tensor_convolution import on_tensor_cores
+from pipeline.kernels.work import Dims, implicit_product
 
 SPREAD = 1.7
 """Factor up and down that physics' scaling adds to the base model's interval, taken as independent of it; TF32 products
@@ -37,7 +38,7 @@ def derive(
         The estimate (kernel NaN where a row has no related call), and the evidence of the model behind it.
     """
     if name.startswith("conv2d"):
-        return _convolution(name, calls, models)
+        return _convolution(name, calls, models, physics)
     related = _related(name, calls, models)
     if related is None:
         return None, ""
@@ -50,19 +51,37 @@ def derive(
     return model.predict(base).scale(scale).widen(SPREAD), model.evidence
 
 
-def _convolution(name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]) -> tuple[Estimate | None, str]:
+def _convolution(
+    name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel], physics: Physics
+) -> tuple[Estimate | None, str]:
     """Row by row: a gradient by the sampled forward convolution of the same arithmetic, else by an implicit product.
 
     Images make products far taller than any that was sampled; a model's guess there is off by up to ten, physics by a
-    quarter (1x1 convolutions of ResNet-50 on the V100), so that such rows are left to physics.
+    quarter (1x1 convolutions of ResNet-50 on the V100), so that such rows are left to physics. So are those that tensor
+    cores compute: fp32 models know nothing of their peak, nor of the images that cuDNN turns for them. Only where TF32 is
+    allowed and the card has little of it (GeForce), Winograd in fp32 may be quicker, and is what the library takes.
     """
+    dtype = Dims(calls).text("dtype", "fp32")
+    tensor = on_tensor_cores(Dims(calls), physics.gpu)
+    tf32 = tensor & (dtype == "tf32")
+    if tensor.all() and not tf32.any():
+        return None, ""
+    found, evidence = _on_fp32_cores(name, calls, models)
+    if found is None or not tensor.any():
+        return found, evidence
+    quicker = tf32 & (found.kernel < physics.kernel_us(name, calls))
+    return found.scale(np.where(tensor & ~quicker, np.nan, 1.0)), evidence
+
+
+def _on_fp32_cores(name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]) -> tuple[Estimate | None, str]:
+    """Estimates of all rows as fp32 convolutions."""
     found: Estimate | None = None
     evidence = ""
     if "gemm" in models:
         product = models["gemm"].predict(_product(name, calls))
         found, evidence = product.scale(np.where(product.inside, 1.0, np.nan)), models["gemm"].evidence
     forward = models.get("conv2d_forward")
-    if forward is not None and name != "conv2d_forward":
+    if forward is not None:
         alike = calls.assign(family="conv2d_forward", op="conv", phase="forward", dtype="fp32")
         if name == "conv2d_backward_data":
             alike = alike.assign(in_channels=calls["out_channels"], out_channels=calls["in_channels"])

@@ -12,8 +12,8 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import Law, family, work_of
-from pipeline.kernels.heuristics import Physics, implicit_product
-from pipeline.kernels.work import Array, ConvShape, Dims, Work
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.work import Array, ConvShape, Dims, Work, implicit_product
 
 VERSION = 2
 """Version of the columns below."""

@@ -23,7 +23,11 @@ from pipeline.kernels.embedding import (
     small_width_factor,
 )
 from pipeline.kernels.families import Law, family, work_of
-from pipeline.kernels.work import Array, ConvShape, Dims, Work, values_of
+from pipeline.kernels.images import FAMILIES as IMAGES
+from pipeline.kernels.images import image_us
+from pipeline.kernels.tensor_convolution import on_tensor_cores, tensor_us
+from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
+from pipeline.transfer.sustained import sustained_dram_gb_per_s
 
 TILE = 64.0
 """Edge of the output tile that a thread block computes in the physical model of matrix products: the smallest common
@@ -78,6 +82,14 @@ class Physics:
     l2_gb_per_s: float
     evidence: str = "roofline"
 
+    def streaming(self) -> Physics:
+        """With the bandwidth that the architecture's cards stream at, where that is known to be more than the median's.
+
+        Not the default: saved models hold corrections of formulas without it.
+        """
+        peak = max(self.gpu.peak_dram_gb_per_s(), sustained_dram_gb_per_s(self.gpu))
+        return replace(self, memory=BandwidthCurve.flat(peak)) if self.gpu.limits is not None else self
+
     @classmethod
     def of(cls, gpu: GpuSpec) -> Physics:
         """From the spec file alone."""
@@ -97,7 +109,7 @@ class Physics:
         found = work_of(name, calls)
         if entry.law is Law.COMPUTE:
             shortest = SHORTEST_OF_PRODUCTS if name in ("gemm", "bmm") else SHORTEST_REDUCTION
-            return self._compute(name, d, found, shortest)
+            return self._convolution(name, calls, self._compute(name, d, found, shortest))
         if entry.law is Law.EMBEDDING:
             return self._embedding(name, d, found)
         if entry.law is Law.LINK:
@@ -110,6 +122,8 @@ class Physics:
             whole = d.op_in(WHOLE_SORTS)
             start = np.where(whole | d.op_in(BLOCK_SORTS), self.start_us(name), self.memory.start_us)
             return start + self._moving_us(np.where(whole, SORT_PASSES, 1.0) * found.bytes)
+        if name in IMAGES and self.gpu.limits is not None:
+            return self.start_us(name) + image_us(name, d, self._moving_us(entry.passes * found.bytes), self.gpu)
         return self._movement(name, entry.passes, found)
 
     def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
@@ -119,6 +133,8 @@ class Physics:
         """
         if family(name).law is Law.COMPUTE:
             found = self._compute(name, Dims(calls), work_of(name, calls), SHORTEST_REDUCTION)
+        elif name in IMAGES:
+            found = self._movement(name, family(name).passes, work_of(name, calls))
         else:
             found = self.kernel_us(name, calls)
         return found - self.start_us(name) + self.memory.start_us
@@ -149,6 +165,17 @@ class Physics:
         compute = waves * 2.0 * TILE * TILE * depth / split / (peak / sms)
         compute = np.where(np.isfinite(compute), np.maximum(compute, found.flops / peak), found.flops / peak)
         return np.asarray(self.start_us(name) + np.maximum(compute, self._moving_us(found.bytes)))
+
+    def _convolution(self, name: str, calls: pd.DataFrame, plain: Array) -> Array:
+        """Convolutions that tensor cores compute by their own formula; all other rows as `plain` has them."""
+        if not name.startswith("conv2d"):
+            return plain
+        rows = on_tensor_cores(Dims(calls), self.gpu)
+        if rows.any():
+            found = tensor_us(name, Dims(calls[rows]), self.gpu, self.memory, self.l2_gb_per_s)
+            known = np.isfinite(found)
+            plain[np.flatnonzero(rows)[known]] = self.start_us(name) + found[known]
+        return plain
 
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput by the dtype of each row, FLOP per microsecond."""
@@ -210,16 +237,3 @@ def tile_counts(name: str, d: Dims) -> tuple[Array, Array]:
         return groups * np.ceil(rows / TILE) * np.ceil(columns / TILE), depth
     nothing = np.full(d.rows, np.nan)
     return nothing, nothing
-
-
-def implicit_product(name: str, d: Dims) -> tuple[Array, Array, Array, Array]:
-    """The matrix product that a convolution amounts to: (rows, reduction, columns, groups), each of shape (rows,)."""
-    c = ConvShape.of(d)
-    inside, outside = c.in_channels / c.groups, c.out_channels / c.groups
-    if name == "conv2d_backward_data":
-        # a stride leaves every pixel of the input only a part of the window's taps: libraries skip the zeros between
-        taps = np.maximum(np.rint(outside * c.window * c.out_height * c.out_width / (c.height * c.width)), 1.0)
-        return c.batch * c.height * c.width, taps, inside, c.groups
-    if name == "conv2d_backward_weight":
-        return inside * c.window, c.batch * c.out_height * c.out_width, outside, c.groups
-    return c.batch * c.out_height * c.out_width, inside * c.window, outside, c.groups

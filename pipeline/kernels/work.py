@@ -155,6 +155,19 @@ class ConvShape:
         return 2.0 * self.outputs * self.in_channels / self.groups * self.window
 
 
+def implicit_product(name: str, d: Dims) -> tuple[Array, Array, Array, Array]:
+    """The matrix product that a convolution amounts to: (rows, reduction, columns, groups), each of shape (rows,)."""
+    c = ConvShape.of(d)
+    inside, outside = c.in_channels / c.groups, c.out_channels / c.groups
+    if name == "conv2d_backward_data":
+        # a stride leaves every pixel of the input only a part of the window's taps: libraries skip the zeros between
+        taps = np.maximum(np.rint(outside * c.window * c.out_height * c.out_width / (c.height * c.width)), 1.0)
+        return c.batch * c.height * c.width, taps, inside, c.groups
+    if name == "conv2d_backward_weight":
+        return inside * c.window, c.batch * c.out_height * c.out_width, outside, c.groups
+    return c.batch * c.out_height * c.out_width, inside * c.window, outside, c.groups
+
+
 def conv_forward(d: Dims) -> Work:
     """Read image and filter, write the output image."""
     c, size = ConvShape.of(d), d.element_bytes()

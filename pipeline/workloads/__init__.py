@@ -34,6 +34,7 @@ OPTIONS = {
     "optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
     "dtype": ("fp32", "tf32", "bf16", "fp16"),
     "attention": ("eager", "fused"),
+    "memory_format": ("contiguous", "channels_last"),
     "embedding": ("fused", "joint_sparse", "sparse", "dense"),
 }
 """What the options of a model may be."""

@@ -94,6 +94,11 @@ class Step:
         for module in self.modules:
             module.train(self.training)
             module.requires_grad_(self.training)
+        if self.config.get("memory_format") == "channels_last":
+            for module in self.modules:
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            dry = is_dry(self.device)
+            self.pool = [tuple(channels_last(tensor, dry) for tensor in batch) for batch in self.pool]
         if self.device == "cuda":
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
@@ -195,6 +200,15 @@ def to_device(tensor: Tensor, device: str) -> Tensor:
     if is_fake(tensor):  # fake tensors know one device only: the copy is made visible by hand
         return torch.empty_like(tensor).copy_(tensor)
     return tensor.to(device, non_blocking=True)
+
+
+def channels_last(tensor: Tensor, dry: bool) -> Tensor:
+    """Images with their channels innermost (`dry`: without touching their memory); other tensors as they are."""
+    if tensor.dim() != 4:
+        return tensor
+    if dry:
+        return torch.empty_like(tensor, memory_format=torch.channels_last)
+    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def is_fake(tensor: Tensor) -> bool:

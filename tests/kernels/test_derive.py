@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.heuristics import implicit_product
 from pipeline.kernels.predictor import KernelPredictor, load_predictor
-from pipeline.kernels.work import ConvShape, Dims
+from pipeline.kernels.work import ConvShape, Dims, implicit_product
 from pipeline.paths import packs_dir
 
 

@@ -41,6 +41,8 @@ def options_of(name, every=False):
         found += [("attention", "fused")]
     if "seq_len" in config:
         found += [("seq_len", 3)]
+    if "memory_format" in config:
+        found += [("memory_format", "channels_last")]
     if "embedding" in config:
         found += [("embedding", value) for value in ("fused", "joint_sparse", "sparse", "dense")]
     return found

@@ -1,8 +1,10 @@
 """Every workload understands every override that makes sense for it, and each does what it says."""
 
+import json
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from pipeline.config import expand
@@ -40,9 +42,21 @@ def test_a_workload_understands_an_option(name, option, value):
         dtypes = set(calls.loc[calls["family"].isin(["gemm", "bmm", "conv2d_forward", "rnn"]), "dtype"])
         assert dtypes == {value}
     if option == "attention":
-        assert "attention" in set(calls["family"])
+        fused = calls[calls["family"] == "attention"]
+        masks = {json.loads(text)["causal"] for text in fused["attributes"]}
+        decoders = config["architecture"] in ("gpt2", "opt")
+        assert masks == ({True} if decoders else {False} if config["architecture"] == "bert" else {True, False})
+        sizes = {"B": 4 * config["heads"], "M": config["seq_len"], "N": config["seq_len"],
+                 "K": config["width"] // config["heads"]}  # fmt: skip
+        assert (fused[list(sizes)] == pd.Series(sizes)).all(axis=None)
     else:
         assert "attention" not in set(calls["family"])
+    if option == "memory_format":
+        images = calls["family"].isin(["batch_norm", "pooling"]) | calls["family"].str.startswith("conv2d")
+        assert calls.loc[images, "attributes"].eq('{"layout":"nhwc"}').all()
+        plain = map_calls(capture(small(name), 4))
+        assert plain["attributes"].fillna("").str.contains("layout").sum() == 0
+        pd.testing.assert_frame_equal(plain.drop(columns="attributes"), calls.drop(columns="attributes"))
     if option == "embedding":
         ops = set(calls.loc[calls["family"] == "embedding_backward", "op"])
         assert ops == {{"fused": "fused_sgd"}.get(value, value.removeprefix("joint_"))}

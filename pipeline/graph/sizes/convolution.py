@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.graph.sizes.libraries import convolution_extra
-from pipeline.graph.sizes.work import Rule, Work, rows_width, size
+from pipeline.graph.sizes.work import Rule, Work, image_attributes, rows_width, size
 from pipeline.graph.table import Node, Tensor
 
 
@@ -20,7 +20,7 @@ def convolution(node: Node, rule: Rule) -> list[Work] | None:
     dims = _dims(node, x, w, out, 3, transposed)
     family = "conv2d_backward_data" if transposed else "conv2d_forward"
     works = [Work(dims, _flops(dims, w, out if not transposed else x), float(x.bytes + w.bytes), float(out.bytes),
-                  _dtype(node, x), family)]  # fmt: skip
+                  _dtype(node, x), family, attributes=image_attributes(node))]  # fmt: skip
     works += convolution_extra(family, dims, works[0].dtype)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if isinstance(bias, Tensor):
@@ -38,13 +38,14 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
     transposed = bool(node.value(7, False))
     dims = _dims(node, x, w, grad, 4, transposed)
     flops, dtype = _flops(dims, w, grad if not transposed else x), _dtype(node, x)
-    works = []
+    works, layout = [], image_attributes(node)
     if mask[0]:
         family = "conv2d_forward" if transposed else "conv2d_backward_data"
-        works.append(Work(dims, flops, float(grad.bytes + w.bytes), float(x.bytes), dtype, family))
+        works.append(Work(dims, flops, float(grad.bytes + w.bytes), float(x.bytes), dtype, family, attributes=layout))
         works += convolution_extra(family, dims, dtype)
     if mask[1]:
-        works.append(Work(dims, flops, float(grad.bytes + x.bytes), float(w.bytes), dtype, "conv2d_backward_weight"))
+        works.append(Work(dims, flops, float(grad.bytes + x.bytes), float(w.bytes), dtype, "conv2d_backward_weight",
+                          attributes=layout))  # fmt: skip
         works += convolution_extra("conv2d_backward_weight", dims, dtype)
     if mask[2]:
         channels = grad.shape[1] * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipeline.graph.sizes.work import Rule, Work, main_dtype, read_bytes, size
+from pipeline.graph.sizes.work import Rule, Work, image_attributes, main_dtype, read_bytes, size
 from pipeline.graph.table import Node, Tensor
 
 
@@ -47,21 +47,30 @@ def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
 
 @size("channels")
 def channels(node: Node, rule: Rule) -> Work | None:
-    """batch_norm and pooling: B samples, C channels, HW pixels of the larger side; option `passes` reads the input."""
+    """batch_norm and pooling: B samples, C channels, HW pixels of the larger side.
+
+    Option `passes`: how often the images are read (batch norm sums over a channel before it can scale it); `reads`: how
+    many tensors of their size are read again each time (one; in a backward pass the gradient beside the input).
+    """
     tensors = [t for t in (*node.tensors(), *node.results()) if len(t.shape) >= 3]
     big = max(tensors or node.tensors()[:1], key=lambda tensor: tensor.numel)
     if not big.numel:
         return None
     batch, count = (big.shape[0], big.shape[1]) if len(big.shape) > 1 else (1, big.numel)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) >= 3) or big.bytes)
-    read = read_bytes(node.tensors()) + (float(rule.options.get("passes", 1)) - 1) * big.bytes
+    again = (float(rule.options.get("passes", 1)) - 1) * float(rule.options.get("reads", 1))
+    read = read_bytes(node.tensors()) + again * big.bytes
     dims = {"B": batch, "C": count, "HW": big.numel // (batch * count), "inputs": int(read), "outputs": int(written)}
-    return Work({**dims, **_window(node, rule)}, 4.0 * big.numel, read, written, main_dtype(node))
+    return Work({**dims, **_window(node, rule)}, 4.0 * big.numel, read, written, main_dtype(node),
+                attributes=image_attributes(node))  # fmt: skip
 
 
 @size("attention")
 def attention(node: Node, rule: Rule) -> Work:
-    """Fused attention: q, k, v (B, heads, T, D); option `backward` adds the gradient's products."""
+    """Fused attention: q, k, v (B, heads, T, D); option `backward` adds the gradient's products.
+
+    Dims count heads of all samples, queries, keys and head width.
+    """
     first = 1 if rule.options.get("backward") else 0
     q, k = node.tensor(first), node.tensor(first + 1)
     batch, heads, tokens, width = q.shape
@@ -69,10 +78,8 @@ def attention(node: Node, rule: Rule) -> Work:
     causal = True in [v for v in node.values if isinstance(v, bool)]
     flops = 2.0 * products * batch * heads * tokens * k.shape[2] * width * (0.5 if causal else 1.0)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) == 4) or q.bytes)
-    dims = {"B": batch, "H": heads, "T": tokens, "D": width}
-    return Work(
-        dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal, "keys": k.shape[2]}
-    )
+    dims = {"B": batch * heads, "M": tokens, "N": k.shape[2], "K": width}
+    return Work(dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal})
 
 
 @size("rnn")

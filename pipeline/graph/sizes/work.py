@@ -80,6 +80,17 @@ def main_dtype(node: Node) -> str:
     return floating or next((t.dtype for t in tensors), "fp32")
 
 
+def image_attributes(node: Node) -> dict[str, Any]:
+    """`layout` of an operator on images with their channels innermost; PyTorch takes NHWC where any operand lies so."""
+    innermost = node.attributes.get("memory_format") == "channels_last" or any(map(_innermost, node.tensors()))
+    return {"layout": "nhwc"} if innermost else {}
+
+
+def _innermost(tensor: Tensor) -> bool:
+    several = len(tensor.shape) == 4 and tensor.shape[1] > 1 and not tensor.contiguous
+    return several and tensor.strides is not None and tensor.strides[1] == 1 and tensor.dense
+
+
 def rows_width(tensor: Tensor) -> dict[str, int]:
     """Dims B and H of a tensor seen as rows."""
     rows, width = tensor.rows_width()

@@ -1,0 +1,181 @@
+"""Convolutions on tensor cores: which rows they are, what their time is made of, and that more of anything never slows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.api import kernel_predictor
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.tensor_convolution import NCHW_LOADS, TURNING_SHARE, on_tensor_cores
+from pipeline.kernels.work import Array, ConvShape, Dims
+
+FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
+NHWC = '{"layout":"nhwc"}'
+
+
+def convolution(
+    family: str = "conv2d_forward", dtype: str = "fp16", layout: str | None = None, **dims: float
+) -> pd.DataFrame:
+    """One convolution: 3 x 3 on 256 channels of 128 images of 28 x 28, changed."""
+    shape = {"B": 128, "in_channels": 256, "out_channels": 256, "kernel_size": 3, "input_size": 28, "stride": 1,
+             "padding": 1, **dims}  # fmt: skip
+    phase = "forward" if family == "conv2d_forward" else "backward"
+    return pd.DataFrame(
+        [{"family": family, "op": "conv", "phase": phase, "dtype": dtype, "attributes": layout, **shape}]
+    )
+
+
+def kernel_us(calls: pd.DataFrame, gpu: GpuSpec | str = "A100") -> float:
+    spec = load_gpu(gpu) if isinstance(gpu, str) else gpu
+    return float(Physics.of(spec).kernel_us(str(calls["family"].iloc[0]), calls)[0])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtypes"),
+    [("P100", set()), ("V100", {"fp16"}), ("T4", {"fp16"}), ("A100", {"fp16", "bf16", "tf32"}), ("MI250", set()),
+     ("H100", {"fp16", "bf16", "tf32"})],
+)  # fmt: skip
+def test_tensor_cores_take_what_their_generation_takes(gpu: str, dtypes: set[str]) -> None:
+    spec = load_gpu(gpu)
+    calls = pd.DataFrame({"dtype": ["fp32", "tf32", "fp16", "bf16", None]})
+    if gpu == "MI250":  # matrix cores of AMD run through MIOpen, of which nothing is known here
+        spec = replace(spec, compute_capability=0.0)
+    assert set(calls["dtype"][on_tensor_cores(Dims(calls), spec)]) == dtypes
+
+
+def test_a_large_convolution_sustains_a_plausible_share_of_the_peak() -> None:
+    for gpu, low, high in (("V100", 0.6, 0.9), ("A100", 0.5, 0.8), ("H100", 0.3, 0.65), ("RTX3090", 0.75, 0.95)):
+        spec, calls = load_gpu(gpu), convolution(layout=NHWC, B=512)
+        flops = float(ConvShape.of(Dims(calls)).flops[0])
+        share = flops / kernel_us(calls, spec) / (1e3 * spec.fp16_gflop_per_s)
+        assert low < share < high, gpu
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_in_nchw_are_turned_around_every_half_precision_kernel(family: str) -> None:
+    spec = load_gpu("A100")
+    shape = ConvShape.of(Dims(convolution(family)))
+    images = 2.0 * float((shape.inputs + shape.outputs)[0])
+    turning = kernel_us(convolution(family)) - kernel_us(convolution(family, layout=NHWC))
+    assert turning == pytest.approx(2.0 * images / TURNING_SHARE / (1e3 * spec.peak_dram_gb_per_s()))
+
+
+def test_tf32_turns_images_only_where_that_costs_less_than_gathering_them() -> None:
+    many, few = (
+        {"in_channels": 512, "out_channels": 512},
+        {"in_channels": 64, "out_channels": 64, "kernel_size": 1, "padding": 0},
+    )
+    for dims in (many, few):
+        stored, innermost = (kernel_us(convolution(dtype="tf32", layout=layout, **dims)) for layout in (None, NHWC))
+        shape = ConvShape.of(Dims(convolution(**dims)))
+        turning = 2.0 * 4.0 * float((shape.inputs + shape.outputs)[0]) / TURNING_SHARE / (1e3 * 1391)
+        own = stored < innermost + 0.999 * turning
+        assert own == (dims is few)
+        assert innermost <= stored <= innermost + 1.001 * turning
+    assert NCHW_LOADS > 1.0
+
+
+def test_three_channels_take_as_long_as_the_eight_that_they_are_padded_to() -> None:
+    """Images of 3 channels hold fewer bytes, but the arithmetic (here all that counts) is that of 8."""
+    wide = {"kernel_size": 7, "stride": 2, "padding": 3, "input_size": 224, "out_channels": 512, "layout": NHWC}
+    three, eight, nine = (kernel_us(convolution(in_channels=c, **wide)) for c in (3, 8, 9))  # type: ignore[arg-type]
+    assert three == pytest.approx(eight, rel=0.02) and nine > 1.5 * eight
+
+
+def test_one_channel_a_group_does_not_fill_tensor_cores() -> None:
+    calls = convolution(in_channels=256, out_channels=256, groups=256, layout=NHWC)
+    shape = ConvShape.of(Dims(calls))
+    spec = load_gpu("A100")
+    moved = 2.0 * float((shape.inputs + shape.outputs)[0]) / (1e3 * spec.peak_dram_gb_per_s())
+    arithmetic = float(shape.flops[0]) / (1e3 * spec.peak_gflop_per_s())
+    assert kernel_us(calls) < 1.5 * (moved + arithmetic)
+
+
+def test_a_small_card_throttles_in_long_convolutions() -> None:
+    free = replace(load_gpu("T4"), tdp_w=300.0)
+    long, short = convolution(layout=NHWC, B=256), convolution(layout=NHWC, B=1)
+    assert kernel_us(long, "T4") > 1.4 * kernel_us(long, free)
+    assert kernel_us(short, "T4") < 1.1 * kernel_us(short, free)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype"), [("A100", "fp16"), ("A100", "tf32"), ("H100", "bf16"), ("H100", "tf32"), ("RTX3090", "fp16")]
+)
+def test_fp32_models_answer_no_convolution_of_tensor_cores(gpu: str, dtype: str) -> None:
+    """They did for some rows and not for others: forward 31 ms, gradients 60 and 87, for the same arithmetic."""
+    calls = pd.concat([convolution(family, dtype) for family in FAMILIES], ignore_index=True)
+    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
+    found = predictor.predict(calls)
+    assert list(found["evidence"]) == ["roofline"] * 3
+    assert found["kernel_us"].max() < 1.25 * found["kernel_us"].min()
+    fp32 = predictor.predict(calls.assign(dtype="fp32"))
+    assert (fp32["evidence"] != "roofline").all()
+    assert (found["kernel_us"] < fp32["kernel_us"]).all()
+
+
+def test_winograd_in_fp32_is_taken_where_a_card_has_little_tf32() -> None:
+    predictor = kernel_predictor(load_gpu("RTX3090"), "auto", None)
+    for family in FAMILIES:
+        calls = convolution(family, "tf32")
+        fp32, tf32 = (predictor.predict(calls.assign(dtype=d)).iloc[0] for d in ("fp32", "tf32"))
+        assert tf32["kernel_us"] == pytest.approx(fp32["kernel_us"])
+        assert fp32["kernel_us"] < predictor.physics.kernel_us(family, calls)[0]
+
+
+def test_rows_of_both_kinds_keep_their_own_answers() -> None:
+    predictor = kernel_predictor(load_gpu("A100"), "auto", None)
+    for family in FAMILIES:
+        half, full = convolution(family), convolution(family, "fp32")
+        mixed = predictor.predict(pd.concat([half, full], ignore_index=True))["kernel_us"]
+        alone = [predictor.predict(calls)["kernel_us"].iloc[0] for calls in (half, full)]
+        assert list(mixed) == pytest.approx(alone)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    family=st.sampled_from(FAMILIES),
+    dtype=st.sampled_from(["fp16", "tf32"]),
+    layout=st.sampled_from([None, NHWC]),
+    gpu=st.sampled_from(["A100", "H100", "RTX3090", "A10", "L4"]),
+    figure=st.sampled_from(["dram", "clock", "tensor", "fp32", "l2", "power"]),
+    factor=st.floats(1.0, 4.0),
+    batch=st.integers(1, 512),
+    channels=st.tuples(st.integers(1, 2048), st.integers(1, 2048)),
+    window=st.sampled_from([(1, 0), (3, 1), (7, 3)]),
+    side=st.integers(7, 112),
+    stride=st.integers(1, 2),
+)
+def test_more_of_any_figure_never_slows(
+    family: str, dtype: str, layout: str | None, gpu: str, figure: str, factor: float, batch: int,
+    channels: tuple[int, int], window: tuple[int, int], side: int, stride: int,
+) -> None:  # fmt: skip
+    spec = load_gpu(gpu)
+    calls = convolution(family, dtype, layout, B=batch, in_channels=channels[0], out_channels=channels[1],
+                        kernel_size=window[0], padding=window[1], input_size=side, stride=stride)  # fmt: skip
+    slow, fast = (kernel_us(calls, each) for each in (spec, _more(spec, figure, factor)))
+    assert fast <= slow * (1.0 + 1e-9)
+
+
+def _more(gpu: GpuSpec, figure: str, factor: float) -> GpuSpec:
+    """The GPU with `factor` times of one figure."""
+    if figure == "dram":
+        return replace(gpu, dram_gb_per_s=factor * gpu.dram_gb_per_s,
+                       measured_dram_gb_per_s=factor * gpu.peak_dram_gb_per_s())  # fmt: skip
+    if figure == "l2":
+        return replace(gpu, measured_l2_gb_per_s=factor * gpu.peak_l2_gb_per_s())
+    changed = {"clock": ("boost_clock_mhz",), "power": ("tdp_w",), "fp32": ("fp32_gflop_per_s",),
+               "tensor": ("fp16_gflop_per_s", "tf32_gflop_per_s")}[figure]  # fmt: skip
+    return replace(gpu, **{name: factor * getattr(gpu, name) for name in changed})
+
+
+def test_times_are_finite_and_grow_with_the_batch() -> None:
+    for family in FAMILIES:
+        times: Array = np.array([kernel_us(convolution(family, B=b), "H100") for b in (1, 8, 64, 512)])
+        assert np.all(np.isfinite(times)) and np.all(np.diff(times) > 0)
