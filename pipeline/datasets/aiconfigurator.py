@@ -33,6 +33,10 @@ TABLES = {
     "H100": "h100_sxm/gemm/vllm/0.24.0",
     "H200": "h200_sxm/gemm/vllm/0.24.0",
     "B200": "b200_sxm/gemm/vllm/0.24.0",
+    "B300": "b300_sxm/gemm/vllm/0.24.0",
+    "GB200": "gb200/gemm/vllm/0.24.0",
+    "GB300": "gb300/gemm/vllm/0.24.0",
+    "RTXPRO6000": "rtx_pro_6000_server/gemm/vllm/0.24.0",
 }
 """The table of each GPU: of several software versions, one in which PyTorch's own product was measured."""
 

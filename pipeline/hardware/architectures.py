@@ -59,6 +59,7 @@ ARCHITECTURES: dict[tuple[str, float], Architecture] = {
     ("ada", 8.9): _nvidia(1536, 24, 100, 128, **_AMPERE_UNITS),
     ("hopper", 9.0): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
     ("blackwell", 10.0): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
+    ("blackwell", 10.3): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
     ("blackwell", 12.0): _nvidia(1536, 24, 100, 128, **_AMPERE_UNITS),
     # gfx90a: 4 SIMDs of 8 wavefronts of 64 threads, 512 KiB of vector registers and 64 KiB of local data share
     ("cdna2", 9.0): Architecture(2048, 32, 32, 131072, 65536, 64, warp_size=64, register_unit=512, warp_unit=1),

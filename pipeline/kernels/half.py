@@ -1,8 +1,9 @@
-"""Half-precision matrix products of newer GPUs: models fitted on public bf16 kernel times, beside a GPU's other models.
+"""Matrix products on tensor cores (bf16, fp16, TF32), beside a GPU's other models.
 
 The fp32 samples of a GPU, or those of other GPUs, say nothing of tensor cores. Where bf16 products of a GPU, or of a card
 with the same chip, were measured (`pipeline.datasets.aiconfigurator`), `packs/half/<GPU>` holds a model of them, which
-takes its rows ahead of anything derived. fp16 runs at the same rate through the same kernels and is predicted as bf16.
+takes its rows ahead of anything derived; elsewhere the cross-GPU model answers (`tensor.py`). fp16 runs at the same rate
+through the same kernels and is predicted as bf16; TF32 takes what the cross-GPU model says it takes longer than bf16.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import Estimate, KernelModel, merge
+from pipeline.kernels.tensor import UNSAMPLED_SPREAD, ratio_of, tensor_models
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import MANIFEST, check_pack
 from pipeline.paths import packs_dir
+from pipeline.transfer.tensor import covered
 
 FOLDER = "half"
 """Folder under `packs/`."""
@@ -29,6 +32,7 @@ FOLDER = "half"
 FAMILY = "gemm"
 
 DTYPES = ("bf16", "fp16")
+"""What the samples stand for."""
 
 SIBLING_SPREAD = 1.2
 """Factor up and down that another card of the same chip adds to the interval: clocks and power limits differ."""
@@ -36,7 +40,7 @@ SIBLING_SPREAD = 1.2
 
 @dataclass(frozen=True)
 class HalfModel(KernelModel):
-    """A measured card's bf16 model, scaled by physics to a card of the same chip where that is another one."""
+    """A measured card's bf16 model, scaled by the cross-GPU model to TF32 and to another card of the same chip."""
 
     gpu: GpuSpec
     measured: GpuSpec
@@ -47,19 +51,32 @@ class HalfModel(KernelModel):
         """As the model's, or `transferred` on a card that was not measured itself."""
         return self.base.evidence if self.gpu.name == self.measured.name else "transferred"
 
+    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+        """Evidence of each row, shape (rows,): no TF32 product was measured."""
+        return np.where(self._half(calls), self.evidence, "transferred").astype(object)
+
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Products of bf16 or fp16 with all their dims."""
-        half = is_one_of(Dims(calls).text("dtype", "fp32"), DTYPES)
-        return np.asarray(half & self.base.native(calls.assign(dtype="bf16")))
+        """Products on tensor cores with all their dims."""
+        return np.asarray(covered(calls, self.gpu) & self.base.native(calls.assign(dtype="bf16")))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Times of bf16 products of these sizes."""
-        plain = calls.assign(dtype="bf16")
+        """Times of products of these sizes."""
+        plain = calls.assign(dtype="bf16", B=1.0)
         found = self.base.predict(plain)
-        if self.gpu.name == self.measured.name:
+        half, sister = self._half(calls), self.gpu.name != self.measured.name
+        if half.all() and not sister:
             return found
-        here, there = (Physics.of(gpu).kernel_us(FAMILY, plain) for gpu in (self.gpu, self.measured))
-        return found.scale(here / there).widen(SIBLING_SPREAD)
+        ratio = ratio_of(calls.assign(B=1.0), self.gpu, plain, self.measured)
+        if ratio is None:
+            # without the cross-GPU model: as many times longer as the peaks say
+            here, there = (Physics.of(gpu).peak_flop_per_us(Dims(rows)) for gpu, rows in
+                           ((self.gpu, calls), (self.measured, plain)))  # fmt: skip
+            ratio = there / here
+        spread = np.where(half, 1.0, UNSAMPLED_SPREAD) * (SIBLING_SPREAD if sister else 1.0)
+        return found.scale(np.where(half & (not sister), 1.0, ratio)).widen(spread)
+
+    def _half(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        return is_one_of(Dims(calls).text("dtype", "fp32"), DTYPES)
 
 
 @dataclass(frozen=True)
@@ -76,7 +93,9 @@ class Layered(KernelModel):
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
         """Evidence of each row, shape (rows,)."""
-        return np.where(self._others(calls), self.other.evidence, self.first.evidence).astype(object)
+        return np.where(self._others(calls), self.other.evidence_of(calls), self.first.evidence_of(calls)).astype(
+            object
+        )
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that either covers."""
@@ -117,13 +136,14 @@ def half_model(gpu: GpuSpec) -> HalfModel | None:
 
 
 def with_half(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
-    """Models of a GPU with its bf16 products behind what it has of the family.
+    """Models of a GPU with products on tensor cores behind what it has of their families.
 
     Raises:
         PackError: the pack is damaged.
     """
     half = half_model(gpu)
-    if half is None:
-        return dict(models)
-    own = models.get(FAMILY)
-    return {**models, FAMILY: half if own is None else Layered(own, half)}
+    found: dict[str, KernelModel] = dict(tensor_models(gpu, None if half is None else half.measured.name))
+    if half is not None:
+        found[FAMILY] = half
+    behind = {name: Layered(models[name], model) if name in models else model for name, model in found.items()}
+    return {**models, **behind}

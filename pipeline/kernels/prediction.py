@@ -47,7 +47,7 @@ class Estimate:
         top = latency * (self.latency_p90 / self.latency) ** spread
         return Estimate(latency, kernel, low, high, self.inside, bottom, top)
 
-    def widen(self, spread: float) -> Estimate:
+    def widen(self, spread: Array | float) -> Estimate:
         """Add an independent uncertainty of a factor `spread` up and down to the kernel's interval; the latency's follows."""
         extra = np.log(spread)
         low = self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), extra))

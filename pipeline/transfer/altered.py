@@ -19,9 +19,12 @@ from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import Estimate
 from pipeline.kernels.predictor import TIMES, KernelPredictor
 from pipeline.kernels.scope import without_phase
+from pipeline.kernels.tensor import FAMILIES as TENSOR_FAMILIES
+from pipeline.kernels.tensor import ratio_of
 from pipeline.kernels.work import Array, Dims
 from pipeline.transfer.kernels import covered, load_models
 from pipeline.transfer.sibling import SPREAD, ratio_between, rescaled
+from pipeline.transfer.tensor import covered as tensor_covered
 
 OWN = ("measured", "fitted", "pack")
 """Evidence that rests on samples of the card: of the altered card it is transferred. Other evidence stays what it is,
@@ -83,6 +86,12 @@ class AlteredPredictor(KernelPredictor):
         rows = covered(forward).to_numpy(dtype=bool)
         if model is not None and self.gpu.limits is not None and rows.any():
             ratio[rows] = ratio_between(model, forward[rows], self.gpu, self.card.gpu)
+        if family in TENSOR_FAMILIES:
+            # on tensor cores of both cards: a figure that takes them away leaves the formulas' ratio
+            rows = tensor_covered(calls, self.gpu) & tensor_covered(calls, self.card.gpu)
+            own = ratio_of(calls[rows], self.gpu, calls[rows], self.card.gpu) if rows.any() else None
+            if own is not None:
+                ratio[rows] = own
         return np.clip(ratio, *bounds(self.gpu, self.card.gpu))
 
 

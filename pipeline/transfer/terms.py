@@ -17,6 +17,8 @@ from pipeline.transfer.convolution import ROUTES, Route, convolution_routes, rou
 from pipeline.transfer.features import ARITHMETIC, describe
 from pipeline.transfer.products import Tiled, batched_tiles, tiles_taken
 from pipeline.transfer.sustained import arithmetic_us, sustained_dram_gb_per_s, tile_intensity
+from pipeline.transfer.tensor import FAMILY as TENSOR
+from pipeline.transfer.tensor import TensorTile, tensor_tiles
 
 Array = npt.NDArray[np.float64]
 
@@ -78,6 +80,8 @@ def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Terms]:
             return {name: _route(route, gpu, name) for name, route in convolution_routes(calls, gpu).items()}
         if family == "bmm":
             return {name: _tiled(tiled, gpu) for name, tiled in batched_tiles(calls, gpu).items()}
+        if family == TENSOR:
+            return {name: _tensor(tile, gpu) for name, tile in tensor_tiles(calls, gpu).items()}
         return {"": _terms(family, calls, gpu)}
 
 
@@ -102,6 +106,11 @@ def _tiled(tiled: Tiled, gpu: GpuSpec) -> Terms:
     work, traffic = _arithmetic(tiled.flops, gpu), _traffic(tiled.bytes, gpu)
     tiles = np.log(tiled.tile_bytes / sustained_dram_gb_per_s(gpu) / 1e3) - _kept(gpu)
     return Terms(work, *traffic, nothing, tiles, np.log(tiled.bytes / gpu.l2_bytes), np.nan_to_num(tiled.x))
+
+
+def _tensor(tile: TensorTile, gpu: GpuSpec) -> Terms:
+    nothing, per_l2 = np.full(len(tile.us), -np.inf), np.log(tile.bytes / gpu.l2_bytes)
+    return Terms(np.log(tile.us), *_traffic(tile.bytes, gpu), np.log(tile.chain_us), nothing, per_l2, tile.x)
 
 
 def _arithmetic(flops: Array, gpu: GpuSpec) -> Array:

@@ -157,7 +157,8 @@ def test_half_precision_packs_and_collectives_move_too() -> None:
     )
     was = card("H100").predict(CALLS[CALLS["dtype"] == "bf16"])
     assert was["evidence"].tolist() == ["pack"] and half["evidence"].tolist() == ["transferred"]
-    assert (half["kernel_us"] / was["kernel_us"]).iloc[0] == pytest.approx(1 / 0.9, rel=0.03)
+    # tensor cores of an H100 are limited by power: a lower clock costs less than its share
+    assert 1.02 < (half["kernel_us"] / was["kernel_us"]).iloc[0] < 1 / 0.9
     assert clocked["collective"] == 1.0 and 1.9 < linked["collective"] <= 2.0 and linked["gemm"] == 1.0
 
 

@@ -13,6 +13,7 @@ from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.half import Layered, half_model, measured_gpus
 from pipeline.kernels.prediction import Estimate, KernelModel
 from pipeline.kernels.predictor import load_predictor
+from pipeline.kernels.tensor import tensor_models
 from pipeline.packs import check_pack
 from pipeline.paths import packs_dir
 
@@ -68,7 +69,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
 
 
 def test_shipped_models_say_how_good_they_are():
-    assert measured_gpus() == sorted(aiconfigurator.TABLES)
+    assert {"A100-SXM4-80GB", "B200", "H100", "H200", "L40S"} <= set(measured_gpus()) <= set(aiconfigurator.TABLES)
     for gpu in measured_gpus():
         files = check_pack(f"half/{gpu}")["files"]
         assert sum(entry["bytes"] for entry in files.values()) < 1_000_000
@@ -125,7 +126,7 @@ def test_a_gpu_s_own_samples_come_first():
     assert other.native(calls).tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("gpu", sorted(aiconfigurator.TABLES))
+@pytest.mark.parametrize("gpu", measured_gpus())
 def test_a_shipped_model_predicts_what_it_was_fitted_on(gpu):
     if aiconfigurator.data_dir() is None:
         pytest.skip("aiconfigurator-core is not installed")
@@ -135,3 +136,36 @@ def test_a_shipped_model_predicts_what_it_was_fitted_on(gpu):
     error = np.abs(model.predict(samples).kernel / samples["kernel_us"].to_numpy() - 1.0)
     promised = model.base.description["metrics"]["gmae"]
     assert 0.3 * promised < np.exp(np.mean(np.log(np.maximum(error, 1e-6)))) < 1.2 * promised
+
+
+def test_products_on_tensor_cores_need_no_samples_of_the_gpu():
+    # GPUs without half-precision samples of their chip, with an fp32 pack and without
+    for gpu, dtypes in (("V100", ["fp16"]), ("RTX3090", ["bf16", "fp16", "tf32"])):
+        predictor = load_predictor(load_gpu(gpu), [packs_dir() / gpu / "kernels"])
+        calls = pd.concat([products(dtype) for dtype in (*dtypes, "fp32")], ignore_index=True)
+        found = predictor.predict(pd.concat([calls, calls.assign(family="bmm", B=4.0)], ignore_index=True))
+        half = (calls["dtype"] != "fp32").tolist() * 2
+        assert (found["evidence"][half] == "transferred").all()
+        gflop_per_s = 2e-3 * 4096.0**3 / found["kernel_us"][0]
+        assert 0.6 * load_gpu(gpu).fp16_gflop_per_s < gflop_per_s < 1.05 * load_gpu(gpu).fp16_gflop_per_s
+        assert (found["p10_us"] < found["kernel_us"]).all() and (found["kernel_us"] < found["p90_us"]).all()
+
+
+def test_tf32_runs_the_tiles_of_half_precision_and_as_fp32_where_there_is_none():
+    a100 = load_predictor(load_gpu("A100-SXM4-80GB"))
+    half, full = (a100.predict(products(dtype)) for dtype in ("bf16", "tf32"))
+    assert (half["evidence"][0], full["evidence"][0]) == ("pack", "transferred")
+    assert full["kernel_us"][0] / half["kernel_us"][0] == pytest.approx(2.0, rel=0.05)
+    assert full["p90_us"][0] / full["p10_us"][0] > half["p90_us"][0] / half["p10_us"][0]
+    v100 = load_predictor(load_gpu("V100"), [packs_dir() / "V100" / "kernels"])
+    tf32, fp32 = (v100.predict(products(dtype))["kernel_us"][0] for dtype in ("tf32", "fp32"))
+    assert tf32 == pytest.approx(fp32)
+
+
+def test_without_the_cross_gpu_model_what_was_fitted_still_answers(monkeypatch):
+    monkeypatch.setattr("pipeline.kernels.tensor.tensor_model", lambda: None)
+    found = load_predictor(load_gpu("A100-PCIE-40GB"), [packs_dir() / "A100-PCIE-40GB" / "kernels"]).predict(
+        pd.concat([products(dtype) for dtype in ("bf16", "tf32")], ignore_index=True)
+    )
+    assert found["kernel_us"][1] / found["kernel_us"][0] == pytest.approx(2.0)
+    assert set(tensor_models(load_gpu("A10"))) == set()

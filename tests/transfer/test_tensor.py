@@ -1,0 +1,133 @@
+"""Products on tensor cores on a GPU without samples: the law, its bounds, and how far off a chip is that nobody measured."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.datasets import aiconfigurator
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.tensor import kernel_us, ratio_of, tensor_model
+from pipeline.transfer.recipes import TENSOR
+from pipeline.transfer.tensor import FAMILY, covered, peak_gflop_per_s, sustained_gflop_per_s
+from pipeline.transfer.tensor_build import chips, errors, residuals, without
+from pipeline.transfer.utilisation import UtilisationModel
+
+NAMES = ("A100-PCIE-40GB", "A10", "RTX3090", "L4", "H100-PCIe", "V100", "T4")
+
+
+def products(*sizes: tuple[float, float, float], dtype: str = "fp16", batch: float = 1.0) -> pd.DataFrame:
+    """Calls by (M, N, K)."""
+    table = pd.DataFrame(sizes, columns=["M", "N", "K"], dtype=float)
+    return table.assign(family="gemm", op="linear", phase="forward", dtype=dtype, B=batch)
+
+
+@pytest.fixture(scope="module")
+def model() -> UtilisationModel:
+    found = tensor_model()
+    assert found is not None
+    return found
+
+
+def improved(gpu: GpuSpec, what: str, factor: float) -> GpuSpec:
+    bare = replace(gpu, measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
+    tensor = {"fp16_gflop_per_s": bare.fp16_gflop_per_s * factor}
+    if bare.tf32_gflop_per_s and bare.bf16_gflop_per_s:
+        tensor |= {name: getattr(bare, name) * factor for name in ("tf32_gflop_per_s", "bf16_gflop_per_s")}
+    if what == "clock":
+        return replace(bare, boost_clock_mhz=bare.boost_clock_mhz * factor, **tensor)
+    return replace(bare, **(tensor if what == "tensor" else {what: getattr(bare, what) * factor}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    gpu=st.sampled_from(NAMES),
+    what=st.sampled_from(["dram_gb_per_s", "clock", "tensor", "tdp_w"]),
+    factor=st.floats(1.0, 8.0),
+    sizes=st.tuples(*[st.integers(1, 32768)] * 3),
+    dtype=st.sampled_from(["fp16", "bf16", "tf32"]),
+    batch=st.integers(1, 512),
+)
+def test_more_bandwidth_clock_throughput_or_power_is_never_slower(
+    gpu: str, what: str, factor: float, sizes: tuple[int, int, int], dtype: str, batch: int
+) -> None:
+    shipped = tensor_model()
+    calls = products(sizes, dtype=dtype if load_gpu(gpu).compute_capability >= 8 else "fp16", batch=batch)
+    assert shipped is not None
+    before, after = (kernel_us(shipped, calls, improved(load_gpu(gpu), what, by))[0] for by in (1.0, factor))
+    assert after <= before * (1 + 1e-9)
+
+
+def test_power_costs_less_than_its_share_and_the_same_of_every_dtype() -> None:
+    card = load_gpu("H100-PCIe")
+    half = replace(card, tdp_w=card.tdp_w / 2)
+    for dtype in ("bf16", "tf32"):
+        lost = sustained_gflop_per_s(half, dtype) / sustained_gflop_per_s(card, dtype)
+        assert lost == pytest.approx(0.5**0.5)
+        assert sustained_gflop_per_s(card, dtype) < 0.75 * peak_gflop_per_s(card, dtype)  # type: ignore[operator]
+
+
+def test_only_what_tensor_cores_compute_is_covered() -> None:
+    calls = pd.concat([products((64, 64, 64), dtype=name) for name in ("fp32", "fp16", "bf16", "tf32", "int8")])
+    assert covered(calls, load_gpu("A10")).tolist() == [False, True, True, True, False]
+    assert covered(calls, load_gpu("V100")).tolist() == [False, True, False, False, False]
+    assert not covered(calls, load_gpu("P100")).any()
+    assert not covered(products((64, np.nan, 64)), load_gpu("A10")).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_and_tiny_products_take_the_shortest_kernel(model: UtilisationModel, name: str) -> None:
+    calls = products((0, 64, 64), (64, 0, 64), (64, 64, 0), (1, 1, 1), (1, 64, 64), (128, 128, 128))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = kernel_us(model, calls, load_gpu(name))
+    assert (found >= min(model.floors_us.values()) * 0.999).all() and (found < 8.0).all()
+
+
+def test_time_grows_with_sizes_and_a_batch_is_more_tiles(model: UtilisationModel) -> None:
+    card = load_gpu("A10")
+    found = kernel_us(model, products(*[(size, size, size) for size in (512, 1024, 2048, 4096, 8192)]), card)
+    assert (np.diff(np.log(found)) > np.log(3)).all()
+    # the device is full: twice the batch takes twice as long, and as long as one product of as many tiles
+    one, two, flat = (kernel_us(model, calls, card)[0] for calls in (
+        products((1024, 256, 1024), batch=32), products((1024, 256, 1024), batch=64), products((32 * 1024, 256, 1024))
+    ))  # fmt: skip
+    assert two == pytest.approx(2 * one, rel=0.1) and one == pytest.approx(flat, rel=0.15)
+
+
+def test_tf32_takes_about_twice_as_long_as_half_precision() -> None:
+    card = load_gpu("A100-SXM4-80GB")
+    sizes = [(4096, 4096, 4096), (1, 16384, 16384), (8192, 8192, 1024)]
+    ratio = ratio_of(products(*sizes, dtype="tf32"), card, products(*sizes, dtype="bf16"), card)
+    assert ratio is not None and (ratio > 1.8).all() and (ratio < 2.2).all()
+
+
+def test_cards_of_a_chip_are_left_out_together() -> None:
+    found = chips(["H100", "B200", "H200", "GB300", "RTXPRO6000", "L40S"])
+    assert found == [("H100", "H200"), ("B200", "GB300"), ("RTXPRO6000",), ("L40S",)]
+
+
+def test_a_chip_left_out_is_predicted_by_the_others() -> None:
+    if aiconfigurator.data_dir() is None:
+        pytest.skip("aiconfigurator-core is not installed")
+    names = ("A100-SXM4-80GB", "L40S", "H200")
+    samples = {
+        gpu: aiconfigurator.read_products(gpu).sample(1500, random_state=0).assign(family=FAMILY) for gpu in names
+    }
+    left = without(["H200"], samples, replace(TENSOR, steps=200, networks=1))
+    found = errors(residuals(left, samples["H200"], "H200"), samples["H200"]["kernel_us"].to_numpy())
+    assert sorted(left.gpu_corrections) == ["A100-SXM4-80GB", "L40S"]
+    assert found["gmae"] < 0.15 and abs(found["bias"]) < 0.15
+
+
+def test_the_shipped_model_says_how_far_off_left_out_chips_are(model: UtilisationModel) -> None:
+    left = pd.DataFrame(model.provenance["left_out"]).T
+    assert set(left.index) == set(model.provenance["gpus"]) == set(aiconfigurator.TABLES)
+    assert left["gmae"].mean() < 0.12 and left["mape"].mean() < 0.18
+    assert 0.75 < left["coverage"].mean() < 0.88
