@@ -1,11 +1,14 @@
-"""bf16 products of newer GPUs: how far off a GPU's spec file is, and the model fitted to measurements.
+"""bf16 products of newer GPUs: how far off they are without samples of the chip, and with the model fitted to them.
 
-    python benchmarks/kernels/half_precision.py            # the shipped models, and the spec file alone
+    python benchmarks/kernels/half_precision.py            # the shipped models
+    python benchmarks/kernels/half_precision.py --squares  # also published throughputs of GPUs without samples
     python benchmarks/kernels/half_precision.py --weights  # also fits without a tenth of the weights' sizes (slow)
 
-`spec file`: what Steptime says of a GPU without any sample of it: fp32 products of five older GPUs, carried over by the
-cross-GPU model and scaled by physics to bf16. It has seen none of these measurements. `fitted`: cross-validation by size.
-`new weights`: all products with a tenth of the (N, K) pairs are held out, sizes of a weight that no sample had.
+`from fp32`: fp32 products of five older GPUs, carried over by their cross-GPU model and scaled by physics to bf16, which is
+all that can be said without any bf16 sample. `chip left out`: the cross-GPU model of products on tensor cores, trained on
+the other chips (`python -m pipeline.transfer.tensor_build` computes it and stores it with the model). `fitted`: the GPU's
+own samples, cross-validation by size. `new weights`: all products with a tenth of the (N, K) pairs are held out, sizes of a
+weight that no sample had.
 """
 
 from __future__ import annotations
@@ -20,17 +23,42 @@ from pipeline.datasets.aiconfigurator import TABLES, read_products
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.evaluate import gmae, mape
 from pipeline.kernels.fit import fit_family
-from pipeline.kernels.half import FAMILY, FOLDER
+from pipeline.kernels.half import FAMILY, FOLDER, measured_gpus
 from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.predictor import KernelPredictor
+from pipeline.kernels.predictor import KernelPredictor, load_predictor
+from pipeline.kernels.tensor import tensor_model
 from pipeline.kernels.transferred import transferred_models
 from pipeline.paths import packs_dir
 
 ROWS = 8000
 
+SIZES = (2048.0, 4096.0)
+"""Widths of published squares: a product of 1024 waits for the host on fast GPUs; 8192 set what architectures sustain."""
 
-def spec_alone(gpu: str, rows: int = ROWS) -> dict[str, float]:
-    """Errors of the prediction from other GPUs and the spec file, on a draw of the sizes."""
+SQUARES = {
+    ("V100-SXM2-32GB", "fp16"): (78.23, 95.73),
+    ("A40", "tf32"): (43.80, 54.88),
+    ("A40", "fp16"): (94.31, 113.51),
+    ("A40", "bf16"): (95.47, 115.16),
+    ("L4", "tf32"): (31.88, 24.00),
+    ("L4", "fp16"): (68.83, 53.02),
+    ("L4", "bf16"): (70.89, 54.91),
+    ("A100-PCIE-40GB", "tf32"): (90.82, 108.32),
+    ("A100-PCIE-40GB", "fp16"): (214.73, 241.49),
+    ("A100-PCIE-40GB", "bf16"): (138.46, 234.14),
+    ("H100-PCIe", "tf32"): (176.95, 234.80),
+    ("H100-PCIe", "fp16"): (458.03, 457.32),
+    ("H100-PCIe", "bf16"): (449.09, 495.93),
+    ("H100", "tf32"): (334.99, 402.15),
+    ("H100", "fp16"): (645.12, 760.04),
+    ("H100", "bf16"): (676.59, 788.72),
+}
+"""TFLOP/s of `torch` products of `SIZES`, contributors' cards: github.com/zzc0721/torch-performance-test-data, issues 140
+(V100-SXM2 with 16 GB), 185, 120, 108, 95 and 79."""
+
+
+def from_fp32(gpu: str, rows: int = ROWS) -> dict[str, float]:
+    """Errors of the prediction from fp32 samples of other GPUs and the spec file, on a draw of the sizes."""
     spec = load_gpu(gpu)
     samples = read_products(gpu)
     samples = samples.sample(min(rows, len(samples)), random_state=0).reset_index(drop=True)
@@ -42,7 +70,6 @@ def spec_alone(gpu: str, rows: int = ROWS) -> dict[str, float]:
         "gmae": gmae(kernel, measured),
         "mape": mape(kernel, measured),
         "bias": float(np.exp(np.mean(np.log(kernel[long] / measured[long]))) - 1.0),
-        "coverage": float(np.mean((found["p10_us"] <= measured) & (measured <= found["p90_us"]))),
     }
 
 
@@ -54,26 +81,64 @@ def new_weights(gpu: str, share: float = 0.1, seed: int = 0) -> dict[str, float]
     return fit_family(samples, load_gpu(gpu), FAMILY, "average", seed, held_out=held).metrics
 
 
+def squares() -> pd.DataFrame:
+    """Predicted over published time less one, of squares on GPUs without samples of their own, a row per GPU and dtype."""
+    rows = []
+    for (gpu, dtype), published in SQUARES.items():
+        size = np.array(SIZES)
+        calls = pd.DataFrame({"family": FAMILY, "op": "mm", "phase": "forward", "dtype": dtype, "B": 1.0,
+                              "M": size, "N": size, "K": size})  # fmt: skip
+        found = load_predictor(load_gpu(gpu), [packs_dir() / gpu / "kernels"]).predict(calls)
+        off = found["kernel_us"].to_numpy() / (2e-6 * size**3 / np.array(published)) - 1.0
+        rows.append({"GPU": gpu, "dtype": dtype, "evidence": found["evidence"].iloc[0],
+                     **{f"{int(width)}": value for width, value in zip(SIZES, off, strict=True)}})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--weights", action="store_true", help="also fit without a tenth of the weights' sizes")
+    parser.add_argument("--squares", action="store_true", help="also published throughputs of GPUs without samples")
     chosen = parser.parse_args()
+    model = tensor_model()
+    left_out = {} if model is None else model.provenance["left_out"]
     extra = " fitted, new weights, GMAE |" if chosen.weights else ""
     print(
-        f"| GPU | spec file, GMAE | MAPE | bias above 100 µs | inside p10-p90 | fitted, GMAE | MAPE | inside |{extra}"
+        "| GPU | from fp32, GMAE | MAPE | bias above 100 µs | chip left out, GMAE | MAPE | bias | inside p10-p90 |"
+        f" fitted, GMAE | MAPE | inside |{extra}"
     )
-    print("|---|---|---|---|---|---|---|---|" + ("---|" if chosen.weights else ""))
+    print("|" + "---|" * (12 if chosen.weights else 11))
+    table = []
     for gpu in chosen.gpus:
-        before = spec_alone(gpu)
-        description = packs_dir() / FOLDER / gpu / "kernels" / FAMILY / "family.json"
-        after = json.loads(description.read_text(encoding="utf-8"))["metrics"]
-        cells = [f"{100 * before[key]:.1f}" for key in ("gmae", "mape")]
-        cells += [f"{100 * before['bias']:+.0f}", f"{100 * before['coverage']:.0f}"]
-        cells += [f"{100 * after[key]:.{digits}f}" for key, digits in (("gmae", 2), ("mape", 1), ("coverage", 0))]
-        if chosen.weights:
-            cells.append(f"{100 * new_weights(gpu)['gmae']:.2f}")
-        print(f"| {gpu} | {' | '.join(cells)} |", flush=True)
+        before, without = from_fp32(gpu), left_out.get(gpu, {})
+        table.append([*(before[key] for key in ("gmae", "mape", "bias")),
+                      *(without.get(key, np.nan) for key in ("gmae", "mape", "bias", "coverage"))])  # fmt: skip
+        own = ["", "", ""]
+        if gpu in measured_gpus():
+            description = packs_dir() / FOLDER / gpu / "kernels" / FAMILY / "family.json"
+            after = json.loads(description.read_text(encoding="utf-8"))["metrics"]
+            own = [f"{100 * after[key]:.{digits}f}" for key, digits in (("gmae", 2), ("mape", 1), ("coverage", 0))]
+        weights = [f"{100 * new_weights(gpu)['gmae']:.2f}"] if chosen.weights else []
+        print(f"| {gpu} | {' | '.join([*_cells(table[-1]), *own, *weights])} |", flush=True)
+    means = np.mean([[abs(value) if at in (2, 5) else value for at, value in enumerate(row)] for row in table], axis=0)
+    print(f"| mean, of biases without sign | {' | '.join(_cells(list(means)))} |" + " |" * (4 if chosen.weights else 3))
+    if chosen.squares:
+        found = squares()
+        print(
+            "\n| GPU | dtype | evidence | " + " | ".join(f"{int(size)}" for size in SIZES) + " |\n|---|---|---|---|---|"
+        )
+        for _, row in found.iterrows():
+            values = " | ".join(f"{100 * row[str(int(size))]:+.0f}" for size in SIZES)
+            print(f"| {row['GPU']} | {row['dtype']} | {row['evidence']} | {values} |")
+        both = found[[str(int(size)) for size in SIZES]].to_numpy()
+        print(f"mean absolute error {100 * np.mean(np.abs(both)):.0f} %, mean {100 * np.mean(both):+.0f} %")
+
+
+def _cells(row: list[float]) -> list[str]:
+    """Percent: biases with their sign, coverage without digits."""
+    formats = ("{:.1f}", "{:.1f}", "{:+.0f}", "{:.1f}", "{:.1f}", "{:+.0f}", "{:.0f}")
+    return [text.format(100 * value) for text, value in zip(formats, row, strict=True)]
 
 
 if __name__ == "__main__":

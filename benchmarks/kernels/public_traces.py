@@ -162,13 +162,20 @@ def compare_rank(folder: Path, gpu_name: str) -> pd.DataFrame:
     return pd.concat([calls.drop(columns="evidence"), predicted], axis=1)[known]
 
 
+def _label(found: pd.DataFrame) -> pd.Series:
+    """Family of each call; products that ran in another type than fp32 apart, because other models answer for them."""
+    family = found["family"].astype(str)
+    other = family.isin(["gemm", "bmm"]) & (found["dtype"].astype(str) != "fp32")
+    return family.where(~other, family + " (" + found["dtype"].astype(str) + ")").rename("family")
+
+
 def table(found: pd.DataFrame) -> str:
     """Markdown: per trace and family, error of the total, median error, and intervals that hold the measurement."""
     lines = [
         "| trace | family | kernels | median µs | sum, error % | median error % | inside p10–p90 % | evidence |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for (trace, family), rows in found.groupby(["trace", "family"], observed=True):
+    for (trace, family), rows in found.groupby(["trace", _label(found)], observed=True):
         measured, kernel = rows["measured_us"].to_numpy(dtype=float), rows["kernel_us"].to_numpy(dtype=float)
         error = np.abs(kernel / measured - 1.0)
         inside = (rows["p10_us"] - ROUNDING_US <= measured) & (measured <= rows["p90_us"] + ROUNDING_US)

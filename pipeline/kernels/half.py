@@ -20,11 +20,11 @@ from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import Estimate, KernelModel, merge
-from pipeline.kernels.tensor import UNSAMPLED_SPREAD, ratio_of, tensor_models
+from pipeline.kernels.tensor import MISALIGNED_SPREAD, UNSAMPLED_SPREAD, ratio_of, tensor_models
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import MANIFEST, check_pack
 from pipeline.paths import packs_dir
-from pipeline.transfer.tensor import covered
+from pipeline.transfer.tensor import covered, misaligned
 
 FOLDER = "half"
 """Folder under `packs/`."""
@@ -33,6 +33,9 @@ FAMILY = "gemm"
 
 DTYPES = ("bf16", "fp16")
 """What the samples stand for."""
+
+EVEN = 8.0
+"""Elements of half precision whose rows in memory are aligned."""
 
 SIBLING_SPREAD = 1.2
 """Factor up and down that another card of the same chip adds to the interval: clocks and power limits differ."""
@@ -61,10 +64,15 @@ class HalfModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of products of these sizes."""
-        plain = calls.assign(dtype="bf16", B=1.0)
+        # what the samples hold: forward passes of linear layers whose rows in memory are aligned
+        uneven, d = misaligned(calls), Dims(calls)
+        even = {name: np.where(uneven, EVEN * np.ceil(d(name) / EVEN), d(name)) for name in ("N", "K")}
+        stored = [name for name in ("trans_a", "trans_b") if name in calls]
+        plain = calls.drop(columns=stored).assign(dtype="bf16", phase="forward", B=1.0, **even)
         found = self.base.predict(plain)
         half, sister = self._half(calls), self.gpu.name != self.measured.name
-        if half.all() and not sister:
+        moved = ~half | uneven | sister
+        if not moved.any():
             return found
         ratio = ratio_of(calls.assign(B=1.0), self.gpu, plain, self.measured)
         if ratio is None:
@@ -72,8 +80,8 @@ class HalfModel(KernelModel):
             here, there = (Physics.of(gpu).peak_flop_per_us(Dims(rows)) for gpu, rows in
                            ((self.gpu, calls), (self.measured, plain)))  # fmt: skip
             ratio = there / here
-        spread = np.where(half, 1.0, UNSAMPLED_SPREAD) * (SIBLING_SPREAD if sister else 1.0)
-        return found.scale(np.where(half & (not sister), 1.0, ratio)).widen(spread)
+        spread = np.where(half, 1.0, UNSAMPLED_SPREAD) * np.where(uneven, MISALIGNED_SPREAD, 1.0)
+        return found.scale(np.where(moved, ratio, 1.0)).widen(spread * (SIBLING_SPREAD if sister else 1.0))
 
     def _half(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         return is_one_of(Dims(calls).text("dtype", "fp32"), DTYPES)
@@ -93,9 +101,8 @@ class Layered(KernelModel):
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
         """Evidence of each row, shape (rows,)."""
-        return np.where(self._others(calls), self.other.evidence_of(calls), self.first.evidence_of(calls)).astype(
-            object
-        )
+        second = self.other.evidence_of(calls)
+        return np.where(self._others(calls), second, self.first.evidence_of(calls)).astype(object)
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that either covers."""

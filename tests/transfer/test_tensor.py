@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from pipeline.datasets import aiconfigurator
 from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.half import half_model
 from pipeline.kernels.tensor import kernel_us, ratio_of, tensor_model
 from pipeline.transfer.recipes import TENSOR
-from pipeline.transfer.tensor import FAMILY, covered, peak_gflop_per_s, sustained_gflop_per_s
+from pipeline.transfer.tensor import FAMILY, covered, misaligned, peak_gflop_per_s, sustained_gflop_per_s
 from pipeline.transfer.tensor_build import chips, errors, residuals, without
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -106,6 +107,22 @@ def test_tf32_takes_about_twice_as_long_as_half_precision() -> None:
     sizes = [(4096, 4096, 4096), (1, 16384, 16384), (8192, 8192, 1024)]
     ratio = ratio_of(products(*sizes, dtype="tf32"), card, products(*sizes, dtype="bf16"), card)
     assert ratio is not None and (ratio > 1.8).all() and (ratio < 2.2).all()
+
+
+def test_rows_that_are_no_multiple_of_16_bytes_are_slower(model: UtilisationModel) -> None:
+    card = load_gpu("A100-SXM4-80GB")
+    sizes = products((4096, 4096, 4096), (4097, 4096, 4096), (4096, 4095, 4096), (4096, 4096, 4095), (4096, 4092, 4096))
+    assert misaligned(sizes).tolist() == [False, False, True, True, True]
+    assert misaligned(sizes.assign(dtype="tf32")).tolist() == [False, False, True, True, False]
+    found = kernel_us(model, sizes, card)
+    assert (found[2:] / found[0] > 1.8).all() and found[1] / found[0] < 1.2
+    # an operand that is stored transposed has its rows along the other size; gradients of a profile may have either
+    assert misaligned(sizes.assign(trans_a=1.0, trans_b=0.0)).tolist() == [False, True, False, True, False]
+    assert misaligned(sizes.assign(phase="backward")).tolist() == [False, True, True, True, True]
+    fitted = half_model(card)
+    assert fitted is not None
+    times = fitted.predict(sizes)
+    assert times.kernel[2] / times.kernel[0] > 1.8 and times.p90[2] / times.p10[2] > times.p90[0] / times.p10[0]
 
 
 def test_cards_of_a_chip_are_left_out_together() -> None:
