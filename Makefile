@@ -34,7 +34,7 @@ lint: setup ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow
 
 packs: setup unlock ## refit what ships, from the public data
-	@$(BIN)/snakemake --forcerun pack half_pack collective_curves -- packs
+	@$(BIN)/snakemake --forcerun pack half_pack collective_curves attention_constants -- packs
 
 figures: setup unlock ## figures of a grid: make figures GRID="experiment=paper_dlrm"
 	@$(BIN)/snakemake --config $(GRID) -- figures

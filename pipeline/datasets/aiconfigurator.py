@@ -2,12 +2,14 @@
 
 bf16 matrix products: kernel times of `torch.nn.functional.linear` without bias at 36,000 sizes per GPU, most of them
 round, as serving of language models has them; operands stay in L2 where they fit. Collectives: NCCL over NVLink on 2, 4
-and 8 GPUs of one machine. The tables come with the package: `pip install -e '.[newer]'`. They are read from where it is
+and 8 GPUs of one machine. Fused attention in bf16: kernels of serving frameworks, as near as there are to those that
+PyTorch runs. The tables come with the package: `pip install -e '.[newer]'`. They are read from where it is
 installed, never copied.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -41,6 +43,32 @@ COLLECTIVES = {
     "B200": "b200_sxm/comm/nccl/2.29.2",
 }
 """NCCL tables of GPUs whose collectives run over NVLink; over PCIe they depend on the machine more than on the GPU."""
+
+ATTENTION: Mapping[str, tuple[tuple[str, str, bool], ...]] = {
+    "A100-SXM4-80GB": (("a100_sxm/attention/sglang/0.5.10/context", "flash_attention", True),),
+    "L40S": (
+        ("l40s/attention/vllm/0.24.0/context", "vllm_flash_attn_fa2", True),
+        ("l40s/encoder_attention/vllm/0.24.0/encoder", "vllm_vit_flash_attn_fa2", False),
+    ),
+    "H100": (
+        ("h100_sxm/attention/vllm/0.24.0/context", "vllm_flash_attn_fa3", True),
+        ("h100_sxm/encoder_attention/vllm/0.24.0/encoder", "vllm_vit_flash_attn_fa3", False),
+    ),
+    "H200": (
+        ("h200_sxm/attention/vllm/0.24.0/context", "vllm_flash_attn_fa3", True),
+        ("h200_sxm/encoder_attention/vllm/0.24.0/encoder", "vllm_vit_flash_attn_fa3", False),
+    ),
+    "B200": (
+        ("b200_sxm/attention/vllm/0.24.0/context", "vllm_flashinfer_trtllmprefill", True),
+        ("b200_sxm/encoder_attention/vllm/0.24.0/encoder", "vllm_vit_flash_attn_fa4", False),
+    ),
+}
+"""Tables of fused attention per GPU: (file, kernel, causal). FlashAttention-2 on A100 and L40S; on Hopper
+FlashAttention-3, whose rate cuDNN's kernels share; on Blackwell cuDNN's relatives (docs/kernels.md). Causal rows also
+write keys and values to the serving cache."""
+
+SHORTEST, LONGEST, WIDEST = 16, 16384, 256
+"""Tokens and head widths of rows that are taken: a single token is another kernel, longer ones are nobody's batch."""
 
 ELEMENT_BYTES = {"half": 2, "int8": 1}
 """`message_size` counts elements: the sizes of both types are the same in bytes."""
@@ -133,6 +161,58 @@ def read_collectives(gpu: str, folder: Path | None = None) -> pd.DataFrame:
             "kernel_us": 1e3 * table["latency"].astype("float64"),
         }
     )[width.notna()].reset_index(drop=True)
+
+
+def read_attention(gpu: str, folder: Path | None = None) -> pd.DataFrame:
+    """Fused attention of one GPU as a samples table: a row per size, `kernel_us` its time.
+
+    Plain multi-head attention in bf16 over whole sequences: B counts heads of all samples, M and N tokens, K is the head
+    width. `attributes` holds `causal`, and `cached` where the time includes the write to the serving cache; `heads` is
+    the number of heads of one sample.
+
+    Args:
+        gpu: canonical name, one of `ATTENTION`.
+        folder: the package's `systems/data`; where it is installed if None.
+
+    Raises:
+        UnknownNameError, TableError: as `read_products`.
+    """
+    if gpu not in ATTENTION:
+        raise UnknownNameError("GPU with public measurements of fused attention", gpu, list(ATTENTION))
+    root = folder or data_dir()
+    if root is None:
+        raise TableError(
+            f"attention of {gpu}: package aiconfigurator-core is missing; pip install aiconfigurator-core=={RELEASE}"
+        )
+    parts = [_attention(root / f"{name}_attention_perf.parquet", kernel, cut) for name, kernel, cut in ATTENTION[gpu]]
+    rows = pd.concat(parts, ignore_index=True)
+    keys = ["causal", "B", "heads", "M", "K"]
+    found = rows.groupby(keys, as_index=False, sort=True)["kernel_us"].median()  # a few sizes were measured twice
+    notes = found["causal"].map({True: '{"causal":true,"cached":true}', False: '{"causal":false}'})
+    return pd.DataFrame(found.drop(columns="causal")).assign(
+        gpu=gpu, family="attention", op="flash", phase="forward", dtype="bf16", N=found["M"], attributes=notes,
+        latency_us=found["kernel_us"], source=SOURCE, campaign_id=SOURCE, cold=False,
+    )  # fmt: skip
+
+
+def _attention(file: Path, kernel: str, causal: bool) -> pd.DataFrame:
+    """Rows of one table: B, heads, M, K, causal, kernel_us."""
+    columns = ("kernel_source", "batch_size", "isl", "num_heads", "head_dim", "attn_dtype", "latency")
+    only_causal = ("num_key_value_heads", "kv_cache_dtype", "step")
+    table = _read(file, (*columns, *only_causal) if causal else columns)
+    keep = (table["kernel_source"].astype(str) == kernel) & (table["attn_dtype"].astype(str) == "bfloat16")
+    keep &= table["isl"].between(SHORTEST, LONGEST) & (table["head_dim"] <= WIDEST)
+    if causal:
+        keep &= (table["kv_cache_dtype"].astype(str) == "bfloat16") & (table["step"] == 0)
+        keep &= table["num_heads"] == table["num_key_value_heads"]
+        keep &= table["window_size"] == 0 if "window_size" in table.columns else True
+    rows = table[keep]
+    size = {name: rows[column].astype("int64") for name, column in
+            (("samples", "batch_size"), ("heads", "num_heads"), ("M", "isl"), ("K", "head_dim"))}  # fmt: skip
+    return pd.DataFrame(
+        {"causal": causal, "B": size["samples"] * size["heads"], "heads": size["heads"], "M": size["M"], "K": size["K"],
+         "kernel_us": 1e3 * rows["latency"].astype("float64")}
+    )  # fmt: skip
 
 
 def installed_release() -> str | None:

@@ -30,6 +30,29 @@ SOURCES: dict[str, dict[str, str]] = {
         "release": "0.12.0",
         "licence": "Apache-2.0",
         "citation": "NVIDIA: aiconfigurator, measured operator times for serving language models",
-        "what": "kernel time of torch.nn.functional.linear in bf16, 36,000 sizes a GPU; NCCL collectives over NVLink",
+        "what": "kernel time of torch.nn.functional.linear in bf16, 36,000 sizes a GPU; NCCL collectives over NVLink; "
+        "fused attention in bf16",
+    },
+    "lambda": {
+        "repository": "github.com/lambdal/deeplearning-benchmark",
+        "files": "pytorch/csv_v1_v2/pytorch-train-{throughput,bs}-{fp32,fp16}.csv",
+        "commit": "d743970e (throughput, fp32), 705355b8 (the others)",
+        "citation": "Lambda Labs: deep-learning benchmark, NVIDIA's training examples on one GPU",
+        "what": "samples per second of whole training steps, and batch sizes",
+    },
+    "nvidia-resnet50": {
+        "repository": "github.com/NVIDIA/DeepLearningExamples",
+        "files": "PyTorch/Classification/ConvNets/resnet50v1.5/README.md",
+        "commit": "291f0d02",
+        "citation": "NVIDIA: deep-learning examples, ResNet-50 v1.5",
+        "what": "latency of inference by batch size on V100 and T4",
+    },
+    "timm": {
+        "repository": "github.com/huggingface/pytorch-image-models",
+        "files": "results/benchmark-train-amp-{nchw,nhwc}-pt112-cu113-rtx3090.csv",
+        "commit": "5e7d47ca",
+        "licence": "Apache-2.0",
+        "citation": "Wightman: PyTorch image models",
+        "what": "training steps of networks for images in mixed precision on an RTX 3090",
     },
 }

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.attention import with_attention
 from pipeline.kernels.collectives import collective_model
 from pipeline.kernels.derive import derive
 from pipeline.kernels.families import FAMILIES, Law
@@ -149,4 +150,4 @@ def load_predictor(
     collectives = collective_model(gpu)
     if collectives is not None:
         models.setdefault("collective", collectives)
-    return KernelPredictor(gpu, with_half(gpu, models), physics, floor)
+    return KernelPredictor(gpu, with_attention(gpu, with_half(gpu, models)), physics, floor)

@@ -82,11 +82,13 @@ def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
 
 def pack_digests() -> dict[str, str]:
     """Digest of every shipped pack's manifest: what predictions from packs alone depend on."""
+    from pipeline.kernels.attention import FILE as ATTENTION
     from pipeline.kernels.collectives import FILE
     from pipeline.kernels.half import FOLDER, measured_gpus
 
     names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
-    files = {name: packs_dir() / name / MANIFEST for name in names} | {FILE: packs_dir() / FILE}
+    files = {name: packs_dir() / name / MANIFEST for name in names}
+    files |= {name: packs_dir() / name for name in (ATTENTION, FILE)}
     return {name: file_digest(path)[:16] for name, path in files.items() if path.is_file()}
 
 

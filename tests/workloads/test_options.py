@@ -1,5 +1,6 @@
 """Every workload understands every override that makes sense for it, and each does what it says."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -41,7 +42,13 @@ def test_a_workload_understands_an_option(name, option, value):
         dtypes = set(calls.loc[calls["family"].isin(["gemm", "bmm", "conv2d_forward", "rnn"]), "dtype"])
         assert dtypes == {value}
     if option == "attention":
-        assert "attention" in set(calls["family"])
+        fused = calls[calls["family"] == "attention"]
+        masks = {json.loads(text)["causal"] for text in fused["attributes"]}
+        decoders = config["architecture"] in ("gpt2", "opt")
+        assert masks == ({True} if decoders else {False} if config["architecture"] == "bert" else {True, False})
+        sizes = {"B": 4 * config["heads"], "M": config["seq_len"], "N": config["seq_len"],
+                 "K": config["width"] // config["heads"]}  # fmt: skip
+        assert (fused[list(sizes)] == pd.Series(sizes)).all(axis=None)
     else:
         assert "attention" not in set(calls["family"])
     if option == "memory_format":

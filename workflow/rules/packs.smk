@@ -82,8 +82,19 @@ rule collective_curves:
         "../scripts/collective_curves.py"
 
 
+rule attention_constants:
+    output:
+        constants=f"{FLOW.packs}/attention.json",
+    params:
+        provenance=FLOW.newer_provenance,
+    message:
+        "Constants of fused attention, from public measurements"
+    script:
+        "../scripts/attention_constants.py"
+
+
 rule packs:
     input:
         expand(PACK, gpu=FLOW.public_gpus),
         expand(HALF_PACK, gpu=FLOW.half_gpus),
-        f"{FLOW.packs}/collectives.json" if FLOW.half_gpus else [],
+        [f"{FLOW.packs}/{name}.json" for name in ("collectives", "attention")] if FLOW.half_gpus else [],

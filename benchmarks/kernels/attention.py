@@ -1,0 +1,136 @@
+"""Fused attention: errors of the shipped kind of model on sizes and on GPUs that it has not seen, beside the roofline.
+
+    python benchmarks/kernels/attention.py
+
+`unseen`: fitted on four fifths of the (heads, sequence) combinations, judged on the others. `other GPU`: constants of
+another measured GPU, the one that a card without samples would take first, with this GPU's specification. `roofline`: what
+Steptime said before. Causal samples hold the write to a serving cache, whose modelled time is added to the roofline too.
+The second table compares the backward's ratio with published pairs of FlashAttention's own benchmark.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from pipeline.datasets.aiconfigurator import ATTENTION, read_attention
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.attention import (
+    BACKWARD_SHARE,
+    BACKWARD_TRAFFIC,
+    BACKWARD_WORK,
+    AttentionModel,
+    Constants,
+    Fitted,
+    Shape,
+    attention_us,
+)
+from pipeline.kernels.attention_fit import FOLDS, START_FROM, fit_gpus, fitted_on, folds_of
+from pipeline.kernels.evaluate import gmae, mape
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.prediction import Estimate
+from pipeline.kernels.work import Dims
+
+LONG_US = 200.0
+"""Kernels that make up training steps; below, starts and waves decide."""
+
+ELSEWHERE = {"A100-SXM4-80GB": "L40S", "L40S": "A100-SXM4-80GB", "H100": "H200", "H200": "H100", "B200": "H100"}
+
+PUBLISHED = (
+    # heads x samples, tokens, width, causal, forward us, backward us, DRAM GB/s
+    ("RTX A5000, FlashAttention-2, gpu-mode/ring-attention#10", 1024, 512, 64, False, 817, 3248, 768),
+    ("RTX A5000", 256, 2048, 64, False, 3380, 9808, 768),
+    ("RTX A5000", 64, 8192, 64, False, 13431, 35504, 768),
+    ("H100, FlashAttention-2, Dao-AILab/flash-attention#2688", 1024, 512, 64, False, 272, 905, 3350),
+    ("H100", 256, 2048, 64, False, 892, 2606, 3350),
+    ("H100", 64, 8192, 64, False, 3545, 9187, 3350),
+    ("RTX A6000, cuDNN, pytorch#137036", 1024, 1024, 64, True, 1817, 6655, 768),
+    ("RTX A6000, FlashAttention-2, pytorch#137036", 1024, 1024, 64, True, 2404, 6559, 768),
+    ("B200, FlashAttention-4, Dao-AILab/flash-attention#2280", 64, 8192, 128, False, 1433, 4043, 8000),
+    ("B200", 64, 8192, 128, True, 775, 2274, 8000),
+)
+"""Published times of both passes of one size. The H100's thread names no GPU; its rate is an H100's."""
+
+
+def roofline_us(rows: pd.DataFrame, spec: GpuSpec, fitted: Fitted) -> np.ndarray:
+    """Physics' answer for the calls that a graph would make, with the cache's write on top."""
+    shape, d = Shape.of(rows), Dims(rows)
+    work = 4.0 * shape.heads * shape.queries * shape.keys * shape.width * np.where(shape.causal, 0.5, 1.0)
+    size = shape.bytes
+    calls = rows.assign(flops=work, bytes_read=0.75 * size, bytes_written=0.25 * size)
+    peak = Physics.of(spec).peak_flop_per_us(d)
+    whole = attention_us(fitted.constants, fitted.tiles, spec, peak, shape)
+    bare = attention_us(fitted.constants, fitted.tiles, spec, peak, Shape(*list(vars(shape).values())[:-1],
+                                                                         np.zeros(len(rows), dtype=bool)))  # fmt: skip
+    return Physics.of(spec).kernel_us("attention", calls) + whole - bare
+
+
+def unseen(rows: pd.DataFrame, spec: GpuSpec, full: Fitted, start: Constants) -> Estimate:
+    """Estimates of rows by fits (intervals included) that had not seen their heads and sequence length together."""
+    fold, parts = folds_of(rows, seed=1), []
+    for number in range(FOLDS):
+        seen = rows[fold != number].reset_index(drop=True)
+        model = AttentionModel(spec, spec, fitted_on(seen, spec, full.tiles, start))
+        parts.append(model.predict(rows[fold == number]))
+    order = np.argsort(np.concatenate([np.flatnonzero(fold == number) for number in range(FOLDS)]))
+    return Estimate(*(np.concatenate([getattr(part, name) for part in parts])[order] for name in vars(parts[0])))
+
+
+def cells(found: np.ndarray, measured: np.ndarray) -> list[str]:
+    """MAPE of all rows, of long kernels, and the bias of long ones."""
+    long = measured > LONG_US
+    bias = np.exp(np.mean(np.log(found[long] / measured[long]))) - 1.0
+    return [
+        f"{100 * mape(found, measured):.1f}",
+        f"{100 * mape(found[long], measured[long]):.1f}",
+        f"{100 * bias:+.0f}",
+    ]
+
+
+def inside(found: Estimate, measured: np.ndarray) -> str:
+    return f"{100 * np.mean((found.p10 <= measured) & (measured <= found.p90)):.0f}"
+
+
+def sizes(samples: Mapping[str, pd.DataFrame], fitted: Mapping[str, Fitted]) -> None:
+    print(
+        "| GPU | rows | roofline, MAPE | long | bias | unseen, GMAE | MAPE | long | bias | inside "
+        "| other GPU | MAPE | long | bias | inside |"
+    )
+    print("|" + "---|" * 15)
+    for gpu, rows in samples.items():
+        spec, measured = load_gpu(gpu), rows["kernel_us"].to_numpy(dtype=np.float64)
+        start = fitted[START_FROM[gpu]].constants if gpu in START_FROM else Constants()
+        own = unseen(rows, spec, fitted[gpu], start)
+        other = load_gpu(ELSEWHERE[gpu])
+        moved = AttentionModel(spec, other, fitted[other.name]).predict(rows)
+        line = [
+            gpu, str(len(rows)), *cells(roofline_us(rows, spec, fitted[gpu]), measured),
+            f"{100 * gmae(own.kernel, measured):.1f}", *cells(own.kernel, measured), inside(own, measured),
+            other.name, *cells(moved.kernel, measured), inside(moved, measured),
+        ]  # fmt: skip
+        print(f"| {' | '.join(line)} |", flush=True)
+
+
+def backward() -> None:
+    print("\n| published | heads x tokens x width | causal | backward over forward | model | error % |")
+    print("|---|---|---|---|---|---|")
+    errors = []
+    for name, heads, tokens, width, causal, forward, back, dram in PUBLISHED:
+        traffic = BACKWARD_TRAFFIC * heads * tokens * width / (0.9e3 * dram)
+        model = BACKWARD_WORK / BACKWARD_SHARE + traffic / forward
+        errors.append(model * forward / back - 1.0)
+        size = f"{heads} x {tokens} x {width}"
+        print(
+            f"| {name} | {size} | {'yes' if causal else 'no'} | {back / forward:.2f} | {model:.2f} | {100 * errors[-1]:+.0f} |"
+        )
+    print(f"\nmean |error| {100 * np.mean(np.abs(errors)):.1f} %, mean {100 * np.mean(errors):+.1f} %")
+
+
+def main() -> None:
+    samples = {gpu: read_attention(gpu) for gpu in ATTENTION}
+    sizes(samples, fit_gpus(samples))
+    backward()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Networks of timm's benchmark as steps of `model=custom`: ResNets, ResNeXt, VGGs and a vision transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.workloads.step import Step, host_empty
+
+SIDE, CLASSES = 224, 1000
+
+RESNETS = {
+    "resnet18": ((2, 2, 2, 2), False, 1, 64),
+    "resnet34": ((3, 4, 6, 3), False, 1, 64),
+    "resnet50": ((3, 4, 6, 3), True, 1, 64),
+    "resnet101": ((3, 4, 23, 3), True, 1, 64),
+    "resnet152": ((3, 8, 36, 3), True, 1, 64),
+    "wide_resnet50_2": ((3, 4, 6, 3), True, 1, 128),
+    "resnext50_32x4d": ((3, 4, 6, 3), True, 32, 4),
+}
+"""Blocks per stage, whether they are bottlenecks, groups, and width of a group in the first stage."""
+
+VGGS = {"vgg11": (1, 1, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3)}
+"""Convolutions per stage."""
+
+TRANSFORMERS = {"vit_base_patch16_224": (768, 12, 12, 16)}
+"""Width, layers, heads and edge of a patch."""
+
+NETWORKS = (*RESNETS, *VGGS, *TRANSFORMERS)
+
+
+class Residual(nn.Module):
+    """A basic or bottleneck block."""
+
+    def __init__(self, inputs: int, width: int, outputs: int, stride: int, bottleneck: bool, groups: int) -> None:
+        super().__init__()
+        plan = [(inputs, width, 1, 1, 1), (width, width, 3, stride, groups), (width, outputs, 1, 1, 1)]
+        if not bottleneck:
+            plan = [(inputs, outputs, 3, stride, 1), (outputs, outputs, 3, 1, 1)]
+        layers: list[nn.Module] = []
+        for position, (c, k, edge, step, count) in enumerate(plan):
+            conv = nn.Conv2d(c, k, edge, step, edge // 2, groups=count, bias=False)
+            layers += [conv, nn.BatchNorm2d(k)] + ([nn.ReLU(inplace=True)] if position < len(plan) - 1 else [])
+        self.body, self.relu = nn.Sequential(*layers), nn.ReLU(inplace=True)
+        self.shortcut = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        y += self.shortcut(x)
+        out: Tensor = self.relu(y)
+        return out
+
+
+def resnet(counts: tuple[int, ...], bottleneck: bool, groups: int, base: int) -> nn.Module:
+    """A residual network."""
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    blocks: list[nn.Module] = []
+    inputs = 64
+    for stage, count in enumerate(counts):
+        outputs = (256 if bottleneck else 64) * 2**stage
+        for block in range(count):
+            stride = 2 if stage and not block else 1
+            blocks.append(Residual(inputs, groups * base * 2**stage, outputs, stride, bottleneck, groups))
+            inputs = outputs
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
+
+
+def vgg(counts: tuple[int, ...]) -> nn.Module:
+    """A VGG without batch norm; its classifier as convolutions of 7 x 7 and 1 x 1, as timm has it."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    for stage, count in enumerate(counts):
+        outputs = min(64 * 2**stage, 512)
+        for _ in range(count):
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True)]
+            inputs = outputs
+        layers.append(nn.MaxPool2d(2, 2))
+    head = [nn.Conv2d(512, 4096, 7), nn.ReLU(inplace=True), nn.Conv2d(4096, 4096, 1), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, *head, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4096, CLASSES))
+
+
+class Attending(nn.Module):
+    """A layer of a vision transformer; scores in memory, as in 2022."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.ln1, self.ln2 = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        images, tokens, width = x.shape
+        qkv = self.qkv(self.ln1(x)).reshape(images, tokens, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (q @ k.transpose(-2, -1)) * (width // self.heads) ** -0.5
+        x = x + self.out((scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(images, tokens, width))
+        return x + self.mlp(self.ln2(x))
+
+
+class Vit(nn.Module):
+    """A vision transformer with a class token."""
+
+    def __init__(self, width: int, layers: int, heads: int, patch: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.zeros(1, (SIDE // patch) ** 2 + 1, width))
+        self.layers = nn.Sequential(*(Attending(width, heads) for _ in range(layers)), nn.LayerNorm(width))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), dim=1) + self.places
+        out: Tensor = self.head(self.layers(x)[:, 0])
+        return out
+
+
+def network(name: str) -> nn.Module:
+    """The network of that name in timm."""
+    if name in RESNETS:
+        return resnet(*RESNETS[name])
+    return vgg(VGGS[name]) if name in VGGS else Vit(*TRANSFORMERS[name])
+
+
+def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
+    """The step; `model.options.network` is one of `NETWORKS`."""
+    with torch.device(device):
+        model = network(config["options"]["network"])
+    images, labels = host_empty(batch_size, 3, SIDE, SIDE), host_empty(batch_size, dtype=torch.long)
+    return Step([model], [(images, labels)], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), device,
+                config)  # fmt: skip

@@ -1,0 +1,172 @@
+"""Predicted steps against whole steps that others measured and published, on GPUs with and without samples.
+
+    python benchmarks/steps/published.py [DATASETS_DIR] [--model resnet50 ...] [--write docs/accuracy.md]
+        [--draw docs/images]
+
+The files and where they come from: `pipeline/datasets/published_steps.py`. What ran there differs from what is predicted
+in ways that the tables do not settle: software of 2020 to 2024, fused layer norm and GELU in BERT, and, in its half
+precision, fp32 master weights with a fused Adam. Rows marked `seen` had constants set with them in view.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pipeline import predict
+from pipeline.datasets.published_steps import read_inference, read_networks, read_training
+from pipeline.paths import datasets_dir
+from pipeline.prediction import Prediction
+from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEAST_BATCH = 16
+"""Inference on fewer images waits for a host that the page says nothing of."""
+
+
+def predicted(row: pd.Series) -> Prediction:
+    """What Steptime says of a row."""
+    options: dict[str, object] = {"model.mode": row["mode"], "model.dtype": row["dtype"]}
+    name = "custom"
+    if row["source"] == "timm":
+        options |= {"model.target": "networks:make_step", "+model.options.network": row["model"],
+                    "model.optimizer": "sgd_momentum"}  # fmt: skip
+    elif row["model"] == "resnet50":
+        name = "resnet50"
+    else:
+        options |= {"model.target": "squad:make_step", "+model.options.size": row["model"], "model.optimizer": "adam"}
+    if row["memory_format"] != "contiguous":
+        options["model.memory_format"] = row["memory_format"]
+    return predict(gpu=row["gpu"], model=name, batch_size=int(row["batch_size"]), **options)
+
+
+def without_copies(found: Prediction) -> float:
+    """Microseconds of a step whose inputs lie on the device, as they did there."""
+    return found.predicted_us - (found.families.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0)
+
+
+def compare(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with `predicted_us`, `error`, `inside` (of p10 to p90), `evidence` and `fits` (in memory)."""
+    found = [predicted(row) for _, row in rows.iterrows()]
+    rows = rows.assign(predicted_us=[without_copies(one) for one in found])
+    measured = rows["measured_us"].to_numpy()
+    low, high = (np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us"))
+    main = [max(one.evidence, key=lambda kind, shares=one.evidence: shares[kind]) for one in found]  # type: ignore[misc]
+    inside = (low <= measured) & (measured <= high)
+    fits = [one.fits for one in found]
+    return rows.assign(error=rows["predicted_us"] / measured - 1.0, inside=inside, evidence=main, fits=fits)
+
+
+def ordered(rows: pd.DataFrame) -> tuple[int, int]:
+    """(pairs of GPUs of which the right one is said to be faster, pairs), by samples per second, within a workload."""
+    right = pairs = 0
+    for _, group in rows.groupby(["model", "mode", "dtype_of_table"]):
+        speeds = [(size / a, size / b) for size, a, b in
+                  group[["batch_size", "measured_us", "predicted_us"]].itertuples(index=False)]  # fmt: skip
+        for one, other in combinations(speeds, 2):
+            pairs += 1
+            right += (one[0] - other[0]) * (one[1] - other[1]) > 0
+    return right, pairs
+
+
+def summary(rows: pd.DataFrame) -> list[str]:
+    """A line per workload and precision: rows, mean error, mean absolute error, worst, inside; GPUs not seen apart."""
+    lines = [
+        "| step | precision | GPUs | mean error % | mean absolute error % | unseen GPUs | worst % | inside p10-p90 % |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (model, mode, dtype), group in rows.groupby(["model", "mode", "dtype_of_table"], sort=False):
+        size, unseen = 100 * group["error"].abs(), group[~group["seen"]]
+        of_unseen = f"{100 * unseen['error'].abs().mean():.1f}" if len(unseen) else ""
+        lines.append(
+            f"| {model}, {mode} | {dtype} | {len(group)} | {100 * group['error'].mean():+.1f} | {size.mean():.1f} | "
+            f"{of_unseen} | {size.max():.1f} | {100 * group['inside'].mean():.0f} |"
+        )
+    return lines
+
+
+def table(rows: pd.DataFrame) -> list[str]:
+    """A line per row."""
+    lines = [
+        "| GPU | step | precision | batch | measured ms | predicted ms | error % | evidence |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows.itertuples():
+        mark = " (seen)" if row.seen else ""
+        lines.append(
+            f"| {row.gpu}{mark} | {row.model}, {row.mode} | {row.dtype} | {row.batch_size} | "
+            f"{row.measured_us / 1e3:.1f} | {row.predicted_us / 1e3:.1f} | {100 * row.error:+.1f} | {row.evidence} |"
+        )
+    return lines
+
+
+def picture(rows: pd.DataFrame) -> Figure:
+    """Errors of training steps by GPU, a panel per precision."""
+    training = rows[(rows["mode"] == "train") & (rows["source"] == "lambda")]
+    order = training.groupby("gpu")["measured_us"].mean().sort_values(ascending=False).index.tolist()
+    figure, panels = new_panels(2, width=9.0, height=4.6)
+    for axes, (precision, group) in zip(panels, training.groupby("dtype_of_table"), strict=True):
+        for (model, own), colour, marker in zip(group.groupby("model"), COLOURS, MARKERS, strict=False):
+            where = [order.index(gpu) for gpu in own["gpu"]]
+            axes.plot(100 * own["error"], where, marker, color=colour, label=str(model))
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.axvspan(-20, 20, color="0.93", zorder=0)
+        axes.set_title(str(precision), loc="left", fontsize=10)
+        axes.set_xlabel("predicted over measured − 1 (%)")
+    label_rows(panels[0], order)
+    panels[0].legend(frameon=False, fontsize=8)
+    footnote(figure, "Measured: Lambda Labs' benchmark. Grey: within 20 %.")
+    return figure
+
+
+def write(path: Path, name: str, lines: list[str]) -> None:
+    """Put lines between a document's markers of that name."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, rest = path.read_text(encoding="utf-8").split(begin)
+    body = "\n".join(lines)
+    path.write_text(f"{before}{begin}\n{body}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
+    parser.add_argument("--model", nargs="+", help="only these workloads")
+    parser.add_argument("--gpu", nargs="+", help="only these GPUs")
+    parser.add_argument("--write", type=Path, help="document whose marked sections take the tables")
+    parser.add_argument("--draw", type=Path, help="folder for published.svg")
+    args = parser.parse_args()
+    if args.datasets is None:
+        print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
+        return 2
+    read = (read_training, read_networks, read_inference)
+    rows = pd.concat([one(args.datasets) for one in read], ignore_index=True)
+    rows = rows[(rows["mode"] == "train") | (rows["batch_size"] >= LEAST_BATCH)]
+    rows = rows[rows["model"].isin(args.model)] if args.model else rows
+    rows = rows[rows["gpu"].isin(args.gpu)] if args.gpu else rows
+    half = rows["dtype"] == "fp16"
+    rows = compare(rows.assign(dtype_of_table=np.where(half, "fp16", "fp32 or TF32")))
+    right, pairs = ordered(rows[rows["mode"] == "train"])
+    order = f"Of {pairs} pairs of GPUs in training, {right} are put in the right order."
+    memory = f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are said to fit."
+    short = [*summary(rows), "", f"{order} {memory}"]
+    print("\n".join([*table(rows), "", *short]))
+    if args.draw:
+        save(picture(rows), args.draw, "published", kinds=("svg",))
+    if args.write:
+        write(args.write, "published steps", table(rows))
+        write(args.write, "published", short)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

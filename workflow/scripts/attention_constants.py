@@ -1,0 +1,14 @@
+"""Fit the constants of fused attention on the GPUs that were measured."""
+
+from pathlib import Path
+
+from pipeline.scripting import job, provenance
+
+with job(snakemake):
+    from pipeline.datasets.aiconfigurator import ATTENTION, read_attention
+    from pipeline.kernels.attention import write_fitted
+    from pipeline.kernels.attention_fit import fit_gpus
+
+    fitted = fit_gpus({gpu: read_attention(gpu) for gpu in ATTENTION})
+    made = {**snakemake.params.provenance, "made_by": provenance(snakemake)["versions"]}
+    write_fitted(Path(snakemake.output.constants), fitted, made)
