@@ -119,16 +119,19 @@ def evaluate(
 def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, random: np.random.Generator) -> Floats:
     """Log-normal draws of kernel times in µs, shape (draws, calls).
 
-    Calls of one family share half of their log-variance (`FAMILY_SHARE`); calls that are predicted alike share the rest
-    too, because a model is wrong about a shape in the same way every time it is launched.
+    Calls of one family share half of their log-variance (`FAMILY_SHARE`), and the three directions of a convolution are one
+    family here: one library computes them by the same means. Calls that are predicted alike share the rest too, because
+    a model is wrong about a shape in the same way every time it is launched.
     """
     centre = predicted["kernel_us"].to_numpy(float)
     low, high = predicted["p10_us"].to_numpy(float), predicted["p90_us"].to_numpy(float)
     width = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
     sigma = np.where(centre > 0, np.clip(width, 0.0, 1.5), 0.0)
-    family = pd.factorize(calls["family"].astype(object))[0]
+    names = calls["family"].astype(object)
+    family = pd.factorize(names)[0]
+    joint = pd.factorize(names.where(~names.astype(str).str.startswith("conv2d"), "conv2d"))[0]
     alike = calls.groupby([pd.Series(family, index=calls.index), np.round(centre, 6)], sort=False).ngroup().to_numpy()
-    common = random.standard_normal((draws, int(family.max(initial=-1)) + 1))[:, family]
+    common = random.standard_normal((draws, int(joint.max(initial=-1)) + 1))[:, joint]
     own = random.standard_normal((draws, int(alike.max(initial=-1)) + 1))[:, alike]
     noise = np.sqrt(FAMILY_SHARE) * common + np.sqrt(1 - FAMILY_SHARE) * own
     return np.asarray(centre * np.exp(sigma * noise))

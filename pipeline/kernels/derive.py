@@ -6,8 +6,8 @@ The related call is predicted by its model, and scaled by what physics says the 
 - a convolution whose window the samples lack is the matrix product that it amounts to (implicit GEMM), where products
   of such sizes were sampled;
 - a convolution's data gradient is a convolution with the channels swapped, its weight gradient takes as long as the
-  forward pass, where such a convolution was sampled (the library has the same algorithms for all three); else both are
-  implicit products;
+  forward pass, where such a convolution was sampled; else both are implicit products; `gradients` adds what they take
+  beyond that;
 - one batched product with a single batch is a plain product, and the other way round.
 Intervals widen by `SPREAD`.
 """
@@ -66,15 +66,17 @@ def _convolution(
     tf32 = tensor & (dtype == "tf32")
     if tensor.all() and not tf32.any():
         return None, ""
-    found, evidence = _on_fp32_cores(name, calls, models)
+    found, evidence = _on_fp32_cores(name, calls, models, physics)
     if found is None or not tensor.any():
         return found, evidence
     quicker = tf32 & (found.kernel < physics.kernel_us(name, calls))
     return found.scale(np.where(tensor & ~quicker, np.nan, 1.0)), evidence
 
 
-def _on_fp32_cores(name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]) -> tuple[Estimate | None, str]:
-    """Estimates of all rows as fp32 convolutions."""
+def _on_fp32_cores(
+    name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel], physics: Physics
+) -> tuple[Estimate | None, str]:
+    """Estimates of all rows as fp32 convolutions, with what gradients take beyond a forward pass."""
     found: Estimate | None = None
     evidence = ""
     if "gemm" in models:
@@ -91,7 +93,11 @@ def _on_fp32_cores(name: str, calls: pd.DataFrame, models: Mapping[str, KernelMo
             blank = estimate.scale(np.where(sampled, 1.0, np.nan))
             found = blank if found is None else merge(found, forward.predict(alike[sampled]), sampled)
             evidence = forward.evidence
-    return (None, "") if found is None else (found.widen(SPREAD), evidence)
+    if found is None:
+        return None, ""
+    if name != "conv2d_forward" and physics.gpu.limits is not None:
+        found = found.scale(physics.gradient_us(name, calls, found.kernel) / found.kernel)
+    return found.widen(SPREAD), evidence
 
 
 def _product(name: str, calls: pd.DataFrame) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from pipeline.kernels.embedding import (
     small_width_factor,
 )
 from pipeline.kernels.families import Law, family, work_of
+from pipeline.kernels.gradients import gradient_us
 from pipeline.kernels.images import FAMILIES as IMAGES
 from pipeline.kernels.images import image_us
 from pipeline.kernels.tensor_convolution import on_tensor_cores, tensor_us
@@ -167,15 +168,24 @@ class Physics:
         return np.asarray(self.start_us(name) + np.maximum(compute, self._moving_us(found.bytes)))
 
     def _convolution(self, name: str, calls: pd.DataFrame, plain: Array) -> Array:
-        """Convolutions that tensor cores compute by their own formula; all other rows as `plain` has them."""
+        """Convolutions from what plain products of their arithmetic take: gradients, and those on tensor cores."""
         if not name.startswith("conv2d"):
             return plain
+        if self.gpu.limits is not None:
+            plain = self.gradient_us(name, calls, plain, plain)
         rows = on_tensor_cores(Dims(calls), self.gpu)
         if rows.any():
             found = tensor_us(name, Dims(calls[rows]), self.gpu, self.memory, self.l2_gb_per_s)
             known = np.isfinite(found)
             plain[np.flatnonzero(rows)[known]] = self.start_us(name) + found[known]
         return plain
+
+    def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
+        """Times of fp32 gradients from those of forward convolutions or products of the same arithmetic (`gradients`)."""
+        d = Dims(calls)
+        if product_us is None:
+            product_us = self._compute(name, d, work_of(name, calls), SHORTEST_REDUCTION)
+        return gradient_us(name, d, kernel_us, product_us, self.peak_flop_per_us(d), self.memory)
 
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput by the dtype of each row, FLOP per microsecond."""

@@ -10,6 +10,7 @@ import pytest
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.images import BATCH_NORM_SHARE, POOL_CLOCKS
+from pipeline.kernels.predictor import load_predictor
 
 IMAGES = {"B": 128.0, "C": 256.0, "HW": 784.0}
 BYTES = 4.0 * 128 * 256 * 784
@@ -28,6 +29,14 @@ def test_batch_norm_reads_its_images_twice(phase: str, passes: int) -> None:
     """Forward x, x and y; backward the gradient and x, both again, and the gradient of x."""
     expected = passes * BYTES / BATCH_NORM_SHARE / (1e3 * 817)
     assert kernel_us("batch_norm", "batch_norm", phase) == pytest.approx(expected, rel=1e-6)
+
+
+def test_cards_without_samples_stream_at_what_their_architecture_does() -> None:
+    for name, peak in (("V100-SXM2-32GB", 0.90 * 900), ("H100", 0.90 * 3350), ("RTX2080Ti", 0.80 * 616), ("V100", 817)):
+        assert Physics.of(load_gpu(name)).streaming().memory.peak_gb_per_s == pytest.approx(peak)
+    # saved models correct formulas without it
+    assert Physics.of(load_gpu("H100")).memory.peak_gb_per_s == pytest.approx(0.80 * 3350)
+    assert load_predictor(load_gpu("H100")).physics.memory.peak_gb_per_s == pytest.approx(0.90 * 3350)
 
 
 def test_captured_batch_norms_move_as_many_bytes() -> None:

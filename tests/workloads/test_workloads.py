@@ -1,5 +1,7 @@
 """Workloads: published sizes, options, and real steps on the CPU."""
 
+import resource
+
 import pytest
 import torch
 from small import config_of
@@ -28,6 +30,34 @@ def test_parameter_counts_are_the_published_ones(name, millions):
 def test_mlperf_tables_take_96_gigabytes():
     step = make_step(config_of("dlrm_mlperf"), 2048, "meta")
     assert step.parameters_bytes == pytest.approx(96.1e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("name, changes", [("resnet50", {"image_size": 32, "classes": 10}), ("dcgan", {"width": 4})])
+def test_channels_last_moves_images_and_weights_and_computes_the_same(name, changes):
+    after = []
+    for layout in ("contiguous", "channels_last"):
+        torch.manual_seed(0)
+        step = make_step(config_of(name, memory_format=layout, optimizer="sgd", **changes), 4, "cpu")
+        last = layout == "channels_last"
+        windows = [p for p in step.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
+        assert all(p.is_contiguous(memory_format=torch.channels_last) == last for p in windows)
+        assert step.pool[0][0].is_contiguous(memory_format=torch.channels_last) == last
+        for module in step.modules:  # batch norms of few pixels would blow rounding up
+            module.eval()
+        torch.manual_seed(1)
+        with torch.no_grad():
+            after.append(step.forward(*step.pool[0]))
+        for module in step.modules:
+            module.train()
+        step.run(0)
+    assert after[0].shape == after[1].shape and torch.allclose(*after, atol=1e-3)
+
+
+def test_channels_last_touches_no_memory_of_a_step_that_computes_nothing():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = make_step(config_of("resnet50", memory_format="channels_last"), 5_000, "meta")  # 3 GB of images
+    assert step.pool[0][0].stride()[1] == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # KiB
 
 
 @pytest.mark.parametrize("embedding", ["fused", "joint_sparse", "sparse", "dense"])
