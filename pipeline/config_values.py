@@ -21,12 +21,16 @@ CHOICES = {
     "model.attention": ("eager", "fused"),
     "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
     "model.memory_format": ("contiguous", "channels_last"),
+    "model.precision": ("autocast", "pure"),
     "model.embedding": ("fused", "joint_sparse", "sparse", "dense"),
     "predict.critical_path": ("full", "published"),
     "overheads.observations": ("all", "own", "pooled"),
     "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
 }
 """Options with a fixed set of values."""
+
+HALF = ("bf16", "fp16")
+"""Dtypes that a whole model can be cast to (`model.precision=pure`)."""
 
 ONE_OR_ONE_EACH = ("model.rows", "model.lookups")
 """Options that take one number for all tables, or a list with one for each."""
@@ -53,16 +57,30 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
 
     Raises:
         UnknownNameError: an option has no such choice.
-        ConfigError: a value is of another kind than the file's, or no plausible number.
+        ConfigError: a value is of another kind than the file's, no plausible number, or does not go with another.
     """
     flat, given = flatten(config), flatten(base)
     for key, allowed in CHOICES.items():
         stated = flat.get(key) is not None or given.get(key) is not None
         if stated and flat[key] not in allowed:
             raise UnknownNameError(key, flat[key], list(allowed))
+    check_precision({key: flat.get(f"model.{key}") for key in ("dtype", "precision")})
     for key, default in given.items():
         if key in flat and key.partition(".")[0] in SECTIONS and flat[key] != default:
             _check(key, flat[key], default)
+
+
+def check_precision(model: Mapping[str, Any]) -> None:
+    """Refuse a model that is to lie in half precision without a half precision being named.
+
+    Raises:
+        ConfigError: `precision` is pure, and `dtype` neither bf16 nor fp16.
+    """
+    if model.get("precision") == "pure" and model.get("dtype") not in HALF:
+        raise ConfigError(
+            f"model.precision=pure: there is nothing to cast to in model.dtype={model.get('dtype') or 'fp32'}; "
+            "take model.dtype=bf16 or fp16"
+        )
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config_values import check_precision
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ OPTIONS = {
     "mode": ("train", "inference"),
     "optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
     "dtype": ("fp32", "tf32", "bf16", "fp16"),
+    "precision": ("autocast", "pure"),
     "attention": ("eager", "fused"),
     "memory_format": ("contiguous", "channels_last"),
     "embedding": ("fused", "joint_sparse", "sparse", "dense"),
@@ -44,7 +46,7 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """The training (or inference) step of a model.
 
     Args:
-        config: content of a model's file: `architecture`, its sizes, and the options mode, optimizer, dtype...
+        config: content of a model's file: `architecture`, its sizes, and the options mode, optimizer, dtype, precision...
         batch_size: samples per step.
         device: "cuda", "cpu", or "meta" (nothing is computed or allocated).
 
@@ -58,6 +60,7 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     for option, choices in OPTIONS.items():
         if config.get(option) is not None and config[option] not in choices:
             raise UnknownNameError(f"model.{option}", config[option], list(choices))
+    check_precision(config)
     name = config.get("architecture")
     if name not in ARCHITECTURES:
         raise UnknownNameError("model.architecture", name, list(ARCHITECTURES))

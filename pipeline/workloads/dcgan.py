@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.step import Batch, Step, host_empty, is_dry, phase
+from pipeline.workloads.step import Batch, Step, host_empty, is_dry, phase, stored_dtype
 
 
 def generator(noise: int, width: int) -> nn.Sequential:
@@ -37,15 +37,16 @@ def discriminator(width: int) -> nn.Sequential:
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """The step of a DCGAN; inference is the generator alone."""
     width, size = int(config.get("width", 64)), int(config.get("noise", 100))
+    dtype = stored_dtype(config)
     with torch.device(device):
         critic, made = discriminator(width), generator(size, width)
-        ones, zeros = torch.ones(batch_size), torch.zeros(batch_size)
+        ones, zeros = torch.ones(batch_size, dtype=dtype), torch.zeros(batch_size, dtype=dtype)
     image = host_empty(batch_size, 3, 64, 64) if is_dry(device) else torch.rand(batch_size, 3, 64, 64) * 2 - 1
     bce = F.binary_cross_entropy_with_logits
 
     def procedure(batch: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         (real,) = batch
-        noise = torch.randn(batch_size, size, 1, 1, device=device)
+        noise = torch.randn(batch_size, size, 1, 1, device=device, dtype=dtype)
         _zero(optimizers[:1])
         fake = made_under_autocast(noise)
         for images, target in ((real, ones), (fake.detach(), zeros)):
@@ -61,7 +62,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         return found
 
     def generate(image: Tensor) -> Tensor:
-        found: Tensor = made(torch.randn(batch_size, size, 1, 1, device=device))
+        found: Tensor = made(torch.randn(batch_size, size, 1, 1, device=device, dtype=dtype))
         return found
 
     step = Step([critic, made], [(image,)], generate, None, device, config, procedure=procedure)

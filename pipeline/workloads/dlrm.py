@@ -151,6 +151,7 @@ class Dlrm(nn.Module):
         self.register_buffer("row", lower[0].contiguous())
         self.register_buffer("column", lower[1].contiguous())
         self.fused: Tensor | None = None
+        self.states: list[Tensor] = []
         self.joint: nn.EmbeddingBag | None = None
         self.bags = nn.ModuleList()
         bound = 0.01
@@ -165,6 +166,13 @@ class Dlrm(nn.Module):
             for count in rows:
                 weight = torch.empty(count, dim).uniform_(-bound, bound)
                 self.bags.append(nn.EmbeddingBag(count, dim, mode="sum", sparse=embedding == "sparse", _weight=weight))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Dlrm:
+        """As every module, with the optimizer's tensors that are no buffers."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for state in self.states:
+            state.data = fn(state.data)
+        return self
 
     def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
         """Click probabilities (or logits) of a batch: `dense` (B, width) -> (B,)."""

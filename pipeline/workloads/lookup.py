@@ -19,6 +19,9 @@ from pipeline.workloads.standin import meta_operators
 LEARNING_RATE = 1e-3
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
+HALF_EPSILON = 1e-4
+"""What optimizers add to a root in fp16, whose smallest number is 6e-8: the usual would vanish, and 0 / 0 follow."""
+
 STATES = {"none": 0, "sgd": 0, "adagrad": 1, "adam": 2}
 """Optimizers that the backward pass can hold, and the tensors of the weight's size that each keeps."""
 
@@ -65,15 +68,21 @@ def _update(weight: Tensor, states: Sequence[Tensor], indices: Tensor, rows: Ten
         return
     used, place = torch.unique(indices, return_inverse=True)
     gradient = rows.new_zeros(len(used), rows.shape[1]).index_add_(0, place, rows)
+    small = epsilon(weight, EPSILON)
     if len(states) == 1:
         (total,) = states
         total[used] += gradient**2
-        weight[used] -= LEARNING_RATE * gradient / (total[used].sqrt() + EPSILON)
+        weight[used] -= LEARNING_RATE * gradient / (total[used].sqrt() + small)
         return
     mean, square = states
     mean[used] += (1 - BETAS[0]) * (gradient - mean[used])
     square[used] += (1 - BETAS[1]) * (gradient**2 - square[used])
-    weight[used] -= LEARNING_RATE * mean[used] / (square[used].sqrt() + EPSILON)
+    weight[used] -= LEARNING_RATE * mean[used] / (square[used].sqrt() + small)
+
+
+def epsilon(weight: Tensor, usual: float) -> float:
+    """What an optimizer adds to the root of a weight's squared gradients."""
+    return HALF_EPSILON if weight.dtype == torch.float16 else usual
 
 
 @cache

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from pipeline.workloads.autocast import autocast
+from pipeline.workloads.autocast import DTYPES, autocast
+from pipeline.workloads.lookup import epsilon
 
 Batch = tuple[Tensor, ...]
 """Tensors of one batch, on the host."""
@@ -35,9 +36,9 @@ def make_optimizer(name: str, parameters: Sequence[Tensor], lr: float = 1e-3) ->
     if name == "none" or not dense:
         return None
     if name == "adam":
-        return torch.optim.Adam(dense, lr=lr, foreach=True)
+        return torch.optim.Adam(dense, lr=lr, foreach=True, eps=epsilon(dense[0], 1e-8))
     if name == "adagrad":
-        return torch.optim.Adagrad(dense, lr=lr, foreach=True)
+        return torch.optim.Adagrad(dense, lr=lr, foreach=True, eps=epsilon(dense[0], 1e-10))
     return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=True)
 
 
@@ -57,7 +58,9 @@ def make_optimizers(name: str, module: nn.Module, dry: bool = False) -> list[tor
         if dry:
             made.append(make_optimizer("sgd", sparse))
         else:
-            made.append(torch.optim.SparseAdam(sparse, 1e-3) if name == "adam" else torch.optim.Adagrad(sparse, 1e-3))
+            small = epsilon(sparse[0], 1e-8 if name == "adam" else 1e-10)
+            kind = torch.optim.SparseAdam if name == "adam" else torch.optim.Adagrad
+            made.append(kind(sparse, 1e-3, eps=small))
     return [optimizer for optimizer in made if optimizer is not None]
 
 
@@ -91,9 +94,12 @@ class Step:
     def __post_init__(self) -> None:
         self.training = self.config.get("mode", "train") == "train"
         self.dtype = str(self.config.get("dtype", "fp32"))
+        self.pure = self.config.get("precision") == "pure"
         for module in self.modules:
             module.train(self.training)
             module.requires_grad_(self.training)
+        if self.pure:
+            self._cast(stored_dtype(self.config))
         if self.config.get("memory_format") == "channels_last":
             for module in self.modules:
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -119,7 +125,19 @@ class Step:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Mixed precision as the step's dtype asks; the meta device follows the rules of CUDA."""
-        return autocast(self.device, self.dtype) if self.dtype in ("bf16", "fp16") else nullcontext()
+        return autocast(self.device, self.dtype) if self.dtype in DTYPES and not self.pure else nullcontext()
+
+    def _cast(self, dtype: torch.dtype) -> None:
+        """Modules, what the backward pass updates itself, and inputs, in place of fp32; indices stay what they are."""
+        dry = is_dry(self.device)
+        for module in self.modules:
+            if any(map(is_fake, module.parameters())):
+                _replace_parameters(module, dtype)
+            else:
+                module.to(dtype)
+        for tensor in self.in_kernel:
+            tensor.data = tensor.data.to(dtype)
+        self.pool = [tuple(_lowered(tensor, dtype, dry) for tensor in batch) for batch in self.pool]
 
     def _train(self, batch: Batch) -> None:
         if self.optimizers:
@@ -193,6 +211,30 @@ class Step:
             id(part.weight): looked_up // len(parts) * (part.embedding_dim * part.weight.element_size() + 8)
             for part in parts
         }
+
+
+def stored_dtype(config: Mapping[str, Any]) -> torch.dtype:
+    """What a workload's floating tensors are stored in: fp32, or the dtype of a model that lies in half precision."""
+    return DTYPES[str(config["dtype"])] if config.get("precision") == "pure" else torch.float32
+
+
+def _replace_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """What `module.to(dtype)` does, for fake tensors, which cannot change their dtype in place; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part.named_parameters(recurse=False):
+            new = made.setdefault(id(old), nn.Parameter(old.detach().to(dtype), old.requires_grad))
+            setattr(part, name, new)
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(part, name, buffer.to(dtype))
+
+
+def _lowered(tensor: Tensor, dtype: torch.dtype, dry: bool) -> Tensor:
+    """An input of a model in `dtype`; one that is never read is made anew, so that it takes no memory."""
+    if not tensor.is_floating_point():
+        return tensor
+    return torch.empty_like(tensor, dtype=dtype) if dry else tensor.to(dtype)
 
 
 def to_device(tensor: Tensor, device: str) -> Tensor:
