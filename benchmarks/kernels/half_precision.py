@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--squares", action="store_true", help="also published throughputs of GPUs without samples")
     chosen = parser.parse_args()
     model = tensor_model()
-    left_out = {} if model is None else model.provenance["left_out"]
+    left_out = {} if model is None else model.provenance["chip_left_out"]
     extra = " fitted, new weights, GMAE |" if chosen.weights else ""
     print(
         "| GPU | from fp32, GMAE | MAPE | bias above 100 µs | chip left out, GMAE | MAPE | bias | inside p10-p90 |"

@@ -61,6 +61,7 @@ ARCHITECTURE_SHARES: dict[tuple[str, float], Sustained] = {
         0.78, 9.0, 0.90, f"fp32: H20 31.95 of 39.5 at its clock, {_TABLE}; DRAM: GH200 3.6 of 4"
     ),
     ("blackwell", 10.0): Sustained(0.88, 9.0, 0.90, f"fp32: B200 66.24 of 75, {_TABLE}; DRAM: as Hopper"),
+    ("blackwell", 10.3): Sustained(0.88, 9.0, 0.90, "as B200: the same units for fp32"),
     ("blackwell", 12.0): Sustained(0.66, 4.4, 0.90, f"fp32: RTX 5090 69.2 of 104.8, {_TABLE}"),
 }
 """Figures by (architecture, compute capability). Watts per TFLOP/s of Ada and newer are estimates: a low-voltage card

@@ -97,7 +97,7 @@ def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR) -> Util
             left_out[gpu] = {**found, "coverage": float(np.mean((off[gpu] >= low) & (off[gpu] <= high)))}
     low, high = interval_of_a_new_gpu(pooled)
     everything = train_utilisation(pd.concat(trained.values(), ignore_index=True), FAMILY, recipe)
-    provenance = {**everything.provenance, "source": SOURCE, "left_out": left_out}
+    provenance = {**everything.provenance, "source": SOURCE, "chip_left_out": left_out}
     return replace(everything, log_p10=low, log_p90=high, provenance=provenance)
 
 
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     model = build({gpu: read_products(gpu) for gpu in TABLES})
     model.save(options.out / f"{FAMILY}.safetensors")
-    print((100.0 * pd.DataFrame(model.provenance["left_out"]).T).round(1).to_string(), flush=True)
+    print((100.0 * pd.DataFrame(model.provenance["chip_left_out"]).T).round(1).to_string(), flush=True)
 
 
 if __name__ == "__main__":

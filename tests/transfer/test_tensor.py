@@ -144,7 +144,7 @@ def test_a_chip_left_out_is_predicted_by_the_others() -> None:
 
 
 def test_the_shipped_model_says_how_far_off_left_out_chips_are(model: UtilisationModel) -> None:
-    left = pd.DataFrame(model.provenance["left_out"]).T
+    left = pd.DataFrame(model.provenance["chip_left_out"]).T
     assert set(left.index) == set(model.provenance["gpus"]) == set(aiconfigurator.TABLES)
     assert left["gmae"].mean() < 0.12 and left["mape"].mean() < 0.18
     assert 0.75 < left["coverage"].mean() < 0.88
