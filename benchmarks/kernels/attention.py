@@ -55,14 +55,11 @@ PUBLISHED = (
 def roofline_us(rows: pd.DataFrame, spec: GpuSpec, fitted: Fitted) -> np.ndarray:
     """Physics' answer for the calls that a graph would make, with the cache's write on top."""
     shape, d = Shape.of(rows), Dims(rows)
-    work = 4.0 * shape.heads * shape.queries * shape.keys * shape.width * np.where(shape.causal, 0.5, 1.0)
-    size = shape.bytes
-    calls = rows.assign(flops=work, bytes_read=0.75 * size, bytes_written=0.25 * size)
     peak = Physics.of(spec).peak_flop_per_us(d)
     whole = attention_us(fitted.constants, fitted.tiles, spec, peak, shape)
     bare = attention_us(fitted.constants, fitted.tiles, spec, peak, Shape(*list(vars(shape).values())[:-1],
                                                                          np.zeros(len(rows), dtype=bool)))  # fmt: skip
-    return Physics.of(spec).kernel_us("attention", calls) + whole - bare
+    return Physics.of(spec).kernel_us("attention", rows) + whole - bare
 
 
 def unseen(rows: pd.DataFrame, spec: GpuSpec, full: Fitted, start: Constants) -> Estimate:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.attention import with_attention
+from pipeline.kernels.attention_pack import with_attention
 from pipeline.kernels.collectives import collective_model
 from pipeline.kernels.derive import derive
 from pipeline.kernels.families import FAMILIES, Law

@@ -70,6 +70,12 @@ class Dims:
         """Whether the call belongs to the backward pass."""
         return np.asarray(self.text("phase", "forward") == "backward", dtype=bool)
 
+    def flag(self, name: str) -> npt.NDArray[np.bool_]:
+        """Whether `attributes` (JSON) says true under `name`, shape (rows,)."""
+        codes, texts = pd.factorize(self.text("attributes"))
+        said = [f'"{name}":true' in str(text).replace(" ", "") for text in texts]
+        return np.asarray(np.array(said, dtype=bool)[codes])
+
     def op_in(self, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
         """Whether the op is one of `names`."""
         return pd.Series(self.text("op")).isin(names).to_numpy()
@@ -286,10 +292,17 @@ def recurrent(d: Dims) -> Work:
 
 
 def attention(d: Dims) -> Work:
-    """Fused attention: B (batch x heads), M queries, N keys, K head width; two products, no score matrix in DRAM."""
+    """Fused attention: B (batch x heads), M queries, N keys, K head width; two products, no score matrix in DRAM.
+
+    A causal one (`attributes`) computes half of the scores.
+    """
     b, m, n, k, size = d("B"), d("M"), d("N"), d("K"), d.element_bytes()
     scale = np.where(d.backward(), 2.5, 1.0)
-    return Work(scale * 4.0 * b * m * n * k, scale * size * b * k * (m + 2.0 * n), scale * size * b * m * k)
+    return Work(
+        np.where(d.flag("causal"), 0.5, 1.0) * scale * 4.0 * b * m * n * k,
+        scale * size * b * k * (m + 2.0 * n),
+        scale * size * b * m * k,
+    )
 
 
 def given(d: Dims) -> Work:

@@ -82,7 +82,7 @@ def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
 
 def pack_digests() -> dict[str, str]:
     """Digest of every shipped pack's manifest: what predictions from packs alone depend on."""
-    from pipeline.kernels.attention import FILE as ATTENTION
+    from pipeline.kernels.attention_pack import FILE as ATTENTION
     from pipeline.kernels.collectives import FILE
     from pipeline.kernels.half import FOLDER, measured_gpus
 

@@ -11,20 +11,9 @@ from pipeline.datasets import aiconfigurator
 from pipeline.errors import PackError
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels import attention_fit
-from pipeline.kernels.attention import (
-    FILE,
-    AttentionModel,
-    Constants,
-    Fitted,
-    Shape,
-    attention_model,
-    attention_us,
-    kernel_of,
-    nearest,
-    read_fitted,
-    write_fitted,
-)
+from pipeline.kernels.attention import AttentionModel, Constants, Fitted, Shape, attention_us
 from pipeline.kernels.attention_fit import fit_constants, folds_of, held_out
+from pipeline.kernels.attention_pack import FILE, attention_model, kernel_of, nearest, read_fitted, write_fitted
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.predictor import load_predictor
 from pipeline.paths import packs_dir

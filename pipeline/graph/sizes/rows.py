@@ -67,19 +67,24 @@ def channels(node: Node, rule: Rule) -> Work | None:
 
 @size("attention")
 def attention(node: Node, rule: Rule) -> Work:
-    """Fused attention: q, k, v (B, heads, T, D); option `backward` adds the gradient's products.
-
-    Dims count heads of all samples, queries, keys and head width.
+    """Fused attention: q, k, v (B, heads, T, D); option `backward` adds the gradient's products, `causal` is where that
+    flag stands among the arguments. Dims count heads of all samples, queries, keys and head width.
     """
     first = 1 if rule.options.get("backward") else 0
     q, k = node.tensor(first), node.tensor(first + 1)
     batch, heads, tokens, width = q.shape
     products = 5 if rule.options.get("backward") else 2
-    causal = True in [v for v in node.values if isinstance(v, bool)]
+    causal = _flag(node, int(rule.options["causal"]))
     flops = 2.0 * products * batch * heads * tokens * k.shape[2] * width * (0.5 if causal else 1.0)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) == 4) or q.bytes)
     dims = {"B": batch * heads, "M": tokens, "N": k.shape[2], "K": width}
     return Work(dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal})
+
+
+def _flag(node: Node, at: int) -> bool:
+    """Boolean argument `at`; of a stand-in, which has fewer arguments, its only one."""
+    found = node.value(at)
+    return found if isinstance(found, bool) else True in [v for v in node.values if isinstance(v, bool)]
 
 
 @size("rnn")
