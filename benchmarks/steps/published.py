@@ -116,7 +116,8 @@ def table(rows: pd.DataFrame) -> list[str]:
 def picture(rows: pd.DataFrame) -> Figure:
     """Errors of training steps by GPU, a panel per precision."""
     training = rows[(rows["mode"] == "train") & (rows["source"] == "lambda")]
-    order = training.groupby("gpu")["measured_us"].mean().sort_values(ascending=False).index.tolist()
+    order = sorted(training["gpu"].unique())
+    reach = 105 * training["error"].abs().max()
     figure, panels = new_panels(2, width=9.0, height=4.6)
     for axes, (precision, group) in zip(panels, training.groupby("dtype_of_table"), strict=True):
         for (model, own), colour, marker in zip(group.groupby("model"), COLOURS, MARKERS, strict=False):
@@ -124,10 +125,11 @@ def picture(rows: pd.DataFrame) -> Figure:
             axes.plot(100 * own["error"], where, marker, color=colour, label=str(model))
         axes.axvline(0, color="black", linewidth=0.8)
         axes.axvspan(-20, 20, color="0.93", zorder=0)
+        axes.set_xlim(-reach, reach)
         axes.set_title(str(precision), loc="left", fontsize=10)
         axes.set_xlabel("predicted over measured − 1 (%)")
     label_rows(panels[0], order)
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[1].legend(frameon=False, fontsize=8, loc="upper right")
     footnote(figure, "Measured: Lambda Labs' benchmark. Grey: within 20 %.")
     return figure
 
