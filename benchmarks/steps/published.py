@@ -22,7 +22,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pipeline import predict
-from pipeline.datasets.published_steps import read_inference, read_networks, read_training
+from pipeline.datasets.published_steps import read_networks, read_resnet50, read_training
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
@@ -45,6 +45,8 @@ def predicted(row: pd.Series) -> Prediction:
         name = "resnet50"
     else:
         options |= {"model.target": "squad:make_step", "+model.options.size": row["model"], "model.optimizer": "adam"}
+        if row["dtype"] == "fp16":
+            options["model.precision"] = "pure"  # apex's O2 casts the whole model
     if row["memory_format"] != "contiguous":
         options["model.memory_format"] = row["memory_format"]
     return predict(gpu=row["gpu"], model=name, batch_size=int(row["batch_size"]), **options)
@@ -71,11 +73,11 @@ def ordered(rows: pd.DataFrame) -> tuple[int, int]:
     """(pairs of GPUs of which the right one is said to be faster, pairs), by samples per second, within a workload."""
     right = pairs = 0
     for _, group in rows.groupby(["model", "mode", "dtype_of_table"]):
-        speeds = [(size / a, size / b) for size, a, b in
-                  group[["batch_size", "measured_us", "predicted_us"]].itertuples(index=False)]  # fmt: skip
+        speeds = [(gpu, size / a, size / b) for gpu, size, a, b in
+                  group[["gpu", "batch_size", "measured_us", "predicted_us"]].itertuples(index=False)]  # fmt: skip
         for one, other in combinations(speeds, 2):
-            pairs += 1
-            right += (one[0] - other[0]) * (one[1] - other[1]) > 0
+            pairs += one[0] != other[0]
+            right += one[0] != other[0] and (one[1] - other[1]) * (one[2] - other[2]) > 0
     return right, pairs
 
 
@@ -103,8 +105,9 @@ def table(rows: pd.DataFrame) -> list[str]:
     ]
     for row in rows.itertuples():
         mark = " (seen)" if row.seen else ""
+        layout = ", NHWC" if row.memory_format == "channels_last" else ""
         lines.append(
-            f"| {row.gpu}{mark} | {row.model}, {row.mode} | {row.dtype} | {row.batch_size} | "
+            f"| {row.gpu}{mark} | {row.model}, {row.mode} | {row.dtype}{layout} | {row.batch_size} | "
             f"{row.measured_us / 1e3:.1f} | {row.predicted_us / 1e3:.1f} | {100 * row.error:+.1f} | {row.evidence} |"
         )
     return lines
@@ -113,7 +116,8 @@ def table(rows: pd.DataFrame) -> list[str]:
 def picture(rows: pd.DataFrame) -> Figure:
     """Errors of training steps by GPU, a panel per precision."""
     training = rows[(rows["mode"] == "train") & (rows["source"] == "lambda")]
-    order = training.groupby("gpu")["measured_us"].mean().sort_values(ascending=False).index.tolist()
+    order = sorted(training["gpu"].unique())
+    reach = 105 * training["error"].abs().max()
     figure, panels = new_panels(2, width=9.0, height=4.6)
     for axes, (precision, group) in zip(panels, training.groupby("dtype_of_table"), strict=True):
         for (model, own), colour, marker in zip(group.groupby("model"), COLOURS, MARKERS, strict=False):
@@ -121,10 +125,11 @@ def picture(rows: pd.DataFrame) -> Figure:
             axes.plot(100 * own["error"], where, marker, color=colour, label=str(model))
         axes.axvline(0, color="black", linewidth=0.8)
         axes.axvspan(-20, 20, color="0.93", zorder=0)
+        axes.set_xlim(-reach, reach)
         axes.set_title(str(precision), loc="left", fontsize=10)
         axes.set_xlabel("predicted over measured − 1 (%)")
     label_rows(panels[0], order)
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[1].legend(frameon=False, fontsize=8, loc="upper right")
     footnote(figure, "Measured: Lambda Labs' benchmark. Grey: within 20 %.")
     return figure
 
@@ -148,13 +153,13 @@ def main() -> int:
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
-    read = (read_training, read_networks, read_inference)
+    read = (read_training, read_networks, read_resnet50)
     rows = pd.concat([one(args.datasets) for one in read], ignore_index=True)
     rows = rows[(rows["mode"] == "train") | (rows["batch_size"] >= LEAST_BATCH)]
     rows = rows[rows["model"].isin(args.model)] if args.model else rows
     rows = rows[rows["gpu"].isin(args.gpu)] if args.gpu else rows
-    half = rows["dtype"] == "fp16"
-    rows = compare(rows.assign(dtype_of_table=np.where(half, "fp16", "fp32 or TF32")))
+    half = np.where(rows["memory_format"] == "channels_last", "fp16, NHWC", "fp16")
+    rows = compare(rows.assign(dtype_of_table=np.where(rows["dtype"] == "fp16", half, "fp32 or TF32")))
     right, pairs = ordered(rows[rows["mode"] == "train"])
     order = f"Of {pairs} pairs of GPUs in training, {right} are put in the right order."
     memory = f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are said to fit."

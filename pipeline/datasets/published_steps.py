@@ -2,7 +2,7 @@
 
 - Lambda Labs' benchmark (`SOURCES["lambda"]`): throughput of NVIDIA's training examples on one GPU of many kinds. Only
   workloads whose batches have a fixed size are read: ResNet-50, and BERT fine-tuned on SQuAD with 384 tokens.
-- NVIDIA's own page on ResNet-50 (`SOURCES["nvidia-resnet50"]`): latency of inference by batch size on V100 and T4.
+- NVIDIA's own page on ResNet-50 (`SOURCES["nvidia-resnet50"]`): training on V100 and A100, inference on V100 and T4.
 - timm's benchmark (`SOURCES["timm"]`): training steps of many networks for images on an RTX 3090.
 
 They lie under the datasets folder as they are published: `lambda/*.csv`, `nvidia/resnet50v1.5-README.md`, `timm/*.csv`.
@@ -38,13 +38,23 @@ LAMBDA_GPUS = {
 }
 """Our name of each card of which one was measured."""
 
-NVIDIA_GPUS = {"NVIDIA DGX-1 (1x V100 16GB)": "V100-SXM2-16GB", "NVIDIA T4": "T4"}
+NVIDIA_GPUS = {
+    "NVIDIA DGX-1 (1x V100 16GB)": "V100-SXM2-16GB",
+    "NVIDIA T4": "T4",
+    "NVIDIA DGX A100 (8x A100 80GB)": "A100-SXM4-80GB",
+    "NVIDIA DGX-1 16GB (8x V100 16GB)": "V100-SXM2-16GB",
+    "NVIDIA DGX-1 32GB (8x V100 32GB)": "V100-SXM2-32GB",
+}
+
+NVIDIA_BATCHES = {"A100-SXM4-80GB": (256, 256), "V100-SXM2-16GB": (128, 256), "V100-SXM2-32GB": (128, 256)}
+"""Images per step in fp32 (TF32) and mixed precision, of that example's launch configurations; the page has none."""
 
 WORKLOADS = {"resnet50": "resnet50", "bert_base_squad": "bert_base", "bert_large_squad": "bert_large"}
 """Our name of each column that is read."""
 
-SET_ON = ("V100-SXM2-16GB", "A100-PCIE-40GB", "A100-PCIE-80GB", "RTX3090")
-"""GPUs whose training rows constants of convolutions and products on tensor cores were set on; all others are unseen."""
+SET_ON = ("V100-SXM2-16GB", "V100-SXM2-32GB", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-80GB", "RTX3090")
+"""GPUs with a training row that was in view when constants of convolutions, or the form of the models of products, on
+tensor cores were chosen; all others are unseen, as are inference and timm's networks."""
 
 NETWORKS = (
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "resnext50_32x4d", "vgg11", "vgg16",
@@ -124,8 +134,9 @@ def read_networks(datasets: str | Path) -> pd.DataFrame:
     return pd.DataFrame(found, columns=list(COLUMNS))
 
 
-def read_inference(datasets: str | Path) -> pd.DataFrame:
-    """Latencies of ResNet-50's inference by batch size, of NVIDIA's page; columns as of `read_training`.
+def read_resnet50(datasets: str | Path) -> pd.DataFrame:
+    """Steps of ResNet-50 on NVIDIA's page: training on one GPU, then inference by batch size; columns as of
+    `read_training`.
 
     Raises:
         TableError: the page is missing, or holds no such tables.
@@ -136,13 +147,25 @@ def read_inference(datasets: str | Path) -> pd.DataFrame:
     except FileNotFoundError:
         raise TableError(f"{file}: no such file; docs/accuracy.md says where it comes from") from None
     found = []
-    for part in re.split(r"^##### Inference performance: ", text, flags=re.MULTILINE)[1:]:
-        gpu = NVIDIA_GPUS.get(part.splitlines()[0].strip())
-        for table in re.split(r"^###### ", part, flags=re.MULTILINE)[1:] if gpu else []:
-            # mixed precision runs in NHWC there
+    for gpu, part in _sections(text, "Training"):
+        rates = re.search(r"^\|\s*1\s*\|\s*(\d+) img/s\s*\|\s*(\d+) img/s", part, flags=re.MULTILINE)
+        full = "tf32" if load_gpu(gpu).compute_capability >= TF32_CAPABILITY else "fp32"
+        kinds = ((full, "contiguous"), ("fp16", "channels_last"))  # mixed precision runs in NHWC there
+        for kind, rate, size in zip(kinds, rates.groups() if rates else (), NVIDIA_BATCHES[gpu], strict=False):
+            found.append(("nvidia", gpu, "resnet50", "train", *kind, size, 1e6 * size / float(rate), gpu in SET_ON))
+    for gpu, part in _sections(text, "Inference"):
+        for table in re.split(r"^###### ", part, flags=re.MULTILINE)[1:]:
             kind = ("fp32", "contiguous") if table.startswith("FP32") else ("fp16", "channels_last")
             for size, milli in re.findall(r"^\|\s*(\d+)\s*\|[^|]*\|\s*([\d.]+) ms", table, flags=re.MULTILINE):
                 found.append(("nvidia", gpu, "resnet50", "inference", *kind, int(size), 1e3 * float(milli), False))
     if not found:
-        raise TableError(f"{file}: holds no tables of inference latency")
+        raise TableError(f"{file}: holds no tables of training or inference performance")
     return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def _sections(text: str, what: str) -> list[tuple[str, str]]:
+    """(our name of the card, text) of the page's sections on one kind of performance; cards we do not know are left out."""
+    parts = re.split(r"^##### ", text, flags=re.MULTILINE)
+    title = f"{what} performance: "
+    named = [(part.splitlines()[0].removeprefix(title).strip(), part) for part in parts if part.startswith(title)]
+    return [(NVIDIA_GPUS[name], part) for name, part in named if name in NVIDIA_GPUS]

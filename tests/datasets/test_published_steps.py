@@ -10,8 +10,8 @@ from pipeline.datasets.published_steps import (
     LAMBDA_GPUS,
     NVIDIA_GPUS,
     SET_ON,
-    read_inference,
     read_networks,
+    read_resnet50,
     read_training,
 )
 from pipeline.errors import TableError
@@ -71,8 +71,18 @@ def test_training_steps_are_batch_over_throughput(data: Path) -> None:
     assert rows["seen"].all()
 
 
+def test_training_of_one_gpu_is_read_from_the_page(data: Path) -> None:
+    page = data / "nvidia" / "resnet50v1.5-README.md"
+    title = "##### Training performance: NVIDIA DGX A100 (8x A100 80GB)"
+    page.write_text(f"{PAGE}\n{title}\n\n|    1     | 512 img/s  |   1024 img/s   | 2 x |\n|    8     | 4096 img/s |\n")
+    rows = read_resnet50(data)
+    assert rows.loc[rows["mode"] == "train", ["gpu", "dtype", "memory_format", "measured_us"]].to_numpy().tolist() == [
+        ["A100-SXM4-80GB", "tf32", "contiguous", 5e5], ["A100-SXM4-80GB", "fp16", "channels_last", 2.5e5],
+    ]  # fmt: skip
+
+
 def test_inference_latencies_are_read_from_the_page(data: Path) -> None:
-    rows = read_inference(data)
+    rows = read_resnet50(data)
     assert rows[["gpu", "dtype", "batch_size", "measured_us"]].to_numpy().tolist() == [
         ["T4", "fp32", 1, 11500.0], ["T4", "fp32", 32, 80000.0], ["T4", "fp16", 32, 32250.0],
     ]  # fmt: skip
@@ -109,5 +119,5 @@ def test_damaged_files_are_named(data: Path, name: str, text: str | None, says: 
     if text is not None:
         (data / name).write_text(text)
     with pytest.raises(TableError, match=says) as caught:
-        {"lambda": read_training, "timm": read_networks, "nvidia": read_inference}[name.split("/")[0]](data)
+        {"lambda": read_training, "timm": read_networks, "nvidia": read_resnet50}[name.split("/")[0]](data)
     assert name in str(caught.value)
