@@ -64,7 +64,7 @@ def kernels() -> Figure:
     errors = tables.kernel_errors(shipped_families())
     errors = errors[errors["family"].isin(FAMILY_ORDER)]
     half = errors["gpu"].astype(str).str.endswith("(bf16)")
-    series = errors["gpu"].astype(str).where(~half, "A100-SXM, L40S,\nH100, H200, B200:\nbf16")
+    series = errors["gpu"].astype(str).where(~half, "nine newer GPUs: bf16")
     for (gpu, own), colour, marker in zip(errors.groupby(series, sort=True), COLOURS, MARKERS, strict=False):
         where = [FAMILY_ORDER.index(str(name)) for name in own["family"]]
         left.plot(100 * own["gmae"], where, marker, color=colour, label=str(gpu))
