@@ -7,7 +7,6 @@ neither; there, and in fp32, attention stays with physics.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -15,24 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.attention import FAMILY, AttentionModel, Fitted
 from pipeline.kernels.half import Layered
+from pipeline.kernels.plain_pack import read_plain, write_plain
 from pipeline.kernels.prediction import KernelModel
 from pipeline.paths import packs_dir
-from pipeline.schemas import atomic_path
 
 FILE = "attention.json"
-
-FORMAT = 1
 
 
 def write_fitted(path: Path, fitted: Mapping[str, Fitted], provenance: Mapping[str, Any]) -> None:
     """Write what was fitted on several GPUs as JSON, atomically."""
-    plain = {"format": FORMAT, "provenance": dict(provenance), "gpus": {g: f.to_json() for g, f in fitted.items()}}
-    with atomic_path(path) as part:
-        part.write_text(json.dumps(plain, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_plain(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
 
 
 @lru_cache(maxsize=4)
@@ -42,15 +36,7 @@ def read_fitted(path: Path) -> dict[str, Fitted]:
     Raises:
         PackError: the file is damaged or of another format.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values["format"] != FORMAT:
-            raise PackError(
-                f"{path}: format {values['format']}, this Steptime reads {FORMAT}; restore it with git checkout packs"
-            )
-        return {gpu: Fitted.from_json(found) for gpu, found in values["gpus"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise PackError(f"{path}: not readable ({error}); restore it with `git checkout packs`") from None
+    return read_plain(path, Fitted.from_json)
 
 
 def kernel_of(gpu: GpuSpec) -> str | None:

@@ -8,7 +8,6 @@ NVLink stay with the formula: what their collectives reach depends on the machin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,21 +18,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
 from pipeline.kernels.families import work_of
 from pipeline.kernels.heuristics import bus_factor
+from pipeline.kernels.plain_pack import read_plain, write_plain
 from pipeline.kernels.prediction import Estimate, KernelModel
 from pipeline.kernels.work import Array, Dims
 from pipeline.paths import packs_dir
-from pipeline.schemas import atomic_path
 
 FAMILY = "collective"
 
 FILE = "collectives.json"
-
-FORMAT = 1
 
 OPS = {
     "all_reduce": "all_?reduce",
@@ -126,12 +122,7 @@ def write_curves(path: Path, curves: Mapping[str, Curves], provenance: Mapping[s
         gpu: {op: {str(n): curve.to_json() for n, curve in by.items()} for op, by in found.items()}
         for gpu, found in curves.items()
     }
-    with atomic_path(path) as part:
-        part.write_text(
-            json.dumps({"format": FORMAT, "provenance": dict(provenance), "gpus": plain}, indent=1, sort_keys=True)
-            + "\n",
-            encoding="utf-8",
-        )
+    write_plain(path, plain, provenance)
 
 
 @lru_cache(maxsize=4)
@@ -141,18 +132,12 @@ def read_curves(path: Path) -> dict[str, Curves]:
     Raises:
         PackError: the file is damaged or of another format.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values["format"] != FORMAT:
-            raise PackError(
-                f"{path}: format {values['format']}, this Steptime reads {FORMAT}; restore it with git checkout packs"
-            )
-        return {
-            gpu: {op: {int(n): BandwidthCurve.from_json(curve) for n, curve in by.items()} for op, by in found.items()}
-            for gpu, found in values["gpus"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PackError(f"{path}: not readable ({error}); restore it with `git checkout packs`") from None
+    return read_plain(
+        path,
+        lambda found: {
+            op: {int(n): BandwidthCurve.from_json(curve) for n, curve in by.items()} for op, by in found.items()
+        },
+    )
 
 
 def collective_model(gpu: GpuSpec) -> CollectiveModel | None:
