@@ -22,7 +22,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pipeline import predict
-from pipeline.datasets.published_steps import read_networks, read_resnet50, read_training
+from pipeline.datasets.published_steps import NETWORKS, read_networks, read_resnet50, read_training
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
@@ -82,12 +82,13 @@ def ordered(rows: pd.DataFrame) -> tuple[int, int]:
 
 
 def summary(rows: pd.DataFrame) -> list[str]:
-    """A line per workload and precision: rows, mean error, mean absolute error, worst, inside; GPUs not seen apart."""
+    """A line per workload and precision: rows, mean error, mean absolute error, worst, inside; rows not seen apart."""
     lines = [
-        "| step | precision | GPUs | mean error % | mean absolute error % | unseen GPUs | worst % | inside p10-p90 % |",
+        "| step | precision | rows | mean error % | mean absolute error % | unseen rows | worst % | inside p10-p90 % |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for (model, mode, dtype), group in rows.groupby(["model", "mode", "dtype_of_table"], sort=False):
+    named = rows.assign(model=rows["model"].where(rows["source"] != "timm", f"{len(NETWORKS)} networks for images"))
+    for (model, mode, dtype), group in named.groupby(["model", "mode", "dtype_of_table"], sort=False):
         size, unseen = 100 * group["error"].abs(), group[~group["seen"]]
         of_unseen = f"{100 * unseen['error'].abs().mean():.1f}" if len(unseen) else ""
         lines.append(
@@ -163,7 +164,14 @@ def main() -> int:
     right, pairs = ordered(rows[rows["mode"] == "train"])
     order = f"Of {pairs} pairs of GPUs in training, {right} are put in the right order."
     memory = f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are said to fit."
-    short = [*summary(rows), "", f"{order} {memory}"]
+    training = rows[rows["mode"] == "train"]
+    size = {name: 100 * part["error"].abs().mean() for name, part in training.groupby(training["dtype"] == "fp16")}
+    mean = (
+        f"Training steps in the mean: {size[False]:.1f} % in fp32 and TF32, {size[True]:.1f} in fp16."
+        if len(size) > 1
+        else ""
+    )
+    short = [*summary(rows), "", f"{mean} {order} {memory}".strip()]
     print("\n".join([*table(rows), "", *short]))
     if args.draw:
         save(picture(rows), args.draw, "published", kinds=("svg",))
