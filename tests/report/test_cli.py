@@ -69,7 +69,9 @@ def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(capsys: pyt
 
 def test_an_interrupt_ends_in_one_line_and_130() -> None:
     code = (
-        "import sys, time, pipeline.api as api, pipeline.cli as cli\n"
+        "import signal, sys, time, pipeline.api as api, pipeline.cli as cli\n"
+        # a shell's background jobs, and what they start, ignore interrupts
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(point):\n    print('ready', flush=True)\n    time.sleep(60)\n"
         "api.predict_point = wait\nsys.argv = ['steptime', 'predict']\ncli.main()\n"
     )
