@@ -53,6 +53,10 @@ class BandwidthCurve:
         """Microseconds for `size` bytes; 1 GB/s is 1e3 bytes per microsecond."""
         return np.asarray(self.start_us + np.maximum(size, 0.0) / (1e3 * self.bandwidth(size)))
 
+    def moving_us(self, size: Array) -> Array:
+        """Time that bytes add to a kernel's start."""
+        return np.asarray(self.time_us(size) - self.start_us)
+
     def faster(self, factor: float) -> BandwidthCurve:
         """The same curve with every bandwidth times `factor`; the start-up time stays."""
         return replace(self, peak_gb_per_s=factor * self.peak_gb_per_s, low_gb_per_s=factor * self.low_gb_per_s)

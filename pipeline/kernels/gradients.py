@@ -43,15 +43,11 @@ def gradient_us(name: str, d: Dims, kernel_us: Array, product_us: Array, peak: A
     if name != "conv2d_backward_weight":
         return kernel_us
     # rows of pixels between those that a stride visits are not read
-    images = _moving(memory, size * (shape.inputs / stride + shape.outputs))
+    images = memory.moving_us(size * (shape.inputs / stride + shape.outputs))
     tiles = shape.batch * np.ceil(shape.out_height / WINOGRAD_OUTPUTS) * np.ceil(shape.out_width / WINOGRAD_OUTPUTS)
     held = size * WINOGRAD_POINTS * tiles * (shape.in_channels + shape.out_channels)
     products = 2.0 * WINOGRAD_POINTS * tiles * shape.in_channels * shape.out_channels / peak
-    transformed = _moving(memory, size * (shape.inputs + shape.outputs) + 2.0 * held) + products
+    transformed = memory.moving_us(size * (shape.inputs + shape.outputs) + 2.0 * held) + products
     winograd = (d("kernel_size") == 3.0) & (shape.window == 9.0) & (stride == 1.0) & (shape.groups == 1.0)
     found = np.where(winograd, np.fmax(kernel_us, np.fmin(transformed, product_us)), kernel_us)
     return np.where(shape.window == 1.0, kernel_us + np.nan_to_num(images), found)
-
-
-def _moving(memory: BandwidthCurve, size: Array) -> Array:
-    return np.asarray(memory.time_us(size) - memory.start_us)

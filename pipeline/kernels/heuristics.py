@@ -122,9 +122,9 @@ class Physics:
         if entry.law is Law.SORT:
             whole = d.op_in(WHOLE_SORTS)
             start = np.where(whole | d.op_in(BLOCK_SORTS), self.start_us(name), self.memory.start_us)
-            return start + self._moving_us(np.where(whole, SORT_PASSES, 1.0) * found.bytes)
+            return start + self.memory.moving_us(np.where(whole, SORT_PASSES, 1.0) * found.bytes)
         if name in IMAGES and self.gpu.limits is not None:
-            return self.start_us(name) + image_us(name, d, self._moving_us(entry.passes * found.bytes), self.gpu)
+            return self.start_us(name) + image_us(name, d, self.memory.moving_us(entry.passes * found.bytes), self.gpu)
         return self._movement(name, entry.passes, found)
 
     def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
@@ -144,14 +144,10 @@ class Physics:
         """Duration of a family's kernel at negligible size; a CPU has no kernels to start."""
         return START_US.get(name, self.memory.start_us) if self.gpu.limits is not None else self.memory.start_us
 
-    def _moving_us(self, size: Array) -> Array:
-        """Time that bytes add to a kernel's start."""
-        return self.memory.time_us(size) - self.memory.start_us
-
     def _movement(self, name: str, passes: float, found: Work) -> Array:
         """Traffic over the memory curve, or arithmetic where that takes longer."""
         arithmetic = found.flops / self.gpu.peak_gflop_per_s() / 1e3
-        return np.asarray(self.start_us(name) + np.maximum(self._moving_us(passes * found.bytes), arithmetic))
+        return np.asarray(self.start_us(name) + np.maximum(self.memory.moving_us(passes * found.bytes), arithmetic))
 
     def _compute(self, name: str, d: Dims, found: Work, shortest: float) -> Array:
         """Roofline whose compute side counts whole waves of tiles; without tile counts, plain throughput.
@@ -165,7 +161,7 @@ class Physics:
         waves = np.ceil(tiles * split / sms)
         compute = waves * 2.0 * TILE * TILE * depth / split / (peak / sms)
         compute = np.where(np.isfinite(compute), np.maximum(compute, found.flops / peak), found.flops / peak)
-        return np.asarray(self.start_us(name) + np.maximum(compute, self._moving_us(found.bytes)))
+        return np.asarray(self.start_us(name) + np.maximum(compute, self.memory.moving_us(found.bytes)))
 
     def _convolution(self, name: str, calls: pd.DataFrame, plain: Array) -> Array:
         """Convolutions from what plain products of their arithmetic take: gradients, and those on tensor cores."""
@@ -199,11 +195,11 @@ class Physics:
         warm = traffic.hits * traffic.weights
         if name == "embedding_backward":
             cold, warm = self._backward_traffic(d, traffic.fixed, traffic.weights)
-        dram = self._moving_us(cold)
+        dram = self.memory.moving_us(cold)
         time = np.maximum(dram, warm / (1e3 * self.l2_gb_per_s)) * small_width_factor(traffic.width)
         if name == "embedding_forward" and self.gpu.limits is not None:
             time = np.maximum(time, ROW_LATENCY_US * traffic.longest)
-        return self.start_us(name) + np.where(np.isfinite(time), time, self._moving_us(found.bytes))
+        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
 
     def _backward_traffic(self, d: Dims, fixed: Array, weights: Array) -> tuple[Array, Array]:
         """(DRAM, L2) bytes of a backward: each distinct row is read and written once when the indices are sorted.

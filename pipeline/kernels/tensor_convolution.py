@@ -100,7 +100,7 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     ))  # fmt: skip
     peak = values_of(dtype, {key: 1e3 * (_datasheet(gpu, key) or np.nan) for key in FIRST}, np.nan)
     images = size * (shape.inputs + shape.outputs)
-    dram = _moving(memory, images + size * shape.weights)
+    dram = memory.moving_us(images + size * shape.weights)
     loading = SHARED_FLOP_BYTES * max(gpu.sms, 1) * max(gpu.boost_clock_mhz, 1.0)
     power = _power_limit(dtype, gpu)
 
@@ -110,11 +110,11 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
         found = []
         for tile in TILES:
             arithmetic, joined = _tiled(implicit_product(name, padded), tile, size, rate, power, gpu, 1e3 * l2_gb_per_s)
-            found.append((arithmetic**OVERLAP + dram**OVERLAP) ** (1.0 / OVERLAP) + _moving(memory, joined))
+            found.append((arithmetic**OVERLAP + dram**OVERLAP) ** (1.0 / OVERLAP) + memory.moving_us(joined))
         return np.min(found, axis=0)  # type: ignore[no-any-return]
 
     innermost = kernel(1.0)
-    turned = innermost + _moving(memory, 2.0 * images) / TURNING_SHARE
+    turned = innermost + memory.moving_us(2.0 * images) / TURNING_SHARE
     stored = np.where(dtype == "tf32", np.minimum(kernel(NCHW_LOADS), turned), turned)
     found = np.where(channels_last(d), innermost, stored)
     # few channels a group would fill tensor cores too badly: the library computes such convolutions without them
@@ -168,7 +168,3 @@ def _throttled(full: Array, powered: Array) -> Array:
 
 def _up(value: Array, step: Array) -> Array:
     return np.asarray(np.ceil(value / step) * step)
-
-
-def _moving(memory: BandwidthCurve, size: Array) -> Array:
-    return np.asarray(memory.time_us(size) - memory.start_us)
