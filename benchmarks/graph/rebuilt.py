@@ -7,11 +7,17 @@ Kineto traces that were recorded without shapes, to know what their operators wo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "steps"))
+
+from networks import network
 
 from pipeline.workloads.step import Batch, Step, phase
 
@@ -125,7 +131,7 @@ def gpt2_large(tokens: int = 512) -> Step:
 def resnet18(batch: int = 128) -> Step:
     """`rtx2080ti_resnet`: torchvision's ResNet-18; its copies hold 77,070,336 bytes of images and 1,024 of labels."""
     with torch.device("meta"):
-        model = _resnet([2, 2, 2, 2], _basic, 1)
+        model = network("resnet18")
     images = torch.empty(batch, 3, 224, 224, device="meta"), torch.empty(batch, dtype=torch.long, device="meta")
     step = Step([model], [images], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), "meta",
                 {"optimizer": "sgd_momentum"})  # fmt: skip
@@ -138,7 +144,7 @@ def resnet50(batch: int = 32) -> Step:
     momentum; the loss from probabilities as targets.
     """
     with torch.device("meta"):
-        model = _resnet([3, 4, 6, 3], _bottleneck, 4)
+        model = network("resnet50")
     images = torch.empty(batch, 3, 224, 224, device="meta"), torch.empty(batch, 1000, device="meta")
     return Step([model], [images], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), "meta",
                 {"optimizer": "sgd_momentum"})  # fmt: skip
@@ -175,47 +181,6 @@ SHAPES = {
     "rtx2080ti_resnet": resnet18, "v100_ddp": resnet50, "a100_alexnet": alexnet, "a100_event_sync": three_products,
 }  # fmt: skip
 """Traces without shapes, and the model that each is of."""
-
-
-class _Residual(nn.Module):
-    """A block of a ResNet: its layers beside a shortcut."""
-
-    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.body, self.shortcut, self.last = body, shortcut, nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.body(x)
-        found += self.shortcut(x)
-        activated: Tensor = self.last(found)
-        return activated
-
-
-def _layer(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)]
-
-
-def _basic(inputs: int, width: int, stride: int) -> list[nn.Module]:
-    return [*_layer(inputs, width, 3, stride), nn.ReLU(inplace=True), *_layer(width, width, 3)]
-
-
-def _bottleneck(inputs: int, width: int, stride: int) -> list[nn.Module]:
-    first, middle = _layer(inputs, width, 1), _layer(width, width, 3, stride)
-    return [*first, nn.ReLU(inplace=True), *middle, nn.ReLU(inplace=True), *_layer(width, 4 * width, 1)]
-
-
-def _resnet(counts: Sequence[int], block: Callable[[int, int, int], list[nn.Module]], wider: int) -> nn.Module:
-    layers: list[nn.Module] = [*_layer(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    inputs = 64
-    for i, count in enumerate(counts):
-        width = 64 << i
-        for k in range(count):
-            stride = 2 if i and not k else 1
-            same = stride == 1 and inputs == width * wider
-            shortcut = nn.Identity() if same else nn.Sequential(*_layer(inputs, width * wider, 1, stride))
-            layers.append(_Residual(nn.Sequential(*block(inputs, width, stride)), shortcut))
-            inputs = width * wider
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
 
 
 def _alexnet() -> nn.Module:

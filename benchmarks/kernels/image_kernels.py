@@ -24,6 +24,7 @@ from pipeline.graph.capture import observe
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.hardware.spec import load_gpu
 from pipeline.paths import datasets_dir
+from pipeline.trace.fields import DEVICE_CATEGORIES
 from pipeline.trace.load import load_trace
 
 TRACES = {"v100_ddp": "V100-SXM2-32GB", "rtx2080ti_resnet": "RTX2080Ti"}
@@ -40,8 +41,6 @@ OPERATORS = {
 ITERATION = 2
 """Of the trace: a settled one."""
 
-DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-
 
 def predicted_calls(trace: str, gpu: str) -> pd.DataFrame:
     """Calls of the rebuilt model with `kernel_us`, `evidence` and the operator's `name`."""
@@ -57,7 +56,7 @@ def traced_kernels(trace: str, datasets: Path) -> pd.DataFrame:
     """Device work of one iteration with the `operator` that it ran under, in launch order."""
     events = load_trace(datasets / "traces" / trace / "kineto.json.gz").events
     at = min(ITERATION, int(events["iteration"].max()))
-    work = events[events["category"].isin(DEVICE_WORK) & (events["iteration"] == at)].sort_values("ts_ns")
+    work = events[events["category"].isin(DEVICE_CATEGORIES) & (events["iteration"] == at)].sort_values("ts_ns")
     return work.assign(operator=work["op"].map(events.set_index("event_id")["name"]).astype(str))
 
 

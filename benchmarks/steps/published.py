@@ -25,6 +25,7 @@ from pipeline import predict
 from pipeline.datasets.published_steps import NETWORKS, read_networks, read_resnet50, read_training
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
+from pipeline.report.account import replaced
 from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
 
 if TYPE_CHECKING:
@@ -137,10 +138,7 @@ def picture(rows: pd.DataFrame) -> Figure:
 
 def write(path: Path, name: str, lines: list[str]) -> None:
     """Put lines between a document's markers of that name."""
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    before, rest = path.read_text(encoding="utf-8").split(begin)
-    body = "\n".join(lines)
-    path.write_text(f"{before}{begin}\n{body}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    path.write_text(replaced(path.read_text(encoding="utf-8"), name, "\n".join(lines)), encoding="utf-8")
 
 
 def main() -> int:

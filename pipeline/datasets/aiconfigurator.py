@@ -87,6 +87,15 @@ def data_dir() -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
+def _root(gpu: str, folder: Path | None) -> Path:
+    root = folder or data_dir()
+    if root is None:
+        raise TableError(
+            f"measurements of {gpu}: package aiconfigurator-core is missing; pip install aiconfigurator-core=={RELEASE}"
+        )
+    return root
+
+
 def table_path(gpu: str, folder: Path | None = None, collectives: bool = False) -> Path:
     """File of a GPU's matrix products, or of its collectives.
 
@@ -97,12 +106,7 @@ def table_path(gpu: str, folder: Path | None = None, collectives: bool = False) 
     tables, name = (COLLECTIVES, "nccl_perf") if collectives else (TABLES, "gemm_perf")
     if gpu not in tables:
         raise UnknownNameError("GPU with public measurements of newer GPUs", gpu, list(tables))
-    root = folder or data_dir()
-    if root is None:
-        raise TableError(
-            f"measurements of {gpu}: package aiconfigurator-core is missing; pip install aiconfigurator-core=={RELEASE}"
-        )
-    return root / tables[gpu] / f"{name}.parquet"
+    return _root(gpu, folder) / tables[gpu] / f"{name}.parquet"
 
 
 def _read(file: Path, columns: tuple[str, ...]) -> pd.DataFrame:
@@ -183,11 +187,7 @@ def read_attention(gpu: str, folder: Path | None = None) -> pd.DataFrame:
     """
     if gpu not in ATTENTION:
         raise UnknownNameError("GPU with public measurements of fused attention", gpu, list(ATTENTION))
-    root = folder or data_dir()
-    if root is None:
-        raise TableError(
-            f"attention of {gpu}: package aiconfigurator-core is missing; pip install aiconfigurator-core=={RELEASE}"
-        )
+    root = _root(gpu, folder)
     parts = [_attention(root / f"{name}_attention_perf.parquet", kernel, cut) for name, kernel, cut in ATTENTION[gpu]]
     rows = pd.concat(parts, ignore_index=True)
     keys = ["causal", "B", "heads", "M", "K"]

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import TableError
+from pipeline.graph.calls import TF32_CAPABILITY
 from pipeline.hardware.spec import load_gpu
 
 LAMBDA_GPUS = {
@@ -64,9 +65,6 @@ NETWORKS = (
 
 LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
-TF32_CAPABILITY = 8.0
-"""From here on, what the tables call fp32 ran in TF32: the containers allow it."""
-
 COLUMNS = ("source", "gpu", "model", "mode", "dtype", "memory_format", "batch_size", "measured_us", "seen")
 
 
@@ -90,11 +88,10 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
         for name, gpu in LAMBDA_GPUS.items():
             if name not in speed or name not in batch:
                 continue  # not every card was measured in both precisions
-            new = load_gpu(gpu).compute_capability >= TF32_CAPABILITY
             for column, model in WORKLOADS.items():
                 rate, size = speed[name][column], int(batch[name][column])
                 if rate > 0:
-                    dtype = "tf32" if precision == "fp32" and new else precision
+                    dtype = _full(gpu) if precision == "fp32" else precision
                     row = ("lambda", gpu, model, "train", dtype, "contiguous", size, 1e6 * size / rate, gpu in SET_ON)
                     found.append(row)
     return pd.DataFrame(found, columns=list(COLUMNS))
@@ -149,8 +146,7 @@ def read_resnet50(datasets: str | Path) -> pd.DataFrame:
     found = []
     for gpu, part in _sections(text, "Training"):
         rates = re.search(r"^\|\s*1\s*\|\s*(\d+) img/s\s*\|\s*(\d+) img/s", part, flags=re.MULTILINE)
-        full = "tf32" if load_gpu(gpu).compute_capability >= TF32_CAPABILITY else "fp32"
-        kinds = ((full, "contiguous"), ("fp16", "channels_last"))  # mixed precision runs in NHWC there
+        kinds = ((_full(gpu), "contiguous"), ("fp16", "channels_last"))  # mixed precision runs in NHWC there
         for kind, rate, size in zip(kinds, rates.groups() if rates else (), NVIDIA_BATCHES[gpu], strict=False):
             found.append(("nvidia", gpu, "resnet50", "train", *kind, size, 1e6 * size / float(rate), gpu in SET_ON))
     for gpu, part in _sections(text, "Inference"):
@@ -161,6 +157,11 @@ def read_resnet50(datasets: str | Path) -> pd.DataFrame:
     if not found:
         raise TableError(f"{file}: holds no tables of training or inference performance")
     return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def _full(gpu: str) -> str:
+    """What ran on a card where the tables say fp32: TF32 wherever there is one, since the containers allow it."""
+    return "tf32" if load_gpu(gpu).compute_capability >= TF32_CAPABILITY else "fp32"
 
 
 def _sections(text: str, what: str) -> list[tuple[str, str]]:

@@ -23,12 +23,10 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.images import channels_last
 from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product, values_of
-from pipeline.transfer.sustained import IDLE_WATTS, THROTTLE_US, shares
+from pipeline.transfer.sustained import power_gflop_per_s, throttled
+from pipeline.transfer.tensor import DTYPES, peak_gflop_per_s
 
 Flags = npt.NDArray[np.bool_]
-
-FIRST = {"fp16": 7.0, "bf16": 8.0, "tf32": 8.0}
-"""Compute capability from which tensor cores take a dtype."""
 
 ALIGNMENT = {"fp16": 8.0, "bf16": 8.0, "tf32": 4.0}
 """Channels are padded to multiples of 16 bytes."""
@@ -70,16 +68,8 @@ in halves from the same power, an A100 sixteen times."""
 
 def on_tensor_cores(d: Dims, gpu: GpuSpec) -> Flags:
     """Rows whose dtype the GPU's tensor cores take, shape (rows,)."""
-    able = {
-        dtype: float(gpu.limits is not None and gpu.compute_capability >= first and _datasheet(gpu, dtype) is not None)
-        for dtype, first in FIRST.items()
-    }
+    able = {dtype: 1.0 for dtype in DTYPES if peak_gflop_per_s(gpu, dtype) is not None}
     return np.asarray(values_of(d.text("dtype", "fp32"), able, 0.0) > 0)
-
-
-def _datasheet(gpu: GpuSpec, dtype: str) -> float | None:
-    found: float | None = getattr(gpu, f"{dtype}_gflop_per_s")
-    return found
 
 
 def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_per_s: float) -> Array:
@@ -98,24 +88,25 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
         in_channels=groups * _up(shape.in_channels / groups, align),
         out_channels=groups * _up(shape.out_channels / groups, align),
     ))  # fmt: skip
-    peak = values_of(dtype, {key: 1e3 * (_datasheet(gpu, key) or np.nan) for key in FIRST}, np.nan)
+    peak = values_of(dtype, {key: 1e3 * (peak_gflop_per_s(gpu, key) or np.nan) for key in DTYPES}, np.nan)
     images = size * (shape.inputs + shape.outputs)
     dram = memory.moving_us(images + size * shape.weights)
     loading = SHARED_FLOP_BYTES * max(gpu.sms, 1) * max(gpu.boost_clock_mhz, 1.0)
-    power = _power_limit(dtype, gpu)
+    power, product = _power_limit(dtype, gpu), implicit_product(name, padded)
 
     def kernel(loads: float) -> Array:
         # arithmetic, and the operands that warps load for it from shared memory while tensor cores wait
         rate = 1.0 / (1.0 / peak + loads * size / loading)
         found = []
         for tile in TILES:
-            arithmetic, joined = _tiled(implicit_product(name, padded), tile, size, rate, power, gpu, 1e3 * l2_gb_per_s)
+            arithmetic, joined = _tiled(product, tile, size, rate, power, gpu, 1e3 * l2_gb_per_s)
             found.append((arithmetic**OVERLAP + dram**OVERLAP) ** (1.0 / OVERLAP) + memory.moving_us(joined))
         return np.min(found, axis=0)  # type: ignore[no-any-return]
 
     innermost = kernel(1.0)
     turned = innermost + memory.moving_us(2.0 * images) / TURNING_SHARE
-    stored = np.where(dtype == "tf32", np.minimum(kernel(NCHW_LOADS), turned), turned)
+    tf32 = dtype == "tf32"
+    stored = np.where(tf32, np.minimum(kernel(NCHW_LOADS), turned), turned) if tf32.any() else turned
     found = np.where(channels_last(d), innermost, stored)
     # few channels a group would fill tensor cores too badly: the library computes such convolutions without them
     plain = np.hypot(shape.flops / (1e3 * gpu.peak_gflop_per_s()), dram)
@@ -150,20 +141,13 @@ def _tiled(
     full = places * depth / split * np.maximum(2.0 * high * wide / rate, (high + wide) * size / l2)
     powered = 2.0 * rows * depth * columns * groups / power
     joined = np.where(split > 1.0, 2.0 * 4.0 * split * rows * columns * groups, 0.0)
-    return _throttled(full, powered), joined
+    return throttled(full, powered), joined
 
 
 def _power_limit(dtype: npt.NDArray[np.object_], gpu: GpuSpec) -> Array:
     """FLOP per us that the power budget sustains, shape (rows,)."""
     energy = ENERGY.get(gpu.architecture, ENERGY_SINCE_AMPERE)
-    fp32 = 1e6 * max(gpu.tdp_w - IDLE_WATTS, 1.0) / shares(gpu).watts_per_tflop
-    return fp32 * energy * values_of(dtype, FLOP_PER_JOULE, 1.0)
-
-
-def _throttled(full: Array, powered: Array) -> Array:
-    """Arithmetic that is slowed by the power limit after the card has been busy for a while (`transfer.sustained`)."""
-    weight = full / (full + THROTTLE_US)
-    return np.asarray(full * (1.0 - weight) + np.maximum(powered, full) * weight)
+    return 1e3 * power_gflop_per_s(gpu) * energy * values_of(dtype, FLOP_PER_JOULE, 1.0)
 
 
 def _up(value: Array, step: Array) -> Array:

@@ -83,10 +83,18 @@ def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
     """
     known = shares(gpu)
     full = np.asarray(flops, dtype=np.float64) / (known.fp32_share * gpu.fp32_gflop_per_s * 1e3)
-    power_gflop_per_s = 1e3 * max(gpu.tdp_w - IDLE_WATTS, 1.0) / known.watts_per_tflop
-    throttled = np.maximum(np.asarray(flops, dtype=np.float64) / (power_gflop_per_s * 1e3), full)
+    return throttled(full, np.asarray(flops, dtype=np.float64) / (power_gflop_per_s(gpu) * 1e3))
+
+
+def power_gflop_per_s(gpu: GpuSpec) -> float:
+    """fp32 throughput that the power budget sustains, GFLOP/s."""
+    return 1e3 * max(gpu.tdp_w - IDLE_WATTS, 1.0) / shares(gpu).watts_per_tflop
+
+
+def throttled(full: Array, powered: Array) -> Array:
+    """Times of arithmetic between that at full clock and that at what the power budget sustains, by how long it lasts."""
     weight = full / (full + THROTTLE_US)
-    return np.asarray(full * (1.0 - weight) + throttled * weight)
+    return np.asarray(full * (1.0 - weight) + np.maximum(powered, full) * weight)
 
 
 def sustained_dram_gb_per_s(gpu: GpuSpec) -> float:

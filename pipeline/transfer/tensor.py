@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.work import Dims, values_of
+from pipeline.kernels.work import ELEMENT_BYTES, Dims, values_of
 
 Array = npt.NDArray[np.float64]
 
@@ -26,7 +26,7 @@ FAMILY = "tensor_gemm"
 DTYPES = ("bf16", "fp16", "tf32")
 """What tensor cores of the covered GPUs multiply, as tables name it."""
 
-BYTES = {"bf16": 2.0, "fp16": 2.0, "tf32": 4.0}
+BYTES = {name: float(ELEMENT_BYTES[name]) for name in DTYPES}
 
 TILES = ("256x128", "128x256", "128x128", "128x64", "64x128", "64x64")
 """Tiles, columns x rows of the outputs; columns are the weight's outputs."""
