@@ -2,8 +2,8 @@
 
 
 wildcard_constraints:
-    gpu=r"[A-Za-z0-9\-]+",
-    model=r"[a-z0-9_]+",
+    gpu=r"[A-Za-z0-9_\-]+",
+    model=r"[A-Za-z0-9_\-]+",
     variant=r"[A-Za-z0-9_.\-]+",
     batch=r"\d+",
     family=r"[a-z0-9_]+",
@@ -18,7 +18,7 @@ rule capture_graph:
     log:
         f"{POINT}/logs/capture_graph.log",
     wildcard_constraints:
-        gpu=r"(?!local/)[A-Za-z0-9\-]+",
+        gpu=r"(?!local/)[A-Za-z0-9_\-]+",
     params:
         model=FLOW.section("model"),
         code=FLOW.code("graph", "workloads", "schemas.py"),
