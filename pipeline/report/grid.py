@@ -108,6 +108,19 @@ def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
     return tuple((path.parts[path.parts.index("kernels") - 1], path) for path in paths)
 
 
+def told_apart(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, Path], ...]:
+    """`with_gpus` pairs for a figure: where a GPU has models of several `kernels` choices, its name says which."""
+    choices: dict[str, set[str]] = {}
+    for gpu, path in models:
+        choices.setdefault(gpu, set()).add(_choice(path))
+    return tuple((f"{gpu} {_choice(path)}".rstrip() if len(choices[gpu]) > 1 else gpu, path) for gpu, path in models)
+
+
+def _choice(folder: Path) -> str:
+    """The `kernels` choice that a model folder was fitted for, `kernels/<family>/<choice>`; empty for a pack's."""
+    return folder.name if folder.parent.parent.name == "kernels" else ""
+
+
 def read_observations(paths: Sequence[str]) -> pd.DataFrame:
     """Observations of several hosts as one table, with the GPU beside which they were seen as `gpu`."""
     from pipeline.schemas import read_table
