@@ -28,7 +28,8 @@ LOCAL_GPU = "local"
 _GROUPS = ("gpu", "model", "kernels", "overheads")
 _METHODS = ("kernels", "overheads")
 _NOT_IN_VARIANT = ("gpu", "model", "batch_size")
-_NAME = re.compile(r"[A-Za-z0-9_\-]+")
+NAME = r"[A-Za-z0-9_\-]+"
+"""What GPUs and models may be called: folders have their names, and rules find them by this pattern."""
 _APPLIED_LATER = ("host_scale", "workers")
 """Settings of a method that leave its fitted models and statistics as they are."""
 
@@ -191,7 +192,7 @@ def _check_names(given: Iterable[str], config: Mapping[str, Any]) -> None:
         where, name = f"config/{group}/{value}.yaml", str(config[group]["name"])
         if name != value:
             raise ConfigError(f"{where}: name is {name!r}, expected {value!r} as the file is called")
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(NAME, name):
             raise ConfigError(f"{where}: folders get this name: give it letters, digits, - and _ alone")
 
 

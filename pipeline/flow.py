@@ -40,6 +40,8 @@ class Flow:
         """The flow of Snakemake's `--config` values; a bad value ends the process with one line and exit code 2."""
         try:
             root = _usable(str(config.get("results") or "results"))
+            _check_named("STEPTIME_DATASETS", "", "none")
+            _check_named("STEPTIME_MEASUREMENTS", "")
             given = {key: value for key, value in config.items() if key != "results"}
             return cls(tuple(expand(from_snakemake(given))), Artifacts(root))
         except SteptimeError as error:
@@ -180,9 +182,9 @@ class Flow:
         return [point.workload for point in self.points if point.local]
 
     def public(self, name: str) -> str:
-        """Path of public data; a name that cannot exist where there is none (no rule then asks for it)."""
+        """Path of public data; where there is none, one that Snakemake will miss, and that says what to do."""
         found = datasets_dir()
-        return str(found / name) if found else f"no-public-data/{name}"
+        return str(found / name) if found else f"public data is not at hand: set $STEPTIME_DATASETS/{name}"
 
     @property
     def packs(self) -> str:
@@ -259,6 +261,17 @@ class Flow:
     def code(*rooms: str) -> str:
         """Digest of library modules, as a param: a change there reruns the rule."""
         return code_digest(*rooms)
+
+
+def _check_named(variable: str, *off: str) -> None:
+    """A misspelt folder would silently give predictions on less evidence.
+
+    Raises:
+        InputError: the environment variable names no folder, and is none of the values `off`.
+    """
+    value = os.environ.get(variable)
+    if value is not None and value not in off and not Path(value).is_dir():
+        raise InputError(f"${variable}={value}: no such folder; name another or unset it")
 
 
 def _usable(root: str) -> str:
