@@ -43,13 +43,15 @@ def job(snakemake: Any) -> Iterator[None]:
 
 
 def provenance(snakemake: Any) -> dict[str, Any]:
-    """What made an artifact: rule, params, digests of the inputs, versions, git commit."""
+    """What made an artifact: rule, params, digests of the inputs (a model folder's description), versions, git commit."""
     import platform
     from importlib.metadata import version
 
+    from pipeline.kernels.store import DESCRIPTION
     from pipeline.packs import file_digest
 
-    files = [Path(str(path)) for path in snakemake.input if Path(str(path)).is_file()]
+    given = [Path(str(path)) for path in snakemake.input]
+    files = [path for each in given for path in (each, each / DESCRIPTION) if path.is_file()]
     params = {key: value for key, value in snakemake.params.items() if isinstance(value, (str, int, float, dict, list))}
     return {
         "rule": snakemake.rule,

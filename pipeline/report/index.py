@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pandas as pd
 
+from pipeline.errors import TableError
 from pipeline.paths import Artifacts
 from pipeline.schemas import read_table, write_table
 
 
 def refresh(root: str | Path) -> Path | None:
-    """Gather all points' summaries into `summary.parquet`; returns its path, or None where there are none yet."""
+    """Gather all points' summaries into `summary.parquet`; returns its path, or None where there are none yet.
+
+    What cannot be read (damaged, of an older version, being made anew by another run) is left out, with a line that says
+    so: this run's own points are not among them.
+    """
     pattern = Artifacts("").point("*", "*", "*", "*").lstrip("/") + "/summary.parquet"
-    rows = [read_table(path, "summary") for path in sorted(Path(root).glob(pattern))]
+    rows = []
+    for path in sorted(Path(root).glob(pattern)):
+        try:
+            rows.append(read_table(path, "summary"))
+        except TableError as error:
+            print(f"steptime: left out of {root}/summary.parquet: {error}", file=sys.stderr)
     if not rows:
         return None
     target = Path(root) / "summary.parquet"

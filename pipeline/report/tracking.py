@@ -97,7 +97,9 @@ def log_run(
     client = _client(Path(folder))
     owner = client.get_experiment_by_name(experiment)
     if owner is None:
-        raise InputError(f"{folder}: no MLflow experiment {experiment!r}; run the rule tracking_database first")
+        raise InputError(
+            f"{folder}: no MLflow experiment {experiment!r}; delete {folder}/experiments.json and run again"
+        )
     mlflow.set_tracking_uri(_uri(Path(folder)))
     earlier = client.search_runs([owner.experiment_id], f"attributes.run_name = '{name}' and tags.current = 'yes'")
     for run in earlier:
