@@ -26,5 +26,9 @@ rule all:
         FLOW.of_points("events.parquet", "local"),
 
 
+onerror:
+    FLOW.explain()
+
+
 onsuccess:
     FLOW.show(rules.summary.output.table)

@@ -6,8 +6,9 @@ import hashlib
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Flow:
 
     points: tuple[Point, ...]
     artifacts: Artifacts
+    started: float = field(default_factory=time.time)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Flow:
@@ -249,6 +251,13 @@ class Flow:
             name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since
         }
         show(predictions, {**places(predictions, Path(root)), **made})
+
+    def explain(self) -> None:
+        """Print why jobs failed, below what Snakemake says of them; called when a run has failed."""
+        from pipeline.report.failures import reasons
+
+        for reason in reasons(self.artifacts.root, self.started):
+            print(f"steptime: {reason}", file=sys.stderr)
 
     def _named(self, section: str, label: str) -> dict[str, Any]:
         """The section of the first point with this label; else (a pack is built) the choice's own defaults."""

@@ -16,9 +16,9 @@ from pipeline.errors import SteptimeError
 
 @contextmanager
 def job(snakemake: Any) -> Iterator[None]:
-    """Run a script's body with the rule's log; a `SteptimeError` ends the process with one line and its exit code.
+    """Run a script's body with the rule's log; a `SteptimeError` ends the process with its exit code.
 
-    Warnings and tracebacks go to the log, so that the terminal shows progress and the one line that matters.
+    Warnings and tracebacks go to the log, whose last line the run shows when it ends; without a log it is shown here.
     """
     log = Path(str(snakemake.log[0])) if snakemake.log else None
     warnings.filterwarnings("ignore")
@@ -33,13 +33,21 @@ def job(snakemake: Any) -> Iterator[None]:
     except BaseException as error:
         if log:
             log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(traceback.format_exc())
+            log.write_text(traceback.format_exc() if not isinstance(error, SteptimeError) else _told(error))
         if isinstance(error, SteptimeError):
-            print(f"steptime: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            if not log:  # else the run says it at its end (`Flow.explain`), below all that Snakemake prints
+                print(f"steptime: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
             sys.exit(error.exit_code)
         if isinstance(error, KeyboardInterrupt):
             sys.exit(130)  # the traceback is in the log; on the terminal it would bury what Snakemake says
         raise
+
+
+def _told(error: SteptimeError) -> str:
+    """The traceback with the message on one line, which is its last."""
+    calls = "".join(traceback.format_tb(error.__traceback__))
+    kind = f"{type(error).__module__}.{type(error).__name__}"
+    return f"Traceback (most recent call last):\n{calls}{kind}: {' '.join(str(error).split())}\n"
 
 
 def provenance(snakemake: Any) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pipeline.errors import TableError
 from pipeline.flow import Flow
+from pipeline.report.failures import reasons
+from pipeline.scripting import job
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +59,20 @@ def test_points_share_overheads_unless_a_setting_shapes_them() -> None:
         settings = flow.overhead_settings(SimpleNamespace(overheads=Path(path).stem))
         assert settings["estimator"] == ("clipped_mean" if path == "results/V100/overheads.parquet" else "median")
         assert "host_scale" not in settings, "would make the statistics anew for nothing"
+
+
+def test_a_failed_run_says_why_once_and_below_all_else(tmp_path: Path) -> None:
+    def failing(name: str, error: BaseException) -> None:
+        with pytest.raises((SystemExit, KeyError)), job(SimpleNamespace(log=[tmp_path / "logs" / name], threads=1)):
+            raise error
+
+    failing("a.log", TableError("graph.parquet: damaged\n(no footer)"))
+    failing("b.log", TableError("graph.parquet: damaged (no footer)"))
+    failing("c.log", KeyError("dims"))
+    failing("d.log", KeyboardInterrupt())
+    with job(SimpleNamespace(log=[tmp_path / "logs" / "e.log"], threads=1)):
+        pass
+    first, second = reasons(tmp_path, 0.0)
+    assert first == "graph.parquet: damaged (no footer)"
+    assert second.startswith("KeyError: 'dims' (an error of Steptime; see ")
+    assert reasons(tmp_path, time.time() + 60) == []

@@ -75,6 +75,7 @@ def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path
     assert len(lines) == 1
     assert "calls.parquet" in lines[0]
     assert "delete it to rebuild" in lines[0]
+    assert lines[0] in run.stderr.splitlines()[-6:], "below what Snakemake says of it"
 
 
 @pytest.mark.parametrize(
