@@ -53,8 +53,9 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             _backward(step, critic, bce, images, target)
         _update(optimizers[:1])
         _zero(optimizers[1:])
-        _backward(step, critic, bce, fake, ones)
+        value = _backward(step, critic, bce, fake, ones)
         _update(optimizers[1:])
+        step.read(value, "at_end")
 
     def made_under_autocast(noise: Tensor) -> Tensor:
         with step.autocast(), phase("forward"):
@@ -81,11 +82,14 @@ def _update(optimizers: Sequence[torch.optim.Optimizer]) -> None:
             optimizer.step()
 
 
-def _backward(step: Step, critic: nn.Module, criterion: Any, images: Tensor, target: Tensor) -> None:
+def _backward(step: Step, critic: nn.Module, criterion: Any, images: Tensor, target: Tensor) -> Any:
+    """Forward and backward pass of one loss; returns it."""
     with step.autocast():
         with phase("forward"):
             logits = critic(images)
         with phase("loss"):
             value = criterion(logits, target)
+    step.read(value, "before_backward")
     with phase("backward"):
         value.backward()
+    return value

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from pipeline.errors import ConfigError
 from pipeline.workloads.autocast import DTYPES, autocast
 from pipeline.workloads.lookup import epsilon
+from pipeline.workloads.reading import read
 
 Batch = tuple[Tensor, ...]
 """Tensors of one batch, on the host."""
@@ -95,6 +97,10 @@ class Step:
         self.training = self.config.get("mode", "train") == "train"
         self.dtype = str(self.config.get("dtype", "fp32"))
         self.pure = self.config.get("precision") == "pure"
+        self.waits = self.config.get("copies") == "pageable"
+        self.reads = str(self.config.get("read_loss") or "never")
+        if self.reads != "never" and not self.training:
+            raise ConfigError(f"model.read_loss={self.reads}: inference has no loss; take model.read_loss=never")
         for module in self.modules:
             module.train(self.training)
             module.requires_grad_(self.training)
@@ -105,7 +111,7 @@ class Step:
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             dry = is_dry(self.device)
             self.pool = [tuple(channels_last(tensor, dry) for tensor in batch) for batch in self.pool]
-        if self.device == "cuda":
+        if self.device == "cuda" and not self.waits:
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
         dry = is_dry(self.device)
@@ -114,7 +120,7 @@ class Step:
     def run(self, number: int = 0) -> None:
         """One step, on batch `number` of the pool (modulo its length)."""
         with phase("data"):
-            batch = tuple(to_device(tensor, self.device) for tensor in self.pool[number % len(self.pool)])
+            batch = tuple(to_device(tensor, self.device, self.waits) for tensor in self.pool[number % len(self.pool)])
         if self.procedure is not None and self.training:
             self.procedure(batch, self.optimizers)
         elif self.training:
@@ -150,11 +156,19 @@ class Step:
             if self.loss is not None:
                 with phase("loss"):
                     value = self.loss(value, *batch)
+        self.read(value, "before_backward")
         with phase("backward"):
             value.backward()
         with phase("optimizer"):
             for optimizer in self.optimizers:
                 optimizer.step()
+        self.read(value, "at_end")
+
+    def read(self, loss: Tensor, when: str) -> None:
+        """Read the loss on the host if the configuration asks for it at this place (`reading.WHEN`)."""
+        if self.reads == when:
+            with phase("loss"):
+                read(loss)
 
     def parameters(self) -> list[Tensor]:
         """Parameters of all modules, each once."""
@@ -237,11 +251,11 @@ def _lowered(tensor: Tensor, dtype: torch.dtype, dry: bool) -> Tensor:
     return torch.empty_like(tensor, dtype=dtype) if dry else tensor.to(dtype)
 
 
-def to_device(tensor: Tensor, device: str) -> Tensor:
-    """Copy to the device without waiting; a no-op where the device is the host."""
+def to_device(tensor: Tensor, device: str, waits: bool = False) -> Tensor:
+    """Copy to the device, the host waiting for it or not; a no-op where the device is the host."""
     if is_fake(tensor):  # fake tensors know one device only: the copy is made visible by hand
-        return torch.empty_like(tensor).copy_(tensor)
-    return tensor.to(device, non_blocking=True)
+        return torch.empty_like(tensor).copy_(tensor, non_blocking=not waits)
+    return tensor.to(device, non_blocking=not waits)
 
 
 def channels_last(tensor: Tensor, dry: bool) -> Tensor:
