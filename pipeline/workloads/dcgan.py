@@ -47,12 +47,12 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     def procedure(batch: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         (real,) = batch
         noise = torch.randn(batch_size, size, 1, 1, device=device, dtype=dtype)
-        _zero(optimizers[:1])
+        step.zero_grad(optimizers[:1])
         fake = made_under_autocast(noise)
         for images, target in ((real, ones), (fake.detach(), zeros)):
             _backward(step, critic, bce, images, target)
         _update(optimizers[:1])
-        _zero(optimizers[1:])
+        step.zero_grad(optimizers[1:])
         value = _backward(step, critic, bce, fake, ones)
         _update(optimizers[1:])
         step.read(value, "at_end")
@@ -68,12 +68,6 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
     step = Step([critic, made], [(image,)], generate, None, device, config, procedure=procedure)
     return step
-
-
-def _zero(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    with phase("zero_grad"):
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
 
 
 def _update(optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -32,19 +32,23 @@ def phase(name: str) -> AbstractContextManager[Any]:
     return record_function(f"## {name} ##")
 
 
-def make_optimizer(name: str, parameters: Sequence[Tensor], lr: float = 1e-3) -> torch.optim.Optimizer | None:
-    """The optimizer of that name, in its `foreach` form (CUDA's default); None for "none"."""
+def make_optimizer(
+    name: str, parameters: Sequence[Tensor], lr: float = 1e-3, foreach: bool = True
+) -> torch.optim.Optimizer | None:
+    """The optimizer of that name, over all parameters at once (`foreach`, CUDA's default) or one by one; None for "none"."""
     dense = list(parameters)
     if name == "none" or not dense:
         return None
     if name == "adam":
-        return torch.optim.Adam(dense, lr=lr, foreach=True, eps=epsilon(dense[0], 1e-8))
+        return torch.optim.Adam(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-8))
     if name == "adagrad":
-        return torch.optim.Adagrad(dense, lr=lr, foreach=True, eps=epsilon(dense[0], 1e-10))
-    return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=True)
+        return torch.optim.Adagrad(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-10))
+    return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=foreach)
 
 
-def make_optimizers(name: str, module: nn.Module, dry: bool = False) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    name: str, module: nn.Module, dry: bool = False, foreach: bool = True
+) -> list[torch.optim.Optimizer]:
     """The optimizers of a module's parameters; sparse gradients of Adagrad and Adam get one of their own.
 
     Where nothing is computed (`dry`), it is SGD, which capture expands (`pipeline.graph.sparse`).
@@ -53,10 +57,10 @@ def make_optimizers(name: str, module: nn.Module, dry: bool = False) -> list[tor
         part.weight for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
     ]
     if name not in ("adagrad", "adam") or not sparse:
-        made = [make_optimizer(name, list(module.parameters()))]
+        made = [make_optimizer(name, list(module.parameters()), foreach=foreach)]
     else:
         own = {id(weight) for weight in sparse}
-        made = [make_optimizer(name, [p for p in module.parameters() if id(p) not in own])]
+        made = [make_optimizer(name, [p for p in module.parameters() if id(p) not in own], foreach=foreach)]
         if dry:
             made.append(make_optimizer("sgd", sparse))
         else:
@@ -115,7 +119,8 @@ class Step:
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
         dry = is_dry(self.device)
-        self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry)]
+        each = self.config.get("foreach", True)
+        self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, each)]
 
     def run(self, number: int = 0) -> None:
         """One step, on batch `number` of the pool (modulo its length)."""
@@ -147,9 +152,7 @@ class Step:
 
     def _train(self, batch: Batch) -> None:
         if self.optimizers:
-            with phase("zero_grad"):
-                for optimizer in self.optimizers:
-                    optimizer.zero_grad(set_to_none=True)
+            self.zero_grad(self.optimizers)
         with self.autocast():
             with phase("forward"):
                 value = self.forward(*batch)
@@ -163,6 +166,12 @@ class Step:
             for optimizer in self.optimizers:
                 optimizer.step()
         self.read(value, "at_end")
+
+    def zero_grad(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Drop gradients, or fill them with zeros if the configuration asks for that."""
+        with phase("zero_grad"):
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=self.config.get("set_to_none", True))
 
     def read(self, loss: Tensor, when: str) -> None:
         """Read the loss on the host if the configuration asks for it at this place (`reading.WHEN`)."""

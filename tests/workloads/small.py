@@ -42,6 +42,7 @@ def options_of(name, every=False):
     found += [("dtype", value) for value in ("tf32", "bf16", "fp16")]
     if name in WITH_LOOPS_OF_THEIR_OWN or every:
         found += [("copies", "pageable"), ("read_loss", "before_backward"), ("read_loss", "at_end")]
+        found += [("foreach", False), ("set_to_none", False)]
     if "attention" in config:
         found += [("attention", "fused")]
     if "seq_len" in config:

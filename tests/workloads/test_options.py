@@ -55,6 +55,10 @@ def test_a_workload_understands_an_option(name, option, value):
     waits = calls[calls["blocking"]]
     assert (set(waits["family"]) == {"memcpy_h2d"}) == (option == "copies")
     assert (set(waits["family"]) == {"memcpy_d2h"}) == (option == "read_loss")
+    if option in ("foreach", "set_to_none"):
+        plain = map_calls(capture(small(name), 4))
+        many, few = (found["phase"].isin(["optimizer", "zero_grad"]).sum() for found in (calls, plain))
+        assert many > 3 * few if option == "foreach" else few < many < few + 8
     if option == "copies":
         assert (calls.loc[calls["family"] == "memcpy_h2d", "op"] == "pageable").all()
     if option == "read_loss":
@@ -121,6 +125,16 @@ def test_copies_that_the_host_waits_for_hold_the_launches_up():
                       for copies in ("pinned", "pageable"))  # fmt: skip
     assert waiting.families["memcpy_h2d"] > 1.5 * plain.families["memcpy_h2d"]
     assert waiting.predicted_us - plain.predicted_us > waiting.active_us - plain.active_us
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd_momentum", "adagrad", "adam"])
+def test_an_optimizer_that_goes_parameter_by_parameter_moves_the_same_bytes(optimizer):
+    plain, each = (map_calls(capture(small("resnet50", optimizer=optimizer, foreach=foreach), 4))
+                   for foreach in (True, False))  # fmt: skip
+    moved = [found[found["phase"] == "optimizer"] for found in (plain, each)]
+    assert len(moved[1]) > 20 * len(moved[0])
+    traffic = [(found["bytes_read"] + found["bytes_written"]).sum() for found in moved]
+    assert traffic[1] == pytest.approx(traffic[0], rel=0.5)
 
 
 def test_inference_has_no_loss_to_read():
