@@ -1,0 +1,18 @@
+"""YAML as plain values, parsed by libyaml where PyYAML has it: ten times sooner than in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def load_yaml(text: str) -> Any:
+    """The plain values of a YAML document.
+
+    Raises:
+        yaml.YAMLError: the text is no YAML.
+    """
+    return yaml.load(text, Loader=_LOADER)
