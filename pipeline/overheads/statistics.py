@@ -110,7 +110,7 @@ def summarise(
     frame = corrected(samples, cost or ProfilerCost.none())
     frame = frame.assign(api=frame["api"].astype(object).where(frame["api"].notna(), ""),
                          signature=frame["signature"].astype(object).where(frame["signature"].notna(), ""))  # fmt: skip
-    parts = [_level(frame, level, estimator) for level in _levels(frame, signatures)]
+    parts = [_level(level, estimator) for level in _levels(frame, signatures)]
     out = pd.concat([part for part in parts if len(part)], ignore_index=True)
     out = out.drop_duplicates(["type", "op", "api", "signature"], ignore_index=True)
     for column in ("api", "signature"):
@@ -140,7 +140,7 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
     return levels
 
 
-def _level(frame: pd.DataFrame, level: pd.DataFrame, estimator: str) -> pd.DataFrame:
+def _level(level: pd.DataFrame, estimator: str) -> pd.DataFrame:
     if level.empty:
         return level
     keys = ["type", "op", "api", "signature"]
