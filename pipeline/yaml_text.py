@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
 
 def load_yaml(text: str) -> Any:
     """The plain values of a YAML document.
@@ -15,4 +11,6 @@ def load_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: the text is no YAML.
     """
-    return yaml.load(text, Loader=_LOADER)
+    import yaml  # a machine that only measures may lack it
+
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
