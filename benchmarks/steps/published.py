@@ -25,8 +25,8 @@ from pipeline import predict
 from pipeline.datasets.published_steps import NETWORKS, read_networks, read_resnet50, read_training
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
-from pipeline.report.account import replaced
 from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
+from pipeline.report.markdown import replaced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

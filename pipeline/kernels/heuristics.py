@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.embedding import (
     ROW_LATENCY_US,
@@ -28,7 +29,6 @@ from pipeline.kernels.images import FAMILIES as IMAGES
 from pipeline.kernels.images import image_us
 from pipeline.kernels.tensor_convolution import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
-from pipeline.transfer.sustained import sustained_dram_gb_per_s
 
 TILE = 64.0
 """Edge of the output tile that a thread block computes in the physical model of matrix products: the smallest common
