@@ -289,11 +289,14 @@ def summary(
 
 
 @app.command()
-def ui(port: Annotated[int, typer.Option(help="port on this machine")] = 5000) -> None:
+def ui(
+    port: Annotated[int, typer.Option(help="port on this machine")] = 5000,
+    results: Annotated[Path, typer.Option(help="results folder of the run")] = Path("results"),
+) -> None:
     """Open the MLflow UI on the project's database, to compare kernel-model variants."""
     from pipeline.report.tracking import serve
 
-    serve(port)
+    serve(port, results / "mlflow")
 
 
 def main() -> None:

@@ -30,6 +30,10 @@ _GROUPS = ("gpu", "model", "kernels", "overheads")
 _METHODS = ("kernels", "overheads")
 _NOT_IN_VARIANT = ("gpu", "model", "batch_size")
 _PLAIN_BATCH = re.compile(r"batch_size=[1-9][0-9]*")
+NAME = r"[A-Za-z0-9_\-]+"
+"""What GPUs and models may be called: folders have their names, and rules find them by this pattern."""
+_APPLIED_LATER = ("host_scale", "workers")
+"""Settings of a method that leave its fitted models and statistics as they are."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,22 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
 
 
+def method_label(section: str, settings: Mapping[str, Any]) -> str:
+    """Name of what a method makes: its file's name, with a hash of the settings that differ from that file.
+
+    Two points never share models or statistics that were made with different settings.
+
+    Args:
+        section: `kernels` or `overheads`.
+        settings: that section of a point's configuration.
+    """
+    name = str(settings["name"])
+    usual = _compose((f"{section}={name}",), complete=False)[section]
+    differs = {key: value for key, value in sorted(settings.items())
+               if key not in _APPLIED_LATER and value != usual.get(key)}  # fmt: skip
+    return f"{name}-{hashlib.sha256(repr(differs).encode()).hexdigest()[:8]}" if differs else name
+
+
 def expand(overrides: Sequence[str]) -> list[Point]:
     """All points of a grid, in the order of the sweep.
 
@@ -95,6 +115,7 @@ def point(overrides: Sequence[str]) -> Point:
     sizes = [text for text in given if _PLAIN_BATCH.fullmatch(text)]
     config = _compose(tuple(text for text in given if text not in sizes))
     batch = int(sizes[-1].partition("=")[2]) if sizes else config["batch_size"]
+    _check_names(given, config)
     if batch is None:
         batch = config["model"].get("batch_size")
     config["batch_size"] = _batch_size(batch)
@@ -165,6 +186,18 @@ def _canonical(text: str) -> str:
     if key in _GROUPS and value not in choices(key):
         raise UnknownNameError(key, value, choices(key))
     return text
+
+
+def _check_names(given: Iterable[str], config: Mapping[str, Any]) -> None:
+    """A copied file must carry its own name: artifacts lie in folders of that name."""
+    for group, _, value in (text.partition("=") for text in given):
+        if group not in _GROUPS:
+            continue
+        where, name = f"config/{group}/{value}.yaml", str(config[group]["name"])
+        if name != value:
+            raise ConfigError(f"{where}: name is {name!r}, expected {value!r} as the file is called")
+        if not re.fullmatch(NAME, name):
+            raise ConfigError(f"{where}: folders get this name: give it letters, digits, - and _ alone")
 
 
 @lru_cache(maxsize=256)

@@ -213,6 +213,7 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
 @lru_cache(maxsize=4)
 def _load_directory(directory: Path) -> dict[str, GpuSpec]:
     found: dict[str, GpuSpec] = {}
+    owners: dict[str, str] = {}
     for path in sorted(directory.glob("*.yaml")):
         try:
             values = load_yaml(path.read_text(encoding="utf-8"))
@@ -226,6 +227,10 @@ def _load_directory(directory: Path) -> dict[str, GpuSpec]:
             raise ConfigError(f"{path}: {error}") from None
         if spec.name != path.stem:
             raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r} as the file is called")
+        for each in (spec.name, *spec.aliases):
+            other = owners.setdefault(_key(each), spec.name)
+            if other != spec.name:
+                raise ConfigError(f"{path}: {each!r} is a name of {other} too; give every GPU its own name and aliases")
         found[spec.name] = spec
     return found
 
