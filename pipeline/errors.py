@@ -32,7 +32,8 @@ class SteptimeWarning(UserWarning):
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
-    """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case; empty if none is.
+    """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case, else the first that
+    begins like it; empty if none does.
 
     Of a dotted name the last part is compared, with those of its own section.
     """
@@ -40,6 +41,7 @@ def did_you_mean(name: object, choices: Iterable[str]) -> str:
     by_fold = {choice.lower().removeprefix(section + dot): choice for choice in choices
                if choice.lower().rpartition(".")[0] == section}  # fmt: skip
     close = get_close_matches(last, by_fold, n=1, cutoff=0.6)
+    close = close or sorted(choice for choice in by_fold if len(last) > 2 and choice.startswith(last))
     return f"did you mean {by_fold[close[0]]!r}? " if close else ""
 
 

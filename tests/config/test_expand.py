@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config import choices, expand, from_snakemake
-from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.errors import ConfigError, InputError, UnknownNameError
 
 
 def test_one_point_has_the_defaults_of_its_model() -> None:
@@ -109,3 +109,18 @@ def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type
 def test_snakemake_values_become_overrides() -> None:
     given = {"gpu": "V100,P100", "batch_size": 512, "overrides": "model.tables=4 model.dim=32"}
     assert from_snakemake(given) == ["gpu=V100,P100", "batch_size=512", "model.tables=4", "model.dim=32"]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("gpu=glob(*100)", r"gpu=glob\(\*100\): patterns"),
+        ("model=resnet50 batch_size=32", "cannot read the override 'model=resnet50 batch_size=32'"),
+        ("batch_size=1,,2", "cannot read the override 'batch_size=1,,2'"),
+        ("model=bert", "did you mean 'bert_large'"),
+    ],
+)
+def test_an_override_that_cannot_be_read_is_named(text, message):
+    with pytest.raises(InputError, match=message) as raised:
+        expand([text])
+    assert "\n" not in str(raised.value)
