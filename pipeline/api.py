@@ -124,8 +124,22 @@ def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | 
             return overheads_from(read_table(table, "overheads"), settings, workload)
     shipped = shipped_overheads(gpu)
     check_pack(shipped.parent.name)
-    observations = read_table(shipped, "overhead_samples")
-    return overheads_from(overhead_statistics(observations, gpu, settings), settings, workload)
+    if overhead_source(gpu) is Source.MEASUREMENTS:
+        statistics = overhead_statistics(read_table(shipped, "overhead_samples"), gpu, settings)
+    else:
+        donated = overhead_source(gpu) is Source.TRANSFER
+        statistics = _shipped_statistics(str(shipped), shipped.stat().st_mtime_ns, gpu, donated, _frozen(settings))
+    return overheads_from(statistics, settings, workload)
+
+
+@lru_cache(maxsize=64)
+def _shipped_statistics(path: str, changed: int, gpu: str, donated: bool, settings: str) -> pd.DataFrame:
+    """`overhead_statistics` of a shipped table, made once: many points of a grid ask for the same."""
+    import json
+
+    from pipeline.schemas import read_table
+
+    return overhead_statistics(read_table(path, "overhead_samples"), gpu, json.loads(settings))
 
 
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Mapping[str, Any]) -> pd.DataFrame:

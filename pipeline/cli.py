@@ -82,8 +82,9 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     from pipeline.api import largest_batch, predict_point
     from pipeline.config import expand
+    from pipeline.transfer.costs import cost_per_million, currency, load_prices
 
-    points = expand(_overrides(overrides))
+    points, prices = expand(_overrides(overrides)), load_prices()
     predictions = [predict_point(point) for point in _progress(points, "predicting")]
     largest: dict[str, int | None] = {}
     with _working("looking for the largest batches"):
@@ -91,12 +92,16 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
             key = f"{point.gpu}/{point.model}/{point.variant}"
             if key not in largest:
                 largest[key] = largest_batch(point)
+    costs = [cost_per_million(prediction, prices) for prediction in predictions]
     if as_json:
-        _print_json({"predictions": [p.as_dict() for p in predictions], "largest_batch": largest})
+        rows = [
+            p.as_dict() | ({"cost_per_million": c} if prices else {}) for p, c in zip(predictions, costs, strict=True)
+        ]
+        _print_json({"predictions": rows, "largest_batch": largest})
         return
     from pipeline.report.tables import console, many
 
-    console().print(many(predictions, largest))
+    console().print(many(predictions, largest, costs, currency()))
 
 
 @app.command()
