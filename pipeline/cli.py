@@ -186,9 +186,11 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Convert a profiler trace into a table of linked events."""
+    from pipeline.schemas import refuse_overwriting
     from pipeline.trace.export import write_events
     from pipeline.trace.load import load_trace
 
+    refuse_overwriting(out, trace)
     loaded = load_trace(trace)
     write_events(loaded, out, {"source": trace.name})
     facts = {
