@@ -22,6 +22,8 @@ CHOICES = {
     "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
     "model.memory_format": ("contiguous", "channels_last"),
     "model.precision": ("autocast", "pure"),
+    "model.copies": ("pinned", "pageable"),
+    "model.read_loss": ("never", "before_backward", "at_end"),
     "model.embedding": ("fused", "joint_sparse", "sparse", "dense"),
     "predict.critical_path": ("full", "published"),
     "overheads.observations": ("all", "own", "pooled"),

@@ -216,8 +216,8 @@ def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
     Raises:
         InputError: `out` is one of the files read, by whatever name.
     """
-    for path in inputs:
-        if path is not None and os.path.exists(path) and os.path.exists(out) and os.path.samefile(path, out):
+    for path in map(Path, filter(None, inputs)):
+        if path.exists() and Path(out).exists() and path.samefile(out):
             raise InputError(f"{out}: is read as well, and writing would replace it; name another file")
 
 

@@ -144,7 +144,9 @@ def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
             outer = replace(node, node_id=fresh, name="aten::to", inputs=(source,), values=(None,), outputs=(target,),
                             parent_id=None, attributes={})  # fmt: skip
             inner = replace(outer, node_id=fresh + 1, name="aten::_to_copy", parent_id=fresh)
-            copy = replace(node, inputs=(target, source, None), values=(None, None, True), parent_id=fresh + 1)
+            copy = replace(
+                node, inputs=(target, source, None), values=(None, None, node.value(2, True)), parent_id=fresh + 1
+            )
             shown += [outer, inner, copy]
             fresh += 2
     return shown

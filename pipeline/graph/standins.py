@@ -28,14 +28,18 @@ NAMES = {
     "steptime_rnn::rnn": "aten::_cudnn_rnn",
     "FusedAttentionBackward": "ScaledDotProduct{Attention}AttentionBackward0",
     "FusedAttention": "aten::scaled_dot_product_attention",
+    "steptime_loss::read": "aten::_local_scalar_dense",
     "steptime_attention::forward": "aten::_scaled_dot_product_{attention}_attention",
     "steptime_attention::backward": "aten::_scaled_dot_product_{attention}_attention_backward",
 }
 """Names of stand-ins and of what they stand for; `{attention}` is the kernel that CUDA picks."""
 
+WRAPPERS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": "aten::item"}
+"""Operators and stand-ins that a CUDA run records under another operator."""
+
 
 def name_standins(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node]:
-    """Give stand-ins CUDA's names, describe recurrent layers, and put `aten::dropout` above what stands for it."""
+    """Give stand-ins CUDA's names, describe recurrent layers, and put `WRAPPERS` above what they wrap."""
     kind = FLASH if config.get("dtype") in ("bf16", "fp16") else EFFICIENT
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
@@ -43,8 +47,8 @@ def name_standins(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node
         found = replace(node, name=_name(node.name, kind))
         if found.name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
             found.attributes["rnn"] = _describe_rnn(found)
-        if found.name == "aten::native_dropout":
-            named.append(replace(found, node_id=fresh, name="aten::dropout", attributes={}))
+        if node.name in WRAPPERS:
+            named.append(replace(found, node_id=fresh, name=WRAPPERS[node.name], attributes={}))
             found.parent_id, found.is_top_level = fresh, False
             fresh += 1
         named.append(found)
