@@ -216,7 +216,7 @@ def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
     Raises:
         InputError: `out` is one of the files read, by whatever name.
     """
-    for path in map(Path, filter(None, inputs)):
+    for path in [Path(each) for each in inputs if each is not None]:
         if path.exists() and Path(out).exists() and path.samefile(out):
             raise InputError(f"{out}: is read as well, and writing would replace it; name another file")
 

@@ -124,3 +124,20 @@ def test_an_override_that_cannot_be_read_is_named(text, message):
     with pytest.raises(InputError, match=message) as raised:
         expand([text])
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text, meant", [("dtype=fp16", "model.dtype"), ("model_dtype=fp16", "model.dtype"),
+                                         ("host_scale=2", "overheads.host_scale")])  # fmt: skip
+def test_an_option_without_its_section_is_found(text, meant):
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        expand([text])
+
+
+def test_values_of_python_are_written_as_overrides():
+    from pipeline.config_values import written
+
+    for value in ([512, 128, 64], (512, 128, 64)):
+        (found,) = expand([f"model.bottom_mlp={written(value)}"])
+        assert found.config["model"]["bottom_mlp"] == [512, 128, 64]
+    (custom,) = expand(["model=custom", "model.target=m:f", f"+model.options={written({'width': 3, 'of': None})}"])
+    assert custom.config["model"]["options"] == {"width": 3, "of": None}
