@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import LOCAL_GPU, Point, expand, method_label
+from pipeline.config_values import written
 from pipeline.errors import ConfigError, InputError
 from pipeline.evidence import Source, kernel_source, overhead_source, shipped_overheads
 from pipeline.packs import check_pack, list_packs
@@ -37,12 +38,14 @@ def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
     Args:
         gpu: name or alias of a GPU.
         model: name of a workload.
-        overrides: any other override; `.` is written `__`, as in `model__embedding="sparse"`, `batch_size=512`.
+        overrides: any other override; `.` is written `__`, as in `model__embedding="sparse"`, `batch_size=512`; lists and
+            dicts are values too, as in `model__rows=[1000, 2000]`.
 
     Raises:
         InputError: a name or value does not exist, or the overrides describe several points.
     """
-    texts = [f"gpu={gpu}", f"model={model}", *(f"{key.replace('__', '.')}={value}" for key, value in overrides.items())]
+    given = {"gpu": gpu, "model": model} | {key.replace("__", "."): value for key, value in overrides.items()}
+    texts = [f"{key}={written(value)}" for key, value in given.items()]
     points = expand(texts)
     if len(points) != 1:
         raise ConfigError(f"predict takes one point, these overrides make {len(points)}")

@@ -27,6 +27,7 @@ app = typer.Typer(
     name="steptime",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 kernels_app = typer.Typer(help="Fit kernel models to samples, and predict kernel latencies.", no_args_is_help=True)
@@ -83,8 +84,9 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     from pipeline.api import largest_batch, predict_point
     from pipeline.config import expand
+    from pipeline.transfer.costs import cost_per_million, currency, load_prices
 
-    points = expand(_overrides(overrides))
+    points, prices = expand(_overrides(overrides)), load_prices()
     predictions = [predict_point(point) for point in _progress(points, "predicting")]
     largest: dict[str, int | None] = {}
     with _working("looking for the largest batches"):
@@ -92,12 +94,16 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
             key = f"{point.gpu}/{point.model}/{point.variant}"
             if key not in largest:
                 largest[key] = largest_batch(point)
+    costs = [cost_per_million(prediction, prices) for prediction in predictions]
     if as_json:
-        _print_json({"predictions": [p.as_dict() for p in predictions], "largest_batch": largest})
+        rows = [
+            p.as_dict() | ({"cost_per_million": c} if prices else {}) for p, c in zip(predictions, costs, strict=True)
+        ]
+        _print_json({"predictions": rows, "largest_batch": largest})
         return
     from pipeline.report.tables import console, many
 
-    console().print(many(predictions, largest))
+    console().print(many(predictions, largest, costs, currency()))
 
 
 @app.command()
@@ -182,9 +188,11 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Convert a profiler trace into a table of linked events."""
+    from pipeline.schemas import refuse_overwriting
     from pipeline.trace.export import write_events
     from pipeline.trace.load import load_trace
 
+    refuse_overwriting(out, trace)
     loaded = load_trace(trace)
     write_events(loaded, out, {"source": trace.name})
     facts = {

@@ -166,12 +166,17 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
     """One list of overrides per point of the sweep."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides=list(overrides))
-    except HydraException as error:
-        raise ConfigError(f"cannot read the override: {_first_line(error)}") from None
+    parser, parsed = OverridesParser.create(), []
+    for text in overrides:
+        try:
+            parsed.append(parser.parse_override(text))
+        except HydraException:
+            raise ConfigError(f"cannot read the override {text!r}: write key=value, several values as a,b") from None
+        if parsed[-1].is_sweep_override() and isinstance(parsed[-1].value(), Glob):
+            raise ConfigError(f"{text}: patterns are not looked up; write the names, separated by commas")
     batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     return [list(batch) for group in batches for batch in group]
 

@@ -224,6 +224,17 @@ def refuse_folder(path: Path) -> None:
         raise TableError(f"{path}: is a folder; name the parquet file in it")
 
 
+def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
+    """A result written over what it was made of would lose a measurement.
+
+    Raises:
+        InputError: `out` is one of the files read, by whatever name.
+    """
+    for path in [Path(each) for each in inputs if each is not None]:
+        if path.exists() and Path(out).exists() and path.samefile(out):
+            raise InputError(f"{out}: is read as well, and writing would replace it; name another file")
+
+
 def read_provenance(path: str | Path) -> dict[str, Any]:
     """The provenance that was stored with an artifact; empty where the file carries none."""
     try:

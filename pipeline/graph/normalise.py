@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from pipeline.graph.sparse import sparse_updates
+from pipeline.graph.sparse import own_tables, sparse_updates
 from pipeline.graph.standins import name_standins
 from pipeline.graph.table import Argument, Node, Tensor
 
@@ -187,7 +187,7 @@ def fused_optimizer(config: Mapping[str, Any]) -> str:
 def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]:
     """Give lookups what shapes cannot tell: rows per table, lookups, and how indices are distributed."""
     if "embedding" not in config:
-        return nodes
+        return sparse_updates(nodes, own_tables(nodes), str(config.get("optimizer", "sgd")))
     from pipeline.kernels.embedding import Lookup
     from pipeline.workloads.dlrm import tables
 

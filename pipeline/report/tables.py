@@ -113,6 +113,9 @@ class Comparison:
 
     predictions: Sequence[Prediction]
     largest: Mapping[str, int | None]
+    costs: Sequence[float | None] = ()
+    """Of a million samples, in `currency`; a column where any is known."""
+    currency: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         wide = self._table(self.predictions, ("variant",), boxed=True)
@@ -138,6 +141,7 @@ class Comparison:
     def _legend(self) -> Text:
         notes = ["★ most samples per second of the model"] if any(map(self._best, self.predictions)) else []
         notes += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
+        notes += [f"cost/M: {self.currency} per million samples"] if any(c is not None for c in self.costs) else []
         return Text(", ".join(notes), style="dim")
 
     def _table(self, rows: Sequence[Prediction], left_out: Sequence[str], boxed: bool) -> Table:
@@ -171,6 +175,9 @@ class Comparison:
         if self.largest:
             most = self.largest.get(f"{p.gpu}/{p.model}/{p.variant}")
             cells["max batch"] = f"{most:,}" if most else "" if p.gpu == LOCAL_GPU else "none"
+        if any(cost is not None for cost in self.costs):
+            cost = next(cost for other, cost in zip(self.predictions, self.costs, strict=True) if other is p)
+            cells["cost/M"] = "" if cost is None else rate(cost)
         if any(other.measured_us is not None for other in self.predictions):
             cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
         return cells
@@ -189,9 +196,14 @@ NARROW_LEAVES_OUT = ("evidence", "busy", "bound", "p10-p90 ms")
 """Columns that a narrow terminal does without, in this order; each model gets a table, with what its rows share above."""
 
 
-def many(predictions: Sequence[Prediction], largest: Mapping[str, int | None] | None = None) -> RenderableType:
+def many(
+    predictions: Sequence[Prediction],
+    largest: Mapping[str, int | None] | None = None,
+    costs: Sequence[float | None] = (),
+    currency: str = "",
+) -> RenderableType:
     """Several predictions side by side; the highest throughput of each model is marked."""
-    return Comparison(predictions, largest or {})
+    return Comparison(predictions, largest or {}, costs, currency)
 
 
 @dataclass(frozen=True)

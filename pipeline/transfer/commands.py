@@ -13,7 +13,7 @@ from pipeline.hardware.siblings import same_chip
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
 from pipeline.kernels.samples import LARGEST_DIM, read_table
-from pipeline.schemas import write_parquet
+from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.methods import by_auto, method
 from pipeline.transfer.probes import calibrate_all
@@ -39,12 +39,13 @@ def transfer_command(
         Facts to show: rows, methods' shares, where the table was written.
 
     Raises:
-        InputError: an unknown GPU or method, or a table that cannot be used.
+        InputError: an unknown GPU or method, a table that cannot be used, or one that is read and written.
     """
     origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
     predict = method(method_name)
     if probes is not None and method_name != "auto":
         raise InputError(f"--probes calibrate the method auto, not {method_name}")
+    refuse_overwriting(out_path, in_path, probes)
     table = read_measured(in_path)
     samples = as_samples(table, str(in_path))
     _check_gpu(table, origin, f"{in_path}: holds", "--from")

@@ -107,7 +107,8 @@ class Step:
             raise ConfigError(f"model.read_loss={self.reads}: inference has no loss; take model.read_loss=never")
         for module in self.modules:
             module.train(self.training)
-            module.requires_grad_(self.training)
+            if not self.training:  # in training, what the user froze stays frozen
+                module.requires_grad_(False)
         if self.pure:
             self._cast(stored_dtype(self.config))
         if self.config.get("memory_format") == "channels_last":
@@ -229,7 +230,7 @@ class Step:
             for part in module.modules()
             if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
         ]
-        looked_up = self.pool[0][1].numel() if parts else 0  # by all tables together
+        looked_up = max((t.numel() for t in self.pool[0] if not t.is_floating_point()), default=0)  # by all tables
         return {
             id(part.weight): looked_up // len(parts) * (part.embedding_dim * part.weight.element_size() + 8)
             for part in parts
