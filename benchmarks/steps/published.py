@@ -59,7 +59,7 @@ def without_copies(found: Prediction) -> float:
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with `predicted_us`, `error`, `inside` (of p10 to p90), `width` (p90 over p10), `evidence` and `fits`.
+    """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside` (of p10 to p90), `evidence` and `fits`.
 
     Input copies are taken out of p10 and p90 in proportion.
     """
@@ -72,7 +72,7 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
     inside = (low <= measured) & (measured <= high)
     fits = [one.fits for one in found]
     off = rows["predicted_us"] / measured - 1.0
-    return rows.assign(error=off, inside=inside, width=high / low, evidence=main, fits=fits)
+    return rows.assign(error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits)
 
 
 def ordered(rows: pd.DataFrame) -> tuple[int, int]:
@@ -90,8 +90,8 @@ def ordered(rows: pd.DataFrame) -> tuple[int, int]:
 def summary(rows: pd.DataFrame) -> list[str]:
     """A line per workload and precision: rows, mean error, mean absolute error, worst, inside, median p90 over p10."""
     lines = [
-        "| step | precision | rows | mean error % | mean absolute error % | unseen rows | worst % | inside p10-p90 % "
-        "| unseen rows | p90 over p10 |",
+        "| step | precision | rows | mean error % | mean absolute error % | of unseen rows | worst % | inside p10-p90 % "
+        "| of unseen rows | p90 over p10 |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     named = rows.assign(model=rows["model"].where(rows["source"] != "timm", f"{len(NETWORKS)} networks for images"))
@@ -101,9 +101,14 @@ def summary(rows: pd.DataFrame) -> list[str]:
         held = f"{100 * unseen['inside'].mean():.0f}" if len(unseen) else ""
         lines.append(
             f"| {model}, {mode} | {dtype} | {len(group)} | {100 * group['error'].mean():+.1f} | {size.mean():.1f} | "
-            f"{of_unseen} | {size.max():.1f} | {100 * group['inside'].mean():.0f} | {held} | {group['width'].median():.2f} |"
+            f"{of_unseen} | {size.max():.1f} | {100 * group['inside'].mean():.0f} | {held} | {_width(group):.2f} |"
         )
     return lines
+
+
+def _width(rows: pd.DataFrame) -> float:
+    """Median of p90 over p10."""
+    return float((rows["p90_us"] / rows["p10_us"]).median())
 
 
 def coverage(rows: pd.DataFrame) -> str:
@@ -111,7 +116,7 @@ def coverage(rows: pd.DataFrame) -> str:
     unseen = rows[~rows["seen"]]
     precision = np.where(unseen["dtype"] == "fp16", "fp16", "fp32 and TF32")
     parts = [("all", unseen), *unseen.groupby(precision), *unseen.groupby("evidence")]
-    said = [f"{name} {part['inside'].sum()} of {len(part)} ({part['width'].median():.2f})" for name, part in parts]
+    said = [f"{name} {part['inside'].sum()} of {len(part)} ({_width(part):.2f})" for name, part in parts]
     return f"Unseen rows inside p10-p90, and the median p90 over p10: {'; '.join(said)}."
 
 
@@ -125,15 +130,17 @@ def level_of_seen(rows: pd.DataFrame) -> float:
 def table(rows: pd.DataFrame) -> list[str]:
     """A line per row."""
     lines = [
-        "| GPU | step | precision | batch | measured ms | predicted ms | error % | evidence |",
-        "|---|---|---|---|---|---|---|---|",
+        "| GPU | step | precision | batch | measured ms | predicted ms | p10 to p90 | error % | evidence |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows.itertuples():
         mark = " (seen)" if row.seen else ""
         layout = ", NHWC" if row.memory_format == "channels_last" else ""
         lines.append(
             f"| {row.gpu}{mark} | {row.model}, {row.mode} | {row.dtype}{layout} | {row.batch_size} | "
-            f"{row.measured_us / 1e3:.1f} | {row.predicted_us / 1e3:.1f} | {100 * row.error:+.1f} | {row.evidence} |"
+            f"{row.measured_us / 1e3:.1f} | {row.predicted_us / 1e3:.1f} | "
+            f"{row.p10_us / 1e3:.1f} to {row.p90_us / 1e3:.1f}{'' if row.inside else ', outside'} | "
+            f"{100 * row.error:+.1f} | {row.evidence} |"
         )
     return lines
 
