@@ -69,6 +69,11 @@ START_US = {
 step, a tile's prologue. The least to typical durations among the smallest calls of the V100 and A100 DLRM traces
 (`benchmarks/kernels/public_traces.py`); families that are not listed take the bandwidth curve's start."""
 
+PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
+                  Law.SORT: 2.0}  # fmt: skip
+"""Factor between a formula's time and the ends of its p10-p90 interval; from the checks against kernels of public
+traces (docs/kernels.md), where about 80 % fall inside."""
+
 
 @dataclass(frozen=True)
 class Physics:
