@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import LOCAL_GPU, Point, expand, method_label
+from pipeline.config_values import written
 from pipeline.errors import ConfigError, InputError
 from pipeline.evidence import Source, kernel_source, overhead_source, shipped_overheads
 from pipeline.packs import check_pack, list_packs
@@ -37,12 +38,14 @@ def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
     Args:
         gpu: name or alias of a GPU.
         model: name of a workload.
-        overrides: any other override; `.` is written `__`, as in `model__embedding="sparse"`, `batch_size=512`.
+        overrides: any other override; `.` is written `__`, as in `model__embedding="sparse"`, `batch_size=512`; lists and
+            dicts are values too, as in `model__rows=[1000, 2000]`.
 
     Raises:
         InputError: a name or value does not exist, or the overrides describe several points.
     """
-    texts = [f"gpu={gpu}", f"model={model}", *(f"{key.replace('__', '.')}={value}" for key, value in overrides.items())]
+    given = {"gpu": gpu, "model": model} | {key.replace("__", "."): value for key, value in overrides.items()}
+    texts = [f"{key}={written(value)}" for key, value in given.items()]
     points = expand(texts)
     if len(points) != 1:
         raise ConfigError(f"predict takes one point, these overrides make {len(points)}")
@@ -127,10 +130,19 @@ def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | 
         table = Path(Artifacts(str(results)).overheads(gpu, method_label("overheads", settings)))
         if table.is_file():
             return overheads_from(read_table(table, "overheads"), settings, workload)
-    shipped = shipped_overheads(gpu)
+    statistics = _shipped_statistics(shipped_overheads(gpu), gpu, overhead_source(gpu), _frozen(settings))
+    return overheads_from(statistics, settings, workload)
+
+
+@lru_cache(maxsize=16)
+def _shipped_statistics(shipped: Path, gpu: str, _source: Source, settings: str) -> pd.DataFrame:
+    """Statistics of shipped observations, once for all points of a GPU while its evidence is the same."""
+    import json
+
+    from pipeline.schemas import read_table
+
     check_pack(shipped.parent.name)
-    observations = read_table(shipped, "overhead_samples")
-    return overheads_from(overhead_statistics(observations, gpu, settings), settings, workload)
+    return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, json.loads(settings))
 
 
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Mapping[str, Any]) -> pd.DataFrame:

@@ -5,12 +5,14 @@ Errors are one line on stderr; the exit code is 2 for bad input and 1 for any ot
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +27,7 @@ app = typer.Typer(
     name="steptime",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 kernels_app = typer.Typer(help="Fit kernel models to samples, and predict kernel latencies.", no_args_is_help=True)
@@ -81,8 +84,9 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     from pipeline.api import largest_batch, predict_point
     from pipeline.config import expand
+    from pipeline.transfer.costs import cost_per_million, currency, load_prices
 
-    points = expand(_overrides(overrides))
+    points, prices = expand(_overrides(overrides)), load_prices()
     predictions = [predict_point(point) for point in _progress(points, "predicting")]
     largest: dict[str, int | None] = {}
     with _working("looking for the largest batches"):
@@ -90,12 +94,16 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
             key = f"{point.gpu}/{point.model}/{point.variant}"
             if key not in largest:
                 largest[key] = largest_batch(point)
+    costs = [cost_per_million(prediction, prices) for prediction in predictions]
     if as_json:
-        _print_json({"predictions": [p.as_dict() for p in predictions], "largest_batch": largest})
+        rows = [
+            p.as_dict() | ({"cost_per_million": c} if prices else {}) for p, c in zip(predictions, costs, strict=True)
+        ]
+        _print_json({"predictions": rows, "largest_batch": largest})
         return
     from pipeline.report.tables import console, many
 
-    console().print(many(predictions, largest))
+    console().print(many(predictions, largest, costs, currency()))
 
 
 @app.command()
@@ -180,9 +188,11 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Convert a profiler trace into a table of linked events."""
+    from pipeline.schemas import refuse_overwriting
     from pipeline.trace.export import write_events
     from pipeline.trace.load import load_trace
 
+    refuse_overwriting(out, trace)
     loaded = load_trace(trace)
     write_events(loaded, out, {"source": trace.name})
     facts = {
@@ -300,6 +310,7 @@ def ui(
 def main() -> None:
     """Entry point: run the command and turn errors into one line and an exit code."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    _collect_seldom()
     warnings.showwarning = _warn
     try:
         code = app(prog_name="steptime", standalone_mode=False)
@@ -326,6 +337,14 @@ def main() -> None:
         if not message():  # no arguments: the help was shown
             sys.exit(2)
         _fail(f"{message()} (steptime --help)", 2)
+
+
+def _collect_seldom() -> None:
+    """PyTorch and pandas make a million objects that stay: looking for garbage among them took a fifth of a command's
+    time while they are made, and as much again at the exit, where freezing them leaves nothing to look through.
+    """
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -369,19 +388,22 @@ def _catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
 @contextmanager
 def _working(text: str) -> Iterator[None]:
     """A line that moves while something takes its time; on a terminal alone, and gone afterwards."""
+    if not sys.stderr.isatty():
+        yield
+        return
     from rich.console import Console
 
-    screen = Console(stderr=True)
-    with screen.status(text) if screen.is_terminal else nullcontext():
+    with Console(stderr=True).status(text):
         yield
 
 
 def _progress(items: list[Any], text: str) -> Any:
+    if len(items) < 2 or not sys.stderr.isatty():
+        return items
     from rich.console import Console
     from rich.progress import track
 
-    screen = Console(stderr=True)
-    return track(items, text, console=screen, transient=True, disable=len(items) < 2 or not screen.is_terminal)
+    return track(items, text, console=Console(stderr=True), transient=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 from pipeline.config_values import check_values, flatten
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.paths import config_dir
+from pipeline.yaml_text import load_yaml
 
 LOCAL_GPU = "local"
 """Name of the device of this machine: its CUDA GPU, or its CPU where there is none."""
@@ -28,6 +29,7 @@ LOCAL_GPU = "local"
 _GROUPS = ("gpu", "model", "kernels", "overheads")
 _METHODS = ("kernels", "overheads")
 _NOT_IN_VARIANT = ("gpu", "model", "batch_size")
+_PLAIN_BATCH = re.compile(r"batch_size=[1-9][0-9]*")
 NAME = r"[A-Za-z0-9_\-]+"
 """What GPUs and models may be called: folders have their names, and rules find them by this pattern."""
 _APPLIED_LATER = ("host_scale", "workers")
@@ -109,9 +111,11 @@ def point(overrides: Sequence[str]) -> Point:
         ConfigError: an override cannot be read, or a value makes no sense.
     """
     given = tuple(_canonical(text) for text in overrides)
-    config = _compose(given)
+    # nothing refers to the batch size, so that points which differ in it alone are composed once
+    sizes = [text for text in given if _PLAIN_BATCH.fullmatch(text)]
+    config = _compose(tuple(text for text in given if text not in sizes))
+    batch = int(sizes[-1].partition("=")[2]) if sizes else config["batch_size"]
     _check_names(given, config)
-    batch = config.get("batch_size")
     if batch is None:
         batch = config["model"].get("batch_size")
     config["batch_size"] = _batch_size(batch)
@@ -162,12 +166,17 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
     """One list of overrides per point of the sweep."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides=list(overrides))
-    except HydraException as error:
-        raise ConfigError(f"cannot read the override: {_first_line(error)}") from None
+    parser, parsed = OverridesParser.create(), []
+    for text in overrides:
+        try:
+            parsed.append(parser.parse_override(text))
+        except HydraException:
+            raise ConfigError(f"cannot read the override {text!r}: write key=value, several values as a,b") from None
+        if parsed[-1].is_sweep_override() and isinstance(parsed[-1].value(), Glob):
+            raise ConfigError(f"{text}: patterns are not looked up; write the names, separated by commas")
     batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     return [list(batch) for group in batches for batch in group]
 
@@ -197,7 +206,8 @@ def _check_names(given: Iterable[str], config: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=256)
-def _compose_text(overrides: tuple[str, ...], directory: str, complete: bool) -> str:
+def _compose_text(overrides: tuple[str, ...], directory: str) -> tuple[str, tuple[str, ...]]:
+    """The composed configuration as YAML, and the keys that still lack a value."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -209,31 +219,28 @@ def _compose_text(overrides: tuple[str, ...], directory: str, complete: bool) ->
         with initialize_config_dir(directory, version_base="1.3"):
             composed = compose("config", overrides=list(overrides))
             missing = OmegaConf.missing_keys(composed) - {"batch_size"}
-            if missing and complete:
-                raise ConfigError(f"give a value for {', '.join(sorted(missing))}")
             if OmegaConf.is_missing(composed, "batch_size"):
                 composed.batch_size = None
-            return OmegaConf.to_yaml(composed, resolve=True)
+            return OmegaConf.to_yaml(composed, resolve=True), tuple(sorted(missing))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(error, _known_keys(overrides, directory))) from None
 
 
 def _known_keys(overrides: tuple[str, ...], directory: str) -> list[str]:
     """Every key of the configuration that the chosen groups make, for a suggestion."""
-    import yaml
-
     groups = tuple(text for text in overrides if text.split("=", 1)[0] in _GROUPS)
     if groups == overrides:  # what failed is the choice of groups itself
         return []
-    return list(flatten(yaml.safe_load(_compose_text(groups, directory, False))))
+    return list(flatten(load_yaml(_compose_text(groups, directory)[0])))
 
 
 def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any]:
-    import yaml
-
     local = f"gpu={LOCAL_GPU}" in overrides  # has no file: the machine is asked, not the configuration
     asked = tuple("~gpu" if text == f"gpu={LOCAL_GPU}" else text for text in overrides)
-    loaded: dict[str, Any] = yaml.safe_load(_compose_text(asked, str(Path(config_dir()).resolve()), complete))
+    text, missing = _compose_text(asked, str(Path(config_dir()).resolve()))
+    if missing and complete:
+        raise ConfigError(f"give a value for {', '.join(missing)}")
+    loaded: dict[str, Any] = load_yaml(text)
     return loaded | ({"gpu": {"name": LOCAL_GPU}} if local else {})
 
 

@@ -22,6 +22,8 @@ CHOICES = {
     "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
     "model.memory_format": ("contiguous", "channels_last"),
     "model.precision": ("autocast", "pure"),
+    "model.copies": ("pinned", "pageable"),
+    "model.read_loss": ("never", "before_backward", "at_end"),
     "model.embedding": ("fused", "joint_sparse", "sparse", "dense"),
     "predict.critical_path": ("full", "published"),
     "overheads.observations": ("all", "own", "pooled"),
@@ -103,12 +105,12 @@ def _check(key: str, value: Any, default: Any) -> None:
     elif isinstance(first, (int, float)):
         several = isinstance(default, list)
         if (isinstance(value, list) != several and key not in ONE_OR_ONE_EACH) or value == []:
-            example = f" in brackets, for example {key}={_written(default)}" if several else ""
-            raise ConfigError(f"{key}={_written(value)}: give {'numbers' if several else 'one number'}{example}")
+            example = f" in brackets, for example {key}={written(default)}" if several else ""
+            raise ConfigError(f"{key}={written(value)}: give {'numbers' if several else 'one number'}{example}")
         for each in value if isinstance(value, list) else [value]:
             _check_number(key, each, value, first)
     elif isinstance(default, str) and not isinstance(value, str):
-        raise ConfigError(f"{key}={_written(value)}: give a name, for example {key}={default}")
+        raise ConfigError(f"{key}={written(value)}: give a name, for example {key}={default}")
 
 
 def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
@@ -117,9 +119,13 @@ def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and key not in ZERO_IS_MEANT) or (whole and value != int(value)):
         kind = "a whole number" if whole else "a number"
-        raise ConfigError(f"{key}={_written(shown)}: give {kind} {least}")
+        raise ConfigError(f"{key}={written(shown)}: give {kind} {least}")
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """A value as it is typed on the command line."""
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(written, value))}]"
+    return "null" if value is None else str(value)

@@ -32,15 +32,20 @@ class SteptimeWarning(UserWarning):
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
-    """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case; empty if none is.
+    """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case, else the first that
+    begins like it; empty if none does.
 
-    Of a dotted name the last part is compared, with those of its own section.
+    Of a dotted name the last part is compared, with those of its own section; of a plain one with those of all others where
+    its own have none.
     """
     section, dot, last = str(name).lower().rpartition(".")
-    by_fold = {choice.lower().removeprefix(section + dot): choice for choice in choices
-               if choice.lower().rpartition(".")[0] == section}  # fmt: skip
-    close = get_close_matches(last, by_fold, n=1, cutoff=0.6)
-    return f"did you mean {by_fold[close[0]]!r}? " if close else ""
+    folded = {choice.lower(): choice for choice in choices}
+    own = {choice.rpartition(".")[2]: folded[choice] for choice in folded if choice.rpartition(".")[0] == section}
+    close = [own[each] for each in get_close_matches(last, own, n=1, cutoff=0.6)]
+    close += [own[each] for each in sorted(own) if len(last) > 2 and each.startswith(last)]
+    if not dot:  # `dtype` and `model_dtype` for `model.dtype`
+        close += [folded[choice] for choice in folded if last in (choice.rpartition(".")[2], choice.replace(".", "_"))]
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 class ConfigError(InputError):

@@ -185,19 +185,33 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    path = Path(path)
-    refuse_folder(path)
-    try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
-        raise TableError(f"{path}: no such file; run the rule that makes it, or name another") from None
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); delete it to rebuild") from None
+    table = read_arrow(path, "run the rule that makes it, or name another", "delete it to rebuild")
     table = to_arrow(table.replace_schema_metadata(None), schema, str(path))
     frame: pd.DataFrame = table.to_pandas(
         types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None
     )
     return frame
+
+
+def read_arrow(path: str | Path, missing: str, damaged: str) -> pa.Table:
+    """A parquet file as it is.
+
+    Args:
+        path: the file.
+        missing: what to do where there is none.
+        damaged: what to do where it cannot be read.
+
+    Raises:
+        TableError: the file is missing or damaged, with what to do.
+    """
+    path = Path(path)
+    refuse_folder(path)
+    try:
+        return pq.read_table(path)
+    except FileNotFoundError:
+        raise TableError(f"{path}: no such file; {missing}") from None
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}") from None
 
 
 def refuse_folder(path: Path) -> None:
@@ -208,6 +222,17 @@ def refuse_folder(path: Path) -> None:
     """
     if path.is_dir():
         raise TableError(f"{path}: is a folder; name the parquet file in it")
+
+
+def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
+    """A result written over what it was made of would lose a measurement.
+
+    Raises:
+        InputError: `out` is one of the files read, by whatever name.
+    """
+    for path in [Path(each) for each in inputs if each is not None]:
+        if path.exists() and Path(out).exists() and path.samefile(out):
+            raise InputError(f"{out}: is read as well, and writing would replace it; name another file")
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:

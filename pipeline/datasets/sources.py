@@ -47,6 +47,15 @@ SOURCES: dict[str, dict[str, str]] = {
         "citation": "NVIDIA: deep-learning examples, ResNet-50 v1.5",
         "what": "latency of inference by batch size on V100 and T4",
     },
+    "ml_perf_model": {
+        "repository": "github.com/owensgroup/ml_perf_model",
+        "files": "analysis/notebooks/e2e_plot.ipynb",
+        "commit": "1cca0643",
+        "licence": "BSD-3-Clause",
+        "citation": "Lin, Feng, Ardestani, Lee, Lundell, Kim, Kejariwal, Owens: Building a Performance Model for Deep "
+        "Learning Recommendation Model Training on GPUs, HiPC 2022",
+        "what": "errors of predicted active times and steps of DLRM on V100, TITAN Xp and P100",
+    },
     "timm": {
         "repository": "github.com/huggingface/pytorch-image-models",
         "files": "results/benchmark-train-amp-{nchw,nhwc}-pt112-cu113-rtx3090.csv",

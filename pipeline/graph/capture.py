@@ -2,13 +2,15 @@
 
 The step runs on the meta device (shapes only, no memory) under PyTorch's execution-trace observer; `normalise` then
 turns what a meta device records into what CUDA would. Steps with sparse gradients, which meta tensors cannot have, run
-on fake CPU tensors instead.
+on fake CPU tensors instead; a custom one shows only when it is tried.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -59,25 +61,33 @@ def without_collection() -> Iterator[None]:
 
 def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memory]:
     """Normalised nodes of one step and its memory need."""
+    own = config.get("architecture") == "custom"
+    known: tuple[type[BaseException], ...] = (Exception, SystemExit) if own else SIZES_DO_NOT_FIT
+    try:
+        try:
+            return _attempt(config, batch_size, _needs_fake(config))
+        except NotImplementedError as error:
+            if not own or "SparseMeta" not in str(error):
+                raise
+            return _attempt(config, batch_size, True)
+    except SteptimeError:
+        raise
+    except known as error:
+        raise _explained(config, error) from error
+
+
+def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[list[Node], Memory]:
+    """`record` on fake CPU tensors or on the meta device."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from pipeline.workloads import make_step
 
-    fake = _needs_fake(config)
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
-    try:
-        with mode:
-            step = make_step(config, batch_size, "cpu" if fake else "meta")
-            return observe(step, fake, config)
-    except SteptimeError:
-        raise
-    except Exception as error:
-        if config.get("architecture") != "custom" and not isinstance(error, SIZES_DO_NOT_FIT):
-            raise
-        raise _explained(config, error) from error
+    with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
+        step = make_step(config, batch_size, "cpu" if fake else "meta")
+        return observe(step, fake, config)
 
 
-def _explained(config: Mapping[str, Any], error: Exception) -> SteptimeError:
+def _explained(config: Mapping[str, Any], error: BaseException) -> SteptimeError:
     """What PyTorch (or the user's module) says of a step that cannot be made or run, as one line."""
     reason = " ".join((str(error).splitlines() or [""])[0].split())
     if isinstance(error, MemoryError) or "can't allocate memory" in reason:
@@ -87,11 +97,18 @@ def _explained(config: Mapping[str, Any], error: Exception) -> SteptimeError:
     if config.get("architecture") == "custom":
         return InputError(
             f"model.target={config.get('target')}: its step fails on the meta device with {type(error).__name__}: "
-            f"{reason} (docs/workloads.md says what a step may not do)"
+            f"{reason}{_place(error)} (docs/workloads.md says what a step may not do)"
         )
     return ConfigError(
         f"model={config.get('name')}: these sizes do not fit together ({type(error).__name__}: {reason})"
     )
+
+
+def _place(error: BaseException) -> str:
+    """` in my_module.py, line 7`: the innermost line of the user's own code; empty where there is none."""
+    ours = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<")
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(ours)]
+    return f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 
 
 def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from pipeline.graph.sparse import sparse_updates
+from pipeline.graph.sparse import own_tables, sparse_updates
 from pipeline.graph.standins import name_standins
 from pipeline.graph.table import Argument, Node, Tensor
 
@@ -144,7 +144,9 @@ def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
             outer = replace(node, node_id=fresh, name="aten::to", inputs=(source,), values=(None,), outputs=(target,),
                             parent_id=None, attributes={})  # fmt: skip
             inner = replace(outer, node_id=fresh + 1, name="aten::_to_copy", parent_id=fresh)
-            copy = replace(node, inputs=(target, source, None), values=(None, None, True), parent_id=fresh + 1)
+            copy = replace(
+                node, inputs=(target, source, None), values=(None, None, node.value(2, True)), parent_id=fresh + 1
+            )
             shown += [outer, inner, copy]
             fresh += 2
     return shown
@@ -185,7 +187,7 @@ def fused_optimizer(config: Mapping[str, Any]) -> str:
 def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]:
     """Give lookups what shapes cannot tell: rows per table, lookups, and how indices are distributed."""
     if "embedding" not in config:
-        return nodes
+        return sparse_updates(nodes, own_tables(nodes), str(config.get("optimizer", "sgd")))
     from pipeline.kernels.embedding import Lookup
     from pipeline.workloads.dlrm import tables
 

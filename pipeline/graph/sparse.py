@@ -34,6 +34,36 @@ SPARSE_ADAM: Sequence[Line] = (
 RECIPES = {"adagrad": SPARSE_ADAGRAD, "adam": SPARSE_ADAM}
 
 
+SPARSE_FLAG = {"aten::_embedding_bag": 5, "aten::embedding": 4}
+"""Lookups, and where the flag for a sparse gradient stands among their arguments."""
+
+
+def own_tables(nodes: Sequence[Node]) -> list[Lookup]:
+    """Tables with sparse gradients that a step of the user's looks up, in the order of the optimizer's additions.
+
+    What shapes cannot tell is taken as uniform: how often rows repeat.
+    """
+    tables = [
+        Lookup(node.tensor(1).numel, node.tensor(0).shape[0], 1.0, node.tensor(0).shape[1])
+        for node in nodes
+        if node.name in SPARSE_FLAG and node.value(SPARSE_FLAG[node.name]) is True
+    ]
+    ordered = []
+    for node in nodes:
+        found = [table for table in tables if _is_addition(node, table)]
+        ordered += found[:1]
+        for table in found[:1]:
+            tables.remove(table)
+    return ordered
+
+
+def _is_addition(node: Node, table: Lookup) -> bool:
+    """Whether a node is the optimizer's addition to a table."""
+    shape = node.tensors()[0].shape if node.tensors() else ()
+    added = node.phase == "optimizer" and node.name == "aten::add_"
+    return added and shape == (int(table.rows), int(table.width))
+
+
 def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: str) -> list[Node]:
     """Nodes with the optimizer's additions of sparse gradients (in the order of the tables) made what they really are.
 
@@ -46,9 +76,7 @@ def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: s
     waiting = list(tables)
     fresh = 1 + max((node.node_id for node in nodes), default=0)
     for node in nodes:
-        shape = node.tensors()[0].shape if node.tensors() else ()
-        addition = node.phase == "optimizer" and node.name == "aten::add_"
-        if not (waiting and addition and shape == (int(waiting[0].rows), int(waiting[0].width))):
+        if not waiting or not _is_addition(node, waiting[0]):
             found.append(node)
             continue
         table = waiting.pop(0)

@@ -6,8 +6,9 @@ names that a CUDA run records, so that overheads measured there apply.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -19,18 +20,26 @@ EFFICIENT, FLASH = "efficient", "flash"
 NAMES = {
     "CudnnLstmBackward": "CudnnRnnBackward0",
     "CudnnLstm": "aten::lstm",
+    "CudnnGruBackward": "CudnnRnnBackward0",
+    "CudnnGru": "aten::gru",
+    "CudnnTanhBackward": "CudnnRnnBackward0",
+    "CudnnTanh": "aten::rnn_tanh",
     "steptime_rnn::rnn_backward": "aten::_cudnn_rnn_backward",
     "steptime_rnn::rnn": "aten::_cudnn_rnn",
     "FusedAttentionBackward": "ScaledDotProduct{Attention}AttentionBackward0",
     "FusedAttention": "aten::scaled_dot_product_attention",
+    "steptime_loss::read": "aten::_local_scalar_dense",
     "steptime_attention::forward": "aten::_scaled_dot_product_{attention}_attention",
     "steptime_attention::backward": "aten::_scaled_dot_product_{attention}_attention_backward",
 }
 """Names of stand-ins and of what they stand for; `{attention}` is the kernel that CUDA picks."""
 
+WRAPPERS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": "aten::item"}
+"""Operators and stand-ins that a CUDA run records under another operator."""
+
 
 def name_standins(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node]:
-    """Give stand-ins CUDA's names, describe recurrent layers, and put `aten::dropout` above what stands for it."""
+    """Give stand-ins CUDA's names, describe recurrent layers, and put `WRAPPERS` above what they wrap."""
     kind = FLASH if config.get("dtype") in ("bf16", "fp16") else EFFICIENT
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
@@ -38,8 +47,8 @@ def name_standins(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node
         found = replace(node, name=_name(node.name, kind))
         if found.name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
             found.attributes["rnn"] = _describe_rnn(found)
-        if found.name == "aten::native_dropout":
-            named.append(replace(found, node_id=fresh, name="aten::dropout", attributes={}))
+        if node.name in WRAPPERS:
+            named.append(replace(found, node_id=fresh, name=WRAPPERS[node.name], attributes={}))
             found.parent_id, found.is_top_level = fresh, False
             fresh += 1
         named.append(found)
@@ -48,14 +57,29 @@ def name_standins(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """While the body runs, dropout is one fused operator, as it is on CUDA."""
+    """While the body runs, the meta device does as CUDA: fused dropout and attention, cuDNN's recurrent layers, autocast.
+
+    Code inside `torch.compile` runs as it is written, since what a compiler makes of it is not modelled.
+    """
     import torch
     import torch.nn.functional as F
+
+    from pipeline.workloads.attention import fused_where_possible
+    from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.recurrent import cudnn_layers
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
 
-    with mock.patch.object(F, "dropout", dropout):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(F, "dropout", dropout))
+        for each in (fused_where_possible, cudnn_layers, own_autocast):
+            stack.enter_context(each())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if "transformers" in sys.modules:
+            from pipeline.workloads.language import whole_sequences
+
+            stack.enter_context(whole_sequences())
         yield
 
 
@@ -67,10 +91,11 @@ def _name(name: str, kind: str) -> str:
 
 
 def _describe_rnn(node: Node) -> dict[str, Any]:
-    """Sizes of an LSTM from its stand-in's arguments: x (B, T, I), weights, hidden width, layers, directions."""
+    """Sizes of a recurrent layer from its stand-in's arguments (`pipeline.workloads.recurrent`)."""
     backward = node.name.endswith("backward")
     x = node.tensor(1 if backward else 0)
-    hidden, layers, directions = (int(v) for v in node.values[-3:])
+    gates, hidden, layers, directions, batch_first = (int(v) for v in node.values[-5:])
     weights: Sequence[Tensor] = node.tensor_list(2 if backward else 1)
-    return {"gates": 4, "hidden": hidden, "layers": layers, "directions": directions, "batch": x.shape[0],
-            "tokens": x.shape[1], "weight_bytes": sum(w.bytes for w in weights)}  # fmt: skip
+    batch, tokens = x.shape[:2] if batch_first else x.shape[1::-1]
+    return {"gates": gates, "hidden": hidden, "layers": layers, "directions": directions, "batch": batch,
+            "tokens": tokens, "weight_bytes": sum(w.bytes for w in weights)}  # fmt: skip

@@ -17,6 +17,7 @@ import yaml
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.architectures import ARCHITECTURES, Architecture
 from pipeline.paths import config_dir
+from pipeline.yaml_text import load_yaml
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -215,7 +216,7 @@ def _load_directory(directory: Path) -> dict[str, GpuSpec]:
     owners: dict[str, str] = {}
     for path in sorted(directory.glob("*.yaml")):
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = load_yaml(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
         if not isinstance(values, dict):

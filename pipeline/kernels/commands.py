@@ -12,7 +12,7 @@ import pandas as pd
 from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.kernels.families import NEUSIGHT_OPS, family
+from pipeline.kernels.families import OP_NAMES, family
 from pipeline.kernels.fit import fit_gpu
 from pipeline.kernels.predictor import load_predictor
 from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
@@ -78,7 +78,7 @@ def fit_command(
     Args:
         samples_path: parquet with `op`, `latency_us` and dims.
         gpu: name or alias.
-        families: families (or NeuSight ops) to fit; all where None or empty.
+        families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
         seed: of folds and weights.
         workers: processes; two where there are two processors.
@@ -91,7 +91,7 @@ def fit_command(
     """
     samples, spec = read_samples(samples_path, gpu)
     _check_folder(Path(out))
-    wanted = [NEUSIGHT_OPS.get(name, name) for name in families or ()]
+    wanted = [OP_NAMES.get(name, name) for name in families or ()]
     for name in wanted:
         family(name)
     count = workers or min(MOST_WORKERS, os.cpu_count() or 1)

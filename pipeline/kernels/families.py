@@ -6,6 +6,7 @@ Adding a family means adding an entry here (and, where bytes over bandwidth is n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -51,6 +52,11 @@ class Family:
     def dims(self) -> tuple[str, ...]:
         """All dims that the family understands."""
         return self.required + self.optional
+
+    @property
+    def phase(self) -> str:
+        """The pass that the family's kernels belong to unless a table says otherwise."""
+        return "backward" if "backward" in self.name else "forward"
 
 
 _CONV = ("B", "in_channels", "out_channels", "kernel_size", "input_size")
@@ -107,6 +113,18 @@ NEUSIGHT_OPS: Mapping[str, str] = {
     **dict.fromkeys(ELEMENTWISE_OPS[:11], "elementwise"),
 }  # fmt: skip
 """Family of each op of the public NeuSight latencies."""
+
+
+def _op_names() -> dict[str, str]:
+    """Every op that only one family has, and every family under its own name; the public ops mean what they mean there."""
+    owners = Counter(op for entry in _REGISTERED for op in entry.ops)
+    known = [entry for entry in _REGISTERED if entry.required]
+    alone = {op: entry.name for entry in known for op in entry.ops if owners[op] == 1 and op != "other"}
+    return {**alone, **{entry.name: entry.name for entry in known}, **NEUSIGHT_OPS}
+
+
+OP_NAMES: Mapping[str, str] = _op_names()
+"""Family by what a table of calls may say in its column `op`: NeuSight's ops, ops that one family has, families."""
 
 
 def family(name: str) -> Family:

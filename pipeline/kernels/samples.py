@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean
-from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, family
+from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
 from pipeline.kernels.work import Dims
 from pipeline.schemas import refuse_folder
 
@@ -49,29 +49,41 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 
 def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Add `family`, `phase` and `dtype` to a table with NeuSight's `op` names; a table that has families keeps them.
+    """Add `family`, `phase` and `dtype` to a table by its `op` names (`families.OP_NAMES`); given ones are kept.
+
+    A row that names a family only, in `op` or in `family`, means the family's first op.
 
     Raises:
-        TableError: there is no `op` column, or an op or family is unknown; the message lists the choices.
+        TableError: there is neither `op` nor `family`, or one is unknown; the message lists the choices.
     """
-    if "op" not in table.columns:
-        raise TableError(f"{where}: misses column op; give one of {', '.join(NEUSIGHT_OPS)} per row")
-    op = table["op"].astype("string")
-    found = op.map(NEUSIGHT_OPS).astype(object)
+    if "op" not in table.columns and "family" not in table.columns:
+        raise TableError(f"{where}: misses column op; per row {_op_choices()}")
+    nothing = pd.Series(None, index=table.index, dtype=object)
+    op = table["op"].astype("string").astype(object) if "op" in table.columns else nothing
+    found = op.map(OP_NAMES).astype(object)
     if "family" in table.columns:
         given = table["family"].astype(object)
         found = given.where(given.notna(), found)
     bad = found.isna() | ~found.isin(list(FAMILIES))
     if bad.any():
         row = int(np.flatnonzero(bad.to_numpy())[0])
-        choices = ", ".join(NEUSIGHT_OPS)
-        name = str(table["op"].iloc[row])
-        close = did_you_mean(name, NEUSIGHT_OPS)
-        raise TableError(f"{where}: row {row}: unknown op {name!r}: {close}choose one of {choices}")
-    full = table.assign(op=op.astype(object), family=found)
-    for column, value in (("phase", "forward"), ("dtype", "fp32")):
+        column = "family" if pd.notna(found.iloc[row]) else "op"
+        name = str(found.iloc[row] if column == "family" else op.iloc[row])
+        close = did_you_mean(name, OP_NAMES if column == "op" else FAMILIES)
+        raise TableError(f"{where}: row {row}: unknown {column} {name!r}: {close}{_op_choices()}")
+    first = {name: entry.ops[0] for name, entry in FAMILIES.items() if entry.ops}
+    op = op.where(op.notna() & (op != found), found.map(first))
+    full = table.assign(op=op, family=found)
+    phases = found.map({name: entry.phase for name, entry in FAMILIES.items()})
+    for column, value in (("phase", phases), ("dtype", "fp32")):
         full[column] = full[column].fillna(value) if column in full.columns else value
     return full
+
+
+def _op_choices() -> str:
+    """What a message offers: the ops of the public tables, and that families go by their names."""
+    families = ", ".join(name for name in FAMILIES if name in OP_NAMES)
+    return f"choose one of {', '.join(NEUSIGHT_OPS)}, or a family: {families}"
 
 
 def with_launches(table: pd.DataFrame) -> pd.DataFrame:

@@ -28,6 +28,7 @@ from pipeline.predict.step import Kind, Program
 from pipeline.predict.trace_program import Iteration, program_from_trace
 from pipeline.predict.unexplained import unforeseen
 from pipeline.predict.waits import WaitModel
+from pipeline.schemas import refuse_overwriting
 from pipeline.trace.load import load_trace
 
 MOST_UNMATCHED = 0.5
@@ -68,8 +69,11 @@ def replay(
 
     Raises:
         TraceError: a file cannot be read, or holds no operators to replay.
-        InputError: `calibrate` without other traces, or with no iteration left to evaluate.
+        InputError: `calibrate` without other traces, or with no iteration left to evaluate; `timeline` is a trace that
+            is read.
     """
+    if timeline is not None:
+        refuse_overwriting(timeline, path, *overheads)
     target = Source.of(load_trace(path))
     if not target.chosen or not any(iteration.span_us > 0 for iteration in target.chosen):
         raise TraceError(

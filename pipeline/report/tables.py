@@ -47,8 +47,9 @@ def interval(low_us: float, high_us: float) -> str:
 
 def gibibytes(size: float) -> str:
     """Bytes as KiB, MiB or GiB."""
-    unit, divisor = next((u, d) for u, d in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 0)) if size >= d)
-    return f"{size / 2**30:.1f} GiB" if unit == "GiB" else f"{size / (divisor or 2**10):.0f} {unit}"
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
 def named(prediction: Prediction) -> str:
@@ -82,9 +83,8 @@ def one(prediction: Prediction) -> RenderableType:
     table.add_row("device active / idle", f"{milliseconds(p.active_us)} / {milliseconds(p.idle_us)}  ({busy:.0%} busy)")
     table.add_row("host done after", f"{milliseconds(p.host_us)}   → {p.bound}-bound")
     table.add_row("throughput", f"{rate(p.samples_per_s)} samples/s")
-    verdict = "fits" if p.fits else Text("does not fit this GPU", style="red")
-    memory = Text(f"{gibibytes(p.memory_bytes)}, ").append_text(verdict if isinstance(verdict, Text) else Text(verdict))
-    table.add_row("memory", memory)
+    verdict = ("fits", "") if p.fits else ("does not fit this GPU", "red")
+    table.add_row("memory", Text.assemble(f"{gibibytes(p.memory_bytes)}, ", verdict))
     table.add_row("device time rests on", shares(p.evidence))
     table.add_row("host time rests on", shares(p.host_evidence))
     if p.unmodelled_share > 0:
@@ -113,6 +113,9 @@ class Comparison:
 
     predictions: Sequence[Prediction]
     largest: Mapping[str, int | None]
+    costs: Sequence[float | None] = ()
+    """Of a million samples, in `currency`; a column where any is known."""
+    currency: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         wide = self._table(self.predictions, ("variant",), boxed=True)
@@ -138,6 +141,7 @@ class Comparison:
     def _legend(self) -> Text:
         notes = ["★ most samples per second of the model"] if any(map(self._best, self.predictions)) else []
         notes += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
+        notes += [f"cost/M: {self.currency} per million samples"] if any(c is not None for c in self.costs) else []
         return Text(", ".join(notes), style="dim")
 
     def _table(self, rows: Sequence[Prediction], left_out: Sequence[str], boxed: bool) -> Table:
@@ -171,6 +175,9 @@ class Comparison:
         if self.largest:
             most = self.largest.get(f"{p.gpu}/{p.model}/{p.variant}")
             cells["max batch"] = f"{most:,}" if most else "" if p.gpu == LOCAL_GPU else "none"
+        if any(cost is not None for cost in self.costs):
+            cost = next(cost for other, cost in zip(self.predictions, self.costs, strict=True) if other is p)
+            cells["cost/M"] = "" if cost is None else rate(cost)
         if any(other.measured_us is not None for other in self.predictions):
             cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
         return cells
@@ -189,9 +196,14 @@ NARROW_LEAVES_OUT = ("evidence", "busy", "bound", "p10-p90 ms")
 """Columns that a narrow terminal does without, in this order; each model gets a table, with what its rows share above."""
 
 
-def many(predictions: Sequence[Prediction], largest: Mapping[str, int | None] | None = None) -> RenderableType:
+def many(
+    predictions: Sequence[Prediction],
+    largest: Mapping[str, int | None] | None = None,
+    costs: Sequence[float | None] = (),
+    currency: str = "",
+) -> RenderableType:
     """Several predictions side by side; the highest throughput of each model is marked."""
-    return Comparison(predictions, largest or {})
+    return Comparison(predictions, largest or {}, costs, currency)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ which take more memory than most traces, are imported where a table is asked for
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pipeline.prediction import Prediction
+    from pipeline.transfer.tracker import TrackedTrace
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -74,9 +75,17 @@ class Trace:
         Raises:
             InputError: nothing ran on a GPU, or one of the two GPUs has no specification.
         """
+        return self._tracked.to(gpu)
+
+    def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
+        """Every GPU side by side, fastest first; see `pipeline.transfer.tracker.TrackedTrace.to_all`."""
+        return self._tracked.to_all(gpus, prices)
+
+    @cached_property
+    def _tracked(self) -> TrackedTrace:
         from pipeline.transfer.tracker import TrackedTrace
 
-        return TrackedTrace(self).to(gpu)
+        return TrackedTrace(self)
 
     @property
     def settled(self) -> Flags:

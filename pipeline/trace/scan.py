@@ -7,6 +7,7 @@ metadata. A file that ends early, or holds what cannot be read, is refused with 
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import zlib
@@ -124,8 +125,8 @@ class Scanner:
         buffer = b""
         while True:
             data = self._read(stream, len(buffer))
-            buffer += data
-            text = buffer.removeprefix(b"\xef\xbb\xbf").lstrip()
+            buffer = (buffer + data).removeprefix(codecs.BOM_UTF8)
+            text = buffer.lstrip()
             if text.startswith(b"["):  # Chrome's array form: events without metadata
                 self._bare = True
                 return text[1:], not data
@@ -142,6 +143,8 @@ class Scanner:
     def _no_array(self, buffer: bytes) -> TraceError:
         if not buffer.strip():
             return TraceError(f"{self.path}: the file is empty")
+        if buffer.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return TraceError(f"{self.path}: this is UTF-16 text, and profilers write UTF-8; save it as UTF-8")
         whole = _parse_any(buffer)
         if isinstance(whole, dict) and "traceEvents" in whole:
             return TraceError(f"{self.path}: traceEvents is not a list")

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import InputError, TableError, UnknownNameError
+from pipeline.hardware.siblings import same_chip
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
 from pipeline.kernels.samples import LARGEST_DIM, read_table
-from pipeline.schemas import write_parquet
+from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.methods import by_auto, method
 from pipeline.transfer.probes import calibrate_all
@@ -38,12 +39,13 @@ def transfer_command(
         Facts to show: rows, methods' shares, where the table was written.
 
     Raises:
-        InputError: an unknown GPU or method, or a table that cannot be used.
+        InputError: an unknown GPU or method, a table that cannot be used, or one that is read and written.
     """
     origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
     predict = method(method_name)
     if probes is not None and method_name != "auto":
         raise InputError(f"--probes calibrate the method auto, not {method_name}")
+    refuse_overwriting(out_path, in_path, probes)
     table = read_measured(in_path)
     samples = as_samples(table, str(in_path))
     _check_gpu(table, origin, f"{in_path}: holds", "--from")
@@ -112,7 +114,7 @@ def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> Non
     if "gpu" not in table.columns or table.empty:
         return
     others = sorted({str(name) for name in table["gpu"].dropna().unique()} - {gpu.name, *gpu.aliases})
-    # conv of the A100 was measured on the 80 GB card: a sibling with the same SMs counts as the origin
+    # conv of the A100 was measured on the 80 GB card: one of the same chip counts as the origin
     strange = [name for name in others if not _sibling(name, gpu)]
     if strange:
         raise InputError(f"{what} rows of {', '.join(strange)}, {option} says {gpu.name}; filter the table")
@@ -120,6 +122,6 @@ def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> Non
 
 def _sibling(name: str, gpu: GpuSpec) -> bool:
     try:
-        return load_gpu(name).compute_capability == gpu.compute_capability
+        return same_chip(load_gpu(name), gpu)
     except UnknownNameError:
         return False

@@ -25,14 +25,14 @@ import pandas as pd
 
 from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec, list_gpus, load_gpu
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
+from pipeline.kernels.shortest import not_shorter
 from pipeline.prediction import Prediction
 from pipeline.trace.load import Trace, load_trace
 from pipeline.transfer.costs import cost_per_million, load_prices
 from pipeline.transfer.kernels import load_models
-from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, in_a_step
 from pipeline.transfer.probes import TENTH
-from pipeline.transfer.shortest import not_shorter
-from pipeline.transfer.sustained import sustained_dram_gb_per_s
 from pipeline.transfer.trace_calls import trace_calls
 
 Array = npt.NDArray[np.float64]
@@ -51,9 +51,13 @@ class TrackedTrace:
         trace: the linked trace of one or more iterations on a GPU.
         batch_size: samples per step, for throughput and cost; 1 counts steps.
         model: name for reports.
+
+    Raises:
+        InputError: the batch size is no whole number of at least 1.
     """
 
     def __init__(self, trace: Trace, batch_size: int = 1, model: str = "") -> None:
+        _check_batch_size(batch_size)
         self.trace, self.batch_size = trace, batch_size
         self.model = model or trace.path.stem.removesuffix(".json")
 
@@ -117,7 +121,7 @@ class TrackedTrace:
             predicted_us=float(times[0]), active_us=float(min(there.active_us[0] * scale, times[0])),
             host_us=float(there.host_us[0] * scale),
             p10_us=float(min(np.quantile(times[1:], 0.1), times[0])),
-            p90_us=float(max(np.quantile(times[1:], 0.9), times[0])),
+            p90_us=float(max(np.quantile(times[1:], 0.9), times[0])), bound=there.bound,
             memory_bytes=0, fits=True,
             evidence={str(kind): float(value) for kind, value in share.items()},
             host_evidence={"measured": 1.0} if same else {"transferred": 1.0},
@@ -150,6 +154,11 @@ class TrackedTrace:
                 }
             )
         return pd.DataFrame(rows).sort_values("predicted_us", ignore_index=True)
+
+
+def _check_batch_size(batch_size: object) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size={batch_size!r}: give a whole number of samples, 1 or more")
 
 
 @dataclass(frozen=True)
@@ -198,12 +207,10 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         if not len(at):
             continue
         part = calls.iloc[at].assign(op=model.ops[0])
-        here, _ = model.kernel_and_latency(part, origin, correction=model.own(origin.name))
-        there, _ = model.kernel_and_latency(part, destination, correction=model.own(destination.name))
-        waves = moved["predicted_us"].to_numpy(dtype=np.float64)[at]
-        share = STEP_WAVE_SHARE.get(family, 0.0)
-        predicted[at] = (measured[at] * there / here) ** (1.0 - share) * waves**share
-        method[at] = "utilisation+wave" if share else "utilisation"
+        predicted[at] = in_a_step(
+            model, part, moved["predicted_us"].to_numpy(dtype=np.float64)[at], origin, destination
+        )
+        method[at] = "utilisation+wave" if STEP_WAVE_SHARE.get(family) else "utilisation"
         low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
     for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
         kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]
@@ -243,11 +250,12 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     Warm up before the block: first calls compile and allocate.
 
     Raises:
-        InputError: there is no such device here.
+        InputError: there is no such device here, or the batch size is no whole number of at least 1.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    _check_batch_size(batch_size)
     on_cuda = str(device).startswith("cuda")
     if not on_cuda and str(device) != "cpu":
         raise InputError(f"track(device={device!r}): give 'cuda' or 'cpu', the device that the block runs on")
@@ -263,4 +271,6 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tracked.json"
         profiler.export_chrome_trace(str(path))
-        tracker.tracked = TrackedTrace(load_trace(path), batch_size, model)
+        trace = load_trace(path)
+    trace.path = Path("the tracked step")  # what errors call it: the file is gone
+    tracker.tracked = TrackedTrace(trace, batch_size, model)

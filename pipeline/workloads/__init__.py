@@ -37,6 +37,8 @@ OPTIONS = {
     "precision": ("autocast", "pure"),
     "attention": ("eager", "fused"),
     "memory_format": ("contiguous", "channels_last"),
+    "copies": ("pinned", "pageable"),
+    "read_loss": ("never", "before_backward", "at_end"),
     "embedding": ("fused", "joint_sparse", "sparse", "dense"),
 }
 """What the options of a model may be."""

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipeline.workloads.autocast import lowered
 from pipeline.workloads.standin import apply, meta_operators
 
 
@@ -67,22 +68,24 @@ class FusedAttention(torch.autograd.Function):
         return (*_operators().backward(gradients[0], q, k, v, output, ctx.causal), None, None)
 
 
-def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, **_: Any,
-) -> Tensor:  # fmt: skip
-    """Stands for `F.scaled_dot_product_attention` on the meta device."""
-    return apply(FusedAttention, q, k, v, is_causal, dropout_p)
-
-
 @contextmanager
-def attention_backend(device: str) -> Iterator[None]:
-    """On the meta device `F.scaled_dot_product_attention` (unless made eager already) becomes CUDA's fused operator."""
-    current: Any = F.scaled_dot_product_attention
-    if device != "meta" or current is plain_attention:
-        yield
-        return
-    with mock.patch.object(F, "scaled_dot_product_attention", fused_attention):
+def fused_where_possible() -> Iterator[None]:
+    """While the body runs, `F.scaled_dot_product_attention` on the meta device is CUDA's fused operator.
+
+    What CUDA has no fused kernel for (other than four dimensions, fp64) is computed by its parts there too.
+    """
+    plain = F.scaled_dot_product_attention
+
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, **options: Any,
+    ) -> Tensor:  # fmt: skip
+        if query.device.type != "meta" or query.dim() != 4 or query.dtype == torch.float64:
+            found: Tensor = plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
+            return found
+        return apply(FusedAttention, *lowered([query, key, value]), is_causal, dropout_p)
+
+    with mock.patch.object(F, "scaled_dot_product_attention", attention):
         yield
 
 

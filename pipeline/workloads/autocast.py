@@ -36,10 +36,17 @@ UPPER = {
 """Functions that run in fp32."""
 
 
-class MetaAutocast(TorchFunctionMode):
-    """Casts arguments as CUDA's autocast does; casts of parameters are kept until the context ends."""
+REPLAYED = ("cuda", "meta")
+"""Devices whose autocast is replayed while a step is captured."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+
+class MetaAutocast(TorchFunctionMode):
+    """Casts arguments as CUDA's autocast does; casts of parameters are kept until the context ends.
+
+    Of several contexts the innermost counts; one without a dtype casts nothing.
+    """
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.dtype = dtype
         self.cache: dict[int, Tensor] = {}
@@ -47,14 +54,15 @@ class MetaAutocast(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Cast, then call."""
         kwargs = kwargs or {}
-        target = self.dtype if func in LOWER else torch.float32 if func in UPPER else None
+        lower = self.dtype if self is _ACTIVE[-1] else None
+        target = None if lower is None else lower if func in LOWER else torch.float32 if func in UPPER else None
         if target is None:
             return func(*args, **kwargs)
         return func(*self._cast(args, target), **{key: self._cast(value, target) for key, value in kwargs.items()})
 
     def cast(self, tensor: Tensor) -> Tensor:
         """One tensor in the lower precision."""
-        found: Tensor = self._cast(tensor, self.dtype)
+        found: Tensor = tensor if self.dtype is None else self._cast(tensor, self.dtype)
         return found
 
     def _cast(self, value: Any, target: torch.dtype) -> Any:
@@ -81,7 +89,7 @@ def lowered(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 @contextmanager
-def _on_meta(dtype: torch.dtype) -> Iterator[None]:
+def _on_meta(dtype: torch.dtype | None) -> Iterator[None]:
     """Casts on the meta device. A mode sees a Python function as a whole and is off inside it, so that the products
     within `F.multi_head_attention_forward` would stay as they are: it is told that no mode is on, and runs its body.
     """
@@ -99,3 +107,55 @@ def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
     if device == "meta":
         return _on_meta(DTYPES[dtype])
     return torch.autocast(device, DTYPES[dtype])
+
+
+@contextmanager
+def own_autocast() -> Iterator[None]:
+    """While the body runs, a step's own `torch.autocast("cuda")` acts on the meta device, and code sees what is on.
+
+    PyTorch has no autocast for the meta device, and switches CUDA's off where there is no GPU. Recomputation
+    (`torch.utils.checkpoint`) asks whether autocast is on, and enters it again.
+    """
+    kind: Any = torch.amp.autocast_mode.autocast
+    init, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
+
+    def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        if device_type not in REPLAYED:
+            init(self, device_type, dtype, enabled, cache_enabled)
+            return
+        wanted = torch.get_autocast_dtype("cuda") if dtype is None else dtype
+        self.lower = wanted if enabled and wanted in DTYPES.values() else None
+        self.entered = []
+
+    def on_enter(self: Any) -> Any:
+        if not hasattr(self, "entered"):
+            return enter(self)
+        self.entered.append(_on_meta(self.lower))
+        self.entered[-1].__enter__()
+        return self
+
+    def on_exit(self: Any, *error: Any) -> Any:
+        return self.entered.pop().__exit__(*error) if hasattr(self, "entered") else leave(self, *error)
+
+    available, enabled, dtype_of = torch.amp.is_autocast_available, torch.is_autocast_enabled, torch.get_autocast_dtype
+    with (
+        mock.patch.multiple(kind, __init__=begin, __enter__=on_enter, __exit__=on_exit),
+        mock.patch.object(torch.amp, "is_autocast_available", lambda device: device in REPLAYED or available(device)),
+        mock.patch.object(
+            torch,
+            "is_autocast_enabled",
+            lambda device="cuda": _lower() is not None if device in REPLAYED else enabled(device),
+        ),
+        mock.patch.object(
+            torch,
+            "get_autocast_dtype",
+            lambda device: _lower() or dtype_of("cuda") if device in REPLAYED else dtype_of(device),
+        ),
+        mock.patch.object(torch._C, "_is_any_autocast_enabled", lambda: _lower() is not None),
+    ):
+        yield
+
+
+def _lower() -> torch.dtype | None:
+    """The lower precision that is on."""
+    return _ACTIVE[-1].dtype if _ACTIVE else None

@@ -25,6 +25,11 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     module_name, _, function_name = str(target or "").partition(":")
     if not module_name or not function_name:
         raise ConfigError(f"model.target={target}: give module:function, such as my_module:make_step")
+    if module_name.endswith(".py") or "/" in module_name:
+        raise ConfigError(
+            f"model.target={target}: give the module's name as in an import, not its file: "
+            f"{Path(module_name).stem}:{function_name}, from its folder or with that folder on PYTHONPATH"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

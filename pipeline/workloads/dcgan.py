@@ -47,14 +47,15 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     def procedure(batch: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         (real,) = batch
         noise = torch.randn(batch_size, size, 1, 1, device=device, dtype=dtype)
-        _zero(optimizers[:1])
+        step.zero_grad(optimizers[:1])
         fake = made_under_autocast(noise)
         for images, target in ((real, ones), (fake.detach(), zeros)):
             _backward(step, critic, bce, images, target)
         _update(optimizers[:1])
-        _zero(optimizers[1:])
-        _backward(step, critic, bce, fake, ones)
+        step.zero_grad(optimizers[1:])
+        value = _backward(step, critic, bce, fake, ones)
         _update(optimizers[1:])
+        step.read(value, "at_end")
 
     def made_under_autocast(noise: Tensor) -> Tensor:
         with step.autocast(), phase("forward"):
@@ -69,23 +70,20 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     return step
 
 
-def _zero(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    with phase("zero_grad"):
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
-
 def _update(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     with phase("optimizer"):
         for optimizer in optimizers:
             optimizer.step()
 
 
-def _backward(step: Step, critic: nn.Module, criterion: Any, images: Tensor, target: Tensor) -> None:
+def _backward(step: Step, critic: nn.Module, criterion: Any, images: Tensor, target: Tensor) -> Any:
+    """Forward and backward pass of one loss; returns it."""
     with step.autocast():
         with phase("forward"):
             logits = critic(images)
         with phase("loss"):
             value = criterion(logits, target)
+    step.read(value, "before_backward")
     with phase("backward"):
         value.backward()
+    return value

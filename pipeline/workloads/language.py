@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError, InputError
-from pipeline.workloads.attention import attention_backend
 from pipeline.workloads.step import Step, host_empty, is_dry
 
 
@@ -46,7 +45,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     def forward(*batch: Tensor) -> Any:
         inputs = dict(zip(pool, batch, strict=True))
         labels = {"labels": inputs["input_ids"]} if training else {}
-        with attention_backend(device), whole_sequences():
+        with whole_sequences():
             output = model(**inputs, **labels)
         return output.loss if training else output.logits
 

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from pipeline.errors import ConfigError
 from pipeline.workloads.autocast import DTYPES, autocast
 from pipeline.workloads.lookup import epsilon
+from pipeline.workloads.reading import read
 
 Batch = tuple[Tensor, ...]
 """Tensors of one batch, on the host."""
@@ -30,19 +32,23 @@ def phase(name: str) -> AbstractContextManager[Any]:
     return record_function(f"## {name} ##")
 
 
-def make_optimizer(name: str, parameters: Sequence[Tensor], lr: float = 1e-3) -> torch.optim.Optimizer | None:
-    """The optimizer of that name, in its `foreach` form (CUDA's default); None for "none"."""
+def make_optimizer(
+    name: str, parameters: Sequence[Tensor], lr: float = 1e-3, foreach: bool = True
+) -> torch.optim.Optimizer | None:
+    """The optimizer of that name, over all parameters at once (`foreach`, CUDA's default) or one by one; None for "none"."""
     dense = list(parameters)
     if name == "none" or not dense:
         return None
     if name == "adam":
-        return torch.optim.Adam(dense, lr=lr, foreach=True, eps=epsilon(dense[0], 1e-8))
+        return torch.optim.Adam(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-8))
     if name == "adagrad":
-        return torch.optim.Adagrad(dense, lr=lr, foreach=True, eps=epsilon(dense[0], 1e-10))
-    return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=True)
+        return torch.optim.Adagrad(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-10))
+    return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=foreach)
 
 
-def make_optimizers(name: str, module: nn.Module, dry: bool = False) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    name: str, module: nn.Module, dry: bool = False, foreach: bool = True
+) -> list[torch.optim.Optimizer]:
     """The optimizers of a module's parameters; sparse gradients of Adagrad and Adam get one of their own.
 
     Where nothing is computed (`dry`), it is SGD, which capture expands (`pipeline.graph.sparse`).
@@ -51,10 +57,10 @@ def make_optimizers(name: str, module: nn.Module, dry: bool = False) -> list[tor
         part.weight for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
     ]
     if name not in ("adagrad", "adam") or not sparse:
-        made = [make_optimizer(name, list(module.parameters()))]
+        made = [make_optimizer(name, list(module.parameters()), foreach=foreach)]
     else:
         own = {id(weight) for weight in sparse}
-        made = [make_optimizer(name, [p for p in module.parameters() if id(p) not in own])]
+        made = [make_optimizer(name, [p for p in module.parameters() if id(p) not in own], foreach=foreach)]
         if dry:
             made.append(make_optimizer("sgd", sparse))
         else:
@@ -95,9 +101,14 @@ class Step:
         self.training = self.config.get("mode", "train") == "train"
         self.dtype = str(self.config.get("dtype", "fp32"))
         self.pure = self.config.get("precision") == "pure"
+        self.waits = self.config.get("copies") == "pageable"
+        self.reads = str(self.config.get("read_loss") or "never")
+        if self.reads != "never" and not self.training:
+            raise ConfigError(f"model.read_loss={self.reads}: inference has no loss; take model.read_loss=never")
         for module in self.modules:
             module.train(self.training)
-            module.requires_grad_(self.training)
+            if not self.training:  # in training, what the user froze stays frozen
+                module.requires_grad_(False)
         if self.pure:
             self._cast(stored_dtype(self.config))
         if self.config.get("memory_format") == "channels_last":
@@ -105,16 +116,17 @@ class Step:
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             dry = is_dry(self.device)
             self.pool = [tuple(channels_last(tensor, dry) for tensor in batch) for batch in self.pool]
-        if self.device == "cuda":
+        if self.device == "cuda" and not self.waits:
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
         dry = is_dry(self.device)
-        self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry)]
+        each = self.config.get("foreach", True)
+        self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, each)]
 
     def run(self, number: int = 0) -> None:
         """One step, on batch `number` of the pool (modulo its length)."""
         with phase("data"):
-            batch = tuple(to_device(tensor, self.device) for tensor in self.pool[number % len(self.pool)])
+            batch = tuple(to_device(tensor, self.device, self.waits) for tensor in self.pool[number % len(self.pool)])
         if self.procedure is not None and self.training:
             self.procedure(batch, self.optimizers)
         elif self.training:
@@ -141,20 +153,32 @@ class Step:
 
     def _train(self, batch: Batch) -> None:
         if self.optimizers:
-            with phase("zero_grad"):
-                for optimizer in self.optimizers:
-                    optimizer.zero_grad(set_to_none=True)
+            self.zero_grad(self.optimizers)
         with self.autocast():
             with phase("forward"):
                 value = self.forward(*batch)
             if self.loss is not None:
                 with phase("loss"):
                     value = self.loss(value, *batch)
+        self.read(value, "before_backward")
         with phase("backward"):
             value.backward()
         with phase("optimizer"):
             for optimizer in self.optimizers:
                 optimizer.step()
+        self.read(value, "at_end")
+
+    def zero_grad(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Drop gradients, or fill them with zeros if the configuration asks for that."""
+        with phase("zero_grad"):
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=self.config.get("set_to_none", True))
+
+    def read(self, loss: Tensor, when: str) -> None:
+        """Read the loss on the host if the configuration asks for it at this place (`reading.WHEN`)."""
+        if self.reads == when:
+            with phase("loss"):
+                read(loss)
 
     def parameters(self) -> list[Tensor]:
         """Parameters of all modules, each once."""
@@ -206,7 +230,7 @@ class Step:
             for part in module.modules()
             if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
         ]
-        looked_up = self.pool[0][1].numel() if parts else 0  # by all tables together
+        looked_up = max((t.numel() for t in self.pool[0] if not t.is_floating_point()), default=0)  # by all tables
         return {
             id(part.weight): looked_up // len(parts) * (part.embedding_dim * part.weight.element_size() + 8)
             for part in parts
@@ -237,11 +261,11 @@ def _lowered(tensor: Tensor, dtype: torch.dtype, dry: bool) -> Tensor:
     return torch.empty_like(tensor, dtype=dtype) if dry else tensor.to(dtype)
 
 
-def to_device(tensor: Tensor, device: str) -> Tensor:
-    """Copy to the device without waiting; a no-op where the device is the host."""
+def to_device(tensor: Tensor, device: str, waits: bool = False) -> Tensor:
+    """Copy to the device, the host waiting for it or not; a no-op where the device is the host."""
     if is_fake(tensor):  # fake tensors know one device only: the copy is made visible by hand
-        return torch.empty_like(tensor).copy_(tensor)
-    return tensor.to(device, non_blocking=True)
+        return torch.empty_like(tensor).copy_(tensor, non_blocking=not waits)
+    return tensor.to(device, non_blocking=not waits)
 
 
 def channels_last(tensor: Tensor, dry: bool) -> Tensor:

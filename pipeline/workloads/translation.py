@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.attention import attention_backend, eager_attention, plain_layers
+from pipeline.workloads.attention import eager_attention, plain_layers
 from pipeline.workloads.recurrent import Lstm
 from pipeline.workloads.step import Step, host_empty, is_dry
 
@@ -79,7 +79,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     ]
 
     def forward(source: Tensor, target: Tensor, label: Tensor) -> Tensor:
-        with plain_layers(), eager_attention(eager), attention_backend(device):
+        with plain_layers(), eager_attention(eager):
             found: Tensor = model(source, target)
         return found
 

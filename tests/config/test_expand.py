@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import config
 from pipeline.config import choices, expand, from_snakemake, method_label
-from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware import spec
 from pipeline.paths import config_dir
 
@@ -168,3 +168,35 @@ def test_a_name_that_can_be_no_folder_is_one_line(copied: Path) -> None:
     other.write_text(text.replace("name: V100\n", "name: X 1\n"))
     with pytest.raises(ConfigError, match="give it letters, digits, - and _ alone"):
         expand(["gpu=X1"])
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("gpu=glob(*100)", r"gpu=glob\(\*100\): patterns"),
+        ("model=resnet50 batch_size=32", "cannot read the override 'model=resnet50 batch_size=32'"),
+        ("batch_size=1,,2", "cannot read the override 'batch_size=1,,2'"),
+        ("model=bert", "did you mean 'bert_large'"),
+    ],
+)
+def test_an_override_that_cannot_be_read_is_named(text, message):
+    with pytest.raises(InputError, match=message) as raised:
+        expand([text])
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text, meant", [("dtype=fp16", "model.dtype"), ("model_dtype=fp16", "model.dtype"),
+                                         ("host_scale=2", "overheads.host_scale")])  # fmt: skip
+def test_an_option_without_its_section_is_found(text, meant):
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        expand([text])
+
+
+def test_values_of_python_are_written_as_overrides():
+    from pipeline.config_values import written
+
+    for value in ([512, 128, 64], (512, 128, 64)):
+        (found,) = expand([f"model.bottom_mlp={written(value)}"])
+        assert found.config["model"]["bottom_mlp"] == [512, 128, 64]
+    (custom,) = expand(["model=custom", "model.target=m:f", f"+model.options={written({'width': 3, 'of': None})}"])
+    assert custom.config["model"]["options"] == {"width": 3, "of": None}

@@ -99,3 +99,10 @@ def test_a_tracked_device_is_the_one_that_runs_here() -> None:
 
     with pytest.raises(InputError, match="give 'cuda' or 'cpu'"), track("V100"):
         pass
+
+
+def test_a_table_is_never_written_over(calls: Path) -> None:
+    before = calls.read_bytes()
+    with pytest.raises(InputError, match="name another file"):
+        transfer_command("V100", "T4", "auto", calls, calls)
+    assert calls.read_bytes() == before

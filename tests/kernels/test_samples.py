@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.kernels.commands import fit_command, predict_command
+from pipeline.kernels.families import FAMILIES, OP_NAMES
 from pipeline.kernels.samples import clean_samples, split_by_shape, with_families
 
 
@@ -46,6 +47,33 @@ def test_an_unknown_op_is_refused_with_the_choices(tmp_path):
     pd.DataFrame({"op": ["softmin"], "B": [1], "H": [1]}).to_parquet(tmp_path / "calls.parquet")
     with pytest.raises(TableError, match=r"unknown op 'softmin'.*softmax"):
         predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
+
+
+def test_every_family_can_be_asked_by_its_name_or_an_op_of_its_own(tmp_path):
+    sizes = {"B": 8, "M": 64, "N": 64, "K": 64, "D": 64, "H": 64, "C": 8, "HW": 64, "F": 27, "T": 4, "I": 64,
+             "in_channels": 8, "out_channels": 8, "kernel_size": 3, "input_size": 28, "bytes": 1 << 20}  # fmt: skip
+    asked = [{"op": op, **{dim: sizes[dim] for dim in FAMILIES[name].required}} for op, name in OP_NAMES.items()]
+    pd.DataFrame(asked).to_parquet(tmp_path / "calls.parquet")
+    predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
+    predicted = pd.read_parquet(tmp_path / "out.parquet").set_index("op")
+    assert (predicted["kernel_us"] > 0).all()
+    assert {name for name, entry in FAMILIES.items() if entry.required} == set(OP_NAMES.values())
+    for family, op in (("concat", "cat"), ("embedding_backward", "fused_sgd"), ("layer_norm", "ln"), ("rnn", "lstm")):
+        assert predicted.loc[family, "kernel_us"] == predicted.loc[op, "kernel_us"]
+    assert predicted.loc["embedding_backward", "kernel_us"] > predicted.loc["embedding_forward", "kernel_us"]
+
+
+def test_a_family_alone_names_its_first_op_and_its_pass():
+    table = with_families(pd.DataFrame({"family": ["embedding_backward", "gemm"], "B": 8}), "t")
+    assert table["op"].tolist() == ["fused_sgd", "linear"]
+    assert table["phase"].tolist() == ["backward", "forward"]
+
+
+def test_an_unknown_family_is_called_one():
+    with pytest.raises(
+        TableError, match=r"row 1: unknown family 'embedding_forwards': did you mean 'embedding_forward'"
+    ):
+        with_families(pd.DataFrame({"family": ["gemm", "embedding_forwards"], "op": "linear"}), "t")
 
 
 @pytest.mark.parametrize(("column", "message"), [("op", "misses column op"), ("H", "column H is missing")])

@@ -152,3 +152,10 @@ def test_a_hashed_variant_is_shown_by_its_options(prediction: Prediction) -> Non
 
 def test_a_small_model_has_a_size(prediction: Prediction) -> None:
     assert "341 KiB" in text_of(one(dataclasses.replace(prediction, memory_bytes=349_000)))
+
+
+def test_prices_that_the_user_keeps_become_a_column(prediction: Prediction) -> None:
+    other = dataclasses.replace(prediction, gpu="T4")
+    shown = text_of(many([prediction, other], costs=[0.25, None], currency="EUR"))
+    assert "cost/M" in shown and "0.25" in shown and "cost/M: EUR per million samples" in shown
+    assert "cost" not in text_of(many([prediction, other], costs=[None, None], currency="EUR"))

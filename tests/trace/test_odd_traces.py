@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from trace_drawing import annotation, kernel, launch, op, write
 
+from pipeline.errors import TraceError
 from pipeline.predict.replay import replay
 from pipeline.trace.load import load_trace
 
@@ -160,3 +161,28 @@ def test_copies_are_told_from_empty_calls_that_look_alike(tmp_path: Path) -> Non
     events = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 30, 40, 1)]
     trace = load_trace(write(tmp_path, events + events))
     assert len(trace) == 3 and "3 events are exact copies" in trace.notes[0]
+
+
+@pytest.mark.parametrize("encoding, told", [("utf-8-sig", None), ("utf-16", "UTF-16")])
+def test_a_file_that_an_editor_saved_again_is_read_or_named(tmp_path: Path, encoding: str, told: str | None) -> None:
+    path = write(tmp_path, [op("aten::mm", 0, 20)])
+    path.write_text(path.read_text(), encoding=encoding)
+    if told is None:
+        assert len(load_trace(path)) == 1
+    else:
+        with pytest.raises(TraceError, match=told):
+            load_trace(path)
+
+
+def test_a_trace_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    from pipeline import cli
+
+    path = write(tmp_path, [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 30, 40, 1)])
+    content, link = path.read_bytes(), tmp_path / "link.json"
+    link.symlink_to(path)
+    for words in (("trace", path, "--out", path), ("replay", path, "--timeline", link)):
+        monkeypatch.setattr("sys.argv", ["steptime", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert stop.value.code == 2 and "name another file" in capsys.readouterr().err
+        assert path.read_bytes() == content

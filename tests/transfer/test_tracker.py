@@ -55,8 +55,36 @@ def test_a_step_without_a_gpu_cannot_be_moved() -> None:
     torch = pytest.importorskip("torch")
     with track(device="cpu") as tracked:
         torch.ones(8, 8).matmul(torch.ones(8, 8))
-    with pytest.raises(InputError, match="nothing ran on a GPU"):
+    with pytest.raises(InputError, match=r"^the tracked step: nothing ran on a GPU"):
         tracked.to("T4")
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", None])
+def test_a_batch_is_a_number_of_samples(batch_size: object) -> None:
+    with pytest.raises(InputError, match="batch_size"), track(device="cpu", batch_size=batch_size):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_loaded_trace_answers_for_all_gpus(tracked: TrackedTrace) -> None:
+    table = tracked.trace.to_all(["T4", "H100"])
+    assert list(table["gpu"]) == ["H100", "T4"]
+    assert tracked.trace.to("T4").predicted_us == table["predicted_us"][1]
+
+
+def test_a_step_whose_host_is_the_longer_is_bound_by_it() -> None:
+    folder = datasets_dir()
+    if folder is None:
+        pytest.skip("no public data")
+    moved = load_trace(folder / "traces" / "rtx2080ti_linear" / "kineto.json.gz").to("H100")
+    assert moved.active_us < 0.2 * moved.predicted_us and moved.bound == "host"
+
+
+def test_public_traces_of_an_a100_can_be_moved() -> None:
+    folder = datasets_dir()
+    if folder is None:
+        pytest.skip("no public data")
+    trace = load_trace(folder / "traces" / "a100_alexnet" / "kineto.json.gz")
+    assert TrackedTrace(trace).origin.name == "A100-SXM4-40GB"
 
 
 def test_asking_inside_the_block_is_refused() -> None:

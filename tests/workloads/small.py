@@ -28,6 +28,9 @@ def small(name, **changes):
 LIKE_ANOTHER = ("dlrm_default", "dlrm_mlperf", "dlrm_small", "inception_v3", "gpt3_xl", "gpt3_27")
 """Workloads whose options run through another's code; the tests try them only where they differ."""
 
+WITH_LOOPS_OF_THEIR_OWN = ("dlrm_ddp", "dcgan", "bert_large")
+"""One workload with a loss function, one with a procedure, one whose model gives the loss: what the loop's options touch."""
+
 
 def options_of(name, every=False):
     """(option, value) pairs that make sense for a workload, besides its defaults; `every`: also where code is shared."""
@@ -37,6 +40,9 @@ def options_of(name, every=False):
     config = config_of(name)
     found += [("optimizer", value) for value in ("sgd", "adagrad", "adam", "none") if value != config["optimizer"]]
     found += [("dtype", value) for value in ("tf32", "bf16", "fp16")]
+    if name in WITH_LOOPS_OF_THEIR_OWN or every:
+        found += [("copies", "pageable"), ("read_loss", "before_backward"), ("read_loss", "at_end")]
+        found += [("foreach", False), ("set_to_none", False)]
     if "attention" in config:
         found += [("attention", "fused")]
     if "seq_len" in config:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pipeline import predict
 from pipeline.config import expand
 from pipeline.graph.calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
@@ -51,6 +52,20 @@ def test_a_workload_understands_an_option(name, option, value):
         assert (fused[list(sizes)] == pd.Series(sizes)).all(axis=None)
     else:
         assert "attention" not in set(calls["family"])
+    waits = calls[calls["blocking"]]
+    assert (set(waits["family"]) == {"memcpy_h2d"}) == (option == "copies")
+    assert (set(waits["family"]) == {"memcpy_d2h"}) == (option == "read_loss")
+    if option in ("foreach", "set_to_none"):
+        plain = map_calls(capture(small(name), 4))
+        many, few = (found["phase"].isin(["optimizer", "zero_grad"]).sum() for found in (calls, plain))
+        assert many > 3 * few if option == "foreach" else few < many < few + 8
+    if option == "copies":
+        assert (calls.loc[calls["family"] == "memcpy_h2d", "op"] == "pageable").all()
+    if option == "read_loss":
+        done = set(calls.loc[: waits.index[0], "phase"])
+        assert ("optimizer" in done) == (value == "at_end") or config["architecture"] == "dcgan"
+        assert waits["bytes"].tolist() == [4] * len(waits)
+        assert len(waits) == (3 if (name, value) == ("dcgan", "before_backward") else 1)
     if option == "memory_format":
         images = calls["family"].isin(["batch_norm", "pooling"]) | calls["family"].str.startswith("conv2d")
         assert calls.loc[images, "attributes"].eq('{"layout":"nhwc"}').all()
@@ -94,6 +109,51 @@ def test_a_fused_lookup_moves_its_optimizers_state_too():
         moved[optimizer] = calls.loc[calls["family"] == "embedding_backward", "bytes_written"].sum()
     assert moved["adagrad"] / moved["sgd"] == pytest.approx(2)
     assert moved["adam"] / moved["sgd"] == pytest.approx(3)
+
+
+@pytest.mark.parametrize("when", ["before_backward", "at_end"])
+def test_reading_the_loss_costs_what_the_device_then_waits_for_the_host(when):
+    found = {read: predict(gpu="V100", model="dlrm_ddp", batch_size=2048, **{"model.read_loss": read})
+             for read in ("never", when)}  # fmt: skip
+    assert found[when].host_us > found["never"].host_us
+    lost = found[when].idle_us - found["never"].idle_us
+    assert lost > 100 if when == "before_backward" else 0 < lost < 20  # at the end nothing is left to be launched
+
+
+def test_copies_that_the_host_waits_for_hold_the_launches_up():
+    plain, waiting = (predict(gpu="V100", model="dlrm_default", batch_size=512, **{"model.copies": copies})
+                      for copies in ("pinned", "pageable"))  # fmt: skip
+    assert waiting.families["memcpy_h2d"] > 1.5 * plain.families["memcpy_h2d"]
+    assert waiting.predicted_us - plain.predicted_us > waiting.active_us - plain.active_us
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd_momentum", "adagrad", "adam"])
+def test_an_optimizer_that_goes_parameter_by_parameter_moves_the_same_bytes(optimizer):
+    plain, each = (map_calls(capture(small("resnet50", optimizer=optimizer, foreach=foreach), 4))
+                   for foreach in (True, False))  # fmt: skip
+    moved = [found[found["phase"] == "optimizer"] for found in (plain, each)]
+    assert len(moved[1]) > 20 * len(moved[0])
+    traffic = [(found["bytes_read"] + found["bytes_written"]).sum() for found in moved]
+    assert traffic[1] == pytest.approx(traffic[0], rel=0.5)
+
+
+def test_inference_has_no_loss_to_read():
+    from pipeline.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"model\.read_loss=at_end: inference has no loss"):
+        capture(config_of("dlrm_ddp", mode="inference", read_loss="at_end"), 8)
+
+
+@pytest.mark.parametrize("name", ["dlrm_ddp", "dcgan"])
+@pytest.mark.parametrize("when", ["before_backward", "at_end"])
+def test_a_step_that_runs_reads_its_loss(monkeypatch, name, when):
+    from pipeline.workloads import make_step, step
+
+    seen = []
+    monkeypatch.setattr(step, "read", lambda loss: seen.append(loss.item()))
+    make_step(small(name, read_loss=when, copies="pageable"), 4, "cpu").run()
+    assert len(seen) == (3 if (name, when) == ("dcgan", "before_backward") else 1)
+    assert all(0 < value < 100 for value in seen)
 
 
 @pytest.mark.parametrize("embedding", ["fused", "sparse"])

@@ -1,0 +1,86 @@
+"""How busy the GPU is in a DLRM step: predicted, against what Lin et al. measured on V100, TITAN Xp and P100.
+
+    python benchmarks/steps/busy.py [DATASETS_DIR] [--write docs/accuracy.md]
+
+The file and where it comes from: `pipeline/datasets/published_busy.py`. Their loop is facebookresearch/dlrm's of 2021
+(PyTorch 1.8): the host waits for copies and reads the loss before the backward pass, gradients are filled with zeros, and
+the optimizer goes parameter by parameter. So steps are predicted in that loop, and in the default one. The published
+predictions rest on overheads that were profiled on the very hosts and workloads; ours know neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline import predict
+from pipeline.datasets.published_busy import read_busy
+from pipeline.paths import datasets_dir
+from pipeline.report.markdown import replaced
+
+LOOPS: dict[str, dict[str, object]] = {
+    "their loop": {
+        "model.copies": "pageable",
+        "model.read_loss": "before_backward",
+        "model.foreach": False,
+        "model.set_to_none": False,
+    },
+    "their loop's waits alone": {"model.copies": "pageable", "model.read_loss": "before_backward"},
+    "the default loop": {},
+}
+"""Options of the predicted steps, by what the tables call them."""
+
+
+def predicted(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a column of busy shares for each of `LOOPS`."""
+    for name, options in LOOPS.items():
+        found = [
+            predict(gpu=row.gpu, model=row.model, batch_size=row.batch_size, **options) for row in rows.itertuples()
+        ]
+        rows = rows.assign(**{name: [one.active_us / one.predicted_us for one in found]})
+    return rows
+
+
+def summary(rows: pd.DataFrame) -> list[str]:
+    """A line per prediction: by how many percentage points it is off, signed and absolute."""
+    lines = ["| busy share predicted by | mean difference | mean absolute | worst |", "|---|---|---|---|"]
+    shown = {"Lin et al., overheads profiled on those hosts": "published_busy", **{f"Steptime, {n}": n for n in LOOPS}}
+    for name, column in shown.items():
+        off = 100 * (rows[column] - rows["busy"])
+        lines.append(f"| {name} | {off.mean():+.1f} | {off.abs().mean():.1f} | {off.abs().max():.0f} |")
+    return lines
+
+
+def table(rows: pd.DataFrame) -> list[str]:
+    """A line per GPU and model: measured and predicted shares in % by batch size."""
+    batches = sorted(rows["batch_size"].unique())
+    lines = [f"| GPU | model | {' | '.join(f'batch {b}' for b in batches)} |", "|---|---|" + "---|" * len(batches)]
+    column = next(iter(LOOPS))
+    for (gpu, model), group in rows.groupby(["gpu", "model"], sort=False):
+        own = group.set_index("batch_size")
+        cells = [f"{100 * own.at[b, 'busy']:.0f} → {100 * own.at[b, column]:.0f}" for b in batches]
+        lines.append(f"| {gpu} | {model} | {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
+    parser.add_argument("--write", type=Path, help="document whose marked section takes the tables")
+    args = parser.parse_args()
+    if args.datasets is None:
+        print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
+        return 2
+    rows = predicted(read_busy(args.datasets))
+    text = "\n".join([*summary(rows), "", *table(rows)])
+    print(text)
+    if args.write:
+        args.write.write_text(replaced(args.write.read_text(encoding="utf-8"), "busy", text), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Steps as people write them: what the meta device lacks is captured as CUDA runs it."""
+
+import pandas as pd
+import pytest
+import yaml
+
+from pipeline.errors import ConfigError, InputError
+from pipeline.graph.calls import map_calls
+from pipeline.graph.capture import capture
+from pipeline.paths import config_dir
+
+MODULE = """
+import sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from pipeline.workloads.step import Step
+
+
+def made(config, device, module, forward, *inputs):
+    return Step([module], [inputs], forward, lambda output, *_: output.float().sum(), device, config)
+
+
+def attention(config, batch_size, device):
+    with torch.device(device):
+        layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    return made(config, device, layer, lambda x: layer(x, x, x, need_weights=False)[0], torch.rand(batch_size, 8, 32))
+
+
+def recurrent(config, batch_size, device):
+    with torch.device(device):
+        lstm = nn.LSTM(16, 32, num_layers=2, bidirectional=True)
+        gru = nn.GRU(64, 32, batch_first=True)
+
+    def forward(x):
+        output, (hidden, _) = lstm(x)
+        return gru(output.transpose(0, 1), hidden[:1])[0]
+
+    return made(config, device, nn.ModuleList([lstm, gru]), forward, torch.rand(5, batch_size, 16))
+
+
+def amp(config, batch_size, device):
+    with torch.device(device):
+        first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(x):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = first(x)
+            with torch.autocast("cuda", enabled=False):
+                return second(y.float())
+
+    return made(config, device, nn.ModuleList([first, second]), forward, torch.rand(batch_size, 16))
+
+
+def recomputed(config, batch_size, device):
+    with torch.device(device):
+        layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3)])
+
+    def forward(x):
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+    return made(config, device, layers, forward, torch.rand(batch_size, 16))
+
+
+def compiled(config, batch_size, device):
+    with torch.device(device):
+        layer = nn.Linear(16, 16)
+    fast = torch.compile(layer)
+    return made(config, device, layer, lambda x: fast(x), torch.rand(batch_size, 16))
+
+
+def sparse(config, batch_size, device):
+    with torch.device(device):
+        bag, rows = nn.EmbeddingBag(900, 8, sparse=True), nn.Embedding(500, 8, sparse=True)
+    looked_up = torch.randint(500, (batch_size, 6))
+    return made(config, device, nn.ModuleList([rows, bag]), lambda i: bag(i) + rows(i).sum(1), looked_up)
+
+
+def frozen(config, batch_size, device):
+    with torch.device(device):
+        body, head = nn.Linear(16, 16), nn.Linear(16, 4)
+    body.requires_grad_(False)
+    return made(config, device, nn.ModuleList([body, head]), lambda x: head(body(x)), torch.rand(batch_size, 16))
+
+
+def wrong(config, batch_size, device):
+    raise ValueError("no such layer")
+
+
+def leaves(config, batch_size, device):
+    sys.exit(3)
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "steps_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def captured(function, batch_size=4, **options):
+    config = yaml.safe_load((config_dir() / "model" / "custom.yaml").read_text())
+    return capture({**config, "target": f"steps_of_mine:{function}", **options}, batch_size)
+
+
+def calls_of(function, **options) -> pd.DataFrame:
+    return map_calls(captured(function, **options))
+
+
+def test_attention_is_one_kernel_each_way():
+    calls = calls_of("attention")
+    assert (calls["family"] == "attention").sum() == 2
+    assert "bmm" not in set(calls["family"]) and "softmax" not in set(calls["family"])
+
+
+def test_recurrent_layers_are_one_call_each_way_with_their_own_arithmetic():
+    found = calls_of("recurrent")
+    rnn = found[found["family"] == "rnn"]
+    assert list(rnn["phase"]) == ["forward", "forward", "backward", "backward"]
+    lstm = 2 * 4 * ((16 + 32) + (64 + 32)) * 32 * 2 * 5 * 4  # gates, widths of both layers, directions, tokens, batch
+    gru = 2 * 3 * (64 + 32) * 32 * 5 * 4
+    assert list(rnn["flops"]) == [lstm, gru, 2 * gru, 2 * lstm]
+    assert "gemm" not in set(found["family"])
+    names = set(captured("recurrent").table["name"])
+    assert {"aten::lstm", "aten::gru", "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"} <= names
+    assert not any("steptime" in name or "Cudnn" in name.replace("CudnnRnnBackward0", "") for name in names)
+
+
+def test_recurrent_layers_follow_autocast():
+    assert set(calls_of("recurrent", dtype="bf16").query("family == 'rnn'")["dtype"]) == {"bf16"}
+
+
+def test_a_steps_own_autocast_is_obeyed():
+    products = calls_of("amp").query("family == 'gemm' and phase == 'forward'")
+    assert list(products["dtype"]) == ["bf16", "fp32"]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_what_is_recomputed_in_the_backward_pass_counts(dtype):
+    products = calls_of("recomputed", dtype=dtype).query("family == 'gemm'")
+    assert (products["phase"] == "forward").sum() == 3
+    assert (products["phase"] == "backward").sum() == 3 + 3 + 2  # again, for weights, for all inputs but the first
+    assert set(products["dtype"]) == {dtype}
+
+
+def test_compiled_code_counts_as_it_is_written():
+    assert (calls_of("compiled")["family"] == "gemm").sum() == 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_sparse_gradients_touch_the_rows_looked_up_alone(optimizer):
+    graph = captured("sparse", optimizer=optimizer)
+    calls = map_calls(graph)
+    assert {"embedding_forward", "embedding_backward"} <= set(calls["family"])
+    update = calls[calls["phase"] == "optimizer"]
+    assert len(update) and update["bytes_written"].max() <= 4 * 6 * (8 * 4 + 8) < 500 * 8 * 4
+    assert graph.memory.gradients <= 2 * 4 * 6 * (8 * 4 + 8)
+
+
+def test_frozen_weights_get_no_gradient():
+    graph = captured("frozen", optimizer="adam")
+    backward = map_calls(graph).query("family == 'gemm' and phase == 'backward'")
+    assert len(backward) == 1  # the head's weight; nothing below it learns
+    assert graph.memory.gradients == 4 * (16 * 4 + 4)
+
+
+def test_failures_name_the_users_line():
+    line = MODULE.splitlines().index('    raise ValueError("no such layer")') + 1
+    with pytest.raises(InputError, match=rf"ValueError: no such layer in steps_of_mine.py, line {line} "):
+        captured("wrong")
+    with pytest.raises(InputError, match=r"SystemExit: 3 in steps_of_mine.py"):
+        captured("leaves")
+
+
+def test_a_file_is_no_module():
+    with pytest.raises(ConfigError, match="not its file: steps_of_mine:wrong"):
+        captured("wrong", target="./steps_of_mine.py:wrong")
