@@ -130,19 +130,10 @@ def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | 
         table = Path(Artifacts(str(results)).overheads(gpu, method_label("overheads", settings)))
         if table.is_file():
             return overheads_from(read_table(table, "overheads"), settings, workload)
-    statistics = _shipped_statistics(shipped_overheads(gpu), gpu, overhead_source(gpu), _frozen(settings))
-    return overheads_from(statistics, settings, workload)
-
-
-@lru_cache(maxsize=16)
-def _shipped_statistics(shipped: Path, gpu: str, _source: Source, settings: str) -> pd.DataFrame:
-    """Statistics of shipped observations, once for all points of a GPU while its evidence is the same."""
-    import json
-
-    from pipeline.schemas import read_table
-
+    shipped = shipped_overheads(gpu)
     check_pack(shipped.parent.name)
-    return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, json.loads(settings))
+    observations = read_table(shipped, "overhead_samples")
+    return overheads_from(overhead_statistics(observations, gpu, settings), settings, workload)
 
 
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Mapping[str, Any]) -> pd.DataFrame:

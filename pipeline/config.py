@@ -26,10 +26,10 @@ from pipeline.yaml_text import load_yaml
 LOCAL_GPU = "local"
 """Name of the device of this machine: its CUDA GPU, or its CPU where there is none."""
 
+_PLAIN_BATCH = re.compile(r"batch_size=[1-9][0-9]*")
 _GROUPS = ("gpu", "model", "kernels", "overheads")
 _METHODS = ("kernels", "overheads")
 _NOT_IN_VARIANT = ("gpu", "model", "batch_size")
-_PLAIN_BATCH = re.compile(r"batch_size=[1-9][0-9]*")
 NAME = r"[A-Za-z0-9_\-]+"
 """What GPUs and models may be called: folders have their names, and rules find them by this pattern."""
 _APPLIED_LATER = ("host_scale", "workers")
@@ -111,11 +111,9 @@ def point(overrides: Sequence[str]) -> Point:
         ConfigError: an override cannot be read, or a value makes no sense.
     """
     given = tuple(_canonical(text) for text in overrides)
-    # nothing refers to the batch size, so that points which differ in it alone are composed once
-    sizes = [text for text in given if _PLAIN_BATCH.fullmatch(text)]
-    config = _compose(tuple(text for text in given if text not in sizes))
-    batch = int(sizes[-1].partition("=")[2]) if sizes else config["batch_size"]
+    config = _compose(given)
     _check_names(given, config)
+    batch = config.get("batch_size")
     if batch is None:
         batch = config["model"].get("batch_size")
     config["batch_size"] = _batch_size(batch)
@@ -236,11 +234,15 @@ def _known_keys(overrides: tuple[str, ...], directory: str) -> list[str]:
 
 def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any]:
     local = f"gpu={LOCAL_GPU}" in overrides  # has no file: the machine is asked, not the configuration
-    asked = tuple("~gpu" if text == f"gpu={LOCAL_GPU}" else text for text in overrides)
+    # nothing refers to the batch size, so that points which differ in it alone are composed once
+    sizes = [text for text in overrides if _PLAIN_BATCH.fullmatch(text)]
+    asked = tuple("~gpu" if text == f"gpu={LOCAL_GPU}" else text for text in overrides if text not in sizes)
     text, missing = _compose_text(asked, str(Path(config_dir()).resolve()))
     if missing and complete:
         raise ConfigError(f"give a value for {', '.join(missing)}")
     loaded: dict[str, Any] = load_yaml(text)
+    if sizes:
+        loaded["batch_size"] = int(sizes[-1].partition("=")[2])
     return loaded | ({"gpu": {"name": LOCAL_GPU}} if local else {})
 
 
