@@ -58,7 +58,7 @@ ui: setup ## MLflow on the project's database
 	@$(BIN)/steptime ui
 
 unlock: setup
-	@test ! -d .snakemake/locks || $(BIN)/snakemake --quiet --unlock >/dev/null 2>&1 || true
+	@$(BIN)/python -m pipeline.report.unlock
 
 clean: ## remove generated results (the virtual environment stays)
 	rm -rf results .snakemake

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import LOCAL_GPU, Point, expand
+from pipeline.config import LOCAL_GPU, Point, expand, method_label
 from pipeline.config_values import written
 from pipeline.errors import ConfigError, InputError
 from pipeline.evidence import Source, kernel_source, overhead_source, shipped_overheads
@@ -75,13 +75,18 @@ def predict_point(point: Point, results: str | Path = "results") -> Prediction:
         point.workload,
         settings=point.config["predict"],
     )
-    kernels = kernel_predictor(gpu, str(point.config["kernels"]["name"]), results)
+    kernels = kernel_predictor(gpu, method_label("kernels", point.config["kernels"]), results)
     overheads = overhead_model(point.gpu, point.config["overheads"], results, point.workload)
     return evaluate(subject, gpu, graph.table, calls, kernels, overheads)[0]
 
 
 def kernel_predictor(gpu: GpuSpec, variant: str, results: str | Path | None) -> KernelPredictor:
     """Kernel models of a GPU: fitted ones under `results`, else the pack's, else transfer and physics.
+
+    Args:
+        gpu: the device, as its file states it or altered.
+        variant: label of the kernel settings (`pipeline.config.method_label`).
+        results: the results folder; None takes what ships.
 
     A GPU whose figures are altered is the catalogue's card, each call scaled by what the figures change.
 
@@ -103,17 +108,17 @@ def kernel_predictor(gpu: GpuSpec, variant: str, results: str | Path | None) -> 
 
             return AlteredPredictor.of(gpu, kernel_predictor(card, variant, results))
     folders = [Path(Artifacts(str(results)).kernels(gpu.name))] if results is not None else []
-    fitted = bool(find_families(folders, variant))
+    fitted, choice = bool(find_families(folders, variant)), variant.partition("-")[0]
     if gpu.name in list_packs():
         check_pack(gpu.name)
         folders.append(packs_dir() / gpu.name / "kernels")
-    if fitted or variant in CHOOSING:
+    if fitted or choice in CHOOSING:
         return load_predictor(gpu, folders, variant)
-    if variant == "roofline":
+    if choice == "roofline":
         return replace(load_predictor(gpu, folders, variant), models={})
     raise InputError(
-        f"kernels={variant}: no such models are fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
-        f"kernels={variant}` where it has samples, or take kernels=auto"
+        f"kernels={choice}: no such models are fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
+        f"kernels={choice}` where it has samples, or take kernels=auto"
     )
 
 
@@ -122,27 +127,22 @@ def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | 
     from pipeline.schemas import read_table
 
     if results is not None:
-        table = Path(Artifacts(str(results)).overheads(gpu, str(settings["name"])))
+        table = Path(Artifacts(str(results)).overheads(gpu, method_label("overheads", settings)))
         if table.is_file():
             return overheads_from(read_table(table, "overheads"), settings, workload)
-    shipped = shipped_overheads(gpu)
-    check_pack(shipped.parent.name)
-    if overhead_source(gpu) is Source.MEASUREMENTS:
-        statistics = overhead_statistics(read_table(shipped, "overhead_samples"), gpu, settings)
-    else:
-        donated = overhead_source(gpu) is Source.TRANSFER
-        statistics = _shipped_statistics(str(shipped), shipped.stat().st_mtime_ns, gpu, donated, _frozen(settings))
+    statistics = _shipped_statistics(shipped_overheads(gpu), gpu, overhead_source(gpu), _frozen(settings))
     return overheads_from(statistics, settings, workload)
 
 
-@lru_cache(maxsize=64)
-def _shipped_statistics(path: str, changed: int, gpu: str, donated: bool, settings: str) -> pd.DataFrame:
-    """`overhead_statistics` of a shipped table, made once: many points of a grid ask for the same."""
+@lru_cache(maxsize=16)
+def _shipped_statistics(shipped: Path, gpu: str, _source: Source, settings: str) -> pd.DataFrame:
+    """Statistics of shipped observations, once for all points of a GPU while its evidence is the same."""
     import json
 
     from pipeline.schemas import read_table
 
-    return overhead_statistics(read_table(path, "overhead_samples"), gpu, json.loads(settings))
+    check_pack(shipped.parent.name)
+    return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, json.loads(settings))
 
 
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Mapping[str, Any]) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from typing import Any
 from pipeline.config_values import check_values, flatten
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.paths import config_dir
+from pipeline.yaml_text import load_yaml
 
 LOCAL_GPU = "local"
 """Name of the device of this machine: its CUDA GPU, or its CPU where there is none."""
@@ -28,6 +29,11 @@ LOCAL_GPU = "local"
 _GROUPS = ("gpu", "model", "kernels", "overheads")
 _METHODS = ("kernels", "overheads")
 _NOT_IN_VARIANT = ("gpu", "model", "batch_size")
+_PLAIN_BATCH = re.compile(r"batch_size=[1-9][0-9]*")
+NAME = r"[A-Za-z0-9_\-]+"
+"""What GPUs and models may be called: folders have their names, and rules find them by this pattern."""
+_APPLIED_LATER = ("host_scale", "workers")
+"""Settings of a method that leave its fitted models and statistics as they are."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,22 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
 
 
+def method_label(section: str, settings: Mapping[str, Any]) -> str:
+    """Name of what a method makes: its file's name, with a hash of the settings that differ from that file.
+
+    Two points never share models or statistics that were made with different settings.
+
+    Args:
+        section: `kernels` or `overheads`.
+        settings: that section of a point's configuration.
+    """
+    name = str(settings["name"])
+    usual = _compose((f"{section}={name}",), complete=False)[section]
+    differs = {key: value for key, value in sorted(settings.items())
+               if key not in _APPLIED_LATER and value != usual.get(key)}  # fmt: skip
+    return f"{name}-{hashlib.sha256(repr(differs).encode()).hexdigest()[:8]}" if differs else name
+
+
 def expand(overrides: Sequence[str]) -> list[Point]:
     """All points of a grid, in the order of the sweep.
 
@@ -89,8 +111,11 @@ def point(overrides: Sequence[str]) -> Point:
         ConfigError: an override cannot be read, or a value makes no sense.
     """
     given = tuple(_canonical(text) for text in overrides)
-    config = _compose(given)
-    batch = config.get("batch_size")
+    # nothing refers to the batch size, so that points which differ in it alone are composed once
+    sizes = [text for text in given if _PLAIN_BATCH.fullmatch(text)]
+    config = _compose(tuple(text for text in given if text not in sizes))
+    batch = int(sizes[-1].partition("=")[2]) if sizes else config["batch_size"]
+    _check_names(given, config)
     if batch is None:
         batch = config["model"].get("batch_size")
     config["batch_size"] = _batch_size(batch)
@@ -172,8 +197,21 @@ def _canonical(text: str) -> str:
     return text
 
 
+def _check_names(given: Iterable[str], config: Mapping[str, Any]) -> None:
+    """A copied file must carry its own name: artifacts lie in folders of that name."""
+    for group, _, value in (text.partition("=") for text in given):
+        if group not in _GROUPS:
+            continue
+        where, name = f"config/{group}/{value}.yaml", str(config[group]["name"])
+        if name != value:
+            raise ConfigError(f"{where}: name is {name!r}, expected {value!r} as the file is called")
+        if not re.fullmatch(NAME, name):
+            raise ConfigError(f"{where}: folders get this name: give it letters, digits, - and _ alone")
+
+
 @lru_cache(maxsize=256)
-def _compose_text(overrides: tuple[str, ...], directory: str, complete: bool) -> str:
+def _compose_text(overrides: tuple[str, ...], directory: str) -> tuple[str, tuple[str, ...]]:
+    """The composed configuration as YAML, and the keys that still lack a value."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -185,31 +223,28 @@ def _compose_text(overrides: tuple[str, ...], directory: str, complete: bool) ->
         with initialize_config_dir(directory, version_base="1.3"):
             composed = compose("config", overrides=list(overrides))
             missing = OmegaConf.missing_keys(composed) - {"batch_size"}
-            if missing and complete:
-                raise ConfigError(f"give a value for {', '.join(sorted(missing))}")
             if OmegaConf.is_missing(composed, "batch_size"):
                 composed.batch_size = None
-            return OmegaConf.to_yaml(composed, resolve=True)
+            return OmegaConf.to_yaml(composed, resolve=True), tuple(sorted(missing))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(error, _known_keys(overrides, directory))) from None
 
 
 def _known_keys(overrides: tuple[str, ...], directory: str) -> list[str]:
     """Every key of the configuration that the chosen groups make, for a suggestion."""
-    import yaml
-
     groups = tuple(text for text in overrides if text.split("=", 1)[0] in _GROUPS)
     if groups == overrides:  # what failed is the choice of groups itself
         return []
-    return list(flatten(yaml.safe_load(_compose_text(groups, directory, False))))
+    return list(flatten(load_yaml(_compose_text(groups, directory)[0])))
 
 
 def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any]:
-    import yaml
-
     local = f"gpu={LOCAL_GPU}" in overrides  # has no file: the machine is asked, not the configuration
     asked = tuple("~gpu" if text == f"gpu={LOCAL_GPU}" else text for text in overrides)
-    loaded: dict[str, Any] = yaml.safe_load(_compose_text(asked, str(Path(config_dir()).resolve()), complete))
+    text, missing = _compose_text(asked, str(Path(config_dir()).resolve()))
+    if missing and complete:
+        raise ConfigError(f"give a value for {', '.join(missing)}")
+    loaded: dict[str, Any] = load_yaml(text)
     return loaded | ({"gpu": {"name": LOCAL_GPU}} if local else {})
 
 

@@ -1,7 +1,8 @@
 """One predicted step from its parts: graph, device calls, kernel models and overheads.
 
-Intervals: kernel times are drawn around their predictions with the width that the kernel models claim, host times
-with a width by the kind of their evidence, and every draw is walked along the critical path.
+Intervals: kernel times are drawn around their predictions with the width that the kernel models claim and what a whole
+step errs beyond them, host times with a width by the kind of their evidence, and every draw is walked along the critical
+path.
 """
 
 from __future__ import annotations
@@ -28,8 +29,19 @@ HOST_SIGMA = {"measured": 0.05, "shared": 0.15, "transferred": 0.30}
 """Standard deviation of log host time by evidence. Overheads shared between workloads of calibrated hosts came out
 within 10 to 16 %, those of another host within 41 % (DESIGN section 3, lesson 9)."""
 
-FAMILY_SHARE = 0.5
-"""Share of a kernel's log-variance that all calls of its family have in common: the errors of one model lean one way."""
+FAMILY_SHARE = {"gemm": 0.9, "bmm": 0.9, "conv2d": 0.2}
+OTHER_SHARE = 0.4
+"""Share of a kernel's log-variance that all calls of its family have in common, because the errors of one model lean one
+way: by how much sums over a family are off on GPUs that no model has seen (`benchmarks/kernels/shared_errors.py`)."""
+
+STEP_GROWTH = 1.5
+"""What all kernels of a step err together, over a kernel's own width: operators of whole models, measured in another run on
+the cards of the packs, are off by this much as sums (the same command). A card's clocks differ from run to run."""
+
+STEP_MOST = 0.10
+"""The most that it comes to, as a standard deviation of log time: what a step has beyond its kernels, libraries that fuse
+or add operators. Mean errors of published steps, by workload, on the cards that constants were set on
+(`benchmarks/steps/published.py` prints it)."""
 
 NORMAL_P90 = 1.2815515594457412
 """90th percentile of the standard normal distribution."""
@@ -119,22 +131,26 @@ def evaluate(
 def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, random: np.random.Generator) -> Floats:
     """Log-normal draws of kernel times in µs, shape (draws, calls).
 
-    Calls of one family share half of their log-variance (`FAMILY_SHARE`), and the three directions of a convolution are one
-    family here: one library computes them by the same means. Calls that are predicted alike share the rest too, because
-    a model is wrong about a shape in the same way every time it is launched.
+    Three errors add up in log time. Calls of one family share a part of their variance (`FAMILY_SHARE`; the three
+    directions of a convolution are one family here: one library computes them by the same means). The rest is each
+    call's own, and of mean one, so that it cancels in the sum that a step is; calls that are predicted alike share it,
+    because a model is wrong about a shape in the same way every time it is launched. And all kernels of a step share an
+    error that no single kernel shows: `STEP_GROWTH` times a kernel's width, `STEP_MOST` at most.
     """
     centre = predicted["kernel_us"].to_numpy(float)
     low, high = predicted["p10_us"].to_numpy(float), predicted["p90_us"].to_numpy(float)
     width = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
     sigma = np.where(centre > 0, np.clip(width, 0.0, 1.5), 0.0)
     names = calls["family"].astype(object)
-    family = pd.factorize(names)[0]
-    joint = pd.factorize(names.where(~names.astype(str).str.startswith("conv2d"), "conv2d"))[0]
-    alike = calls.groupby([pd.Series(family, index=calls.index), np.round(centre, 6)], sort=False).ngroup().to_numpy()
-    common = random.standard_normal((draws, int(joint.max(initial=-1)) + 1))[:, joint]
-    own = random.standard_normal((draws, int(alike.max(initial=-1)) + 1))[:, alike]
-    noise = np.sqrt(FAMILY_SHARE) * common + np.sqrt(1 - FAMILY_SHARE) * own
-    return np.asarray(centre * np.exp(sigma * noise))
+    joint = names.where(~names.astype(str).str.startswith("conv2d"), "conv2d")
+    share = joint.map(FAMILY_SHARE).fillna(OTHER_SHARE).to_numpy(float)
+    group = pd.factorize(joint)[0]
+    alike = calls.groupby([names, np.round(centre, 6)], sort=False, dropna=False).ngroup().to_numpy()
+    family = np.sqrt(share) * sigma * random.standard_normal((draws, int(group.max(initial=-1)) + 1))[:, group]
+    width = np.sqrt(1 - share) * sigma
+    own = width * random.standard_normal((draws, int(alike.max(initial=-1)) + 1))[:, alike] - width**2 / 2
+    step = np.minimum(STEP_GROWTH * sigma, STEP_MOST) * random.standard_normal((draws, 1))
+    return np.asarray(centre * np.exp(family + own + step))
 
 
 def draw_host_scale(evidence: Mapping[str, float], draws: int, random: np.random.Generator) -> Floats:

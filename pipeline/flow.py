@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Point, expand, from_snakemake
+from pipeline.config import LOCAL_GPU, Point, expand, from_snakemake, method_label
 from pipeline.digest import code_digest
-from pipeline.errors import SteptimeError
+from pipeline.errors import InputError, SteptimeError
 from pipeline.evidence import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source, shipped_overheads
 from pipeline.hardware.altered import is_altered
 from pipeline.packs import MANIFEST
@@ -38,7 +39,9 @@ class Flow:
     def from_config(cls, config: Mapping[str, Any]) -> Flow:
         """The flow of Snakemake's `--config` values; a bad value ends the process with one line and exit code 2."""
         try:
-            root = str(config.get("results", "results"))
+            root = _usable(str(config.get("results") or "results"))
+            _check_named("STEPTIME_DATASETS", "", "none")
+            _check_named("STEPTIME_MEASUREMENTS", "")
             given = {key: value for key, value in config.items() if key != "results"}
             return cls(tuple(expand(from_snakemake(given))), Artifacts(root))
         except SteptimeError as error:
@@ -105,15 +108,16 @@ class Flow:
 
     def models_of_point(self, wildcards: Any) -> list[str]:
         """Input function: what the kernel times of a point rest on: model folders, a pack, or nothing (transfer)."""
-        source, variant = kernel_source(wildcards.gpu), self.point(wildcards).section("kernels")["name"]
+        source = kernel_source(wildcards.gpu)
         if source in (Source.TRANSFER, Source.PACK):
             manifest = packs_dir() / str(wildcards.gpu) / MANIFEST
             return [str(manifest)] if manifest.is_file() else []
-        return self.models(wildcards.gpu, variant, source)
+        return self.models(wildcards.gpu, method_label("kernels", self.point(wildcards).section("kernels")), source)
 
     def overheads_of_point(self, wildcards: Any) -> str:
         """Input function: the overhead statistics that a point uses."""
-        return self.artifacts.overheads(wildcards.gpu, self.point(wildcards).section("overheads")["name"])
+        label = method_label("overheads", self.point(wildcards).section("overheads"))
+        return self.artifacts.overheads(wildcards.gpu, label)
 
     def overhead_samples(self, wildcards: Any) -> str:
         """Input function: observations of a GPU's host from traces; shipped ones where there are no traces here."""
@@ -154,9 +158,20 @@ class Flow:
 
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of an overhead statistic."""
-        return self._named(
-            "overheads", str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
-        )
+        label = str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
+        settings = self._named("overheads", label)
+        settings.pop("host_scale")  # applied when a point is predicted
+        return {**settings, "label": label}
+
+    def card(self, wildcards: Any) -> dict[str, Any]:
+        """Params function: the figures of a GPU's file, which its kernel models are fitted on."""
+        if wildcards.gpu == LOCAL_GPU:
+            return {}
+        from pipeline.hardware.spec import load_gpu
+
+        return {
+            key: value for key, value in asdict(load_gpu(wildcards.gpu)).items() if key not in ("aliases", "sources")
+        }
 
     def first_section(self, name: str) -> dict[str, Any]:
         """A part of the configuration that all points share."""
@@ -167,9 +182,9 @@ class Flow:
         return [point.workload for point in self.points if point.local]
 
     def public(self, name: str) -> str:
-        """Path of public data; a name that cannot exist where there is none (no rule then asks for it)."""
+        """Path of public data; where there is none, one that Snakemake will miss, and that says what to do."""
         found = datasets_dir()
-        return str(found / name) if found else f"no-public-data/{name}"
+        return str(found / name) if found else f"public data is not at hand: set $STEPTIME_DATASETS/{name}"
 
     @property
     def packs(self) -> str:
@@ -227,16 +242,47 @@ class Flow:
 
         refresh(self.artifacts.root)
         predictions = Prediction.all_of(read_table(table, "summary"))
-        show(predictions, places(predictions, Path(self.artifacts.root)))
+        root, since = self.artifacts.root, Path(table).stat().st_mtime
+        pages = {"figures": f"{root}/figures/{self.grid}", "accuracy": f"{root}/accuracy/{self.grid}.md",
+                 "report": f"{root}/reports/{self.grid}.html"}  # fmt: skip
+        made = {
+            name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since
+        }
+        show(predictions, {**places(predictions, Path(root)), **made})
 
-    def _named(self, section: str, name: str) -> dict[str, Any]:
-        """The section of the first point that uses this choice; else (a pack is built) the choice's own defaults."""
+    def _named(self, section: str, label: str) -> dict[str, Any]:
+        """The section of the first point with this label; else (a pack is built) the choice's own defaults."""
         for point in self.points:
-            if point.section(section)["name"] == name:
+            if method_label(section, point.section(section)) == label:
                 return point.section(section)
-        return expand([f"{section}={name}"])[0].section(section)
+        return expand([f"{section}={label}"])[0].section(section)
 
     @staticmethod
     def code(*rooms: str) -> str:
         """Digest of library modules, as a param: a change there reruns the rule."""
         return code_digest(*rooms)
+
+
+def _check_named(variable: str, *off: str) -> None:
+    """A misspelt folder would silently give predictions on less evidence.
+
+    Raises:
+        InputError: the environment variable names no folder, and is none of the values `off`.
+    """
+    value = os.environ.get(variable)
+    if value is not None and value not in off and not Path(value).is_dir():
+        raise InputError(f"${variable}={value}: no such folder; name another or unset it")
+
+
+def _usable(root: str) -> str:
+    """The results folder, refused where nothing can be written in it.
+
+    Raises:
+        InputError: naming the folder or the part of its path that is in the way.
+    """
+    place = Path(root).absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"results={root}: {place} is no folder that can be written in; name another")
+    return root

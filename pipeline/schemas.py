@@ -185,19 +185,33 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    path = Path(path)
-    refuse_folder(path)
-    try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
-        raise TableError(f"{path}: no such file; run the rule that makes it, or name another") from None
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); delete it to rebuild") from None
+    table = read_arrow(path, "run the rule that makes it, or name another", "delete it to rebuild")
     table = to_arrow(table.replace_schema_metadata(None), schema, str(path))
     frame: pd.DataFrame = table.to_pandas(
         types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None
     )
     return frame
+
+
+def read_arrow(path: str | Path, missing: str, damaged: str) -> pa.Table:
+    """A parquet file as it is.
+
+    Args:
+        path: the file.
+        missing: what to do where there is none.
+        damaged: what to do where it cannot be read.
+
+    Raises:
+        TableError: the file is missing or damaged, with what to do.
+    """
+    path = Path(path)
+    refuse_folder(path)
+    try:
+        return pq.read_table(path)
+    except FileNotFoundError:
+        raise TableError(f"{path}: no such file; {missing}") from None
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}") from None
 
 
 def refuse_folder(path: Path) -> None:

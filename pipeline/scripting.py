@@ -37,6 +37,8 @@ def job(snakemake: Any) -> Iterator[None]:
         if isinstance(error, SteptimeError):
             print(f"steptime: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
             sys.exit(error.exit_code)
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit(130)  # the traceback is in the log; on the terminal it would bury what Snakemake says
         raise
 
 

@@ -24,6 +24,7 @@ from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.graph.table import Graph, Node, write_nodes
 from pipeline.hardware.spec import load_gpu
 from pipeline.paths import datasets_dir
+from pipeline.report.markdown import markdown, rewrite
 
 TRACES = {
     "rtx2080ti_linear": "RTX2080Ti", "rtx2080ti_resnet": "RTX2080Ti", "v100_ddp": "V100", "v100x8_dlrm": "V100",
@@ -50,12 +51,12 @@ class Score:
     steps: int = 1
 
     @property
-    def row(self) -> str:
-        """A line of the table in docs/operators.md."""
+    def row(self) -> list[str]:
+        """Cells of the table in docs/operators.md."""
         error = self.predicted / self.seen - 1 if self.seen else 0.0
         precision, recall = self.matched / max(1, self.predicted), self.matched / max(1, self.seen)
-        return (f"{self.seen / self.steps:.0f} | {self.predicted / self.steps:.0f} | {100 * error:+.1f} | "
-                f"{100 * precision:.1f} | {100 * recall:.1f} | {self.foreign / self.steps:.0f}")  # fmt: skip
+        return [f"{self.seen / self.steps:.0f}", f"{self.predicted / self.steps:.0f}", f"{100 * error:+.1f}",
+                f"{100 * precision:.1f}", f"{100 * recall:.1f}", f"{self.foreign / self.steps:.0f}"]  # fmt: skip
 
 
 def check(folder: Path, gpu_name: str) -> tuple[Score, dict[str, Counter[str]]]:
@@ -168,11 +169,11 @@ def _as_recorded(node: Node) -> Node:
 def report(datasets: Path, operators: int) -> tuple[str, list[str]]:
     """The table over all traces, and the operators that differ most."""
     total = Score()
-    lines = ["| trace | seen | predicted | error % | precision % | recall % | apart |", "|---|---|---|---|---|---|---|"]
+    lines = []
     worst: list[str] = []
     for name, gpu in TRACES.items():
         score, by_op = check(datasets / "traces" / name, gpu)
-        lines.append(f"| {name} | {score.row} |")
+        lines.append([name, *score.row])
         for key in ("predicted", "seen", "matched", "foreign"):
             setattr(total, key, getattr(total, key) + getattr(score, key))
         ranked = sorted(by_op.items(), key=lambda item: item[1]["matched"] - max(item[1]["predicted"], item[1]["seen"]))
@@ -181,14 +182,8 @@ def report(datasets: Path, operators: int) -> tuple[str, list[str]]:
             for op, c in ranked[:operators]
             if c["matched"] < max(c["predicted"], c["seen"])
         ]
-    return "\n".join([*lines, f"| all launches of all traces | {total.row} |"]), worst
-
-
-def write(path: Path, table: str) -> None:
-    """Put the table between the document's markers."""
-    begin, end = "<!-- check_opmap: begin -->", "<!-- check_opmap: end -->"
-    before, rest = path.read_text().split(begin)
-    path.write_text(f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}")
+    head = ("trace", "seen", "predicted", "error %", "precision %", "recall %", "apart")
+    return markdown(head, [*lines, ["all launches of all traces", *total.row]]), worst
 
 
 def main() -> int:
@@ -203,7 +198,7 @@ def main() -> int:
     text, worst = report(args.datasets, args.operators)
     print(text + "\n\nOperators that differ, worst first:\n" + "\n".join(f"- {line}" for line in worst))
     if args.write:
-        write(args.write, text)
+        rewrite(args.write, {"check_opmap": text})
     return 0
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 from pipeline import predict
 from pipeline.datasets.published_busy import read_busy
 from pipeline.paths import datasets_dir
-from pipeline.report.account import replaced
+from pipeline.report.markdown import replaced
 
 LOOPS: dict[str, dict[str, object]] = {
     "their loop": {

@@ -25,8 +25,8 @@ from pipeline import predict
 from pipeline.datasets.published_steps import NETWORKS, read_networks, read_resnet50, read_training
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
-from pipeline.report.account import replaced
 from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
+from pipeline.report.markdown import replaced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,15 +59,20 @@ def without_copies(found: Prediction) -> float:
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with `predicted_us`, `error`, `inside` (of p10 to p90), `evidence` and `fits` (in memory)."""
+    """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside` (of p10 to p90), `evidence` and `fits`.
+
+    Input copies are taken out of p10 and p90 in proportion.
+    """
     found = [predicted(row) for _, row in rows.iterrows()]
     rows = rows.assign(predicted_us=[without_copies(one) for one in found])
     measured = rows["measured_us"].to_numpy()
-    low, high = (np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us"))
+    kept = rows["predicted_us"].to_numpy() / np.array([one.predicted_us for one in found])
+    low, high = (kept * np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us"))
     main = [max(one.evidence, key=lambda kind, shares=one.evidence: shares[kind]) for one in found]  # type: ignore[misc]
     inside = (low <= measured) & (measured <= high)
     fits = [one.fits for one in found]
-    return rows.assign(error=rows["predicted_us"] / measured - 1.0, inside=inside, evidence=main, fits=fits)
+    off = rows["predicted_us"] / measured - 1.0
+    return rows.assign(error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits)
 
 
 def ordered(rows: pd.DataFrame) -> tuple[int, int]:
@@ -83,34 +88,59 @@ def ordered(rows: pd.DataFrame) -> tuple[int, int]:
 
 
 def summary(rows: pd.DataFrame) -> list[str]:
-    """A line per workload and precision: rows, mean error, mean absolute error, worst, inside; rows not seen apart."""
+    """A line per workload and precision: rows, mean error, mean absolute error, worst, inside, median p90 over p10."""
     lines = [
-        "| step | precision | rows | mean error % | mean absolute error % | unseen rows | worst % | inside p10-p90 % |",
-        "|---|---|---|---|---|---|---|---|",
+        "| step | precision | rows | mean error % | mean absolute error % | of unseen rows | worst % | inside p10-p90 % "
+        "| of unseen rows | p90 over p10 |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     named = rows.assign(model=rows["model"].where(rows["source"] != "timm", f"{len(NETWORKS)} networks for images"))
     for (model, mode, dtype), group in named.groupby(["model", "mode", "dtype_of_table"], sort=False):
         size, unseen = 100 * group["error"].abs(), group[~group["seen"]]
         of_unseen = f"{100 * unseen['error'].abs().mean():.1f}" if len(unseen) else ""
+        held = f"{100 * unseen['inside'].mean():.0f}" if len(unseen) else ""
         lines.append(
             f"| {model}, {mode} | {dtype} | {len(group)} | {100 * group['error'].mean():+.1f} | {size.mean():.1f} | "
-            f"{of_unseen} | {size.max():.1f} | {100 * group['inside'].mean():.0f} |"
+            f"{of_unseen} | {size.max():.1f} | {100 * group['inside'].mean():.0f} | {held} | {_width(group):.2f} |"
         )
     return lines
+
+
+def _width(rows: pd.DataFrame) -> float:
+    """Median of p90 over p10."""
+    return float((rows["p90_us"] / rows["p10_us"]).median())
+
+
+def coverage(rows: pd.DataFrame) -> str:
+    """How many unseen rows lie inside p10 to p90, by precision and by what most of a step's time rests on."""
+    unseen = rows[~rows["seen"]]
+    precision = np.where(unseen["dtype"] == "fp16", "fp16", "fp32 and TF32")
+    parts = [("all", unseen), *unseen.groupby(precision), *unseen.groupby("evidence")]
+    said = [f"{name} {part['inside'].sum()} of {len(part)} ({_width(part):.2f})" for name, part in parts]
+    return f"Unseen rows inside p10-p90, and the median p90 over p10: {'; '.join(said)}."
+
+
+def level_of_seen(rows: pd.DataFrame) -> float:
+    """Root mean square over workloads and precisions of the mean log error of seen rows: `STEP_MOST` of evaluate.py."""
+    seen = rows[rows["seen"]]
+    level = np.log1p(seen["error"]).groupby([seen["model"], seen["dtype_of_table"]]).mean()
+    return float(np.sqrt(np.mean(level**2)))
 
 
 def table(rows: pd.DataFrame) -> list[str]:
     """A line per row."""
     lines = [
-        "| GPU | step | precision | batch | measured ms | predicted ms | error % | evidence |",
-        "|---|---|---|---|---|---|---|---|",
+        "| GPU | step | precision | batch | measured ms | predicted ms | p10 to p90 | error % | evidence |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows.itertuples():
         mark = " (seen)" if row.seen else ""
         layout = ", NHWC" if row.memory_format == "channels_last" else ""
         lines.append(
             f"| {row.gpu}{mark} | {row.model}, {row.mode} | {row.dtype}{layout} | {row.batch_size} | "
-            f"{row.measured_us / 1e3:.1f} | {row.predicted_us / 1e3:.1f} | {100 * row.error:+.1f} | {row.evidence} |"
+            f"{row.measured_us / 1e3:.1f} | {row.predicted_us / 1e3:.1f} | "
+            f"{row.p10_us / 1e3:.1f} to {row.p90_us / 1e3:.1f}{'' if row.inside else ', outside'} | "
+            f"{100 * row.error:+.1f} | {row.evidence} |"
         )
     return lines
 
@@ -169,8 +199,10 @@ def main() -> int:
         if len(size) > 1
         else ""
     )
-    short = [*summary(rows), "", f"{mean} {order} {memory}".strip()]
+    short = [*summary(rows), "", f"{mean} {order} {memory}".strip(), "", coverage(rows)]
     print("\n".join([*table(rows), "", *short]))
+    if rows["seen"].any():
+        print(f"\nSeen rows, root mean square of workloads' mean log errors: {level_of_seen(rows):.3f}")
     if args.draw:
         save(picture(rows), args.draw, "published", kinds=("svg",))
     if args.write:

@@ -8,7 +8,6 @@ Every figure is the mean absolute error of the span, in percent, on iterations (
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,8 @@ from pipeline.predict.ranks import replay_ranks
 from pipeline.predict.replay import build, replay_source
 from pipeline.predict.replay_result import ReplayResult
 from pipeline.predict.source import Source, learn
-from pipeline.report.account import markdown
 from pipeline.report.checks.replays import RANK_COUNT, RANKS, SINGLE
+from pipeline.report.markdown import markdown, rewrite
 from pipeline.trace.load import load_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,12 +63,9 @@ def main() -> int:
         "ranks": together(rank_paths, ranks),
         "sharing": sharing({**singles, RANKS: ranks[0]}, ranks[1:]),
     }
-    text = options.doc.read_text()
     for name, table in tables.items():
         print(f"\n{name}\n{table}")
-        block = f"<!-- {name} -->\n{table}\n<!-- end -->"
-        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, b=block: b, text, flags=re.DOTALL)
-    options.doc.write_text(text)
+    rewrite(options.doc, tables)
     return 0
 
 

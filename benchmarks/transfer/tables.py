@@ -8,12 +8,12 @@ Each table goes between its markers, in whichever of the documents has them.
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 import pandas as pd
 
 from pipeline.paths import packs_dir
+from pipeline.report.markdown import markdown, rewrite
 from pipeline.transfer.evaluate import PROBES
 from pipeline.transfer.paper import TRACKED
 from pipeline.transfer.utilisation import UtilisationModel
@@ -30,7 +30,7 @@ def overview(errors: pd.DataFrame) -> str:
     table = errors.groupby(["family", "method"])["mape"].mean().unstack().reindex(index=list(BARS))
     table = table[[name for name in ORDER if name in table.columns]]
     table.insert(0, "bar", pd.Series(BARS))
-    return markdown(table, "family")
+    return percents(table, "family")
 
 
 def matrices(errors: pd.DataFrame) -> str:
@@ -40,7 +40,7 @@ def matrices(errors: pd.DataFrame) -> str:
         part = errors[(errors["family"] == family) & (errors["method"] == "auto")]
         if len(part):
             matrix = part.pivot(index="origin", columns="destination", values="mape")
-            table = markdown(matrix, "from, to")
+            table = percents(matrix, "from, to")
             texts.append(f"`{family}`\n\n{table}")
     return "\n\n".join(texts)
 
@@ -53,7 +53,7 @@ def models(results: pd.DataFrame) -> str:
     known = ~error[["origin", "destination"]].isin(["T4"]).any(axis=1)
     table["all but T4"] = error[known].groupby("method")["error"].mean()
     table["worst"] = error.groupby("method")["error"].max()
-    return markdown(table, "method")
+    return percents(table, "method")
 
 
 def model_pairs(results: pd.DataFrame) -> str:
@@ -62,7 +62,7 @@ def model_pairs(results: pd.DataFrame) -> str:
     for method in (TRACKED, "utilisation", "wave"):
         own = error[error["method"] == method]
         matrix = own.pivot_table(index="origin", columns="destination", values="error")
-        texts.append(f"`{method}`, by pair:\n\n{markdown(matrix, 'from, to')}")
+        texts.append(f"`{method}`, by pair:\n\n{percents(matrix, 'from, to')}")
     return "\n\n".join(texts)
 
 
@@ -72,7 +72,7 @@ def _absolute(results: pd.DataFrame) -> pd.DataFrame:
 
 def peer(results: pd.DataFrame) -> str:
     """Mean MAPE by family and method beside the maintained Surfer."""
-    return markdown(results.groupby(["family", "method"])["mape"].mean().unstack(), "family")
+    return percents(results.groupby(["family", "method"])["mape"].mean().unstack(), "family")
 
 
 def left_out(folder: Path) -> str:
@@ -87,7 +87,7 @@ def left_out(folder: Path) -> str:
     mean = table.groupby(level=0, sort=False).mean()
     for key in ("gmae", "coverage"):
         mean[f"{key}, worst"] = table.groupby(level=0, sort=False)[key].agg("max" if key == "gmae" else "min")
-    return markdown(mean[["mape", "gmae", "gmae, worst", "coverage", "coverage, worst"]], "family")
+    return percents(mean[["mape", "gmae", "gmae, worst", "coverage", "coverage, worst"]], "family")
 
 
 def probes(folder: Path) -> str:
@@ -96,7 +96,7 @@ def probes(folder: Path) -> str:
     table = mean["mape"].unstack().reindex(list(BARS)).sort_index(axis=1)
     table.columns = pd.Index([f"{count} probes" if count else "none" for count in table.columns])
     table["coverage, 10 probes"] = mean["coverage"].xs(PROBES, level="probes")
-    return markdown(table, "family")
+    return percents(table, "family")
 
 
 def probes_in_full(folder: Path) -> str:
@@ -107,7 +107,7 @@ def probes_in_full(folder: Path) -> str:
         names = list(dict.fromkeys(mean.index.get_level_values(0)))
         mean = mean.reindex(pd.MultiIndex.from_product([names, sorted(set(mean.index.get_level_values(1)))]))
         mean.index = pd.Index([f"{name}, {count}" for name, count in mean.index])
-        texts.append(markdown(mean[["mape", "gmae", "median", "coverage"]], corner))
+        texts.append(percents(mean[["mape", "gmae", "median", "coverage"]], corner))
     return "\n\n".join(texts)
 
 
@@ -124,20 +124,10 @@ def _probed(folder: Path) -> pd.DataFrame:
     return table
 
 
-def markdown(table: pd.DataFrame, corner: str) -> str:
+def percents(table: pd.DataFrame, corner: str) -> str:
     """A table with one decimal."""
-    lines = [f"| {corner} | " + " | ".join(str(c) for c in table.columns) + " |"]
-    lines.append("|---" * (len(table.columns) + 1) + "|")
-    for name, row in table.iterrows():
-        cells = ["" if pd.isna(value) else f"{value:.1f}" for value in row]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def replace_block(text: str, name: str, block: str) -> str:
-    """Put a block between its two comment markers."""
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    return pattern.sub(lambda found: f"{found[1]}\n{block}\n\n{found[2]}", text)
+    rows = ([str(name), *("" if pd.isna(value) else f"{value:.1f}" for value in row)] for name, row in table.iterrows())
+    return markdown([corner, *map(str, table.columns)], rows)
 
 
 def main() -> None:
@@ -162,14 +152,10 @@ def main() -> None:
     if options.peer:
         blocks["peer"] = peer(pd.read_csv(options.peer))
     texts = {path: path.read_text(encoding="utf-8") for path in options.doc}
-    for name, block in blocks.items():
-        found = [path for path, text in texts.items() if f"<!-- {name} -->" in text]
-        if not found:
-            parser.error(f"none of the documents has the markers <!-- {name} --> and <!-- /{name} -->")
-        for path in found:
-            texts[path] = replace_block(texts[path], name, block)
+    if lost := [name for name in blocks if not any(f"<!-- {name} -->" in text for text in texts.values())]:
+        parser.error(f"none of the documents has the markers <!-- {lost[0]} --> and <!-- /{lost[0]} -->")
     for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
+        rewrite(path, {name: block for name, block in blocks.items() if f"<!-- {name} -->" in text})
 
 
 if __name__ == "__main__":

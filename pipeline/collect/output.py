@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.paths import CAMPAIGN
-from pipeline.schemas import PROVENANCE_KEY, atomic_path, read_table, write_table
+from pipeline.schemas import PROVENANCE_KEY, atomic_path, read_arrow, read_table, write_table
 
 STEP_TIMES, SAMPLES, PEAKS = "step_times.parquet", "samples.parquet", "peaks.parquet"
 SCHEMA_VERSION = 2
@@ -213,13 +213,11 @@ def read_peaks(path: Path) -> pd.DataFrame:
     Raises:
         TableError: the file is missing, damaged, or of another kind.
     """
+    table = read_arrow(path, "run the campaign's peaks", "measure again")
     try:
-        table = pq.read_table(path)
         found: pd.DataFrame = table.select(PEAK_SCHEMA.names).cast(PEAK_SCHEMA).to_pandas()
         return found
-    except FileNotFoundError:
-        raise TableError(f"{path}: no such file; run the campaign's peaks") from None
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+    except (pa.ArrowException, KeyError, ValueError) as error:
         raise TableError(f"{path}: not a table of peaks ({str(error).splitlines()[0]}); measure again") from None
 
 

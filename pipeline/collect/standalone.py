@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.collect.counted import counted
 from pipeline.collect.device import name_of_card
-from pipeline.errors import TableError
-from pipeline.schemas import DIMS, SCHEMAS
+from pipeline.schemas import DIMS, SCHEMAS, read_arrow
 
 SCHEMA_VERSION = 1
+AGAIN = "measure again"
 
 FAMILIES = {"transpose": "copy", "tril_index": "tril_index_forward"}
 """Families that have another name here; `tril_index` backward is a family of its own."""
@@ -67,7 +65,7 @@ def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     Raises:
         TableError: a file is damaged.
     """
-    tables = [_read(path) for path in sorted(folder.glob("kernels_*.parquet"))]
+    tables = [read_arrow(path, AGAIN, AGAIN).to_pandas() for path in sorted(folder.glob("kernels_*.parquet"))]
     if not tables:
         return pd.DataFrame(columns=SCHEMAS["samples"].names)
     raw = pd.concat(tables, ignore_index=True)
@@ -117,7 +115,7 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     path = folder / "step_times.parquet"
     if not path.exists():
         return pd.DataFrame(columns=SCHEMAS["step_times"].names)
-    raw = _read(path)
+    raw = read_arrow(path, AGAIN, AGAIN).to_pandas()
     each = raw["free_event_each_us"]
     variants = [
         _variant(*row)
@@ -204,11 +202,3 @@ def _longest(names: Any, durations: Any) -> str | None:
     if not hasattr(names, "__len__") or len(names) == 0:
         return None
     return str(names[max(range(len(names)), key=lambda i: durations[i])])[:200]
-
-
-def _read(path: Path) -> pd.DataFrame:
-    try:
-        found: pd.DataFrame = pq.read_table(path).to_pandas()
-        return found
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{path}: not a readable parquet file ({str(error).splitlines()[0]}); measure again") from None

@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import TableError, UnknownNameError
+from pipeline.schemas import read_arrow
 
 PACKAGE = "aiconfigurator_core"
 
@@ -110,16 +108,12 @@ def table_path(gpu: str, folder: Path | None = None, collectives: bool = False) 
 
 
 def _read(file: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    try:
-        table = pq.read_table(file).to_pandas()
-    except FileNotFoundError:
-        raise TableError(f"{file}: no such file; install aiconfigurator-core {RELEASE}") from None
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+    remedy = f"install aiconfigurator-core {RELEASE}"
+    table: pd.DataFrame = read_arrow(file, remedy, remedy).to_pandas()
     missing = [name for name in columns if name not in table.columns]
     if missing:
-        raise TableError(f"{file}: misses column {', '.join(missing)}; install aiconfigurator-core {RELEASE}")
-    return cast(pd.DataFrame, table)
+        raise TableError(f"{file}: misses column {', '.join(missing)}; {remedy}")
+    return table
 
 
 def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:

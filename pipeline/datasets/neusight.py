@@ -8,13 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import TableError
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
 from pipeline.kernels.samples import with_launches
+from pipeline.schemas import read_arrow
 
 COMMIT = "6945927d"
 """Commit of the data that figures in this project refer to."""
@@ -52,12 +51,7 @@ def read_samples(path: str | Path, gpu: str | None = None) -> pd.DataFrame:
         UnknownNameError: no such GPU.
     """
     file = kernels_path(path)
-    try:
-        table = pq.read_table(file).to_pandas()
-    except (FileNotFoundError, IsADirectoryError):
-        raise TableError(f"{file}: no such file; name NeuSight's kernels.parquet or download it") from None
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{file}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+    table = read_arrow(file, "name NeuSight's kernels.parquet or download it", "download it again").to_pandas()
     missing = [name for name in ("op", "latency_us") if name not in table.columns]
     if missing:
         raise TableError(f"{file}: misses column {', '.join(missing)}; expected NeuSight's table")

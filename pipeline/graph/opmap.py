@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.graph.sizes.work import Rule
+from pipeline.yaml_text import load_yaml
 
 TABLE = Path(__file__).with_name("opmap.yaml")
 
@@ -53,9 +54,7 @@ def find(name: str) -> Row | None:
 @cache
 def rows() -> dict[str, Row]:
     """All rows of the map by operator name."""
-    import yaml
-
-    data = yaml.load(TABLE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    data = load_yaml(TABLE.read_text(encoding="utf-8"))
     found: dict[str, Row] = {}
     for kind, leaf in (("host", False), ("leaf_host", True)):
         for op in data[kind]["ops"]:

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -178,7 +179,8 @@ class Graph:
         return list(read_nodes(self.table))
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides of a shape."""
     strides, step = [], 1
     for size in reversed(shape):
@@ -299,5 +301,6 @@ def _argument(shape: Any, dtype: Any, strides: Any, host: Any) -> Argument:
 
 
 def _tensor(shape: Any, dtype: str, strides: Any, host: Any) -> Tensor:
-    known = None if strides == 0 else tuple(strides) if strides is not None else contiguous_strides(shape)
-    return Tensor(tuple(shape), dtype, known, bool(host))
+    size = tuple(shape)
+    known = None if strides == 0 else tuple(strides) if strides is not None else contiguous_strides(size)
+    return Tensor(size, dtype, known, bool(host))

@@ -17,6 +17,7 @@ import yaml
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.architectures import ARCHITECTURES, Architecture
 from pipeline.paths import config_dir
+from pipeline.yaml_text import load_yaml
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -212,9 +213,10 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
 @lru_cache(maxsize=4)
 def _load_directory(directory: Path) -> dict[str, GpuSpec]:
     found: dict[str, GpuSpec] = {}
+    owners: dict[str, str] = {}
     for path in sorted(directory.glob("*.yaml")):
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = load_yaml(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
         if not isinstance(values, dict):
@@ -225,6 +227,10 @@ def _load_directory(directory: Path) -> dict[str, GpuSpec]:
             raise ConfigError(f"{path}: {error}") from None
         if spec.name != path.stem:
             raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r} as the file is called")
+        for each in (spec.name, *spec.aliases):
+            other = owners.setdefault(_key(each), spec.name)
+            if other != spec.name:
+                raise ConfigError(f"{path}: {each!r} is a name of {other} too; give every GPU its own name and aliases")
         found[spec.name] = spec
     return found
 

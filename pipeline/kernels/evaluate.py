@@ -41,16 +41,3 @@ def metrics(test: pd.DataFrame) -> dict[str, float]:
     if above.any():
         found["above_floor_gmae"] = gmae(predicted[above], measured[above])
     return found
-
-
-def by_decile(test: pd.DataFrame) -> pd.DataFrame:
-    """GMAE, MAPE, bias and rows per decile of the measured latency."""
-    decile = pd.qcut(test["latency_us"].rank(method="first"), min(10, len(test)), labels=False)
-    rows = []
-    for number, group in test.groupby(decile):
-        measured, predicted = (group[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us"))
-        rows.append(
-            {"decile": int(number), "from_us": float(measured.min()), "to_us": float(measured.max()),
-             "gmae": gmae(predicted, measured), "mape": mape(predicted, measured), "rows": len(group)}
-        )  # fmt: skip
-    return pd.DataFrame(rows)

@@ -15,7 +15,7 @@ from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import choice, choice_fit, drift, features, floors, learned
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.evaluate import by_decile, gmae, metrics
+from pipeline.kernels.evaluate import gmae, metrics
 from pipeline.kernels.families import family
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.heuristics import Physics
@@ -68,10 +68,6 @@ class FittedFamily:
     def save(self, folder: str | Path) -> None:
         """Write the model's folder (see `FittedModel.save`)."""
         self.model.save(folder)
-
-    def deciles(self) -> pd.DataFrame:
-        """Errors per decile of the measured latency."""
-        return by_decile(self.test)
 
 
 def fit_family(
@@ -168,7 +164,6 @@ class _Fitter:
         self.clamped = scope.clamp(train)[0]
         self.base = replace(self.base, prior_scale=self._prior_scale(physics))
         self.folds = assign_folds(train, learned.FOLDS, seed)
-        self.event_floor = floor
 
     def _prior_scale(self, physics: Physics) -> float:
         """Median ratio of measured kernels to physics, over samples that show their kernel but are short."""

@@ -17,7 +17,8 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.choice import ChosenKernel
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.heuristics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.networks import Network
 from pipeline.kernels.prediction import BLEND_TO, Estimate, Floor, KernelModel
@@ -31,7 +32,7 @@ HIDDEN_SPREAD = 1.6
 """Factor up and down of the interval of a kernel that the latency floor hides: its time is physics."""
 
 WIDENING_PER_OCTAVE = 1.0
-"""Growth of the interval's log half-widths per octave outside the range of the samples."""
+"""Growth of the interval's log half-widths per octave outside the range of the samples, up to those of physics."""
 
 AT_FLOOR = 0.02
 """Predictions within 2 % of the floor are at the floor."""
@@ -154,8 +155,14 @@ class FittedModel(KernelModel):
         if outside.any():
             drop = [name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns]
             factor = np.where(outside, self.prior(calls.drop(columns=drop)) / physics, 1.0)
-            estimate = estimate.scale(factor, 1.0 + WIDENING_PER_OCTAVE * octaves)
+            estimate = estimate.scale(factor, self._growth(estimate, octaves))
         return estimate
+
+    def _growth(self, inside: Estimate, octaves: Array) -> Array:
+        """Growth of log half-widths outside the samples' range, shape (rows,): no wider than physics alone would be."""
+        half = 0.5 * np.log(inside.p90 / inside.p10)
+        most = np.log(PHYSICS_SPREAD[FAMILIES[self.family].law]) / np.maximum(half, 1e-9)
+        return np.asarray(np.clip(1.0 + WIDENING_PER_OCTAVE * octaves, 1.0, np.maximum(most, 1.0)))
 
     def save(self, folder: str | Path) -> None:
         """Write the family's folder: `family.json`, `networks.safetensors`, `trees0.txt`...; each file atomically.

@@ -16,15 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.hardware.siblings import sibling_of
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import Estimate, KernelModel, merge
 from pipeline.kernels.tensor import MISALIGNED_SPREAD, UNSAMPLED_SPREAD, ratio_of, tensor_models
+from pipeline.kernels.tensor_products import covered, misaligned
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import MANIFEST, check_pack
 from pipeline.paths import packs_dir
-from pipeline.transfer.tensor import covered, misaligned
 
 FOLDER = "half"
 """Folder under `packs/`."""
@@ -131,8 +132,6 @@ def half_model(gpu: GpuSpec) -> HalfModel | None:
     Raises:
         PackError: the pack is damaged.
     """
-    from pipeline.transfer.sibling import sibling_of
-
     names = measured_gpus()
     measured = load_gpu(gpu.name) if gpu.name in names else sibling_of(gpu, names)
     if measured is None:

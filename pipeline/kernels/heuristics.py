@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.embedding import (
     ROW_LATENCY_US,
@@ -28,7 +29,6 @@ from pipeline.kernels.images import FAMILIES as IMAGES
 from pipeline.kernels.images import image_us
 from pipeline.kernels.tensor_convolution import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
-from pipeline.transfer.sustained import sustained_dram_gb_per_s
 
 TILE = 64.0
 """Edge of the output tile that a thread block computes in the physical model of matrix products: the smallest common
@@ -68,6 +68,11 @@ START_US = {
 """Duration of each family's kernels at negligible sizes, microseconds: chains of dependent loads, a reduction's last
 step, a tile's prologue. The least to typical durations among the smallest calls of the V100 and A100 DLRM traces
 (`benchmarks/kernels/public_traces.py`); families that are not listed take the bandwidth curve's start."""
+
+PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
+                  Law.SORT: 2.0}  # fmt: skip
+"""Factor between a formula's time and the ends of its p10-p90 interval; from the checks against kernels of public
+traces (docs/kernels.md), where about 80 % fall inside."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pipeline.kernels.derive import derive
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.half import with_half
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.heuristics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.prediction import ESTIMATE_COLUMNS, Estimate, Floor, KernelModel, merge
 from pipeline.kernels.store import find_families, read_description
 from pipeline.kernels.transferred import transferred_models
@@ -29,12 +29,6 @@ from pipeline.kernels.work import Dims
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
 """Where no sample of a GPU shows the floor: medians over the five GPUs of the public samples (docs/kernels.md)."""
-
-PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
-                  Law.SORT: 2.0}  # fmt: skip
-"""Factor between a formula's time and the ends of its p10-p90 interval; from the checks against kernels of public
-traces (docs/kernels.md), where about 80 % fall inside."""
-
 
 TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "latency_p90_us")
 """Time columns of a prediction, microseconds; p10 and p90 are of the kernel, `latency_*` of `predicted_us`."""

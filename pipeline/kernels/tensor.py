@@ -11,10 +11,11 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.prediction import Estimate, KernelModel
+from pipeline.kernels.shortest import not_shorter
+from pipeline.kernels.tensor_products import covered, misaligned
 from pipeline.kernels.work import Array, Dims, is_one_of
 from pipeline.paths import packs_dir
-from pipeline.transfer.shortest import not_shorter
-from pipeline.transfer.tensor import FAMILY, covered, misaligned
+from pipeline.transfer.tensor import FAMILY
 from pipeline.transfer.utilisation import Correction, UtilisationModel, load_cached
 
 FAMILIES = ("gemm", "bmm")

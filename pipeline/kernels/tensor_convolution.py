@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import power_gflop_per_s, throttled
+from pipeline.hardware.tensor_cores import DTYPES, peak_gflop_per_s
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.images import channels_last
 from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product, values_of
-from pipeline.transfer.sustained import power_gflop_per_s, throttled
-from pipeline.transfer.tensor import DTYPES, peak_gflop_per_s
 
 Flags = npt.NDArray[np.bool_]
 

@@ -52,7 +52,10 @@ class Dims:
         fallback = np.broadcast_to(np.asarray(default, dtype=np.float64), (self.rows,))
         if name not in self.table.columns:
             return fallback.copy()
-        values = pd.to_numeric(self.table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        column = self.table[name]
+        if not pd.api.types.is_numeric_dtype(column):
+            column = pd.to_numeric(column, errors="coerce")
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         return np.where(np.isnan(values), fallback, values)
 
     def text(self, name: str, default: str = "") -> npt.NDArray[np.object_]:
@@ -60,7 +63,7 @@ class Dims:
         if name not in self.table.columns:
             return np.full(self.rows, default, dtype=object)
         column = self.table[name]
-        return column.astype(object).where(column.notna(), default).to_numpy(dtype=object)
+        return np.where(column.notna().to_numpy(), column.to_numpy(dtype=object), np.array(default, dtype=object))
 
     def element_bytes(self) -> Array:
         """Bytes of one element by the `dtype` column, 4 where there is none."""
@@ -78,7 +81,7 @@ class Dims:
 
     def op_in(self, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
         """Whether the op is one of `names`."""
-        return pd.Series(self.text("op")).isin(names).to_numpy()
+        return is_one_of(self.text("op"), names)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ chosen by name; DESIGN section 4 says why the mean of clipped values is the defa
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,10 +68,14 @@ def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
 def _nested(samples: pd.DataFrame) -> tuple[Floats, Floats]:
     """Number of actions and of nested ops of the item behind each observation, from its signature."""
     signature = samples["signature"].astype("object").where(samples["signature"].notna(), "")
-    unique, code = np.unique(signature.to_numpy(object).astype(str), return_inverse=True)
-    nested = np.array([float(m[1]) if (m := _TAIL.search(text)) else 0.0 for text in unique])
-    calls = np.array([float(_count_calls(text)) for text in unique])
-    return calls[code], nested[code]
+    nested = _each(signature, lambda text: float(m[1]) if (m := _TAIL.search(text)) else 0.0)
+    return _each(signature, _count_calls).astype(float), nested.astype(float)
+
+
+def _each(texts: pd.Series, of: Callable[[str], object]) -> npt.NDArray[np.object_]:
+    """`of` every text; the texts are many and the distinct ones few."""
+    code, distinct = pd.factorize(texts)
+    return np.array([of(text) for text in distinct], object)[code]
 
 
 def _count_calls(signature: str) -> int:
@@ -105,7 +110,7 @@ def summarise(
     frame = corrected(samples, cost or ProfilerCost.none())
     frame = frame.assign(api=frame["api"].astype(object).where(frame["api"].notna(), ""),
                          signature=frame["signature"].astype(object).where(frame["signature"].notna(), ""))  # fmt: skip
-    parts = [_level(frame, level, estimator) for level in _levels(frame, signatures)]
+    parts = [_level(level, estimator) for level in _levels(frame, signatures)]
     out = pd.concat([part for part in parts if len(part)], ignore_index=True)
     out = out.drop_duplicates(["type", "op", "api", "signature"], ignore_index=True)
     for column in ("api", "signature"):
@@ -119,8 +124,8 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
     kind = frame["type"].to_numpy(object)
     gap, item = np.isin(kind, ("T1", "loading")), np.isin(kind, ("T2", "T3", "T5"))
     api, device = kind == "T4", np.isin(kind, ("launch_latency", "kernel_gap", "sync_return"))
-    switch = frame["signature"].str.partition("|")[0] if gap.any() else frame["signature"]
-    counts = np.array([calls_signature(_count_calls(text)) for text in frame["signature"]], object)
+    switch = _each(frame["signature"], lambda text: text.partition("|")[0])
+    counts = _each(frame["signature"], lambda text: calls_signature(_count_calls(text)))
     levels = [frame[device], frame[device].assign(signature="")]
     if signatures:
         levels += [frame[gap | item | api]]
@@ -135,16 +140,16 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
     return levels
 
 
-def _level(frame: pd.DataFrame, level: pd.DataFrame, estimator: str) -> pd.DataFrame:
+def _level(level: pd.DataFrame, estimator: str) -> pd.DataFrame:
     if level.empty:
         return level
     keys = ["type", "op", "api", "signature"]
     group = level.groupby(keys, sort=False, observed=True).ngroup().to_numpy().astype(np.int64)
-    index = level.drop_duplicates(keys)
-    value = level["value_us"].to_numpy(float)
-    stats = group_statistics(value, group, estimator)
-    workloads = level.groupby(keys, sort=False, observed=True)["workload"].agg(lambda w: ",".join(sorted(set(w))))
-    return index[keys].assign(**stats, workloads=workloads.to_numpy())
+    stats = group_statistics(level["value_us"].to_numpy(float), group, estimator)
+    pairs = level[["workload"]].assign(group=group).drop_duplicates().sort_values(["group", "workload"])
+    names = np.split(pairs["workload"].to_numpy(object), np.flatnonzero(np.diff(pairs["group"])) + 1)
+    first = np.unique(group, return_index=True)[1]
+    return level[keys].iloc[first].assign(**stats, workloads=[",".join(each) for each in names])
 
 
 def group_statistics(value: Floats, group: npt.NDArray[np.int64], estimator: str) -> dict[str, npt.NDArray[np.generic]]:

@@ -6,7 +6,7 @@ Everything comes from artifacts: the descriptions of shipped models, and `result
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pandas as pd
 from pipeline.report.checks import bars, replays
 from pipeline.report.figures.published import published
 from pipeline.report.figures.style import in_order
+from pipeline.report.markdown import markdown
 from pipeline.transfer.paper import TRACKED
 
 SAME_PERCENT = 1.0
@@ -242,22 +243,3 @@ def _pairs(pairs: pd.DataFrame) -> str:
 def _percent(fraction: float) -> str:
     percent = 100 * fraction
     return f"{percent:.2f}" if percent < 1 else f"{percent:.1f}"
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def replaced(text: str, name: str, block: str) -> str:
-    """A text with the block between `<!-- name -->` and `<!-- /name -->` exchanged.
-
-    Raises:
-        KeyError: the text has no such markers.
-    """
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise KeyError(name)
-    head, rest = text.split(begin)
-    return f"{head}{begin}\n{block.strip()}\n{end}{rest.split(end)[1]}"

@@ -9,6 +9,7 @@ from html import escape
 import pandas as pd
 
 from pipeline.report.figures.published import PUBLISHED
+from pipeline.report.markdown import markdown as table
 
 Cell = Callable[[pd.Series], str]
 
@@ -63,7 +64,7 @@ def markdown(title: str, parts: Sequence[Section]) -> str:
     for part in parts:
         lines += ["", f"## {part.title}", "", part.says]
         if part.rows:
-            lines += ["", _line(part.header), _line(["---"] * len(part.header)), *(_line(row) for row in part.rows)]
+            lines += ["", table(part.header, part.rows)]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
@@ -157,7 +158,3 @@ def _table(title: str, says: str, table: pd.DataFrame, columns: Mapping[str, Cel
     return Section(
         title, says, tuple(name for name, _ in told), tuple(zip(*(column for _, column in told), strict=True))
     )
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

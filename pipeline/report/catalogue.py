@@ -44,15 +44,14 @@ def gpu_rows() -> list[dict[str, Any]]:
 
 def model_rows() -> list[dict[str, Any]]:
     """One row per workload: its description and default batch size."""
-    import yaml
-
     from pipeline.paths import config_dir
+    from pipeline.yaml_text import load_yaml
 
     rows = []
     for name in choices("model"):
         path = config_dir() / "model" / f"{name}.yaml"
         text = path.read_text(encoding="utf-8")
-        loaded = yaml.safe_load(text) or {}
+        loaded = load_yaml(text) or {}
         first = text.splitlines()[0].removeprefix("#").strip() if text.startswith("#") else ""
         rows.append(
             {"model": name, "batch_size": loaded.get("batch_size", ""), "what": loaded.get("description") or first}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from pipeline.config import LOCAL_GPU
+from pipeline.config import LOCAL_GPU, method_label
 from pipeline.evidence import Source, kernel_source, overhead_source
 from pipeline.hardware.altered import is_altered
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
@@ -31,7 +31,7 @@ def fitted_models(flow: Flow) -> list[str]:
     for point in flow.points:
         source = kernel_source(point.gpu)
         if source in HAS_MODELS:
-            folders |= dict.fromkeys(flow.models(point.gpu, str(point.section("kernels")["name"]), source))
+            folders |= dict.fromkeys(flow.models(point.gpu, method_label("kernels", point.section("kernels")), source))
     return list(folders)
 
 
@@ -81,7 +81,10 @@ def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
 
 
 def pack_digests() -> dict[str, str]:
-    """Digest of every shipped pack's manifest: what predictions from packs alone depend on."""
+    """Digest of all that ships: manifests of packs, and the models that cover GPUs without samples.
+
+    Predictions take it as a param: a pack stands in for its siblings, and the cross-GPU models for any family.
+    """
     from pipeline.kernels.attention_pack import FILE as ATTENTION
     from pipeline.kernels.collectives import FILE
     from pipeline.kernels.half import FOLDER, measured_gpus
@@ -89,6 +92,7 @@ def pack_digests() -> dict[str, str]:
     names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
     files = {name: packs_dir() / name / MANIFEST for name in names}
     files |= {name: packs_dir() / name for name in (ATTENTION, FILE)}
+    files |= {f"transfer/{path.stem}": path for path in sorted((packs_dir() / "transfer").glob("*.safetensors"))}
     return {name: file_digest(path)[:16] for name, path in files.items() if path.is_file()}
 
 
@@ -102,6 +106,19 @@ def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
     """(GPU, folder) pairs of model folders: the GPU's name stands before `kernels` in their path."""
     paths = [Path(folder) for folder in folders]
     return tuple((path.parts[path.parts.index("kernels") - 1], path) for path in paths)
+
+
+def told_apart(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, Path], ...]:
+    """`with_gpus` pairs for a figure: where a GPU has models of several `kernels` choices, its name says which."""
+    choices: dict[str, set[str]] = {}
+    for gpu, path in models:
+        choices.setdefault(gpu, set()).add(_choice(path))
+    return tuple((f"{gpu} {_choice(path)}".rstrip() if len(choices[gpu]) > 1 else gpu, path) for gpu, path in models)
+
+
+def _choice(folder: Path) -> str:
+    """The `kernels` choice that a model folder was fitted for, `kernels/<family>/<choice>`; empty for a pack's."""
+    return folder.name if folder.parent.parent.name == "kernels" else ""
 
 
 def read_observations(paths: Sequence[str]) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from pipeline.errors import SteptimeError
-from pipeline.report.tracking import KERNEL_MODELS, describe_kernel_models, log_run, register_champion
+from pipeline.report.tracking import KERNEL_MODELS, choose_champion, describe_kernel_models, log_run, register_model
 
 if TYPE_CHECKING:
     from pipeline.kernels.fit import FittedFamily
@@ -26,6 +27,8 @@ def fit_and_track(
 ) -> None:
     """Fit every family that has samples, into its model folder, and track the fits.
 
+    A variant that few samples or their errors turned into another one of the same fit is that one, tracked once.
+
     Args:
         samples: `samples` table of one GPU.
         gpu: its canonical name.
@@ -36,12 +39,13 @@ def fit_and_track(
     from pipeline.hardware.spec import load_gpu
     from pipeline.kernels.fit import fit_gpu
 
-    fits: list[FittedFamily] = []
+    fits: dict[tuple[str, str], FittedFamily] = {}
 
     def keep(fitted: FittedFamily) -> None:
-        fits.append(fitted)
-        label, gmae = fitted.parameters["variant"], fitted.metrics["gmae"]
-        print(f"  {gpu} {fitted.model.family}: {label}, GMAE {gmae:.2%} on unseen shapes", flush=True)
+        family, label, gmae = fitted.model.family, str(fitted.parameters["variant"]), fitted.metrics["gmae"]
+        if (family, label) not in fits:
+            print(f"  {gpu} {family}: {label}, GMAE {gmae:.2%} on unseen shapes", flush=True)
+        fits.setdefault((family, label), fitted)
 
     with tempfile.TemporaryDirectory(prefix="steptime_fit_") as scratch:
         best = fit_gpu(
@@ -57,14 +61,29 @@ def fit_and_track(
             made = Path(scratch) / folder.parent.name
             _replace(made if made.is_dir() else None, folder)
     folders = {folder.parent.name: folder for folder in models}
-    for fitted in fits:
-        champion = best[fitted.model.family] is fitted
-        _track(fitted, gpu, folders[fitted.model.family] if champion else None, tracking)
+    fits |= {(family, str(fitted.parameters["variant"])): fitted for family, fitted in best.items()}
+    runs = {}
+    for (family, _), fitted in fits.items():
+        won = best[family] is fitted
+        name, run = _track(
+            fitted, gpu, folders[family] if won else None, tracking, samples[samples["family"] == family]
+        )
+        if won:
+            register_model(tracking, name, run, "model", {"gpu": gpu, "family": family})
+            runs[name] = run
+    for name, run in runs.items():  # once all are logged: a new run supersedes the one of its name
+        choose_champion(tracking, name, run)
     describe_kernel_models(tracking)
 
 
-def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) -> None:
-    """Log one fit; the best of its family (the one with a folder) is registered with the alias `champion`."""
+def _track(
+    fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path, samples: pd.DataFrame
+) -> tuple[str, str]:
+    """Log one fit, with the model where it is its family's best (the one with a folder).
+
+    Returns:
+        The name under which such models are registered, and the run's id.
+    """
     from pipeline.report.figures.kernels import error_histogram, predicted_against_measured
     from pipeline.report.figures.tables import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
 
@@ -76,18 +95,21 @@ def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) 
         (folder / METRICS).write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         test.to_parquet(folder / TEST_PREDICTIONS, index=False)
         error_quantiles(test).to_csv(folder / ERROR_QUANTILES, index=False, lineterminator="\n")
+    seed, name = fitted.parameters["seed"], f"{gpu}-{kind}"
     run = log_run(
         tracking,
         KERNEL_MODELS,
-        f"{gpu} {kind} {variant}",
-        params=fitted.parameters,
+        f"{gpu} {kind} {variant}" + (f" seed {seed}" if seed else ""),
+        params={**fitted.parameters, "samples": len(samples)},
         metrics=fitted.metrics,
         tags={
             "gpu": gpu,
             "family": family,
             "dtype": dtypes,
             "variant": variant,
-            "champion": "yes" if folder is not None else "no",
+            "model": name,
+            "samples": _fingerprint(samples),
+            "champion": "no",
         },
         artifacts={"model": folder} if folder is not None else {},
         figures={
@@ -95,8 +117,13 @@ def _track(fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path) 
             "error_histogram.png": error_histogram(test, title),
         },
     )
-    if folder is not None:
-        register_champion(tracking, f"{gpu}-{kind}", run, "model", {"gpu": gpu, "family": family})
+    return name, run
+
+
+def _fingerprint(samples: pd.DataFrame) -> str:
+    """Digest of samples: errors of two fits are compared where it is the same."""
+    rows = pd.util.hash_pandas_object(samples.astype(str), index=False).to_numpy()
+    return hashlib.sha256(rows.tobytes()).hexdigest()[:16]
 
 
 def _replace(source: Path | None, target: Path) -> None:

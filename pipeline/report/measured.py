@@ -24,11 +24,11 @@ from pipeline.flow import Flow
 from pipeline.kernels.evaluate import gmae
 from pipeline.paths import CAMPAIGN, measurements_dir, project_dir
 from pipeline.report import parts
-from pipeline.report.account import FAMILY_TITLES, markdown, replaced
+from pipeline.report.account import FAMILY_TITLES
 from pipeline.report.figures.tables import kernel_errors
 from pipeline.report.grid import fitted_models, read_any, with_gpus
+from pipeline.report.markdown import markdown, rewrite
 from pipeline.report.workflow import run_snakemake
-from pipeline.schemas import atomic_path
 
 PAGE, MARKER = Path("docs") / "accuracy.md", "measured"
 OPTIONS = re.compile(r"(embedding|optimizer|dtype)-(.*?)(?=_(?:embedding|optimizer|dtype)-|$)")
@@ -168,17 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             models = kernel_errors(with_gpus(fitted_models(flows[0])))
             device = provenance(folder)["device"]
             blocks.append(block(gpu, found, models, device if isinstance(device, dict) else {}))
-        path = options.root / PAGE
-        text = replaced(path.read_text(encoding="utf-8"), MARKER, "\n\n".join(blocks))
-    except KeyError:
-        print(f"steptime: {PAGE} needs the lines <!-- {MARKER} --> and <!-- /{MARKER} --> once each", file=sys.stderr)
-        return InputError.exit_code
+        rewrite(options.root / PAGE, {MARKER: "\n\n".join(blocks)})
     except SteptimeError as error:
         print(f"steptime: {error}", file=sys.stderr)
         return error.exit_code
-    with atomic_path(path) as part:
-        part.write_text(text, encoding="utf-8")
-    print(path)
+    print(options.root / PAGE)
     return 0
 
 

@@ -22,7 +22,7 @@ def track_overheads(
     Args:
         observations: `overhead_samples` table.
         statistics: `overheads` table made of them.
-        settings: the `overheads` section of the configuration.
+        settings: the `overheads` section of the configuration, with the `label` of these settings.
         folder: MLflow folder.
     """
     from pipeline.report.figures.overheads import overhead_types
@@ -39,7 +39,7 @@ def track_overheads(
         log_run(
             folder,
             OVERHEADS,
-            f"{gpu} {settings['name']}",
+            f"{gpu} {settings['label']}",
             params={**settings, "workloads": ", ".join(workloads)},
             metrics=metrics,
             tags={"gpu": gpu, "estimator": str(settings["estimator"])},

@@ -28,5 +28,6 @@ def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
     if not Path(found["artifacts"]).is_dir():  # the table was copied elsewhere
         found = {}
     if (root / "mlflow" / "mlflow.db").is_file():
-        found["kernel models"] = "make ui (MLflow on http://127.0.0.1:5000)"
+        command = "make ui" if str(root) == "results" else f"steptime ui --results {root}"
+        found["kernel models"] = f"{command} (MLflow on http://127.0.0.1:5000)"
     return found

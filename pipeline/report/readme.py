@@ -15,12 +15,12 @@ from pipeline.errors import InputError, SteptimeError
 from pipeline.kernels.half import FOLDER, measured_gpus
 from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, packs_dir, project_dir
-from pipeline.report.account import Evidence, left_out_errors, long, outdated, replaced, short
+from pipeline.report.account import Evidence, left_out_errors, long, outdated, short
 from pipeline.report.figures import evidence, tables
 from pipeline.report.figures.style import save
 from pipeline.report.grid import MODEL_ERRORS, PAIR_ERRORS, read_any
+from pipeline.report.markdown import rewrite
 from pipeline.report.workflow import run_snakemake
-from pipeline.schemas import atomic_path
 
 GRAPH_OF = ("gpu=local", "model=dlrm_small")
 """The grid whose rule graph is shown: the one in which every stage runs for real."""
@@ -63,14 +63,8 @@ def write(found: Evidence, root: Path) -> list[Path]:
 
     written = []
     for name, marker, make in PLACES:
-        path = root / name
-        try:
-            text = replaced(path.read_text(encoding="utf-8"), marker, make(found))
-        except KeyError:
-            raise InputError(f"{path}: needs the lines <!-- {marker} --> and <!-- /{marker} --> once each") from None
-        with atomic_path(path) as part:
-            part.write_text(text, encoding="utf-8")
-        written.append(path)
+        rewrite(root / name, {marker: make(found)})
+        written.append(root / name)
     images = root / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     save(evidence.result(found.kernels, found.passes, mean_errors(found.spans)), images, "result", kinds=("png",))

@@ -47,8 +47,9 @@ def interval(low_us: float, high_us: float) -> str:
 
 def gibibytes(size: float) -> str:
     """Bytes as KiB, MiB or GiB."""
-    unit, divisor = next((u, d) for u, d in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 0)) if size >= d)
-    return f"{size / 2**30:.1f} GiB" if unit == "GiB" else f"{size / (divisor or 2**10):.0f} {unit}"
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
 def named(prediction: Prediction) -> str:
@@ -82,9 +83,8 @@ def one(prediction: Prediction) -> RenderableType:
     table.add_row("device active / idle", f"{milliseconds(p.active_us)} / {milliseconds(p.idle_us)}  ({busy:.0%} busy)")
     table.add_row("host done after", f"{milliseconds(p.host_us)}   → {p.bound}-bound")
     table.add_row("throughput", f"{rate(p.samples_per_s)} samples/s")
-    verdict = "fits" if p.fits else Text("does not fit this GPU", style="red")
-    memory = Text(f"{gibibytes(p.memory_bytes)}, ").append_text(verdict if isinstance(verdict, Text) else Text(verdict))
-    table.add_row("memory", memory)
+    verdict = ("fits", "") if p.fits else ("does not fit this GPU", "red")
+    table.add_row("memory", Text.assemble(f"{gibibytes(p.memory_bytes)}, ", verdict))
     table.add_row("device time rests on", shares(p.evidence))
     table.add_row("host time rests on", shares(p.host_evidence))
     if p.unmodelled_share > 0:

@@ -141,8 +141,8 @@ def variants_address(experiment: str, gpu: str, family: str) -> str:
 
 
 @_alone
-def register_champion(folder: str | Path, name: str, run_id: str, place: str, tags: Mapping[str, str]) -> str:
-    """Register the model logged under `place` of a run and give it the alias `champion`; returns the version."""
+def register_model(folder: str | Path, name: str, run_id: str, place: str, tags: Mapping[str, str]) -> str:
+    """Register the model logged under `place` of a run as a new version of `name`; returns the version."""
     from mlflow.exceptions import MlflowException
 
     client = _client(Path(folder))
@@ -150,12 +150,31 @@ def register_champion(folder: str | Path, name: str, run_id: str, place: str, ta
         client.create_registered_model(name, tags=dict(tags))
     run = client.get_run(run_id)
     version = client.create_model_version(name, f"{run.info.artifact_uri}/{place}", run_id=run_id, tags=dict(tags))
-    client.set_registered_model_alias(name, "champion", version.version)
-    client.set_tag(run_id, "champion", "yes")
     return str(version.version)
 
 
-def serve(port: int, folder: str | Path = "results/mlflow") -> None:
+@_alone
+def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
+    """Give the tag and the alias `champion` to the registered model `name` of least GMAE; returns its run's id.
+
+    Compared are the registered models of current runs on the same samples as `run_id`: errors on others say nothing of
+    which is better, and a superseded run is none to point at.
+    """
+    client = _client(Path(folder))
+    last = client.get_run(run_id)
+    tags = last.data.tags
+    asked = f"tags.model = '{name}' and tags.current = 'yes'"
+    current = client.search_runs([last.info.experiment_id], asked, max_results=1000)
+    versions = {version.run_id: version.version for version in client.search_model_versions(f"name = '{name}'")}
+    able = [run for run in current if run.info.run_id in versions and run.data.tags["samples"] == tags["samples"]]
+    best = min(able, key=lambda run: run.data.metrics["gmae"])
+    for run in current:
+        client.set_tag(run.info.run_id, "champion", "yes" if run is best else "no")
+    client.set_registered_model_alias(name, "champion", versions[best.info.run_id])
+    return str(best.info.run_id)
+
+
+def serve(port: int, folder: str | Path) -> None:
     """Replace this process by the MLflow UI on a folder's database.
 
     Raises:
@@ -164,7 +183,9 @@ def serve(port: int, folder: str | Path = "results/mlflow") -> None:
     folder = Path(folder)
     _check_port(port)
     if not (folder / "mlflow.db").is_file():
-        raise InputError(f"{folder}/mlflow.db: no such file; run the pipeline first (make run)")
+        raise InputError(
+            f"{folder}/mlflow.db: no such file; run the pipeline first (make run), or name its folder with --results"
+        )
     os.environ.update(_ENVIRONMENT)
     owner = json.loads((folder / "experiments.json").read_text(encoding="utf-8"))["experiments"][KERNEL_MODELS]
     print(

@@ -21,10 +21,10 @@ from pipeline.kernels.predictor import TIMES, KernelPredictor
 from pipeline.kernels.scope import without_phase
 from pipeline.kernels.tensor import FAMILIES as TENSOR_FAMILIES
 from pipeline.kernels.tensor import ratio_of
+from pipeline.kernels.tensor_products import covered as tensor_covered
 from pipeline.kernels.work import Array, Dims
 from pipeline.transfer.kernels import covered, load_models
 from pipeline.transfer.sibling import SPREAD, ratio_between, rescaled
-from pipeline.transfer.tensor import covered as tensor_covered
 
 OWN = ("measured", "fitted", "pack")
 """Evidence that rests on samples of the card: of the altered card it is transferred. Other evidence stays what it is,

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import InputError, TableError, UnknownNameError
+from pipeline.hardware.siblings import same_chip
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
 from pipeline.kernels.samples import LARGEST_DIM, read_table
@@ -113,7 +114,7 @@ def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> Non
     if "gpu" not in table.columns or table.empty:
         return
     others = sorted({str(name) for name in table["gpu"].dropna().unique()} - {gpu.name, *gpu.aliases})
-    # conv of the A100 was measured on the 80 GB card: a sibling with the same SMs counts as the origin
+    # conv of the A100 was measured on the 80 GB card: one of the same chip counts as the origin
     strange = [name for name in others if not _sibling(name, gpu)]
     if strange:
         raise InputError(f"{what} rows of {', '.join(strange)}, {option} says {gpu.name}; filter the table")
@@ -121,6 +122,6 @@ def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> Non
 
 def _sibling(name: str, gpu: GpuSpec) -> bool:
     try:
-        return load_gpu(name).compute_capability == gpu.compute_capability
+        return same_chip(load_gpu(name), gpu)
     except UnknownNameError:
         return False

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.evaluate import gmae, mape
 from pipeline.kernels.families import FAMILIES
 from pipeline.transfer import wave
 from pipeline.transfer.methods import by_auto, by_roofline
@@ -162,13 +163,11 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
         }
         truth = joined["truth"].to_numpy(dtype=np.float64)
         for name, predicted in predictions.items():
-            error = np.abs(predicted - truth)[held_out] / truth[held_out]
-            if not np.isfinite(error).all():
+            if not np.isfinite(predicted[held_out]).all():
                 continue
             rows.append({
                 "family": fold.family, "origin": origin.name, "destination": fold.destination.name, "method": name,
-                "mape": 100 * float(error.mean()), "gmae": 100 * float(np.exp(np.log(error.clip(1e-6)).mean())),
-                "rows": len(error),
+                **_percent(predicted[held_out], truth[held_out]), "rows": int(held_out.sum()),
             })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -238,11 +237,8 @@ def probed_errors(
     else:
         _, latency = fold.utilisation.kernel_and_latency(rows, fold.destination)
     truth = rows["latency_us"].to_numpy(dtype=np.float64)
-    error = 100 * np.abs(latency - truth) / truth
-    return {
-        "mape": float(error.mean()), "gmae": float(np.exp(np.log(error.clip(1e-4)).mean())),
-        "median": float(np.median(error)), **covered,
-    }  # fmt: skip
+    median = 100 * float(np.median(np.abs(latency - truth) / truth))
+    return {**_percent(latency, truth), "median": median, **covered}
 
 
 def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, Any]:
@@ -250,10 +246,12 @@ def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, Any]:
     own = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
     _, latency = fold.utilisation.kernel_and_latency(own, fold.destination)
     truth = own["latency_us"].to_numpy(dtype=np.float64)
-    error = np.abs(latency - truth) / truth
     above = own.index.isin(_above(own).index)
-    gmae = np.exp(np.log(error.clip(1e-6)).mean())
-    return {"mape": 100 * float(error[above].mean()), "gmae": 100 * float(gmae)}
+    return {"mape": 100 * mape(latency[above], truth[above]), "gmae": 100 * gmae(latency, truth)}
+
+
+def _percent(predicted: Array, truth: Array) -> dict[str, float]:
+    return {"mape": 100 * mape(predicted, truth), "gmae": 100 * gmae(predicted, truth)}
 
 
 def quick(recipe: Recipe, steps: int, networks: int = 1) -> Recipe:

@@ -11,10 +11,10 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.shortest import not_shorter
 from pipeline.paths import packs_dir
 from pipeline.transfer.features import COVERED
 from pipeline.transfer.probes import Calibration
-from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.utilisation import Array, UtilisationModel, load_cached
 
 COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")

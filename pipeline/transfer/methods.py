@@ -18,15 +18,15 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
+from pipeline.hardware.siblings import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
+from pipeline.kernels.shortest import not_shorter
 from pipeline.transfer import wave
 from pipeline.transfer.features import ARITHMETIC
 from pipeline.transfer.kernels import covered, estimate, load_models, models_dir
 from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import TENTH, Calibration
-from pipeline.transfer.shortest import not_shorter
-from pipeline.transfer.sibling import alike
 from pipeline.transfer.terms import ways_taken
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -147,6 +147,26 @@ def by_auto(
     return _raised(result, samples, destination)
 
 
+def in_a_step(
+    model: UtilisationModel, part: pd.DataFrame, waves: Array, origin: GpuSpec, destination: GpuSpec
+) -> Array:
+    """Times of one family's calls of a step on the destination, µs, shape (rows,); see `STEP_WAVE_SHARE`.
+
+    Args:
+        model: the family's cross-GPU model.
+        part: calls with `op`, dims and `latency_us`, their times on the origin.
+        waves: the same by wave scaling.
+        origin: where they were measured.
+        destination: GPU to predict.
+    """
+    here, there = (
+        model.kernel_and_latency(part, gpu, correction=model.own(gpu.name))[0] for gpu in (origin, destination)
+    )
+    share = STEP_WAVE_SHARE.get(model.family, 0.0)
+    measured = part["latency_us"].to_numpy(dtype=np.float64)
+    return np.asarray((measured * there / here) ** (1.0 - share) * waves**share)
+
+
 def _raised(result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec) -> pd.DataFrame:
     """Predictions below what a kernel of their family takes at least, raised with their intervals."""
     measured = samples["latency_us"].to_numpy(dtype=np.float64)
@@ -172,7 +192,7 @@ def by_roofline(part: pd.DataFrame, family: str, origin: GpuSpec, destination: G
 
 def residual_share(family: str, origin: GpuSpec, destination: GpuSpec) -> float:
     """Share of the origin's residual that carries over, by architecture and SMs and never by bandwidth or clock."""
-    return 1.0 if alike(origin, destination) else RESIDUAL_SHARE[family]
+    return 1.0 if same_chip(origin, destination) else RESIDUAL_SHARE[family]
 
 
 def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> Array:

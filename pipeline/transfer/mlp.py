@@ -7,7 +7,6 @@ for the two GPUs. Published size 8 x 1024 (34 MB an op); the shipped ones are 3 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.errors import InputError, PackError
+from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.schemas import atomic_path
 from pipeline.transfer.features import ARITHMETIC
+from pipeline.transfer.stored import Parameters, read_model, write_model
 
 Array = npt.NDArray[np.float64]
 
@@ -50,7 +49,7 @@ class TransferMlp:
 
     family: str
     layers: int
-    parameters: dict[str, npt.NDArray[np.float32]]
+    parameters: Parameters
     provenance: dict[str, Any]
 
     def predict(self, calls: pd.DataFrame, gpu: GpuSpec) -> Array:
@@ -70,11 +69,8 @@ class TransferMlp:
 
     def save(self, path: Path) -> None:
         """Write one safetensors file."""
-        from safetensors.numpy import save_file
-
         facts = {"family": self.family, "layers": self.layers, "provenance": self.provenance}
-        with atomic_path(path) as part:
-            save_file(self.parameters, part, metadata={"mlp": json.dumps(facts, sort_keys=True)})
+        write_model(path, "mlp", self.parameters, facts)
 
     @classmethod
     def load(cls, path: Path) -> TransferMlp:
@@ -83,14 +79,7 @@ class TransferMlp:
         Raises:
             PackError: the file is missing or damaged.
         """
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="np") as file:
-                facts = json.loads(file.metadata()["mlp"])
-                return cls(parameters={key: file.get_tensor(key) for key in file.keys()}, **facts)  # noqa: SIM118
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise PackError(f"{path}: not a transfer network ({error}); rebuild with `make packs`") from None
+        return read_model(path, "mlp", lambda facts, parameters: cls(parameters=parameters, **facts))
 
 
 def train_mlp(

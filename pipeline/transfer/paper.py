@@ -9,7 +9,7 @@ models are trained without the destination.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import pandas as pd
 
 from pipeline.errors import TableError
 from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.transfer import wave
 from pipeline.transfer.kernels import covered
-from pipeline.transfer.methods import STEP_WAVE_SHARE
-from pipeline.transfer.sustained import sustained_dram_gb_per_s
+from pipeline.transfer.methods import in_a_step
 from pipeline.transfer.utilisation import UtilisationModel
 
 CASE = ["model", "mode", "seq_len", "batch_size", "option"]
@@ -136,8 +136,8 @@ def scale_models(
         if origin == destination or key not in truth.index or key not in measured.index:
             continue
         part = part.assign(times=np.where(part["in_layer"], layers.loc[key], 1))
-        for method, ratio in _RATIOS.items():
-            scaled = float(measured.loc[key]) * ratio(part, origin, destination, models)
+        for method, ratio in _ratios(part, origin, destination, models).items():
+            scaled = float(measured.loc[key]) * ratio
             actual = float(truth.loc[key])
             rows.append(
                 {**dict(zip(CASE, case, strict=True)), "origin": origin.name, "destination": destination.name,
@@ -146,63 +146,29 @@ def scale_models(
     return pd.DataFrame(rows)
 
 
-def _utilisation_ratio(
+def _ratios(
     part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
-) -> float:
+) -> dict[str, float]:
+    """Time on the destination over time on the origin of a pass's calls, by method."""
+    measured, times = (part[name].to_numpy(dtype=np.float64) for name in ("latency_us", "times"))
+    waves = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
+    both = waves.copy()
     there = here = 0.0
-    usable = covered(part)
-    for name, model in models.items():
-        calls = part[usable & (part["family"] == name)]
-        if len(calls):
-            times = calls["times"].to_numpy(dtype=np.float64)
-            there += float(times @ model.kernel_and_latency(calls, destination)[0])
-            here += float(times @ model.kernel_and_latency(calls, origin, correction=model.own(origin.name))[0])
-    return there / here
-
-
-def _wave_ratio(
-    part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
-) -> float:
-    measured = part["latency_us"].to_numpy(dtype=np.float64)
-    scaled = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
-    times = part["times"].to_numpy(dtype=np.float64)
-    return float(times @ scaled / (times @ measured))
-
-
-def _both(part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]) -> float:
-    measured = part["latency_us"].to_numpy(dtype=np.float64)
-    scaled = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
     usable, family = covered(part).to_numpy(dtype=bool), part["family"].astype(str).to_numpy()
     for name, model in models.items():
         at = np.flatnonzero(usable & (family == name))
         if len(at):
-            here, _ = model.kernel_and_latency(part.iloc[at], origin, correction=model.own(origin.name))
-            there, _ = model.kernel_and_latency(part.iloc[at], destination)
-            share = STEP_WAVE_SHARE.get(name, 0.0)
-            scaled[at] = (measured[at] * there / here) ** (1.0 - share) * scaled[at] ** share
-    times = part["times"].to_numpy(dtype=np.float64)
-    return float(times @ scaled / (times @ measured))
-
-
-def _bandwidth_ratio(
-    part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
-) -> float:
-    return sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
-
-
-def _throughput_ratio(
-    part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
-) -> float:
-    return origin.fp32_gflop_per_s / destination.fp32_gflop_per_s
-
-
-_RATIOS: dict[str, Callable[[pd.DataFrame, GpuSpec, GpuSpec, Mapping[str, UtilisationModel]], float]] = {
-    TRACKED: _both,
-    "utilisation": _utilisation_ratio,
-    "wave": _wave_ratio,
-    "bandwidth ratio": _bandwidth_ratio,
-    "FLOP/s ratio": _throughput_ratio,
-}
+            calls = part.iloc[at]
+            both[at] = in_a_step(model, calls, waves[at], origin, destination)
+            there += float(times[at] @ model.kernel_and_latency(calls, destination)[0])
+            here += float(times[at] @ model.kernel_and_latency(calls, origin, correction=model.own(origin.name))[0])
+    return {
+        TRACKED: float(times @ both / (times @ measured)),
+        "utilisation": there / here,
+        "wave": float(times @ waves / (times @ measured)),
+        "bandwidth ratio": sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination),
+        "FLOP/s ratio": origin.fp32_gflop_per_s / destination.fp32_gflop_per_s,
+    }
 
 
 def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None) -> pd.DataFrame:

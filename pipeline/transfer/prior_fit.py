@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.transfer.probe_prior import ProbePrior, Seen
+from pipeline.transfer.probe_prior import GROUPS, ProbePrior, Seen
 
 Array = npt.NDArray[np.float64]
 
@@ -83,7 +83,7 @@ def _covariance(p: dict[str, Any], seen: Seen) -> Any:
     effects, op = torch.tensor(seen.effects), torch.tensor(seen.op)
     total = (effects * torch.exp(2 * p["effects"])) @ effects.T + torch.exp(2 * p["level"])
     total = total + torch.exp(2 * p["op"]) * (op[:, None] == op[None, :])
-    for i, name in enumerate(("sizes", "work", "form")):
+    for i, name in enumerate(GROUPS):
         x = torch.tensor(seen.groups[i]) / torch.exp(p[name])
         norm = (x**2).sum(dim=1)
         squared = (norm[:, None] + norm[None, :] - 2 * x @ x.T).clamp_min(0.0)

@@ -7,23 +7,24 @@ bandwidth and arithmetic follows clock and power. The floor stays the measured h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.hardware.siblings import same_chip, sibling_of
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.prediction import Estimate, Floor, KernelModel
+from pipeline.kernels.shortest import not_shorter
 from pipeline.kernels.store import read_description
 from pipeline.kernels.work import Dims
 from pipeline.packs import check_pack, list_packs
 from pipeline.paths import packs_dir
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.probes import Calibration
-from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]
@@ -33,21 +34,6 @@ SPREAD = 1.5
 
 PROBE_TRUST = 3.0
 """Probes after which half of a measured level (three to one against the sibling's, then more) is believed."""
-
-
-def alike(a: GpuSpec, b: GpuSpec) -> bool:
-    """Whether two cards carry the same chip with as many SMs: the same kernels run in the same waves."""
-    return a.architecture == b.architecture and a.compute_capability == b.compute_capability and a.sms == b.sms
-
-
-def sibling_of(gpu: GpuSpec, measured: Sequence[str] | None = None) -> GpuSpec | None:
-    """Of other measured GPUs (those with a pack if None) the one with the same chip, nearest in bandwidth, if any."""
-    found = [
-        spec
-        for spec in map(load_gpu, list_packs() if measured is None else measured)
-        if spec.name != gpu.name and alike(spec, gpu)
-    ]
-    return min(found, key=lambda spec: abs(np.log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None)
 
 
 def ratio_between(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, measured: GpuSpec) -> Array:
@@ -142,7 +128,7 @@ def sibling_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None 
     Raises:
         PackError: the pack is damaged.
     """
-    sibling = sibling_of(gpu)
+    sibling = sibling_of(gpu, list_packs())
     if sibling is None:
         return {}
     check_pack(sibling.name)
@@ -161,4 +147,4 @@ def _measured(model: UtilisationModel, sibling: GpuSpec) -> GpuSpec:
     """The card that the samples of a pack's family come from: convolutions of the A100 ran on the 80 GB card."""
     if sibling.name in model.gpu_corrections:
         return sibling
-    return next((gpu for gpu in map(load_gpu, model.gpu_corrections) if alike(gpu, sibling)), sibling)
+    return next((gpu for gpu in map(load_gpu, model.gpu_corrections) if same_chip(gpu, sibling)), sibling)

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.transfer.convolution import ROUTES, Route, convolution_routes, routes_taken
 from pipeline.transfer.features import ARITHMETIC, describe
 from pipeline.transfer.products import Tiled, batched_tiles, tiles_taken
-from pipeline.transfer.sustained import arithmetic_us, sustained_dram_gb_per_s, tile_intensity
 from pipeline.transfer.tensor import FAMILY as TENSOR
 from pipeline.transfer.tensor import TensorTile, tensor_tiles
 
@@ -41,6 +41,13 @@ L2_REUSE = 3.0
 """Power by which rereads fall beyond it, where the samples say nothing. Tiles that run at once read the same panels, and
 with L2 to spare none drifts out of it. Set on the bf16 products of the L40S with the features of an earlier model; with
 today's, which end where all fits, it hardly matters: 22.6 % (1), 21.2 (3), 21.1 (9)."""
+
+LARGE_TILE = {"gemm": (128, 64)}
+"""Output tile (rows, columns) of the family's large fp32 kernels from Volta on (kernel names of the public table)."""
+
+PASCAL_PRODUCT_TILE = (32, 128)
+"""Pascal's cuBLAS runs nearly all large fp32 products in `maxwell_sgemm` tiles of 32 x 128 or 64 x 64, which read as
+much. Large products on a P100 reach just what its sustained bandwidth allows for them: 6.2 of 7.0 TFLOP/s."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
         np.log(arithmetic),
         *_traffic(seen.bytes, gpu),
         np.log(cycles * seen.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
-        np.log(flops / tile_intensity(family, gpu) / sustained_dram_gb_per_s(gpu) / 1e3) - _kept(gpu),
+        np.log(flops / _tile_intensity(family, gpu) / sustained_dram_gb_per_s(gpu) / 1e3) - _kept(gpu),
         np.log(seen.bytes / gpu.l2_bytes),
         seen.x,
     )
@@ -147,3 +154,11 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
 def _kept(gpu: GpuSpec) -> float:
     """Logarithm by which tiles reread less on a GPU with more L2 for each SM than those of the samples; 0 up to them."""
     return L2_REUSE * max(0.0, float(np.log(gpu.l2_bytes / gpu.sms / SEEN_L2_PER_SM)))
+
+
+def _tile_intensity(family: str, gpu: GpuSpec) -> float:
+    """FLOP per byte of the operands that one tile of a large product's outputs reads: 2 h w / 4 (h + w)."""
+    high, wide = LARGE_TILE.get(family, (128, 128))
+    if family == "gemm" and gpu.architecture == "pascal":
+        high, wide = PASCAL_PRODUCT_TILE
+    return high * wide / 2.0 / (high + wide)

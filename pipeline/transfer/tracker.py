@@ -25,14 +25,14 @@ import pandas as pd
 
 from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec, list_gpus, load_gpu
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
+from pipeline.kernels.shortest import not_shorter
 from pipeline.prediction import Prediction
 from pipeline.trace.load import Trace, load_trace
 from pipeline.transfer.costs import cost_per_million, load_prices
 from pipeline.transfer.kernels import load_models
-from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave
+from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, in_a_step
 from pipeline.transfer.probes import TENTH
-from pipeline.transfer.shortest import not_shorter
-from pipeline.transfer.sustained import sustained_dram_gb_per_s
 from pipeline.transfer.trace_calls import trace_calls
 
 Array = npt.NDArray[np.float64]
@@ -207,12 +207,10 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         if not len(at):
             continue
         part = calls.iloc[at].assign(op=model.ops[0])
-        here, _ = model.kernel_and_latency(part, origin, correction=model.own(origin.name))
-        there, _ = model.kernel_and_latency(part, destination, correction=model.own(destination.name))
-        waves = moved["predicted_us"].to_numpy(dtype=np.float64)[at]
-        share = STEP_WAVE_SHARE.get(family, 0.0)
-        predicted[at] = (measured[at] * there / here) ** (1.0 - share) * waves**share
-        method[at] = "utilisation+wave" if share else "utilisation"
+        predicted[at] = in_a_step(
+            model, part, moved["predicted_us"].to_numpy(dtype=np.float64)[at], origin, destination
+        )
+        method[at] = "utilisation+wave" if STEP_WAVE_SHARE.get(family) else "utilisation"
         low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
     for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
         kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]

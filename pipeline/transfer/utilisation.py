@@ -2,20 +2,18 @@
 
 A kernel takes the p-norm of three times: arithmetic over the sustained throughput, traffic over the sustained DRAM
 bandwidth (L2's where the working set fits), and thread steps over the threads that the device keeps resident (or, for
-softmax, over the warp instructions that its schedulers issue). Each is
-divided by a utilisation that a small network reads from device-normalised features (`features.py`). Bandwidth, clock
-and throughput enter as divisors only, so that more of any of them never predicts a slower kernel. Convolutions have a
-network for each route of cuDNN (`convolution.py`), batched products a time for each tile of cuBLAS (`products.py`), and
-the shortest counts, smoothly. A latency, as event
-timing sees it, is the larger of the host's floor and the launch offset plus the kernel, smoothly.
+softmax, over the warp instructions that its schedulers issue). Each is divided by a utilisation that a small network
+reads from device-normalised features (`features.py`). Bandwidth, clock and throughput enter as divisors only, so that
+more of any of them never predicts a slower kernel. Convolutions have a network for each route of cuDNN
+(`convolution.py`), batched products a time for each tile of cuBLAS (`products.py`), and the shortest counts, smoothly. A
+latency, as event timing sees it, is the larger of the host's floor and the launch offset plus the kernel, smoothly.
 
 Inference is NumPy; training is in `train.py`. Several networks (seeds) are averaged in log time.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
-from pipeline.schemas import atomic_path
+from pipeline.transfer.stored import Parameters, read_model, write_model
 from pipeline.transfer.terms import Terms, terms
 
 Array = npt.NDArray[np.float64]
+
+KIND = "utilisation"
+"""Names these models in their files."""
 
 FLOOR_SHARPNESS = 12.0
 """p-norm exponent between the host's floor and launch offset plus kernel: a corner about 6 % high."""
@@ -95,7 +95,7 @@ class UtilisationModel:
     family: str
     ops: tuple[str, ...]
     shape: Shape
-    parameters: dict[str, npt.NDArray[np.float32]]
+    parameters: Parameters
     floors_us: dict[str, float]
     gpu_floors_us: dict[str, dict[str, float]] = field(default_factory=dict)
     gpu_corrections: dict[str, list[float]] = field(default_factory=dict)
@@ -177,26 +177,9 @@ class UtilisationModel:
 
     def save(self, path: Path) -> None:
         """Write one safetensors file: arrays, with everything else as JSON in its metadata."""
-        from safetensors.numpy import save_file
-
-        facts = {
-            "family": self.family,
-            "ops": self.ops,
-            "shape": self.shape.__dict__,
-            "floors_us": self.floors_us,
-            "gpu_floors_us": self.gpu_floors_us,
-            "gpu_corrections": self.gpu_corrections,
-            "log_p10": self.log_p10,
-            "log_p90": self.log_p90,
-            "provenance": self.provenance,
-            "probe_prior": self.probe_prior,
-        }
-        with atomic_path(path) as part:
-            save_file(
-                {key: np.ascontiguousarray(value) for key, value in self.parameters.items()},
-                part,
-                metadata={"utilisation": json.dumps(facts, sort_keys=True)},
-            )
+        facts = asdict(replace(self, parameters={}))
+        del facts["parameters"]
+        write_model(path, KIND, self.parameters, facts)
 
     @classmethod
     def load(cls, path: Path) -> UtilisationModel:
@@ -205,16 +188,12 @@ class UtilisationModel:
         Raises:
             PackError: the file is missing or damaged.
         """
-        from safetensors import SafetensorError, safe_open
 
-        try:
-            with safe_open(path, framework="np") as file:
-                facts = json.loads(file.metadata()["utilisation"])
-                parameters = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        def build(facts: dict[str, Any], parameters: Parameters) -> UtilisationModel:
             ops, shape = tuple(facts.pop("ops")), Shape(**facts.pop("shape"))
             return cls(ops=ops, shape=shape, parameters=parameters, **facts)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise PackError(f"{path}: not a cross-GPU model ({error}); rebuild with `make packs`") from None
+
+        return read_model(path, KIND, build)
 
 
 def _log_sigmoid(z: Array) -> Array:

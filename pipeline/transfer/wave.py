@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.families import work_of
 from pipeline.transfer.occupancy import blocks_per_wave
-from pipeline.transfer.sustained import sustained_dram_gb_per_s
 
 Array = npt.NDArray[np.float64]
 

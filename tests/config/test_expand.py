@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from pipeline.config import choices, expand, from_snakemake
+from pipeline import config
+from pipeline.config import choices, expand, from_snakemake, method_label
 from pipeline.errors import ConfigError, InputError, UnknownNameError
+from pipeline.hardware import spec
+from pipeline.paths import config_dir
 
 
 def test_one_point_has_the_defaults_of_its_model() -> None:
@@ -109,6 +117,57 @@ def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type
 def test_snakemake_values_become_overrides() -> None:
     given = {"gpu": "V100,P100", "batch_size": 512, "overrides": "model.tables=4 model.dim=32"}
     assert from_snakemake(given) == ["gpu=V100,P100", "batch_size=512", "model.tables=4", "model.dim=32"]
+
+
+def test_settings_that_shape_statistics_or_models_name_what_is_made_of_them() -> None:
+    """Else the points of a grid over them would all read what the first one made."""
+    texts = ["overheads.estimator=median", "overheads.estimator=clipped_mean", "overheads.profiler_event_us=3",
+             "overheads=published", "overheads.host_scale=2"]  # fmt: skip
+    labels = [method_label("overheads", expand(["gpu=V100", text])[0].section("overheads")) for text in texts]
+    assert labels[1] == labels[4] == "shared", "the default, and what is applied when a point is predicted"
+    assert labels[3] == "published"
+    assert len(set(labels)) == 4
+    seeds = [method_label("kernels", point.section("kernels")) for point in expand(["gpu=V100", "kernels.seed=0,1,2"])]
+    assert seeds[0] == "auto" and len(set(seeds)) == 3
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The configuration with a GPU and a workload copied, and nothing changed in the copies yet."""
+    shutil.copytree(config_dir(), tmp_path / "config")
+    for folder, name, copy in (("gpu", "V100", "MY_GPU"), ("model", "dlrm_small", "my-Model")):
+        shutil.copy(tmp_path / f"config/{folder}/{name}.yaml", tmp_path / f"config/{folder}/{copy}.yaml")
+    for module in ("pipeline.config", "pipeline.hardware.spec"):
+        monkeypatch.setattr(f"{module}.config_dir", lambda: tmp_path / "config")
+    spec._load_directory.cache_clear()
+    yield tmp_path / "config"
+    spec._load_directory.cache_clear()
+
+
+def test_a_copied_file_is_refused_until_it_has_a_name_of_its_own(copied: Path) -> None:
+    with pytest.raises(ConfigError, match="name is 'V100', expected 'MY_GPU'"):
+        expand(["gpu=MY_GPU"])
+    gpu = copied / "gpu" / "MY_GPU.yaml"
+    gpu.write_text(gpu.read_text().replace("name: V100\n", "name: MY_GPU\n"))
+    with pytest.raises(ConfigError, match=r"V100.yaml: .V100-PCIE-32GB. is a name of MY_GPU too"):
+        expand(["gpu=MY_GPU"])
+    gpu.write_text(re.sub(r"aliases:\n(  - .*\n)+", "", gpu.read_text()))
+    with pytest.raises(ConfigError, match=r"model/my-Model.yaml: name is 'dlrm_small', expected 'my-Model'"):
+        expand(["gpu=MY_GPU", "model=my-Model"])
+    model = copied / "model" / "my-Model.yaml"
+    model.write_text(model.read_text().replace("name: dlrm_small\n", "name: my-Model\n"))
+    config._compose_text.cache_clear()
+    (point,) = expand(["gpu=MY_GPU", "model=my-Model"])
+    assert (point.gpu, point.model, point.variant) == ("MY_GPU", "my-Model", "default")
+
+
+def test_a_name_that_can_be_no_folder_is_one_line(copied: Path) -> None:
+    gpu, other = copied / "gpu" / "MY_GPU.yaml", copied / "gpu" / "X 1.yaml"
+    gpu.rename(other)
+    text = re.sub(r"aliases:\n(  - .*\n)+", "", other.read_text())
+    other.write_text(text.replace("name: V100\n", "name: X 1\n"))
+    with pytest.raises(ConfigError, match="give it letters, digits, - and _ alone"):
+        expand(["gpu=X1"])
 
 
 @pytest.mark.parametrize(

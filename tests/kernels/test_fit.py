@@ -10,8 +10,10 @@ from pipeline.errors import PackError, TableError, UnknownNameError
 from pipeline.kernels import drift, learned, trees
 from pipeline.kernels.commands import fit_command, predict_command
 from pipeline.kernels.evaluate import gmae, metrics
+from pipeline.kernels.families import Law
 from pipeline.kernels.fit import fit_family, fit_gpu
 from pipeline.kernels.fitted import FittedModel
+from pipeline.kernels.heuristics import PHYSICS_SPREAD
 from pipeline.kernels.intervals import bagging_shrink, fit_quantiles
 from pipeline.kernels.networks import Network, Recipe, train_network
 from pipeline.kernels.samples import with_families
@@ -152,6 +154,13 @@ def test_sizes_outside_the_samples_are_flagged_scaled_and_widened(samples, v100)
     assert inside.inside[0] and not outside.inside[0]
     assert outside.kernel[0] / inside.kernel[0] == pytest.approx(64.0, rel=0.2)
     assert outside.p90[0] / outside.p10[0] > inside.p90[0] / inside.p10[0]
+
+
+def test_far_outside_the_samples_an_interval_is_no_wider_than_that_of_physics(samples, v100):
+    model = fit_family(samples, v100, "gemm", "trees").model
+    far = model.predict(samples.iloc[[0]].assign(M=[2.0**34], N=2000, K=2000))
+    assert far.p90[0] / far.p10[0] <= PHYSICS_SPREAD[Law.COMPUTE] ** 2 * 1.001
+    assert far.p10[0] < far.kernel[0] < far.p90[0]
 
 
 def test_kernel_times_are_fitted_where_samples_have_them(samples, v100):

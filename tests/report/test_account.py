@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 
 from pipeline.paths import packs_dir, project_dir
-from pipeline.report.account import Evidence, kernel_table, left_out_errors, long, markdown, outdated, replaced, short
+from pipeline.report.account import Evidence, kernel_table, left_out_errors, long, outdated, short
 from pipeline.report.checks.replays import FULL, KERNEL_SUM, mean_errors
 from pipeline.report.figures import evidence, tables
 from pipeline.report.figures.gallery import Artifacts
+from pipeline.report.markdown import markdown, replaced
 from pipeline.report.readme import PLACES, gather, shipped_families
 
 

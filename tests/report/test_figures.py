@@ -16,6 +16,7 @@ from pipeline.report import parts
 from pipeline.report.figures import style, tables
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
 from pipeline.report.figures.published import PUBLISHED, published
+from pipeline.report.grid import told_apart, with_gpus
 from pipeline.transfer.paper import TRACKED
 
 
@@ -111,3 +112,10 @@ def test_every_figure_has_a_caption_in_the_report() -> None:
     for entry in GALLERY:
         assert f'figure == "{entry.name}"' in captions
         assert category_of(entry.name) == entry.category
+
+
+def test_kernel_models_of_several_choices_are_told_apart_in_figures() -> None:
+    fitted = [f"results/{gpu}/kernels/gemm/{choice}" for gpu in ("V100", "T4") for choice in ("roofline", "trees")]
+    both = told_apart(with_gpus([*fitted, "packs/P100/kernels/gemm", "results/Xp/kernels/gemm/trees"]))
+    names = [name for name, _ in both]
+    assert names == ["V100 roofline", "V100 trees", "T4 roofline", "T4 trees", "P100", "Xp"]

@@ -16,10 +16,11 @@ import pytest
 
 from pipeline.report.tracking import (
     KERNEL_MODELS,
+    choose_champion,
     describe_kernel_models,
     initialise,
     log_run,
-    register_champion,
+    register_model,
     variants_address,
 )
 
@@ -34,11 +35,12 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (model / "family.json").write_text("{}")
     for variant, error in (("roofline", 0.2), ("average", 0.05), ("trees", 0.07)):
         best = variant == "average"
-        tags = {"gpu": "V100", "family": "gemm", "variant": variant, "champion": "yes" if best else "no"}
+        tags = {"gpu": "V100", "family": "gemm", "variant": variant, "model": "V100-gemm", "samples": "same"}
         run = log_run(folder, KERNEL_MODELS, f"V100 gemm {variant}", params={}, metrics={"gmae": error}, tags=tags,
                       artifacts={"model": model} if best else {})  # fmt: skip
         if best:
-            register_champion(folder, "V100-gemm", run, "model", {"gpu": "V100", "family": "gemm"})
+            register_model(folder, "V100-gemm", run, "model", {"gpu": "V100", "family": "gemm"})
+            choose_champion(folder, "V100-gemm", run)
     other = {"gpu": "V100", "family": "bmm", "variant": "trees", "champion": "yes"}
     log_run(folder, KERNEL_MODELS, "V100 bmm trees", params={}, metrics={"gmae": 0.01}, tags=other)
     describe_kernel_models(folder)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.transfer.sustained import arithmetic_us, sustained_dram_gb_per_s
+from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 
 GPUS = ("V100", "P100", "T4", "A100-PCIE-40GB")
 

@@ -8,10 +8,10 @@ import pytest
 
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.shortest import not_shorter
 from pipeline.packs import list_packs
 from pipeline.transfer.kernels import load_models, predict_calls
 from pipeline.transfer.methods import by_auto
-from pipeline.transfer.shortest import not_shorter
 from pipeline.transfer.sibling import sibling_models
 from pipeline.transfer.tracker import _transfer
 

@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.hardware.siblings import same_chip, sibling_of
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.predictor import load_predictor
 from pipeline.packs import list_packs
 from pipeline.paths import packs_dir
-from pipeline.transfer.sibling import SiblingModel, alike, sibling_models, sibling_of
+from pipeline.transfer.sibling import SiblingModel, sibling_models
 
 pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no pack of the A100")
 
@@ -21,13 +22,13 @@ pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no
      ("H100", None), ("L4", None), ("RTX2070", None)],
 )  # fmt: skip
 def test_only_a_card_of_the_same_chip_is_a_sibling(gpu: str, sibling: str | None) -> None:
-    found = sibling_of(load_gpu(gpu))
+    found = sibling_of(load_gpu(gpu), list_packs())
     assert (found.name if found else None) == sibling
 
 
-def test_a_card_is_alike_to_itself_and_an_a30_would_not_be() -> None:
+def test_a_card_has_the_chip_of_itself_and_an_a30_would_not_be() -> None:
     a100 = load_gpu("A100")
-    assert alike(a100, a100) and not alike(a100, load_gpu("A40"))
+    assert same_chip(a100, a100) and not same_chip(a100, load_gpu("A40"))
 
 
 def _calls() -> pd.DataFrame:

@@ -1,9 +1,11 @@
 # The execution graph of one training step: captured without a GPU, or traced on the device of this machine.
 
+from pipeline.config import NAME
+
 
 wildcard_constraints:
-    gpu=r"[A-Za-z0-9\-]+",
-    model=r"[a-z0-9_]+",
+    gpu=NAME,
+    model=NAME,
     variant=r"[A-Za-z0-9_.\-]+",
     batch=r"\d+",
     family=r"[a-z0-9_]+",
@@ -18,7 +20,7 @@ rule capture_graph:
     log:
         f"{POINT}/logs/capture_graph.log",
     wildcard_constraints:
-        gpu=r"(?!local/)[A-Za-z0-9\-]+",
+        gpu=f"(?!local/){NAME}",
     params:
         model=FLOW.section("model"),
         code=FLOW.code("graph", "workloads", "schemas.py"),

@@ -87,6 +87,7 @@ rule fit_kernels:
         gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
     params:
         settings=FLOW.kernel_settings,
+        gpu=FLOW.card,
         code=FLOW.code("kernels", "hardware", "report/tracking.py"),
     message:
         "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow"

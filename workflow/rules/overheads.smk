@@ -65,7 +65,7 @@ rule overhead_statistics:
     log:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
     wildcard_constraints:
-        overheads=r"overheads(-[a-z_]+)?",
+        overheads=r"overheads(-[A-Za-z0-9_\-]+)?",
     params:
         settings=FLOW.overhead_settings,
         code=FLOW.code("overheads", "schemas.py", "report/tracking.py"),

@@ -1,5 +1,7 @@
 # The critical-path prediction of one grid point, and the summary of all.
 
+from pipeline.report.grid import pack_digests
+
 PREDICTING = ("kernels", "overheads", "predict", "transfer", "hardware", "evaluate.py", "api.py", "prediction.py")
 
 
@@ -20,6 +22,7 @@ rule predict:
     params:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
+        packs=pack_digests(),
         code=FLOW.code(*PREDICTING),
     message:
         "Step time of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"

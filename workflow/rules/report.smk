@@ -30,6 +30,7 @@ rule error_parts:
     params:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
+        packs=pack_digests(),
         code=FLOW.code(*PREDICTING, "report/parts.py"),
     message:
         "Errors of {wildcards.model} at batch {wildcards.batch}, part by part"
@@ -165,7 +166,7 @@ rule passes:
     log:
         f"{CHECKS}/logs/passes.log",
     params:
-        packs=GRID.pack_digests(),
+        packs=pack_digests(),
         code=FLOW.code(*PREDICTING, "graph", "workloads", "report/checks/passes.py"),
     message:
         "Whole models against public latencies"

@@ -6,6 +6,7 @@ from pipeline.scripting import job
 
 with job(snakemake):
     from pipeline.api import gpu_of, kernel_predictor
+    from pipeline.config import method_label
     from pipeline.graph.store import read_graph
     from pipeline.prediction import Prediction
     from pipeline.report.parts import Point, parts_of
@@ -19,7 +20,7 @@ with job(snakemake):
         settings,
         read_graph(given.graph).table,
         read_table(given.calls, "calls"),
-        kernel_predictor(gpu, settings["kernels"]["name"], snakemake.params.results),
+        kernel_predictor(gpu, method_label("kernels", settings["kernels"]), snakemake.params.results),
     )
     observations = read_table(given.observations, "overhead_samples")
     prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]

@@ -6,7 +6,7 @@ from pipeline.scripting import job
 
 with job(snakemake):
     from pipeline.report.figures.gallery import Artifacts, draw_all
-    from pipeline.report.grid import read_any, read_observations, with_gpus
+    from pipeline.report.grid import read_any, read_observations, told_apart, with_gpus
     from pipeline.schemas import read_table
     from pipeline.transfer.costs import currency, load_prices
 
@@ -14,7 +14,7 @@ with job(snakemake):
     found = Artifacts(
         read_table(given.summary, "summary"),
         read_observations(given.hosts),
-        with_gpus([*given.models, *snakemake.params.shipped]),
+        told_apart(with_gpus([*given.models, *snakemake.params.shipped])),
         prices=load_prices(),
         currency=currency(),
         parts=read_any(given.parts),

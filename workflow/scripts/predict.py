@@ -5,6 +5,7 @@ from pipeline.scripting import job, provenance
 with job(snakemake):
     from pipeline.api import gpu_of, kernel_predictor, overheads_from
     from pipeline.collect.reader import measured_step
+    from pipeline.config import method_label
     from pipeline.evaluate import Subject, evaluate
     from pipeline.graph.store import read_graph
     from pipeline.predict.measured_rows import measured_events
@@ -28,7 +29,7 @@ with job(snakemake):
         gpu,
         graph.table,
         calls,
-        kernel_predictor(gpu, point["kernels"]["name"], snakemake.params.results),
+        kernel_predictor(gpu, method_label("kernels", point["kernels"]), snakemake.params.results),
         overheads_from(read_table(snakemake.input.overheads, "overheads"), point["overheads"], point["workload"]),
         measured_step(measured[0], point["workload"], point["model"]) if measured else None,
     )

@@ -37,7 +37,7 @@ def predicted_passes(data: Path) -> pd.DataFrame:
     """Predicted and measured latency of every public pass; each graph is captured once and serves all GPUs.
 
     Returns:
-        gpu, model, mode, seq_len, batch_size, measured_us, predicted_us, active_us, bound.
+        gpu, model, mode, seq_len, batch_size, measured_us, predicted_us, p10_us, p90_us, active_us, bound.
     """
     from pipeline.api import gpu_of, kernel_predictor, overhead_model
     from pipeline.config import expand
@@ -53,7 +53,7 @@ def predicted_passes(data: Path) -> pd.DataFrame:
         for row in part.itertuples():
             point = expand([
                 f"gpu={row.gpu}", f"model={model}", f"batch_size={batch}", f"model.mode={MODES[str(mode)]}",
-                "model.optimizer=none", f"model.seq_len={length}", "predict.draws=1",
+                "model.optimizer=none", f"model.seq_len={length}",
             ])[0]  # fmt: skip
             graph = graph or capture(point.config["model"], point.batch_size)
             gpu = gpu_of(point.config["gpu"])
@@ -64,5 +64,6 @@ def predicted_passes(data: Path) -> pd.DataFrame:
                                 overhead_model(gpu.name, point.config["overheads"], None, point.workload))  # fmt: skip
             rows.append({"gpu": gpu.name, "model": model, "mode": MODES[str(mode)], "seq_len": length,
                          "batch_size": batch, "measured_us": row.e2e_latency_us, "predicted_us": found.predicted_us,
-                         "active_us": found.active_us, "bound": found.bound})  # fmt: skip
+                         "p10_us": found.p10_us, "p90_us": found.p90_us, "active_us": found.active_us,
+                         "bound": found.bound})  # fmt: skip
     return pd.DataFrame(rows)

@@ -68,7 +68,7 @@ def family_errors(errors: pd.DataFrame) -> Figure:
     panels[0].set(xlabel="GMAE on shapes not trained on (%)", xlim=(0, None))
     panels[1].axvline(80, color="black", linewidth=0.8, linestyle=":")
     panels[1].set(xlabel="held-out calls inside p10 to p90 (%); 80 is meant")
-    panels[1].set_xlim(min(50.0, 100 * float(errors["coverage"].min()) - 2), 100)
+    panels[1].set_xlim(min(50.0, 100 * float(errors["coverage"].min()) - 2), 101)
     for axes in panels:
         label_rows(axes, families)
     figure.legend(

@@ -2,7 +2,7 @@
 
 Datasheet peaks flatter in two ways that differ between cards. Issue slots and operand bandwidth keep fp32 matrix
 products below the peak by a share that depends on the architecture, and cards with a small power budget (P4, T4, L4)
-throttle their clock long before that. `utilisation.py` predicts shares of these sustained figures, so that a model
+throttle their clock long before that. `transfer/utilisation.py` predicts shares of these sustained figures, so that a model
 trained on some cards carries over to others.
 """
 
@@ -100,19 +100,3 @@ def throttled(full: Array, powered: Array) -> Array:
 def sustained_dram_gb_per_s(gpu: GpuSpec) -> float:
     """Streaming DRAM bandwidth, GB/s: measured where the spec file has it, else the architecture's share."""
     return gpu.measured_dram_gb_per_s or shares(gpu).dram_share * gpu.dram_gb_per_s
-
-
-TILE = {"gemm": (128, 64)}
-"""Output tile (rows, columns) of the family's large fp32 kernels from Volta on (kernel names of the public table)."""
-
-PASCAL_PRODUCT_TILE = (32, 128)
-"""Pascal's cuBLAS runs nearly all large fp32 products in `maxwell_sgemm` tiles of 32 x 128 or 64 x 64, which read as
-much. Large products on a P100 reach just what its sustained bandwidth allows for them: 6.2 of 7.0 TFLOP/s."""
-
-
-def tile_intensity(family: str, gpu: GpuSpec) -> float:
-    """FLOP per byte of the operands that one tile of a large product's outputs reads: 2 h w / 4 (h + w)."""
-    high, wide = TILE.get(family, (128, 128))
-    if family == "gemm" and gpu.architecture == "pascal":
-        high, wide = PASCAL_PRODUCT_TILE
-    return high * wide / 2.0 / (high + wide)

@@ -1,0 +1,98 @@
+"""How far errors of kernels go together: the constants of intervals of steps (`pipeline/evaluate.py`).
+
+    python benchmarks/kernels/shared_errors.py [DATASETS_DIR] [--folds FOLDS]
+
+First table: the operators of public language models, measured one by one in another run than the samples of the packs
+(NeuSight's `model_op_latency`), summed over each pass and held against the packs of the same card. *Over width*: the log
+error over the standard deviation that single kernels claim. Second, with `--folds` (what `python -m pipeline.transfer.build
+--folds` leaves): each GPU left out of the cross-GPU models, the log error of a family's summed samples over the standard
+deviation of its interval, as the other GPUs give it; its mean square is the share of the variance that calls share. Last,
+a check: how many of the public whole passes, which set nothing, lie inside p10 to p90.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.datasets.neusight import read_samples
+from pipeline.evaluate import NORMAL_P90
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.predictor import load_predictor
+from pipeline.paths import datasets_dir, packs_dir
+from pipeline.report.checks.passes import predicted_passes
+from pipeline.transfer.build import interval_of_a_new_gpu
+from pipeline.transfer.evaluate import folds, left_out_rows, log_residuals
+from pipeline.transfer.features import COVERED
+from pipeline.transfer.paper import CASE, MODELLED, model_calls
+
+
+def pack_errors(datasets: Path) -> pd.DataFrame:
+    """A row per pass: `gpu`, `log_error` of its operators' sum against the pack, `over_width`."""
+    folder = datasets / "neusight"
+    calls = model_calls(pd.read_parquet(folder / "model_op_latency.parquet"))
+    passes = pd.read_parquet(folder / "model_latency.parquet")
+    layers = passes.assign(gpu=passes["gpu"].astype(str)).drop_duplicates(CASE).set_index(CASE)["num_layer"]
+    rows = []
+    for (gpu, *case), part in calls[calls["family"].isin(MODELLED)].groupby(["gpu", *CASE], observed=True):
+        predictor = load_predictor(load_gpu(str(gpu)), [packs_dir() / str(gpu) / "kernels"])
+        found = predictor.predict(part)
+        times = np.where(part["in_layer"], float(layers.loc[tuple(case)]), 1.0)
+        predicted = times * found["predicted_us"].to_numpy(float)
+        width = np.log(found["latency_p90_us"] / found["latency_p10_us"]).to_numpy(float) / (2 * NORMAL_P90)
+        error = np.log(times @ part["latency_us"].to_numpy(float) / predicted.sum())
+        rows.append({"gpu": gpu, "log_error": error, "over_width": error * predicted.sum() / (predicted @ width)})
+    return pd.DataFrame(rows)
+
+
+def family_levels(datasets: Path, cache: Path) -> pd.DataFrame:
+    """A row per family: over GPUs left out in turn, the log error of summed samples over the width of single ones."""
+    samples = read_samples(datasets)
+    table = {}
+    for family in COVERED:
+        residuals, level = {}, {}
+        for fold in folds(samples, family, mlp_steps=0, cache=cache, probes=False):
+            rows = left_out_rows(samples, fold)[2]
+            _, latency = fold.utilisation.kernel_and_latency(rows, fold.destination)
+            residuals[fold.destination.name] = log_residuals(samples, fold)
+            level[fold.destination.name] = float(np.log(rows["latency_us"].sum() / latency.sum()))
+        for gpu in level:
+            low, high = interval_of_a_new_gpu({name: own for name, own in residuals.items() if name != gpu})
+            level[gpu] /= (high - low) / (2 * NORMAL_P90)
+        table[family] = level
+    return pd.DataFrame(table).T
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
+    parser.add_argument("--folds", type=Path, help="folder of models without each GPU")
+    options = parser.parse_args()
+    if options.datasets is None:
+        print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
+        return 2
+    middle = pack_errors(options.datasets).groupby("gpu").median()
+    print(middle.round(3).to_string())
+    print("root mean square:", middle.pow(2).mean().pow(0.5).round(2).to_dict())
+    if options.folds:
+        levels = family_levels(options.datasets, options.folds)
+        print(levels.round(2).assign(share=levels.pow(2).mean(axis=1).round(2)).to_string())
+        print(f"mean share: {levels.pow(2).mean(axis=1).mean():.2f}")
+    passes = predicted_passes(options.datasets)
+    inside = (passes["p10_us"] <= passes["measured_us"]) & (passes["measured_us"] <= passes["p90_us"])
+    checked = passes.assign(inside=100.0 * inside, width=passes["p90_us"] / passes["p10_us"]).groupby("gpu")
+    print(
+        checked.agg(passes=("inside", "size"), inside=("inside", "mean"), width=("width", "median"))
+        .round(2)
+        .to_string()
+    )
+    print(f"inside in all: {inside.sum()} of {len(passes)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Unlock this folder after a run that was killed, but never under a run that is alive.
+
+python -m pipeline.report.unlock        (`make` does it before each run)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+from pipeline.report.workflow import run_snakemake
+
+LOCKS = Path(".snakemake/locks")
+
+
+def at_work() -> int | None:
+    """Id of a Snakemake process that runs in the current folder, other than this process and those that started it."""
+    here = Path.cwd()
+    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in psutil.process_iter():
+        try:
+            if process.pid in mine or Path(process.cwd()) != here:
+                continue
+            if any("snakemake" in Path(word).name for word in process.cmdline()[:3]):
+                return int(process.pid)
+        except psutil.Error:  # ended meanwhile, or another user's
+            continue
+    return None
+
+
+def main() -> int:
+    """Command line: remove locks that nobody holds; say who holds them otherwise."""
+    if not LOCKS.is_dir() or not any(LOCKS.iterdir()):
+        return 0
+    holder = at_work()
+    if holder is None:
+        return run_snakemake("all", {}, "--quiet", "all", "--unlock")
+    print(f"steptime: process {holder} runs Snakemake in this folder; what it makes stays locked until it ends",
+          file=sys.stderr)  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What MLflow says of kernel models after several fits: each fit once, and one champion, whose run is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from pipeline.kernels import fit as fitting
+from pipeline.report.kernel_runs import fit_and_track
+from pipeline.report.tracking import KERNEL_MODELS, initialise
+
+ERRORS = {"auto": 0.02, "trees": 0.03, "roofline": 0.4}
+
+
+def samples(gpu: str, rows: int) -> pd.DataFrame:
+    sizes = np.random.default_rng(0).integers(4, 2000, (rows, 2))
+    return pd.DataFrame({"gpu": gpu, "family": "softmax", "op": "softmax", "phase": "forward", "dtype": "fp32",
+                         "latency_us": 20 + 8.0 * sizes.prod(axis=1) / 700e3, "source": "drawn", "campaign_id": "drawn",
+                         "B": sizes[:, 0], "H": sizes[:, 1]})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("fits")
+    initialise(place / "mlflow")
+    return place
+
+
+@pytest.fixture
+def fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlflowClient]:
+    real = fitting.fit_gpu
+
+    def quick(table: pd.DataFrame, gpu: Any, out: str, *, variants: Any, seed: int, on_fit: Any, **_: Any) -> Any:
+        """Physics in the name of every variant, with errors as in `ERRORS`, or all physics where samples are few."""
+        fitted = real(table, gpu, out, variants=("roofline",), seed=seed)["softmax"]
+        names = variants if len(table) >= fitting.FEWEST_TO_LEARN else ["roofline"] * len(variants)
+        fits = [replace(fitted, metrics={**fitted.metrics, "gmae": ERRORS[name]},
+                        parameters={**fitted.parameters, "variant": name}) for name in names]  # fmt: skip
+        for each in fits:
+            on_fit(each)
+        return {"softmax": min(fits, key=lambda each: each.metrics["gmae"])}
+
+    monkeypatch.setattr(fitting, "fit_gpu", quick)
+
+    def run(table: pd.DataFrame, *variants: str, seed: int = 0) -> MlflowClient:
+        gpu = str(table["gpu"].iloc[0])
+        settings = {"name": variants[0], "variants": variants, "seed": seed, "workers": 1}
+        fit_and_track(table, gpu, settings, [folder / gpu / "softmax" / "fitted"], folder / "mlflow")
+        return MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
+
+    return run
+
+
+def runs(client: MlflowClient, gpu: str) -> dict[str, Any]:
+    owner = client.get_experiment_by_name(KERNEL_MODELS).experiment_id
+    return {run.info.run_name: run for run in client.search_runs([owner], f"tags.gpu = '{gpu}'")}
+
+
+def champion(client: MlflowClient, gpu: str) -> str:
+    """Name of the run that the alias leads to, which must be there and alone carry the tag."""
+    run = client.get_run(client.get_model_version_by_alias(f"{gpu}-softmax", "champion").run_id)
+    assert run.info.lifecycle_stage == "active"
+    tagged = [name for name, each in runs(client, gpu).items() if each.data.tags["champion"] == "yes"]
+    assert tagged == [run.info.run_name]
+    return str(run.info.run_name)
+
+
+def test_a_variant_that_few_samples_turn_into_another_is_one_run_and_the_champion(fit: Callable[..., Any]) -> None:
+    client = fit(samples("P100", 12), "auto", "roofline")
+    assert list(runs(client, "P100")) == ["P100 softmax roofline"]
+    assert champion(client, "P100") == "P100 softmax roofline"
+
+
+def test_the_champion_is_the_best_of_all_fits_whichever_came_last(fit: Callable[..., Any]) -> None:
+    table = samples("V100", 40)
+    fit(table, "auto", "roofline")
+    assert champion(fit(table, "trees"), "V100") == "V100 softmax auto"
+    client = fit(table, "auto", "roofline")  # the same once more supersedes its earlier runs
+    assert champion(client, "V100") == "V100 softmax auto"
+    assert sorted(runs(client, "V100")) == ["V100 softmax auto", "V100 softmax roofline", "V100 softmax trees"]
+
+
+def test_another_seed_is_another_run_and_other_samples_another_contest(fit: Callable[..., Any]) -> None:
+    fit(samples("T4", 40), "auto")
+    client = fit(samples("T4", 40), "auto", seed=1)
+    assert sorted(runs(client, "T4")) == ["T4 softmax auto", "T4 softmax auto seed 1"]
+    assert champion(fit(samples("T4", 30), "roofline"), "T4") == "T4 softmax roofline"

@@ -1,0 +1,57 @@
+"""What a workflow run refuses before any job starts, in one line, and which points share what they rest on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.flow import Flow
+
+
+@pytest.fixture(autouse=True)
+def nothing_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    monkeypatch.delenv("STEPTIME_MEASUREMENTS", raising=False)
+
+
+def refused(capsys: pytest.CaptureFixture[str], **config: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        Flow.from_config(config)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_results_folder_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").touch()
+    for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        assert f"results={place}: {tmp_path}/taken is no folder" in refused(capsys, results=str(place))
+    assert Flow.from_config({"results": str(tmp_path / "new" / "place")}).artifacts.root == str(tmp_path / "new/place")
+
+
+@pytest.mark.parametrize("variable", ["STEPTIME_DATASETS", "STEPTIME_MEASUREMENTS"])
+def test_a_misspelt_folder_of_data_is_refused_and_not_taken_for_none(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "/no/such/folder")
+    assert f"${variable}=/no/such/folder: no such folder" in refused(capsys, gpu="V100")
+
+
+def test_points_share_overheads_unless_a_setting_shapes_them() -> None:
+    flow = Flow.from_config(
+        {"gpu": "V100", "overrides": "overheads.estimator=clipped_mean,median overheads.host_scale=1,2"}
+    )
+    rests_on = {}
+    for point in flow.points:
+        at = SimpleNamespace(gpu=point.gpu, model=point.model, variant=point.variant, batch=point.batch_size)
+        rests_on[point.variant] = flow.overheads_of_point(at)
+    assert len(flow.points) == len(rests_on) == 4
+    assert len(set(rests_on.values())) == 2
+    for path in set(rests_on.values()):  # the rule that makes it finds the settings by the file's name
+        settings = flow.overhead_settings(SimpleNamespace(overheads=Path(path).stem))
+        assert settings["estimator"] == ("clipped_mean" if path == "results/V100/overheads.parquet" else "median")
+        assert "host_scale" not in settings, "would make the statistics anew for nothing"
