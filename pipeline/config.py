@@ -173,8 +173,12 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
             parsed.append(parser.parse_override(text))
         except HydraException:
             raise ConfigError(f"cannot read the override {text!r}: write key=value, several values as a,b") from None
-        if parsed[-1].is_sweep_override() and isinstance(parsed[-1].value(), Glob):
-            raise ConfigError(f"{text}: patterns are not looked up; write the names, separated by commas")
+        if parsed[-1].is_sweep_override() and isinstance(pattern := parsed[-1].value(), Glob):
+            group = parsed[-1].key_or_group
+            names = pattern.filter(choices(group)) if group in _GROUPS else []
+            if not names:
+                raise ConfigError(f"{text}: no name fits this pattern, which {' and '.join(_GROUPS)} may have")
+            parsed[-1] = parser.parse_override(f"{group}={','.join(names)}")
     batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     return [list(batch) for group in batches for batch in group]
 

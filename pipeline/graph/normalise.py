@@ -54,7 +54,7 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
     nodes = [_on_cuda(node, fake) for node in nodes]
     if fake:
         nodes = _show_input_copies(nodes)
-    nodes = name_standins(_fused_lookups(nodes, config), config)
+    nodes = name_standins(_fused_lookups(nodes, config))
     nodes = _describe_embeddings(nodes, config)
     if config.get("dtype") == "tf32":
         for node in nodes:

@@ -7,7 +7,7 @@ names that a CUDA run records, so that overheads measured there apply.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -38,9 +38,10 @@ WRAPPERS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": "ate
 """Operators and stand-ins that a CUDA run records under another operator."""
 
 
-def name_standins(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node]:
+def name_standins(nodes: Sequence[Node]) -> list[Node]:
     """Give stand-ins CUDA's names, describe recurrent layers, and put `WRAPPERS` above what they wrap."""
-    kind = FLASH if config.get("dtype") in ("bf16", "fp16") else EFFICIENT
+    attention = [node.tensor(0).dtype for node in nodes if node.name == "steptime_attention::forward"]
+    kind = FLASH if {"bf16", "fp16"} & set(attention) else EFFICIENT
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
     for node in nodes:

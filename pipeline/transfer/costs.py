@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.spec import load_gpu
 from pipeline.paths import config_dir
 from pipeline.prediction import Prediction
@@ -63,7 +63,10 @@ def _entry(entry: object, where: str) -> tuple[str, float]:
         price = -1.0
     if price <= 0:
         raise ConfigError(f"{where}: per_hour {entry['per_hour']!r} is not a positive number")
-    return load_gpu(str(entry["gpu"])).name, price
+    try:
+        return load_gpu(str(entry["gpu"])).name, price
+    except UnknownNameError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def cost_per_million(prediction: Prediction, prices: Mapping[str, float]) -> float | None:

@@ -173,7 +173,8 @@ def test_a_name_that_can_be_no_folder_is_one_line(copied: Path) -> None:
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("gpu=glob(*100)", r"gpu=glob\(\*100\): patterns"),
+        ("gpu=glob(Z*)", r"gpu=glob\(Z\*\): no name fits"),
+        ("batch_size=glob(*)", r"batch_size=glob\(\*\): no name fits"),
         ("model=resnet50 batch_size=32", "cannot read the override 'model=resnet50 batch_size=32'"),
         ("batch_size=1,,2", "cannot read the override 'batch_size=1,,2'"),
         ("model=bert", "did you mean 'bert_large'"),
@@ -200,3 +201,10 @@ def test_values_of_python_are_written_as_overrides():
         assert found.config["model"]["bottom_mlp"] == [512, 128, 64]
     (custom,) = expand(["model=custom", "model.target=m:f", f"+model.options={written({'width': 3, 'of': None})}"])
     assert custom.config["model"]["options"] == {"width": 3, "of": None}
+
+
+def test_a_pattern_stands_for_all_names_that_fit_it():
+    assert [point.gpu for point in expand(["gpu=glob(*100)"])] == ["GV100", "H100", "P100", "V100"]
+    assert len(expand(["gpu=glob(*)"])) == len(choices("gpu"))
+    rest = expand(["gpu=glob([A100*,V100*],exclude=*-*)"])
+    assert [point.gpu for point in rest] == ["V100"]

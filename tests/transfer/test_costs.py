@@ -31,3 +31,10 @@ def test_cost_is_price_over_throughput() -> None:
     step = Prediction("T4", "m", "v", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0)  # 100 samples a second
     assert cost_per_million(step, {"T4": 3.6}) == pytest.approx(10.0)
     assert cost_per_million(step, {}) is None
+
+
+def test_a_gpu_that_does_not_exist_is_named_with_its_entry(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(GOOD.replace("A100", "A1000"))
+    with pytest.raises(ConfigError, match=r"prices.yaml: entry 1: unknown GPU 'A1000'"):
+        load_prices(file)

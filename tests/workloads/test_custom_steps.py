@@ -28,6 +28,15 @@ def attention(config, batch_size, device):
     return made(config, device, layer, lambda x: layer(x, x, x, need_weights=False)[0], torch.rand(batch_size, 8, 32))
 
 
+def amp_attention(config, batch_size, device):
+    def forward(x):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    weight = nn.Linear(8, 8, device=device)
+    return made(config, device, weight, lambda x: forward(weight(x)), torch.rand(batch_size, 2, 4, 8))
+
+
 def recurrent(config, batch_size, device):
     with torch.device(device):
         lstm = nn.LSTM(16, 32, num_layers=2, bidirectional=True)
@@ -114,6 +123,12 @@ def test_attention_is_one_kernel_each_way():
     calls = calls_of("attention")
     assert (calls["family"] == "attention").sum() == 2
     assert "bmm" not in set(calls["family"]) and "softmax" not in set(calls["family"])
+
+
+@pytest.mark.parametrize("function, dtype, kernel", [("attention", "fp32", "efficient"), ("attention", "fp16", "flash"),
+                                                     ("amp_attention", "fp32", "flash")])  # fmt: skip
+def test_attention_takes_the_kernel_of_what_it_gets(function, dtype, kernel):
+    assert set(calls_of(function, dtype=dtype).query("family == 'attention'")["op"]) == {kernel}
 
 
 def test_recurrent_layers_are_one_call_each_way_with_their_own_arithmetic():
