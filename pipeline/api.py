@@ -132,8 +132,18 @@ def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | 
             return overheads_from(read_table(table, "overheads"), settings, workload)
     shipped = shipped_overheads(gpu)
     check_pack(shipped.parent.name)
-    observations = read_table(shipped, "overhead_samples")
-    return overheads_from(overhead_statistics(observations, gpu, settings), settings, workload)
+    version = overhead_source(gpu), shipped.stat().st_mtime_ns
+    return overheads_from(_shipped_statistics(shipped, gpu, version, _frozen(settings)), settings, workload)
+
+
+@lru_cache(maxsize=16)
+def _shipped_statistics(shipped: Path, gpu: str, _version: tuple[Source, int], settings: str) -> pd.DataFrame:
+    """Statistics of shipped observations, once for all points of a GPU while they are the same."""
+    import json
+
+    from pipeline.schemas import read_table
+
+    return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, json.loads(settings))
 
 
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Mapping[str, Any]) -> pd.DataFrame:
