@@ -115,10 +115,15 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     """Run a step twice (the first makes gradients and optimizer state) and record the second, or the first if asked."""
     from torch.profiler import ExecutionTraceObserver
 
+    from pipeline.graph.working import WorkingSet
     from pipeline.workloads.step import saved_activations
 
     with as_on_cuda(), saved_activations(step) as saved:
-        if not first:
+        if not step.training:
+            with WorkingSet() as working:
+                step.run(0)
+            saved.bytes = max(working.bytes - step.input_bytes, 0)
+        elif not first:
             step.run(0)
     memory = Memory(
         step.parameters_bytes + step.buffers_bytes,

@@ -147,7 +147,7 @@ class Memory:
     parameters: int = 0
     gradients: int = 0
     optimizer: int = 0
-    activations: int = 0
+    activations: int = 0  # kept for the backward pass; without one, what is alive at once
     inputs: int = 0
 
     @property
