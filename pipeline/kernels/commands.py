@@ -18,7 +18,7 @@ from pipeline.kernels.predictor import load_predictor
 from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
 from pipeline.kernels.store import find_families, read_description
 from pipeline.paths import packs_dir
-from pipeline.schemas import DIMS, write_parquet
+from pipeline.schemas import DIMS, refuse_overwriting, write_parquet
 
 MOST_WORKERS = 2
 """Processes of a fit: families differ in length, and more would wait for the longest."""
@@ -122,9 +122,11 @@ def predict_command(
 
     Raises:
         TableError: an unknown op, or a missing, not positive or absurd dim; the message names the row.
+        InputError: the output is one of the inputs.
         UnknownNameError: no such GPU.
     """
     spec = load_gpu(gpu)
+    refuse_overwriting(out_path, in_path, probes)
     if models_dir is not None and not Path(models_dir).is_dir():
         raise InputError(f"{models_dir}: no such folder; fit models into it with `steptime kernels fit`")
     if models_dir is not None:

@@ -43,6 +43,15 @@ def test_calls_of_impossible_sizes_are_refused_by_row(tmp_path, size):
     assert not (tmp_path / "out.parquet").exists()
 
 
+def test_calls_are_not_overwritten_with_their_predictions(tmp_path):
+    path = tmp_path / "calls.parquet"
+    softmax().to_parquet(path)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="is read as well"):
+        predict_command("V100", None, path, tmp_path / "." / "calls.parquet")
+    assert path.read_bytes() == before
+
+
 def test_an_unknown_op_is_refused_with_the_choices(tmp_path):
     pd.DataFrame({"op": ["softmin"], "B": [1], "H": [1]}).to_parquet(tmp_path / "calls.parquet")
     with pytest.raises(TableError, match=r"unknown op 'softmin'.*softmax"):
