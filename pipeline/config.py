@@ -79,7 +79,7 @@ def method_label(section: str, settings: Mapping[str, Any]) -> str:
         settings: that section of a point's configuration.
     """
     name = str(settings["name"])
-    usual = _compose((f"{section}={name}",), complete=False)[section]
+    usual = load_yaml((config_dir() / section / f"{name}.yaml").read_text(encoding="utf-8"))
     differs = {key: value for key, value in sorted(settings.items())
                if key not in _APPLIED_LATER and value != usual.get(key)}  # fmt: skip
     return f"{name}-{hashlib.sha256(repr(differs).encode()).hexdigest()[:8]}" if differs else name

@@ -19,7 +19,7 @@ import pandas as pd
 from pipeline import predict
 from pipeline.datasets.published_busy import read_busy
 from pipeline.paths import datasets_dir
-from pipeline.report.markdown import replaced
+from pipeline.report.markdown import markdown, rewrite
 
 LOOPS: dict[str, dict[str, object]] = {
     "their loop": {
@@ -44,26 +44,24 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def summary(rows: pd.DataFrame) -> list[str]:
+def summary(rows: pd.DataFrame) -> str:
     """A line per prediction: by how many percentage points it is off, signed and absolute."""
-    lines = ["| busy share predicted by | mean difference | mean absolute | worst |", "|---|---|---|---|"]
+    lines = []
     shown = {"Lin et al., overheads profiled on those hosts": "published_busy", **{f"Steptime, {n}": n for n in LOOPS}}
     for name, column in shown.items():
         off = 100 * (rows[column] - rows["busy"])
-        lines.append(f"| {name} | {off.mean():+.1f} | {off.abs().mean():.1f} | {off.abs().max():.0f} |")
-    return lines
+        lines.append([name, f"{off.mean():+.1f}", f"{off.abs().mean():.1f}", f"{off.abs().max():.0f}"])
+    return markdown(["busy share predicted by", "mean difference", "mean absolute", "worst"], lines)
 
 
-def table(rows: pd.DataFrame) -> list[str]:
+def table(rows: pd.DataFrame) -> str:
     """A line per GPU and model: measured and predicted shares in % by batch size."""
-    batches = sorted(rows["batch_size"].unique())
-    lines = [f"| GPU | model | {' | '.join(f'batch {b}' for b in batches)} |", "|---|---|" + "---|" * len(batches)]
-    column = next(iter(LOOPS))
+    batches, column, lines = sorted(rows["batch_size"].unique()), next(iter(LOOPS)), []
     for (gpu, model), group in rows.groupby(["gpu", "model"], sort=False):
         own = group.set_index("batch_size")
         cells = [f"{100 * own.at[b, 'busy']:.0f} → {100 * own.at[b, column]:.0f}" for b in batches]
-        lines.append(f"| {gpu} | {model} | {' | '.join(cells)} |")
-    return lines
+        lines.append([str(gpu), str(model), *cells])
+    return markdown(["GPU", "model", *(f"batch {b}" for b in batches)], lines)
 
 
 def main() -> int:
@@ -75,10 +73,10 @@ def main() -> int:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
     rows = predicted(read_busy(args.datasets))
-    text = "\n".join([*summary(rows), "", *table(rows)])
+    text = f"{summary(rows)}\n\n{table(rows)}"
     print(text)
     if args.write:
-        args.write.write_text(replaced(args.write.read_text(encoding="utf-8"), "busy", text), encoding="utf-8")
+        rewrite(args.write, {"busy": text})
     return 0
 
 

@@ -26,7 +26,7 @@ from pipeline.datasets.published_steps import NETWORKS, read_networks, read_resn
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
-from pipeline.report.markdown import replaced
+from pipeline.report.markdown import rewrite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,11 +166,6 @@ def picture(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def write(path: Path, name: str, lines: list[str]) -> None:
-    """Put lines between a document's markers of that name."""
-    path.write_text(replaced(path.read_text(encoding="utf-8"), name, "\n".join(lines)), encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
@@ -206,8 +201,7 @@ def main() -> int:
     if args.draw:
         save(picture(rows), args.draw, "published", kinds=("svg",))
     if args.write:
-        write(args.write, "published steps", table(rows))
-        write(args.write, "published", short)
+        rewrite(args.write, {"published steps": "\n".join(table(rows)), "published": "\n".join(short)})
     return 0
 
 

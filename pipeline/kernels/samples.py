@@ -10,13 +10,11 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean
 from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
 from pipeline.kernels.work import Dims
-from pipeline.schemas import refuse_folder
+from pipeline.schemas import read_arrow
 
 LONGEST_LATENCY_US = 1e8
 """No single kernel runs for 100 seconds; beyond it a latency is taken for a slip of units or a clock gone wrong."""
@@ -37,15 +35,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     Raises:
         TableError: the file is missing or not parquet, or empty.
     """
-    path = Path(path)
-    refuse_folder(path)
-    try:
-        table = pq.read_table(path).to_pandas()
-    except FileNotFoundError:
-        raise TableError(f"{path}: no such file") from None
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{path}: not a readable parquet file ({str(error).splitlines()[0]})") from None
-    return cast(pd.DataFrame, table)
+    return cast(pd.DataFrame, read_arrow(path, "name another", "name a parquet table").to_pandas())
 
 
 def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:

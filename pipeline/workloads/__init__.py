@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config_values import check_precision
+from pipeline.config_values import CHOICES, check_precision
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -30,17 +30,7 @@ ARCHITECTURES = {
 }
 """`architecture` in a model's config -> the module here whose `build` makes its step."""
 
-OPTIONS = {
-    "mode": ("train", "inference"),
-    "optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
-    "dtype": ("fp32", "tf32", "bf16", "fp16"),
-    "precision": ("autocast", "pure"),
-    "attention": ("eager", "fused"),
-    "memory_format": ("contiguous", "channels_last"),
-    "copies": ("pinned", "pageable"),
-    "read_loss": ("never", "before_backward", "at_end"),
-    "embedding": ("fused", "joint_sparse", "sparse", "dense"),
-}
+OPTIONS = {key.removeprefix("model."): values for key, values in CHOICES.items() if key.startswith("model.")}
 """What the options of a model may be."""
 
 

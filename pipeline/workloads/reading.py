@@ -1,7 +1,7 @@
 """Reading the loss on the host (`loss.item()`), for which the host waits until the device has caught up.
 
-Where nothing is computed there is no value to read: an operator of ours stands for it, and capture names it as CUDA
-runs record it.
+Loops that only log read at the end of a step; facebookresearch/dlrm reads before the backward pass. Where nothing is
+computed there is no value to read: an operator of ours stands for it, and capture names it as CUDA runs record it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.workloads.standin import meta_operators
-
-WHEN = ("never", "before_backward", "at_end")
-"""Choices of `model.read_loss`: loops that only log read at the end; facebookresearch/dlrm reads before backward."""
+from pipeline.workloads.standin import is_fake, meta_operators
 
 
 def read(value: Tensor) -> None:
     """Read a tensor of one element on the host."""
-    if value.device.type == "meta" or type(value).__name__ == "FakeTensor":
+    if value.device.type == "meta" or is_fake(value):
         with torch.no_grad():
             _operators().read(value)
     else:

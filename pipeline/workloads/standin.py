@@ -30,6 +30,11 @@ def meta_operators(namespace: str, operators: Mapping[str, Callable[..., Any]]) 
     return getattr(torch.ops, namespace)
 
 
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor is one of FakeTensorMode's."""
+    return type(tensor).__name__ == "FakeTensor"
+
+
 def apply(function: Any, *arguments: Any) -> Tensor:
     """`function.apply(...)` of an autograd function with one result, typed."""
     result: Tensor = function.apply(*arguments)

@@ -19,6 +19,7 @@ from pipeline.errors import ConfigError
 from pipeline.workloads.autocast import DTYPES, autocast
 from pipeline.workloads.lookup import epsilon
 from pipeline.workloads.reading import read
+from pipeline.workloads.standin import is_fake
 
 Batch = tuple[Tensor, ...]
 """Tensors of one batch, on the host."""
@@ -120,8 +121,8 @@ class Step:
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
         dry = is_dry(self.device)
-        each = self.config.get("foreach", True)
-        self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, each)]
+        foreach = bool(self.config.get("foreach", True))
+        self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]
 
     def run(self, number: int = 0) -> None:
         """One step, on batch `number` of the pool (modulo its length)."""
@@ -175,7 +176,7 @@ class Step:
                 optimizer.zero_grad(set_to_none=self.config.get("set_to_none", True))
 
     def read(self, loss: Tensor, when: str) -> None:
-        """Read the loss on the host if the configuration asks for it at this place (`reading.WHEN`)."""
+        """Read the loss on the host if the configuration asks for it at this place (`model.read_loss`)."""
         if self.reads == when:
             with phase("loss"):
                 read(loss)
@@ -275,11 +276,6 @@ def channels_last(tensor: Tensor, dry: bool) -> Tensor:
     if dry:
         return torch.empty_like(tensor, memory_format=torch.channels_last)
     return tensor.contiguous(memory_format=torch.channels_last)
-
-
-def is_fake(tensor: Tensor) -> bool:
-    """Whether a tensor is one of FakeTensorMode's."""
-    return type(tensor).__name__ == "FakeTensor"
 
 
 def is_dry(device: str) -> bool:
