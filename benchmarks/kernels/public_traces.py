@@ -5,7 +5,9 @@
 Nothing of these traces is fitted, but for the least durations of kernels (`heuristics.START_US`). Sizes come from the
 execution trace, or from the shapes that Kineto recorded. A call is compared where its operator launched as many kernels
 of its kind as the operator map says. FBGEMM's lookups use the data's own indices, which no trace holds: they are
-predicted with uniform ones over tables of equal width; an update kernel is compared without the sorting before it.
+predicted with uniform ones over tables of equal width. Of the update's two kernels the one is compared that this gives
+rows to (a block for each row of many uses, a warp for each of few): what the other does hangs on the indices, and FBGEMM
+of that time launched a warp for every lookup even if none had anything to do.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from kineto_graph import kind_of, read
 from pipeline.graph.calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.lookups import BLOCK_ROWS
 from pipeline.kernels.predictor import load_predictor
 from pipeline.paths import datasets_dir, packs_dir
 from pipeline.trace.load import load_trace
@@ -118,8 +120,12 @@ def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]
         ):
             batch, width = node.inputs[0].shape
             match = next((one for one in reversed(open_) if one["batch"] == batch), None)
-            updates = [us for name, us in kernels if "backward_codegen" in name and "find_long" not in name]
-            if match is None or not updates:
+            if match is None:
+                continue
+            uses = match["indices"] * width / match["count"] / match["weights"]
+            updating = "cta_per_row" if uses >= BLOCK_ROWS else "warp_per_row"
+            updates = [us for name, us in kernels if updating in name]
+            if not updates:
                 continue
             open_.remove(match)
             size = {"B": batch, "T": match["count"], "D": max(round(width / match["count"]), 1), "dtype": "fp32",
@@ -128,7 +134,7 @@ def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]
             rows.append({**size, "family": "embedding_forward", "op": "fused", "phase": "forward",
                          "measured_us": match["us"]})  # fmt: skip
             rows.append({**size, "family": "embedding_backward", "op": "fused_sgd", "phase": "backward",
-                         "measured_us": sum(updates), "empty_launches": len(updates) - 1})  # fmt: skip
+                         "measured_us": sum(updates)})  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -151,13 +157,8 @@ def compare_rank(folder: Path, gpu_name: str) -> pd.DataFrame:
     nodes = with_shapes(folder, read(path)).nodes
     launched = kernels_by_operator(path, nodes)
     calls = pd.concat([mapped_calls(nodes, gpu, launched), lookup_calls(nodes, launched)], ignore_index=True)
-    calls = calls.assign(empty_launches=calls.get("empty_launches", 0.0))
     predictor = load_predictor(gpu, [packs_dir() / gpu.name / "kernels"])
     predicted = predictor.predict(calls)
-    # FBGEMM updates rows of few and of many uses by a kernel each; here one of them has next to nothing to do
-    empty = calls["empty_launches"].fillna(0.0).to_numpy(float) * Physics.of(gpu).start_us("embedding_backward")
-    for column in ("kernel_us", "p10_us", "p90_us"):
-        predicted[column] += empty
     known = predicted["modelled"] & (calls["measured_us"] > 0)
     return pd.concat([calls.drop(columns="evidence"), predicted], axis=1)[known]
 

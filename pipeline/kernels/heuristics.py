@@ -27,6 +27,7 @@ from pipeline.kernels.families import Law, family, work_of
 from pipeline.kernels.gradients import gradient_us
 from pipeline.kernels.images import FAMILIES as IMAGES
 from pipeline.kernels.images import image_us
+from pipeline.kernels.lookups import lookup_us
 from pipeline.kernels.tensor_convolution import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
 
@@ -117,7 +118,7 @@ class Physics:
             shortest = SHORTEST_OF_PRODUCTS if name in ("gemm", "bmm") else SHORTEST_REDUCTION
             return self._convolution(name, calls, self._compute(name, d, found, shortest))
         if entry.law is Law.EMBEDDING:
-            return self._embedding(name, d, found)
+            return self._lookups(name, d, found)
         if entry.law is Law.LINK:
             pageable = d.op_in(("pageable",))
             pinned = self.link.time_us(np.maximum(found.read, found.written))  # each byte crosses the link once
@@ -141,6 +142,8 @@ class Physics:
             found = self._compute(name, Dims(calls), work_of(name, calls), SHORTEST_REDUCTION)
         elif name in IMAGES:
             found = self._movement(name, family(name).passes, work_of(name, calls))
+        elif family(name).law is Law.EMBEDDING:
+            found = self._embedding(name, Dims(calls), work_of(name, calls))
         else:
             found = self.kernel_us(name, calls)
         return found - self.start_us(name) + self.memory.start_us
@@ -193,8 +196,15 @@ class Physics:
         peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
         return values_of(d.text("dtype", "fp32"), peaks, peaks["fp32"])
 
+    def _lookups(self, name: str, d: Dims, found: Work) -> Array:
+        """Lookups and their gradients: bytes and waiting rows on a GPU; a CPU's have no such kernels."""
+        if self.gpu.limits is None:
+            return self._embedding(name, d, found)
+        time = lookup_us(name, d, self.gpu, self.memory, self.l2_gb_per_s)
+        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
+
     def _embedding(self, name: str, d: Dims, found: Work) -> Array:
-        """Enhanced model: cold traffic over DRAM, hits over L2, whichever takes longer; narrow rows are slower."""
+        """Enhanced model of Lin et al.: cold traffic over DRAM, hits over L2, whichever takes longer; narrow rows are slower."""
         traffic = forward_traffic(d, self.gpu)
         cold = traffic.fixed + (1.0 - traffic.hits) * traffic.weights
         warm = traffic.hits * traffic.weights

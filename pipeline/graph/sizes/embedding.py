@@ -16,6 +16,10 @@ from pipeline.graph.sizes.work import Rule, Work, on_device, size
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 SECTOR = 32
+FEW_INDICES = 3072
+"""Indices up to which embedding_dense_backward runs one kernel without sorting (ATen/native/cuda/Embedding.cu; a change to
+6144 for newer GPUs was proposed, and is in no release)."""
+
 LONG_SEGMENT = 32
 """Uses of one row from which FBGEMM gives it a whole block (`max_segment_length_per_warp`), not one warp."""
 
@@ -116,15 +120,15 @@ def lookup_rows(node: Node, rule: Rule) -> Work:
 
 @size("rows_backward")
 def rows_backward(node: Node, rule: Rule) -> list[Work]:
-    """embedding_dense_backward(grad, indices, num_weights, ..): zeros, and one kernel for up to 3072 indices, else the
-    sorted form (ATen/native/cuda/Embedding.cu).
+    """embedding_dense_backward(grad, indices, num_weights, ..): zeros, and one kernel for few indices, else the sorted
+    form (ATen/native/cuda/Embedding.cu).
     """
     gradient, indices = node.tensor(0), node.tensor(1)
     weight = Tensor((int(node.value(2, indices.numel)), gradient.shape[-1]), gradient.dtype)
     shape = {"B": indices.numel, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": weight.shape[1],
              "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
-    if indices.numel <= 3072:
-        return [_zeros(weight), _update(shape, [0], node, "dense")]
+    if indices.numel <= FEW_INDICES:
+        return [_zeros(weight), _update(shape, [0], node, "dense_few")]
     return _dense_gradient(shape, weight, indices.numel, node, "dense")
 
 

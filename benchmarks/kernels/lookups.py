@@ -1,0 +1,115 @@
+"""Lookups and their gradients against what others measured and published (V100, A100).
+
+    python benchmarks/kernels/lookups.py [DATASETS_DIR] [--rows] [--write docs/notes/kernels.md]
+
+Predicted from the GPU's spec file alone. The form of the model was chosen with the rows marked *seen* in view; no constant
+was set on any. `--rows` prints every measurement, `--write` puts the table between a page's markers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.datasets.published_lookups import read_lookups
+from pipeline.graph.calls import map_calls
+from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.predictor import load_predictor
+from pipeline.paths import datasets_dir, packs_dir
+
+MARKS = ("<!-- lookups -->", "<!-- /lookups -->")
+
+WHAT = {
+    "gather": "`nn.Embedding`, compiled",
+    "gather_2024": "`nn.Embedding`, PyTorch 2.4",
+    "dense": "its gradient, sorted, and adding it up",
+    "dense_few": "a gradient of few tokens",
+    "fused": "many tables",
+    "fused_atomic": "their update, unsorted",
+}
+"""The table's words for each op of `read_lookups`."""
+
+
+def calls_of(row: pd.Series) -> pd.DataFrame:
+    """The device calls that one measurement holds."""
+    if row["op"] in ("fused", "fused_atomic"):
+        forward = row["op"] == "fused"
+        sizes = {"B": row["B"], "T": row["T"], "E": row["E"], "L": row["L"], "D": row["D"], "dtype": "fp32"}
+        family = "embedding_forward" if forward else "embedding_backward"
+        call = {"family": family, "op": "fused" if forward else "fused_sgd", "phase": family.removeprefix("embedding_")}
+        return pd.DataFrame([{**sizes, **call, "attributes": '{"index_bytes": 4}'}])
+    rows, width, tokens = int(row["E"]), int(row["D"]), int(row["B"])
+    weight, chosen = Tensor((rows, width), "fp32"), Tensor((tokens, width), "fp32")
+    indices = Tensor((tokens,), "int64")
+    if row["op"].startswith("gather"):
+        nodes = [Node(0, "aten::embedding", inputs=(weight, indices), values=(None, None), outputs=(chosen,))]
+        return map_calls(Graph(write_nodes(nodes)))
+    nodes = [Node(0, "aten::embedding_dense_backward", inputs=(chosen, indices, None, None, None),
+                  values=(None, None, rows, -1, False), outputs=(weight,), phase="backward")]  # fmt: skip
+    if row["op"] == "dense":  # the measurement draws a random gradient, and adds the result to what is there
+        nodes.append(Node(1, "aten::fill_", inputs=(chosen, None), values=(None, 0.0), outputs=(chosen,)))
+        nodes.append(Node(2, "aten::add_", inputs=(weight, weight), values=(None, None), outputs=(weight,)))
+    return map_calls(Graph(write_nodes(nodes)))
+
+
+def compare(measured: pd.DataFrame) -> pd.DataFrame:
+    """The measurements with `predicted_us`, `p10_us` and `p90_us`."""
+    predictors = {
+        name: load_predictor(load_gpu(name), [packs_dir() / name / "kernels"]) for name in set(measured["gpu"])
+    }
+    found = [predictors[row["gpu"]].predict(calls_of(row)) for _, row in measured.iterrows()]
+    sums = pd.DataFrame([part[["kernel_us", "p10_us", "p90_us"]].sum() for part in found], index=measured.index)
+    return measured.join(sums.rename(columns={"kernel_us": "predicted_us"}))
+
+
+def table(compared: pd.DataFrame) -> str:
+    """Markdown: per source, op and width, the errors of its measurements."""
+    lines = [
+        "| source | GPU | what | width | rows | measured µs | error %, median (least to most) | inside p10–p90 | seen |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (source, gpu, op, width), rows in compared.groupby(["source", "gpu", "op", "D"], sort=False):
+        error = 100 * (rows["predicted_us"] / rows["measured_us"] - 1)
+        inside = (rows["p10_us"] <= rows["measured_us"]) & (rows["measured_us"] <= rows["p90_us"])
+        low, high = rows["measured_us"].min(), rows["measured_us"].max()
+        spread = f"{low:,.0f}" if len(rows) == 1 else f"{low:,.0f} to {high:,.0f}"
+        lines.append(
+            f"| {source} | {gpu} | {WHAT[op]} | {width} | {len(rows)} | {spread} | "
+            f"{np.median(error):+.0f} ({error.min():+.0f} to {error.max():+.0f}) | {inside.sum()} | "
+            f"{'yes' if rows['seen'].all() else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
+    parser.add_argument("--rows", action="store_true", help="print every measurement")
+    parser.add_argument("--write", type=Path, help="a page whose markers take the table")
+    chosen = parser.parse_args()
+    if chosen.datasets is None:
+        print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
+        return 2
+    compared = compare(read_lookups(chosen.datasets))
+    made = table(compared)
+    print(made)
+    if chosen.rows:
+        print(compared.round(1).to_string())
+    if chosen.write:
+        text = chosen.write.read_text(encoding="utf-8")
+        before, found, rest = text.partition(MARKS[0])
+        _, ended, after = rest.partition(MARKS[1])
+        if not (found and ended):
+            print(f"{chosen.write}: has no {MARKS[0]} ... {MARKS[1]}", file=sys.stderr)
+            return 2
+        chosen.write.write_text(f"{before}{MARKS[0]}\n{made}\n{MARKS[1]}{after}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
