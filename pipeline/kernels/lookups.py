@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -114,18 +115,17 @@ def _gradient_us(
 def _repeats(d: Dims, gpu: GpuSpec) -> Repeats:
     """How often rows repeat in each call, and what follows from it."""
     found = np.zeros((6, d.rows))
-    size = d.element_bytes()
-    memo: dict[tuple[Lookup, ...], tuple[float, ...]] = {}
-    for row, attributes in enumerate(attributes_of(d)):
-        tables = tuple(tables_of(d, row, attributes))
-        if tables not in memo:
-            memo[tables] = _repeats_of(tables, gpu)
-        found[:, row] = memo[tables]
-    found[5] *= size
+    memo: dict[tuple[Any, ...], tuple[float, ...]] = {}
+    keys = zip(*(d(name, -1.0) for name in ("B", "D", "T", "L", "E")), d.text("attributes"), strict=True)
+    for row, (key, attributes) in enumerate(zip(keys, attributes_of(d), strict=True)):
+        if key not in memo:
+            memo[key] = _repeats_of(tables_of(d, row, attributes), gpu)
+        found[:, row] = memo[key]
+    found[5] *= d.element_bytes()
     return Repeats(*found)
 
 
-def _repeats_of(tables: tuple[Lookup, ...], gpu: GpuSpec) -> tuple[float, ...]:
+def _repeats_of(tables: list[Lookup], gpu: GpuSpec) -> tuple[float, ...]:
     """(accesses, distinct rows, partial sums, their loads, update in us, elements of one table's gradient)."""
     accesses = distinct = sums = loads = blocks = block_loads = warp_loads = 0.0
     for table, count in Counter(tables).items():

@@ -1,0 +1,108 @@
+"""Times of lookups and of their gradients: bytes in turn, rows that wait, and how many of them at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels.embedding import ROW_LATENCY_US
+from pipeline.kernels.heuristics import Physics
+
+
+def calls(op, **values):
+    family = "embedding_forward" if op in ("fused", "bag", "gather") else "embedding_backward"
+    base = {"family": family, "op": op, "phase": family.removeprefix("embedding_"), "dtype": "fp32", "T": 1, "L": 1}
+    return pd.DataFrame([base | values])
+
+
+def time_us(gpu, op, **values):
+    """Kernel time beyond its start."""
+    table = calls(op, **values)
+    physics, family = Physics.of(gpu), str(table["family"].iloc[0])
+    return float(physics.kernel_us(family, table)[0] - physics.start_us(family))
+
+
+@pytest.fixture
+def a100():
+    return load_gpu("A100-SXM4-80GB")
+
+
+def test_rows_that_l2_holds_do_not_hide_behind_those_that_come_from_memory(a100):
+    """Half of the bytes of a small table's gather are written: reading the other half from L2 adds to that."""
+    small = time_us(a100, "gather", B=16384, E=1024, D=4096)
+    written = 1e-3 * 16384 * 4096 * 4 / a100.peak_dram_gb_per_s()
+    assert 1.2 * written < small < 0.95 * time_us(a100, "gather", B=16384, E=131072, D=4096)
+
+
+def test_a_block_for_each_row_takes_them_in_turn(a100):
+    """1,000 rows of 64 uses: 63 blocks of 1,024 lookups, 16 rows each, 7 loads and 2 gradients in a row."""
+    found = time_us(a100, "fused_sgd", B=64_000, E=1000, D=128)
+    assert found == pytest.approx(ROW_LATENCY_US * (7 + 2) * 1000 / 63, rel=0.01)
+
+
+def test_narrow_rows_share_a_multiprocessor(a100):
+    """A block for rows of 32 elements has a quarter of the threads, so that several run on one SM."""
+    rows, uses = 50_000, 64
+    wide, narrow = (time_us(a100, "fused_sgd", B=rows * uses, E=rows, D=width) for width in (128, 32))
+    assert narrow < 0.5 * wide
+
+
+def test_a_row_of_a_great_many_uses_is_split_over_blocks(a100):
+    one = time_us(a100, "fused_sgd", B=1_000_000, E=1, D=128)
+    assert one < ROW_LATENCY_US * 1_000_000 / 32 / 10
+
+
+def test_updates_of_rows_used_once_are_bound_by_what_they_move(a100):
+    found = time_us(a100, "fused_sgd", B=1_000_000, E=1_000_000_000, D=128)
+    moved = 1e-3 * 1_000_000 * (3 * 512 + 32 + 64 + 32) / a100.peak_dram_gb_per_s()
+    assert found == pytest.approx(moved, rel=0.05)
+
+
+def test_a_gradient_beyond_l2_is_read_from_memory_for_every_lookup(a100):
+    """The same lookups of fewer samples: their output gradient fits L2."""
+    many, few = (time_us(a100, "fused_sgd", B=b, L=1_000_000 // b, E=10_000_000, D=256) for b in (250_000, 1000))
+    assert many > 1.15 * few
+
+
+def test_a_dense_gradient_waits_for_its_partial_sums(a100):
+    """More than its bytes: each thread follows offsets, indices and rows."""
+    found = time_us(a100, "dense", B=16384, E=131072, D=4096)
+    distinct = 131072 * (1 - (1 - 1 / 131072) ** 16384)
+    moved = 1e-3 * 4 * 4096 * (16384 + 3 * distinct) / a100.peak_dram_gb_per_s()
+    waits = ROW_LATENCY_US * 4096 * (2 * distinct + 2 * 16384 + 3 * distinct) / (108 * 2048)
+    assert found == pytest.approx(moved + waits, rel=0.02)
+
+
+def test_few_indices_are_handled_sixteen_at_a_time(a100):
+    short, long = (time_us(a100, "dense_few", B=tokens, E=30_000, D=64) for tokens in (512, 1024))
+    assert long - short == pytest.approx(2 * ROW_LATENCY_US * 512 / 16)
+
+
+def test_a_sparse_gradient_writes_a_row_for_each_lookup(a100):
+    one, two = (time_us(a100, "sparse", B=100_000, L=lookups, E=1_000_000, D=128) for lookups in (10, 20))
+    assert 1.8 * one < two < 2.1 * one
+
+
+@pytest.mark.parametrize("op", ["fused", "gather", "fused_sgd", "dense", "dense_few", "sparse"])
+@pytest.mark.parametrize("better", ["dram_gb_per_s", "l2_bytes", "boost_clock_mhz"])
+def test_a_better_gpu_is_never_slower(a100, op, better):
+    faster = replace(a100, **{better: 2 * getattr(a100, better)})
+    for sizes in ({"B": 2048, "L": 30, "E": 50_000, "D": 64}, {"B": 30_000, "L": 1, "E": 900, "D": 96}):
+        assert time_us(faster, op, **sizes) <= time_us(a100, op, **sizes) + 1e-9
+
+
+def test_equal_calls_of_a_table_take_equal_times(a100):
+    table = pd.concat([calls("fused_sgd", B=2048, L=20, E=1000, D=64)] * 3, ignore_index=True)
+    assert np.ptp(Physics.of(a100).kernel_us("embedding_backward", table)) == 0.0
+
+
+def test_what_learned_models_correct_is_the_published_formula(v100):
+    """Saved models of lookups hold corrections of it."""
+    table = calls("fused", B=2048, T=8, E=1_000_000, L=100, D=64)
+    physics = Physics.of(v100)
+    moved = physics.reference_us("embedding_forward", table) - physics.memory.start_us
+    assert moved[0] < physics.kernel_us("embedding_forward", table)[0] - physics.start_us("embedding_forward")
