@@ -21,8 +21,19 @@ from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.predictor import load_predictor
 from pipeline.paths import datasets_dir, packs_dir
+from pipeline.report.markdown import markdown, rewrite
 
-MARKS = ("<!-- lookups -->", "<!-- /lookups -->")
+HEAD = (
+    "source",
+    "GPU",
+    "what",
+    "width",
+    "rows",
+    "measured µs",
+    "error %, median (least to most)",
+    "inside p10–p90",
+    "seen",
+)
 
 WHAT = {
     "gather": "`nn.Embedding`, compiled",
@@ -69,21 +80,15 @@ def compare(measured: pd.DataFrame) -> pd.DataFrame:
 
 def table(compared: pd.DataFrame) -> str:
     """Markdown: per source, op and width, the errors of its measurements."""
-    lines = [
-        "| source | GPU | what | width | rows | measured µs | error %, median (least to most) | inside p10–p90 | seen |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines: list[tuple[str, ...]] = []
     for (source, gpu, op, width), rows in compared.groupby(["source", "gpu", "op", "D"], sort=False):
         error = 100 * (rows["predicted_us"] / rows["measured_us"] - 1)
         inside = (rows["p10_us"] <= rows["measured_us"]) & (rows["measured_us"] <= rows["p90_us"])
-        low, high = rows["measured_us"].min(), rows["measured_us"].max()
-        spread = f"{low:,.0f}" if len(rows) == 1 else f"{low:,.0f} to {high:,.0f}"
-        lines.append(
-            f"| {source} | {gpu} | {WHAT[op]} | {width} | {len(rows)} | {spread} | "
-            f"{np.median(error):+.0f} ({error.min():+.0f} to {error.max():+.0f}) | {inside.sum()} | "
-            f"{'yes' if rows['seen'].all() else ''} |"
-        )
-    return "\n".join(lines)
+        spread = f"{rows['measured_us'].min():,.0f} to {rows['measured_us'].max():,.0f}"
+        errors = f"{np.median(error):+.0f} ({error.min():+.0f} to {error.max():+.0f})"
+        seen = "yes" if rows["seen"].all() else ""
+        lines.append((source, gpu, WHAT[op], str(width), str(len(rows)), spread, errors, str(inside.sum()), seen))
+    return markdown(HEAD, lines)
 
 
 def main() -> int:
@@ -101,13 +106,7 @@ def main() -> int:
     if chosen.rows:
         print(compared.round(1).to_string())
     if chosen.write:
-        text = chosen.write.read_text(encoding="utf-8")
-        before, found, rest = text.partition(MARKS[0])
-        _, ended, after = rest.partition(MARKS[1])
-        if not (found and ended):
-            print(f"{chosen.write}: has no {MARKS[0]} ... {MARKS[1]}", file=sys.stderr)
-            return 2
-        chosen.write.write_text(f"{before}{MARKS[0]}\n{made}\n{MARKS[1]}{after}", encoding="utf-8")
+        rewrite(chosen.write, {"lookups": made})
     return 0
 
 

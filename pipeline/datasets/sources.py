@@ -49,12 +49,26 @@ SOURCES: dict[str, dict[str, str]] = {
     },
     "ml_perf_model": {
         "repository": "github.com/owensgroup/ml_perf_model",
-        "files": "analysis/notebooks/e2e_plot.ipynb",
-        "commit": "1cca0643",
+        "files": "analysis/notebooks/e2e_plot.ipynb, analysis/notebooks/legacy/exp_gpu_performance_models.ipynb",
+        "commit": "1cca0643, f891ca6a",
         "licence": "BSD-3-Clause",
         "citation": "Lin, Feng, Ardestani, Lee, Lundell, Kim, Kejariwal, Owens: Building a Performance Model for Deep "
         "Learning Recommendation Model Training on GPUs, HiPC 2022",
-        "what": "errors of predicted active times and steps of DLRM on V100, TITAN Xp and P100",
+        "what": "errors of predicted active times and steps of DLRM on V100, TITAN Xp and P100; times of embedding kernels on "
+        "a V100",
+    },
+    "liger": {
+        "repository": "github.com/linkedin/Liger-Kernel",
+        "files": "benchmark/data/all_benchmark_data.csv",
+        "commit": "0400d313",
+        "licence": "BSD-2-Clause",
+        "citation": "LinkedIn: Liger Kernel, benchmark data",
+        "what": "median times of nn.Embedding and its gradient on an A100-SXM4-80GB, PyTorch 2.4",
+    },
+    "pytorch-49913": {
+        "thread": "github.com/pytorch/pytorch/pull/49913",
+        "citation": "Yilmaz: comment on the threshold of the embedding gradient's kernel, 2021",
+        "what": "times of an embedding's gradient by tokens and features on an A100",
     },
     "timm": {
         "repository": "github.com/huggingface/pytorch-image-models",

@@ -107,7 +107,8 @@ def _gradient_us(
     waves = np.ceil(np.ceil(d("D") / WARP) / (FEW_BLOCKS_PER_SM * max(gpu.sms, 1)))
     few = np.maximum(moving_us(fixed + 2.0 * repeats.distinct * row, warm), 2.0 * ROW_LATENCY_US * turns * waves)
 
-    found = np.where(d.op_in(("dense",)), dense, np.where(d.op_in(("dense_few",)), few, fused))
+    unsorted = np.array([attributes.get("sorted") is False for attributes in attributes_of(d)], dtype=bool)
+    found = np.where(d.op_in(("dense",)), np.where(unsorted, few, dense), fused)
     sparse = moving_us(fixed - (1.0 - held) * again + weights, weights)
     return np.where(d.op_in(("sparse",)), sparse, found)
 

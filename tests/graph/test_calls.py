@@ -93,6 +93,16 @@ def test_foreach_launches_cover_every_element_once():
     assert sum(elements for elements, _ in launches(sizes, 3)) == sum(sizes)
 
 
+@pytest.mark.parametrize(("tokens", "sorts"), [(3072, False), (3073, True)])
+def test_gradients_of_few_indices_are_not_sorted(tokens, sorts):
+    gradient, indices = Tensor((tokens, 64), "fp32"), Tensor((tokens,), "int64")
+    found = call("aten::embedding_dense_backward", gradient, indices, None, None, None,
+                 values=(None, None, 30_000, -1, False))  # fmt: skip
+    assert ("sort" in set(found["family"])) is sorts
+    update = found[found["family"] == "embedding_backward"].iloc[0]
+    assert update["op"] == "dense" and ('"sorted":false' in update["attributes"].replace(" ", "")) is not sorts
+
+
 def test_foreach_on_fp16_halves_the_bytes():
     for dtype, element in (("fp32", 4), ("fp16", 2)):
         lists = (Tensor((100,), dtype), Tensor((50,), dtype))

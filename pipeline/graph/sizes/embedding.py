@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.graph.sizes.movement import sort_works
@@ -128,7 +129,8 @@ def rows_backward(node: Node, rule: Rule) -> list[Work]:
     shape = {"B": indices.numel, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": weight.shape[1],
              "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
     if indices.numel <= FEW_INDICES:
-        return [_zeros(weight), _update(shape, [0], node, "dense_few")]
+        update = _update(shape, [0], node, "dense")
+        return [_zeros(weight), replace(update, attributes={**update.attributes, "sorted": False})]
     return _dense_gradient(shape, weight, indices.numel, node, "dense")
 
 
