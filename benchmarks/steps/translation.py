@@ -1,9 +1,10 @@
-"""Predicted training steps of GNMT against the logs of Lambda's benchmark: a mean over batches of several lengths.
+"""Predicted training steps of translators against what others published: GNMT on 13 cards, the big Transformer on three.
 
     python benchmarks/steps/translation.py [DATASETS_DIR] [--gpu V100 ...] [--write docs/accuracy.md]
+    python benchmarks/steps/translation.py [DATASETS_DIR] --transformer [--write docs/notes/recurrent.md]
 
-The logs and where they come from: `pipeline/datasets/published_translation.py`; the step: `benchmarks/steps/gnmt.py`. Rows
-marked `seen` were in view while recurrent layers were modelled.
+The files and where they come from: `pipeline/datasets/published_translation.py`; GNMT's step: `benchmarks/steps/gnmt.py`, a mean
+over batches of several lengths. Rows marked `seen` were in view while recurrent layers were modelled.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from published import coverage, summary, table
 
 from pipeline import predict
-from pipeline.datasets.published_translation import LENGTHS, read_translation
+from pipeline.datasets.published_translation import FILLED, LENGTHS, SENTENCE, read_transformer, read_translation
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import rewrite
+
+NEWER = ("B200",)
+"""Cards that ran PyTorch 2; the others' is 1.13, whose optimizers go parameter by parameter."""
 
 
 def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
@@ -32,7 +36,7 @@ def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
     found = [
         predict(gpu=gpu, model="custom", batch_size=batch_size, **{
             "model.target": "gnmt:make_step", "+model.options.tokens": tokens, "model.dtype": dtype,
-            "model.optimizer": "adam", "model.foreach": False,  # PyTorch 1.13's default
+            "model.optimizer": "adam", "model.foreach": gpu in NEWER,
         })
         for tokens, _ in LENGTHS
     ]  # fmt: skip
@@ -59,20 +63,53 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+BIG = {"model.width": 1024, "model.heads": 16, "model.vocabulary": 33712, "model.shared_embedding": True,
+       "model.label_smoothing": 0.1, "model.seq_len": SENTENCE}  # fmt: skip
+"""The zoo's `transformer` as the page's `transformer_wmt_en_de_big`."""
+
+
+def transformer(rows: pd.DataFrame) -> list[str]:
+    """A line per row: the step predicted for batches without and with all the padding that they may hold."""
+    lines = [
+        "| GPU | precision | tokens | measured ms | predicted ms, no padding | all padding | error % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows.itertuples():
+        pure = {"model.precision": "pure"} if row.dtype == "fp16" else {}
+        ends = [
+            predict(gpu=row.gpu, model="transformer", batch_size=round(share * row.tokens / SENTENCE),
+                    **{"model.dtype": row.dtype, **pure, **BIG}).predicted_us
+            for share in (FILLED, 1.0)
+        ]  # fmt: skip
+        off = " to ".join(f"{100 * (end / row.measured_us - 1.0):+.0f}" for end in ends)
+        times = " | ".join(f"{time / 1e3:.0f}" for time in (row.measured_us, *ends))
+        lines.append(f"| {row.gpu} | {row.dtype} | {row.tokens} | {times} | {off} |")
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--gpu", nargs="+", help="only these GPUs")
     parser.add_argument("--write", type=Path, help="document whose marked sections take the tables")
+    parser.add_argument("--transformer", action="store_true", help="the big Transformer in place of GNMT")
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
+    if args.transformer:
+        lines = transformer(read_transformer(args.datasets))
+        print("\n".join(lines))
+        if args.write:
+            rewrite(args.write, {"transformer": "\n".join(lines)})
+        return 0
     rows = read_translation(args.datasets)
     rows = rows[rows["gpu"].isin(args.gpu)] if args.gpu else rows
     rows = rows.assign(dtype_of_table=np.where(rows["dtype"] == "fp16", "fp16", "fp32 or TF32"))
     rows = compare(rows.sort_values("dtype_of_table", kind="stable", ascending=False))
-    share = f"Recurrent layers are {100 * rows['recurrent'].min():.0f} to {100 * rows['recurrent'].max():.0f} % of a step."
+    share = (
+        f"Recurrent layers are {100 * rows['recurrent'].min():.0f} to {100 * rows['recurrent'].max():.0f} % of a step."
+    )
     short = [*summary(rows), "", share, "", coverage(rows) if (~rows["seen"]).any() else ""]
     print("\n".join([*table(rows), "", *short]))
     if args.write:

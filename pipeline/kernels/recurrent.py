@@ -111,7 +111,9 @@ def recurrent_us(calls: pd.DataFrame, products: Products, physics: Physics) -> t
     cells = _cell_us(sizes, physics)
     total = []
     for ends in (found.kernel, found.p10, found.p90):
-        bulk, chain = (np.bincount(at[rows], (times * ends)[rows], minlength=len(calls)) for rows in (~chained, chained))
+        bulk, chain = (
+            np.bincount(at[rows], (times * ends)[rows], minlength=len(calls)) for rows in (~chained, chained)
+        )
         total.append(physics.start_us("rnn") + bulk + _chain_us(sizes, calls, chain / _steps(sizes) + cells, physics))
     kernel, low, high = total
     evidence = np.full(len(calls), "roofline", dtype=object)
@@ -121,7 +123,9 @@ def recurrent_us(calls: pd.DataFrame, products: Products, physics: Physics) -> t
     kernel = np.where(known, kernel, np.nan)
     estimate = Estimate.around(kernel, kernel, 1.0, np.zeros(len(calls)))
     values = {name: getattr(estimate, name) for name in ESTIMATE_COLUMNS}
-    return Estimate(**{**values, "p10": low, "p90": high, "latency_p10": low, "latency_p90": high}).widen(SPREAD), evidence
+    return Estimate(**{**values, "p10": low, "p90": high, "latency_p10": low, "latency_p90": high}).widen(
+        SPREAD
+    ), evidence
 
 
 def _parts(
@@ -156,7 +160,12 @@ def _parts(
         ats.append(rows[kept])
         times.append((count * (sizes.directions if number < len(parts) else 1.0))[kept])
     table = pd.concat(frames, ignore_index=True)
-    return table.drop(columns="chained"), np.concatenate(ats), np.concatenate(times), table["chained"].to_numpy(dtype=bool)
+    return (
+        table.drop(columns="chained"),
+        np.concatenate(ats),
+        np.concatenate(times),
+        table["chained"].to_numpy(dtype=bool),
+    )
 
 
 def _steps(sizes: Layers) -> Array:
