@@ -61,12 +61,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gpu", nargs="+", default=["A100-PCIE-40GB", "V100"])
     args = parser.parse_args()
-    table = pd.concat([read(args.folder / f"{phase}.txt", phase) for phase in ("forward", "backward")], ignore_index=True)
-    print("| taken to be | layer | dtype | phase | rows | before: median ratio | typical factor | after: median ratio | typical factor |")
+    table = pd.concat(
+        [read(args.folder / f"{phase}.txt", phase) for phase in ("forward", "backward")], ignore_index=True
+    )
+    print(
+        "| taken to be | layer | dtype | phase | rows | before: median | typical factor | after: median | typical factor |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for gpu in args.gpu:
         for key, part in ratios(table, gpu).groupby(["op", "dtype", "phase"], sort=False):
-            shown = [f"{part[name].median():.2f} | {np.exp(np.abs(np.log(part[name])).mean()):.2f}" for name in ("before", "after")]
+            shown = [
+                f"{part[name].median():.2f} | {np.exp(np.abs(np.log(part[name])).mean()):.2f}"
+                for name in ("before", "after")
+            ]
             print(f"| {gpu} | {' | '.join(map(str, key))} | {len(part)} | {' | '.join(shown)} |")
 
 
