@@ -105,7 +105,7 @@ class KernelPredictor:
     def _derived(self, name: str, calls: pd.DataFrame) -> tuple[Estimate | None, npt.NDArray[np.object_]]:
         """Estimate through models of related calls, and each row's evidence; None where there is none."""
         if name == "rnn" and self.gpu.limits is not None:
-            return recurrent_us(calls, partial(self._family, "gemm"), self.physics)
+            return recurrent_us(calls, partial(self._family, "gemm"), self.physics, self.floor)
         derived, origin = derive(name, calls, self.models, self.physics)
         return derived, np.full(len(calls), origin, dtype=object)
 

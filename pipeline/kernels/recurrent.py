@@ -23,7 +23,7 @@ import pandas as pd
 
 from pipeline.kernels.embedding import attributes_of
 from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.prediction import ESTIMATE_COLUMNS, Estimate
+from pipeline.kernels.prediction import Estimate, Floor
 from pipeline.kernels.work import Array, Dims
 
 Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]
@@ -90,17 +90,23 @@ PERSISTENT_US, PERSISTENT_SHARE = 5.0, 0.5
 """A step of the large persistent kernel: one synchronisation of the whole GPU, and the share of peak at which it multiplies.
 Not measured: PyTorch's comment says that it is as good as the plain one or better, and no prediction is longer than that."""
 
+NO_FLOOR = Floor(0.0, 0.0, {})
+"""Times as they are."""
+
 SPREAD = 1.25
 """Factor up and down beyond the products' own intervals."""
 
 
-def recurrent_us(calls: pd.DataFrame, products: Products, physics: Physics) -> tuple[Estimate, npt.NDArray[np.object_]]:
+def recurrent_us(
+    calls: pd.DataFrame, products: Products, physics: Physics, floor: Floor = NO_FLOOR
+) -> tuple[Estimate, npt.NDArray[np.object_]]:
     """Times of recurrent layers.
 
     Args:
         calls: rows of family `rnn`: B, T, I, H, `layers`, `dtype`, `phase`, and `attributes` with `directions` and `gates`.
         products: estimates of matrix products on the same GPU.
         physics: the GPU's figures.
+        floor: what event timing adds to a kernel.
 
     Returns:
         Estimates (NaN where a size is missing), and the evidence of the products behind them, shape (rows,).
@@ -121,11 +127,10 @@ def recurrent_us(calls: pd.DataFrame, products: Products, physics: Physics) -> t
     evidence[at[longest]] = kinds[longest]  # of what takes longest, which comes last
     known = np.isfinite(sizes.batch + sizes.steps + sizes.inputs + sizes.hidden)
     kernel = np.where(known, kernel, np.nan)
-    estimate = Estimate.around(kernel, kernel, 1.0, np.zeros(len(calls)))
-    values = {name: getattr(estimate, name) for name in ESTIMATE_COLUMNS}
-    return Estimate(**{**values, "p10": low, "p90": high, "latency_p10": low, "latency_p90": high}).widen(
-        SPREAD
-    ), evidence
+    latency = floor.latency(kernel, Dims(calls).text("op"))
+    rest = latency - kernel
+    inside = np.ones(len(calls), dtype=bool)
+    return Estimate(latency, kernel, low, high, inside, rest + low, rest + high).widen(SPREAD), evidence
 
 
 def _parts(

@@ -12,7 +12,7 @@ import pytest
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels import recurrent
 from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.prediction import Estimate
+from pipeline.kernels.prediction import Estimate, Floor
 from pipeline.kernels.predictor import load_predictor
 from pipeline.kernels.recurrent import LAUNCH_US, recurrent_us
 from pipeline.paths import packs_dir
@@ -155,6 +155,13 @@ def test_intervals_hold_the_products_own_and_evidence_is_theirs():
     assert list(evidence) == ["pack"]
     assert found.p10[0] < found.kernel[0] / 1.2
     assert found.p90[0] > found.kernel[0] * 1.2
+
+
+def test_a_latency_is_the_kernel_and_what_timing_adds():
+    floor = Floor(offset_us=10.0, default_us=500.0, by_op={})
+    found, _ = recurrent_us(calls({}, {"H": 8, "T": 1}), by_work, Physics.of(load_gpu("V100")), floor)
+    assert found.latency == pytest.approx([found.kernel[0] + 10.0, 500.0])
+    assert (found.latency_p10 < found.latency).all() and (found.latency < found.latency_p90).all()
 
 
 def test_a_call_without_its_sizes_has_no_time():
