@@ -43,10 +43,11 @@ ZERO_IS_MEANT = (
     "overheads.profiler_event_us",
     "overheads.profiler_launch_us",
     "model.dropout",
+    "model.label_smoothing",
 )
 """Numbers that may be 0; all others are sizes, counts and rates of something, and above 0."""
 
-FRACTIONS = ("gpu", "overheads", "collect", "model.dropout")
+FRACTIONS = ("gpu", "overheads", "collect", "model.dropout", "model.label_smoothing")
 """Sections and keys whose numbers need not be whole where the file happens to state a whole one."""
 
 

@@ -40,6 +40,20 @@ SOURCES: dict[str, dict[str, str]] = {
         "citation": "Lambda Labs: deep-learning benchmark, NVIDIA's training examples on one GPU",
         "what": "samples per second of whole training steps, and batch sizes",
     },
+    "lambda-gnmt": {
+        "repository": "github.com/lambdal/deeplearning-benchmark",
+        "files": "pytorch/results{,_v2}/*/PyTorch_gnmt_{FP32,FP16}/*.txt",
+        "commit": "any; logs are added, not changed",
+        "citation": "Lambda Labs: deep-learning benchmark, NVIDIA's GNMT v2 for PyTorch on one GPU",
+        "what": "time of every tenth training step, and the mean over the epoch",
+    },
+    "nvidia-transformer": {
+        "repository": "github.com/NVIDIA/DeepLearningExamples",
+        "files": "PyTorch/Translation/Transformer/README.md",
+        "commit": "d666f145",
+        "citation": "NVIDIA: deep-learning examples, Transformer for PyTorch",
+        "what": "tokens per second in training by precision on V100 and A100",
+    },
     "nvidia-resnet50": {
         "repository": "github.com/NVIDIA/DeepLearningExamples",
         "files": "PyTorch/Classification/ConvNets/resnet50v1.5/README.md",

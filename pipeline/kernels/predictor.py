@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.half import with_half
 from pipeline.kernels.heuristics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.prediction import ESTIMATE_COLUMNS, Estimate, Floor, KernelModel, merge
+from pipeline.kernels.recurrent import recurrent_us
 from pipeline.kernels.store import find_families, read_description
 from pipeline.kernels.transferred import transferred_models
 from pipeline.kernels.work import Dims
@@ -92,13 +94,20 @@ class KernelPredictor:
             evidence[native] = model.evidence_of(calls[native])
         if not native.all():
             rest = calls[~native]
-            derived, origin = derive(name, rest, self.models, self.physics)
+            derived, origin = self._derived(name, rest)
             if derived is not None:
                 usable = np.isfinite(derived.kernel)
                 at = np.flatnonzero(~native)[usable]
                 formula = merge(formula, _take(derived, usable), at)
-                evidence[at] = origin
+                evidence[at] = origin[usable]
         return formula, evidence
+
+    def _derived(self, name: str, calls: pd.DataFrame) -> tuple[Estimate | None, npt.NDArray[np.object_]]:
+        """Estimate through models of related calls, and each row's evidence; None where there is none."""
+        if name == "rnn" and self.gpu.limits is not None:
+            return recurrent_us(calls, partial(self._family, "gemm"), self.physics, self.floor)
+        derived, origin = derive(name, calls, self.models, self.physics)
+        return derived, np.full(len(calls), origin, dtype=object)
 
     def formula(self, name: str, calls: pd.DataFrame) -> Estimate:
         """Physics alone: what the family's law says, with a generic spread."""

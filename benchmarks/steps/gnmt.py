@@ -1,0 +1,74 @@
+"""NVIDIA's GNMT v2 in PyTorch, as a step of `model=custom`: the zoo's `gnmt` and the loop around it.
+
+In fp16 the model lies in half precision beside fp32 masters (apex O2): gradients are unscaled into the masters', which the
+optimizer updates; then the model is written anew. Gradients are clipped, the loss is read before the backward pass.
+Sentences are as long as the longest of their batch; the first layer's packed sequences are computed in full here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.workloads.reading import read
+from pipeline.workloads.step import Batch, Step, host_empty, phase
+from pipeline.workloads.translation import Gnmt, smoothed
+
+WIDTH, DROPOUT, SMOOTHING, CLIP, SCALE = 1024, 0.2, 0.1, 5.0, 512.0
+
+VOCABULARY = {"fp32": 31794, "tf32": 31794, "fp16": 31800}
+"""Padded to a multiple of eight in fp16 (the logs of Lambda's benchmark)."""
+
+
+class Masters(nn.Module):
+    """fp32 copies of a model's parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.copies = nn.ParameterList([nn.Parameter(p.detach().float()) for p in model.parameters()])
+
+
+def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
+    """The step; `model.options.tokens` is the length of the batch's longest source and target."""
+    tokens, dtype = int(config["options"]["tokens"]), str(config["dtype"])
+    half = dtype == "fp16"
+    with torch.device(device):
+        model = Gnmt(WIDTH, VOCABULARY[dtype], DROPOUT, shared=True, normalised=True)
+        masters = Masters(model) if half else None
+    if half:
+        model.half()
+    source, target, label = (host_empty(batch_size, n, dtype=torch.long) for n in (tokens, tokens - 1, tokens - 1))
+
+    def forward(source: Tensor, target: Tensor, label: Tensor) -> Tensor:
+        found: Tensor = model(source, target)
+        return found
+
+    def procedure(batch: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        with phase("forward"):
+            output = model(*batch[:2])
+        with phase("loss"):
+            loss = smoothed(output.flatten(0, 1), batch[2].flatten(), SMOOTHING)
+            read(loss)
+        with phase("backward"):
+            (loss * SCALE if half else loss).backward()
+        with phase("optimizer"):
+            own = list(model.parameters())
+            updated = own if masters is None else list(masters.copies)
+            if masters is not None:
+                for copy, parameter in zip(updated, own, strict=True):
+                    copy.grad = torch.empty_like(copy).copy_(parameter.grad)
+                torch._foreach_mul_([copy.grad for copy in updated], 1.0 / SCALE)
+            nn.utils.clip_grad_norm_(updated, CLIP)
+            optimizers[-1].step()
+            if masters is not None:
+                with torch.no_grad():
+                    for copy, parameter in zip(updated, own, strict=True):
+                        parameter.copy_(copy)
+
+    modules = [model] if masters is None else [model, masters]
+    return Step(modules, [(source, target, label)], forward, None, device, config, procedure=procedure)

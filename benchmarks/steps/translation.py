@@ -1,0 +1,121 @@
+"""Predicted training steps of translators against what others published: GNMT on 13 cards, the big Transformer on three.
+
+    python benchmarks/steps/translation.py [DATASETS_DIR] [--gpu V100 ...] [--write docs/accuracy.md]
+    python benchmarks/steps/translation.py [DATASETS_DIR] --transformer [--write docs/notes/recurrent.md]
+
+The files and where they come from: `pipeline/datasets/published_translation.py`; GNMT's step: `benchmarks/steps/gnmt.py`, a mean
+over batches of several lengths. Rows marked `seen` were in view while recurrent layers were modelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from published import coverage, summary, table
+
+from pipeline import predict
+from pipeline.datasets.published_translation import FILLED, LENGTHS, SENTENCE, read_transformer, read_translation
+from pipeline.paths import datasets_dir
+from pipeline.prediction import Prediction
+from pipeline.report.markdown import rewrite
+
+NEWER = ("B200",)
+"""Cards that ran PyTorch 2; the others' is 1.13, whose optimizers go parameter by parameter."""
+
+
+def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
+    """The mean over buckets of sentences, as a prediction of its own; errors of all buckets are taken as one."""
+    found = [
+        predict(gpu=gpu, model="custom", batch_size=batch_size, **{
+            "model.target": "gnmt:make_step", "+model.options.tokens": tokens, "model.dtype": dtype,
+            "model.optimizer": "adam", "model.foreach": gpu in NEWER,
+        })
+        for tokens, _ in LENGTHS
+    ]  # fmt: skip
+    shares = np.array([share for _, share in LENGTHS])
+    shares = shares / shares.sum()
+    means = {name: float(shares @ [getattr(one, name) for one in found]) for name in
+             ("predicted_us", "active_us", "host_us", "p10_us", "p90_us")}  # fmt: skip
+    families = {name: float(shares @ [one.families.get(name, 0.0) for one in found]) for name in found[-1].families}
+    return replace(found[-1], **means, families=families)  # type: ignore[arg-type]
+
+
+def compare(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside`, `evidence`, `fits`, and the share of `rnn`."""
+    found = [mean_step(row["gpu"], int(row["batch_size"]), row["dtype"]) for _, row in rows.iterrows()]
+    measured = rows["measured_us"].to_numpy()
+    ends = {name: np.array([getattr(one, name) for one in found]) for name in ("predicted_us", "p10_us", "p90_us")}
+    return rows.assign(
+        **ends,
+        error=ends["predicted_us"] / measured - 1.0,
+        inside=(ends["p10_us"] <= measured) & (measured <= ends["p90_us"]),
+        evidence=[max(one.evidence, key=lambda kind, shares=one.evidence: shares[kind]) for one in found],  # type: ignore[misc]
+        fits=[one.fits for one in found],
+        recurrent=[one.families.get("rnn", 0.0) / one.predicted_us for one in found],
+    )
+
+
+BIG = {"model.width": 1024, "model.heads": 16, "model.vocabulary": 33712, "model.shared_embedding": True,
+       "model.label_smoothing": 0.1, "model.seq_len": SENTENCE}  # fmt: skip
+"""The zoo's `transformer` as the page's `transformer_wmt_en_de_big`."""
+
+
+def transformer(rows: pd.DataFrame) -> list[str]:
+    """A line per row: the step predicted for batches without and with all the padding that they may hold."""
+    lines = [
+        "| GPU | precision | tokens | measured ms | predicted ms, no padding | all padding | error % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows.itertuples():
+        pure = {"model.precision": "pure"} if row.dtype == "fp16" else {}
+        ends = [
+            predict(gpu=row.gpu, model="transformer", batch_size=round(share * row.tokens / SENTENCE),
+                    **{"model.dtype": row.dtype, **pure, **BIG}).predicted_us
+            for share in (FILLED, 1.0)
+        ]  # fmt: skip
+        off = " to ".join(f"{100 * (end / row.measured_us - 1.0):+.0f}" for end in ends)
+        times = " | ".join(f"{time / 1e3:.0f}" for time in (row.measured_us, *ends))
+        lines.append(f"| {row.gpu} | {row.dtype} | {row.tokens} | {times} | {off} |")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
+    parser.add_argument("--gpu", nargs="+", help="only these GPUs")
+    parser.add_argument("--write", type=Path, help="document whose marked sections take the tables")
+    parser.add_argument("--transformer", action="store_true", help="the big Transformer in place of GNMT")
+    args = parser.parse_args()
+    if args.datasets is None:
+        print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
+        return 2
+    if args.transformer:
+        lines = transformer(read_transformer(args.datasets))
+        print("\n".join(lines))
+        if args.write:
+            rewrite(args.write, {"transformer": "\n".join(lines)})
+        return 0
+    rows = read_translation(args.datasets)
+    rows = rows[rows["gpu"].isin(args.gpu)] if args.gpu else rows
+    rows = rows.assign(dtype_of_table=np.where(rows["dtype"] == "fp16", "fp16", "fp32 or TF32"))
+    rows = compare(rows.sort_values("dtype_of_table", kind="stable", ascending=False))
+    share = (
+        f"Recurrent layers are {100 * rows['recurrent'].min():.0f} to {100 * rows['recurrent'].max():.0f} % of a step."
+    )
+    short = [*summary(rows), "", share, "", coverage(rows) if (~rows["seen"]).any() else ""]
+    print("\n".join([*table(rows), "", *short]))
+    if args.write:
+        rewrite(args.write, {"translation steps": "\n".join(table(rows)), "translation": "\n".join(short).rstrip()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

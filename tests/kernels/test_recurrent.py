@@ -1,0 +1,189 @@
+"""Recurrent layers as products, cells and launches: added up by hand with products that cost what they compute."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.hardware.spec import load_gpu
+from pipeline.kernels import recurrent
+from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.prediction import Estimate, Floor
+from pipeline.kernels.predictor import load_predictor
+from pipeline.kernels.recurrent import LAUNCH_US, recurrent_us
+from pipeline.paths import packs_dir
+
+WIDE = {"B": 64, "T": 50, "I": 1024, "H": 1024, "layers": 1}
+
+
+def calls(*rows, **more):
+    """A table of LSTM calls; `directions` and `gates` go into the attributes."""
+    made = []
+    for row in rows or ({},):
+        one = {**WIDE, "phase": "forward", "dtype": "fp32", **more, **row}
+        said = {key: one.pop(key) for key in ("directions", "gates") if key in one}
+        made.append({**one, "family": "rnn", "op": "lstm", "attributes": json.dumps(said)})
+    return pd.DataFrame(made)
+
+
+def by_work(table: pd.DataFrame):
+    """A product takes a microsecond per MFLOP, with an interval of a fifth up and down."""
+    kernel = (2e-6 * table["M"] * table["N"] * table["K"]).to_numpy(dtype=float)
+    return Estimate.around(kernel, kernel, 1.2, np.zeros(len(table))), np.full(len(table), "pack", dtype=object)
+
+
+def free(table: pd.DataFrame):
+    """Products that cost next to nothing."""
+    found, kinds = by_work(table)
+    return found.scale(1e-9), kinds
+
+
+def us(table, products=by_work, gpu="V100"):
+    return recurrent_us(table, products, Physics.of(load_gpu(gpu)))[0].kernel
+
+
+def flops(table):
+    """Of products: the input's and the recurrent one of every layer, direction and step; twice that on the way back."""
+    total = []
+    for row in table.to_dict("records"):
+        said = json.loads(row["attributes"])
+        d, g = said.get("directions", 1), said.get("gates", 4)
+        widths = [row["I"]] + [d * row["H"]] * (row["layers"] - 1)
+        once = sum(2.0 * g * (width + row["H"]) * row["H"] for width in widths) * d * row["T"] * row["B"]
+        total.append(once * (2.0 if row["phase"] == "backward" else 1.0))
+    return np.array(total)
+
+
+SHAPES = (
+    {}, {"gates": 3}, {"directions": 2}, {"layers": 3, "directions": 2}, {"I": 256}, {"layers": 2, "T": 1},
+    {"phase": "backward"}, {"phase": "backward", "directions": 2, "layers": 2}, {"phase": "backward", "gates": 1},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_do_the_arithmetic_of_the_layer(shape):
+    table = calls(shape)
+    done = []
+
+    def noted(products):
+        found, kinds = by_work(products)
+        done.append(products)
+        return found, kinds
+
+    parts, _, times, _ = recurrent._parts(recurrent.Layers.of(table), np.array(["fp32"], dtype=object))
+    assert 2.0 * (times * parts["M"] * parts["N"] * parts["K"]).sum() == pytest.approx(flops(table)[0])
+    assert us(table, noted)[0] > 1e-6 * flops(table)[0]
+    assert set(done[0]["phase"]) == {table["phase"][0]}
+
+
+def test_a_step_of_negligible_work_takes_its_launches():
+    few = calls({"B": 1, "H": 512, "I": 8, "T": 1000, "layers": 4}, {"B": 1, "H": 512, "I": 8, "T": 1000, "layers": 4,
+                                                                    "phase": "backward"})  # fmt: skip
+    forward, backward = us(few, free)
+    assert forward == pytest.approx(4 * 1000 * 2 * LAUNCH_US, rel=0.01)
+    assert backward == pytest.approx(4 * 1000 * 3 * LAUNCH_US, rel=0.01)
+
+
+def test_layers_of_a_stack_overlap_and_bidirectional_ones_do_not():
+    small = {"B": 1, "H": 512, "I": 512, "T": 500}
+    one, four, both = us(calls({**small}, {**small, "layers": 4}, {**small, "layers": 4, "directions": 2}), by_work)
+    assert four < 4.0 * one
+    assert both > 4.0 * one
+
+
+@pytest.mark.parametrize("name, values", [("B", (1, 8, 64, 500)), ("T", (1, 2, 50, 700)), ("I", (8, 100, 4000)),
+                                          ("H", (256, 300, 1024, 3000)), ("layers", (1, 2, 6)), ("gates", (1, 3, 4))])  # fmt: skip
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_more_work_takes_longer(name, values, phase):
+    found = us(calls(*({name: value, "phase": phase} for value in values)))
+    assert (np.diff(found) > 0).all()
+
+
+@pytest.mark.parametrize("change", [{"dram_gb_per_s": 1800.0}, {"boost_clock_mhz": 2600.0}])
+def test_a_faster_gpu_takes_no_longer(change):
+    plain = load_gpu("V100")
+    fast = replace(plain, measured_dram_gb_per_s=None, **change)
+    slow = replace(plain, measured_dram_gb_per_s=None)
+    table = calls({}, {"H": 64}, {"H": 160, "B": 4}, {"phase": "backward"}, {"dtype": "fp16"})
+    times = [recurrent_us(table, by_work, Physics.of(gpu))[0].kernel for gpu in (fast, slow)]
+    assert (times[0] <= times[1] + 1e-9).all()
+    assert times[0].sum() < times[1].sum()
+
+
+@pytest.mark.parametrize("hidden, phase, gates, kept", [
+    (192, "forward", 4, True), (200, "forward", 4, False), (128, "backward", 4, True), (136, "backward", 3, False),
+    (384, "forward", 1, True), (256, "backward", 1, True), (264, "backward", 1, False),
+])  # fmt: skip
+def test_small_layers_get_the_kernel_that_pytorch_chooses(hidden, phase, gates, kept):
+    table = calls({"H": hidden, "I": 64, "phase": phase, "gates": gates, "B": 1, "T": 1000})
+    sizes = recurrent.Layers.of(table)
+    assert recurrent._small(sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100")))[0] == kept
+    assert not recurrent._small(sizes, np.array(["fp64"], dtype=object), Physics.of(load_gpu("V100")))[0]
+
+
+def test_a_resident_layer_takes_far_less_than_its_launches():
+    [found] = us(calls({"H": 64, "I": 64, "B": 4, "T": 1000}), free)
+    assert found < 0.3 * 1000 * 2 * LAUNCH_US
+
+
+@pytest.mark.parametrize("gpu, batch, tokens, expected", [
+    ("V100", 128, 40, True), ("V100", 128, 39, False), ("V100", 80, 50, False), ("V100", 256, 50, False),
+    ("A100", 128, 5, True), ("A100", 136, 50, False), ("A100", 12, 50, False), ("H100", 64, 50, True),
+    ("T4", 64, 50, False), ("RTX3090", 64, 50, False), ("RTX4090", 64, 50, True), ("P100", 64, 50, False),
+])  # fmt: skip
+def test_the_large_persistent_kernel_is_taken_where_pytorch_takes_it(gpu, batch, tokens, expected):
+    table = calls({"B": batch, "T": tokens})
+    sizes, physics = recurrent.Layers.of(table), Physics.of(load_gpu(gpu))
+    assert recurrent._large(sizes, np.array(["fp16"], dtype=object), physics)[0] == expected
+    assert not recurrent._large(sizes, np.array(["fp32"], dtype=object), physics)[0]
+
+
+def test_a_persistent_kernel_is_no_longer_than_the_plain_one(monkeypatch):
+    table = calls({}, {"B": 8}, {"phase": "backward"}, dtype="fp16")
+    kept = us(table, by_work, "A100")
+    monkeypatch.setattr(recurrent, "_large", lambda sizes, *_: np.zeros(len(sizes.batch), dtype=bool))
+    assert (kept <= us(table, by_work, "A100")).all()
+    assert kept.sum() < us(table, by_work, "A100").sum()
+
+
+def test_intervals_hold_the_products_own_and_evidence_is_theirs():
+    found, evidence = recurrent_us(calls(), by_work, Physics.of(load_gpu("V100")))
+    assert list(evidence) == ["pack"]
+    assert found.p10[0] < found.kernel[0] / 1.2
+    assert found.p90[0] > found.kernel[0] * 1.2
+
+
+def test_a_latency_is_the_kernel_and_what_timing_adds():
+    floor = Floor(offset_us=10.0, default_us=500.0, by_op={})
+    found, _ = recurrent_us(calls({}, {"H": 8, "T": 1}), by_work, Physics.of(load_gpu("V100")), floor)
+    assert found.latency == pytest.approx([found.kernel[0] + 10.0, 500.0])
+    assert (found.latency_p10 < found.latency).all() and (found.latency < found.latency_p90).all()
+
+
+def test_a_call_without_its_sizes_has_no_time():
+    found, evidence = recurrent_us(calls({"H": None}, {}), by_work, Physics.of(load_gpu("V100")))
+    assert np.isnan(found.kernel[0]) and np.isfinite(found.kernel[1])
+    assert list(evidence) == ["roofline", "pack"]
+
+
+@pytest.mark.parametrize("gpu, dtype, kind", [("V100", "fp32", "pack"), ("T4", "fp32", "pack"), ("V100", "fp16", "transferred"),
+                                              ("RTX4090", "fp32", "transferred")])  # fmt: skip
+def test_predictions_rest_on_the_models_of_products(gpu, dtype, kind):
+    spec = load_gpu(gpu)
+    found = load_predictor(spec, [packs_dir() / spec.name / "kernels"]).predict(
+        calls({}, {"phase": "backward"}, dtype=dtype)
+    )
+    assert list(found["evidence"]) == [kind, kind]
+    assert found["modelled"].all()
+    assert found["kernel_us"][1] > found["kernel_us"][0]
+    assert (found["p10_us"] < found["kernel_us"]).all() and (found["kernel_us"] < found["p90_us"]).all()
+
+
+def test_products_of_a_layer_are_longer_than_a_roofline_of_it():
+    spec = load_gpu("V100")
+    predictor, table = load_predictor(spec, [packs_dir() / "V100" / "kernels"]), calls({"B": 128})
+    assert predictor.predict(table)["kernel_us"][0] > 1.1 * predictor.physics.kernel_us("rnn", table)[0]
