@@ -53,7 +53,7 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
     """Nodes of a captured step (already pruned) as CUDA would have them, renumbered in host order."""
     nodes = [_on_cuda(node, fake) for node in nodes]
     if fake:
-        nodes = _show_input_copies(nodes)
+        nodes = _show_input_copies(_as_real_tensors(nodes))
     nodes = name_standins(_fused_lookups(nodes, config))
     nodes = _describe_embeddings(nodes, config)
     if config.get("dtype") == "tf32":
@@ -98,6 +98,7 @@ def prune(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Drop what lies under operators that every device implements in its own way (raw nodes of an execution trace)."""
     kept: list[Mapping[str, Any]] = []
     opaque: set[int] = set()
+    raw = _without_casting_wrappers(raw)
     for node in sorted(raw, key=lambda node: int(node["rf_id"])):
         if node["parent"] in opaque:
             opaque.add(node["id"])
@@ -107,6 +108,26 @@ def prune(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if name.startswith("aten::") and name not in SHARED and not is_composite(schema or name):
             opaque.add(node["id"])
     return kept
+
+
+def _without_casting_wrappers(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """An operator that PyTorch's autocast wraps is recorded twice, the casts of its operands beside the inner one: what
+    the outer holds moves up, so that the operator is seen as it runs, behind its casts.
+    """
+    named = {node["id"]: node for node in raw}
+    casting = {node["parent"] for node in raw if node["name"] == "aten::to"}
+    outer = {
+        node["parent"]
+        for node in raw
+        if node["parent"] in casting
+        and node["name"] == named.get(node["parent"], {}).get("name")
+        and not is_composite(str(node["op_schema"]).split("(")[0] or node["name"])
+    }
+    return [
+        {**node, "parent": named[node["parent"]]["parent"]} if node["parent"] in outer else node
+        for node in raw
+        if node["id"] not in outer
+    ]
 
 
 def _on_cuda(node: Node, fake: bool) -> Node:
@@ -130,6 +151,35 @@ def _moved(arguments: Sequence[Argument], counters: bool = False) -> tuple[Argum
     return tuple(
         move(a) if isinstance(a, Tensor) else None if a is None else tuple(move(t) for t in a) for a in arguments
     )
+
+
+def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
+    """What fake tensors do in place of a copy, or beyond it, as real ones do it.
+
+    A cast is `detach` to them, and a copy here. A sparse gradient whose rows nothing else holds is taken over as it is
+    when it becomes the parameter's (torch/csrc/autograd/functions/accumulate_grad.h); they clone it, at the size of the
+    whole weight.
+    """
+    by_id = {node.node_id: node for node in nodes}
+    sparse = {node.parent_id for node in nodes if node.name == "aten::_indices"}
+    taken_over: set[int] = set()
+    real: list[Node] = []
+    for node in nodes:
+        above = by_id.get(node.parent_id) if node.parent_id is not None else None
+        if above is None:
+            real.append(node)
+        elif above.node_id in taken_over:
+            taken_over.add(node.node_id)
+        elif above.name.endswith("AccumulateGrad") and above.node_id in sparse and node.name == "aten::clone":
+            taken_over.add(node.node_id)
+            real.append(replace(node, name="aten::_sparse_coo_tensor_unsafe"))
+        elif above.name == "aten::_to_copy" and node.name == "aten::detach":
+            target, source = node.tensor(0), above.tensor(0)
+            real.append(replace(node, name="aten::copy_", inputs=(target, source, None), values=(None, None, False),
+                                outputs=(target,)))  # fmt: skip
+        else:
+            real.append(node)
+    return real
 
 
 def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
