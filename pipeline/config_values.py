@@ -25,6 +25,7 @@ CHOICES = {
     "model.copies": ("pinned", "pageable"),
     "model.read_loss": ("never", "before_backward", "at_end"),
     "model.embedding": ("fused", "joint_sparse", "sparse", "dense"),
+    "model.interaction": ("by_parts", "fused"),
     "predict.critical_path": ("full", "published"),
     "overheads.observations": ("all", "own", "pooled"),
     "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),

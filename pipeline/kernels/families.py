@@ -94,6 +94,7 @@ _REGISTERED = (
     Family("memcpy_d2h", ("bytes",), Law.LINK, work.written_bytes, ("pinned", "pageable")),
     Family("tril_index_forward", ("B", "F"), Law.MOVEMENT, work.tril_index, ("tril",), _IO, passes=1.5),
     Family("tril_index_backward", ("B", "F"), Law.MOVEMENT, work.tril_index, ("tril",), _IO, passes=2.0),
+    Family("interaction", ("B", "F", "D"), Law.MOVEMENT, work.interaction, ("fused",), _IO),
     Family("rnn", ("B", "T", "I", "H"), Law.COMPUTE, work.recurrent, ("lstm", "gru"), ("layers",)),
     Family("optimizer", ("bytes",), Law.MOVEMENT, work.optimizer, ("sgd", "adam", "adamw", "adagrad"), ("tensors",)),
     Family("sort", ("bytes",), Law.SORT, work.moved_bytes, ("sort", "unique", "topk")),

@@ -285,6 +285,20 @@ def tril_index(d: Dims) -> Work:
     return Work(np.zeros(d.rows), d("inputs", size * read), d("outputs", size * written))
 
 
+def interaction(d: Dims) -> Work:
+    """Dot products of all pairs of B x F vectors of D elements, written behind the first vector.
+
+    A backward reads vectors and the result's gradient, and writes a gradient of the vectors and one of the first.
+    """
+    b, f, dim, size, back = d("B"), d("F"), d("D"), d.element_bytes(), d.backward()
+    pairs = f * (f - 1.0) / 2.0
+    vectors, joined = b * f * dim, b * (dim + pairs)
+    flops = np.where(back, 2.0, 1.0) * 2.0 * b * pairs * dim
+    read = np.where(back, vectors + joined, vectors)
+    written = np.where(back, vectors + b * dim, joined)
+    return Work(flops, d("inputs", size * read), d("outputs", size * written))
+
+
 def recurrent(d: Dims) -> Work:
     """LSTM-like cells of 4 gates: per layer and step, products with the input and with the hidden state."""
     b, t, i, h, layers, size = d("B"), d("T"), d("I"), d("H"), d("layers", 1.0), d.element_bytes()

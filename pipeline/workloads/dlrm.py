@@ -7,6 +7,9 @@
   joint_sparse  one `EmbeddingBag` over the rows of all tables with a sparse gradient: PyTorch's own way to look up all
            tables at once, and what campaigns measure, who have no FBGEMM
   dense    an `EmbeddingBag` per table with dense gradients
+`interaction` says how pairs of vectors are multiplied:
+  by_parts a batched product, an index of its lower triangle, a concatenation: PyTorch's operators
+  fused    one kernel in each direction (`pipeline.workloads.interaction`)
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
+from pipeline.workloads.interaction import FusedInteraction
+from pipeline.workloads.interaction import width as interaction_width
 from pipeline.workloads.lookup import STATES, FusedLookup
 from pipeline.workloads.standin import apply
 from pipeline.workloads.step import Batch, Step, is_dry
@@ -134,11 +139,12 @@ class Dlrm(nn.Module):
         embedding: "fused", "joint_sparse", "sparse" or "dense".
         logits: leave out the sigmoid at the end.
         states: tensors of the weight's size that a fused lookup's optimizer keeps.
+        interaction: "by_parts" or "fused".
     """
 
     def __init__(
         self, bottom: Sequence[int], top: Sequence[int], rows: Sequence[int], dim: int, embedding: str, logits: bool,
-        states: int = 0,
+        states: int = 0, interaction: str = "by_parts",
     ) -> None:  # fmt: skip
         super().__init__()
         self.row: Tensor
@@ -146,10 +152,13 @@ class Dlrm(nn.Module):
         self.tables, self.dim = len(rows), dim
         features = self.tables + 1
         self.bottom = mlp(bottom, nn.ReLU())
-        self.top = mlp((dim + features * (features - 1) // 2, *top), nn.Identity() if logits else nn.Sigmoid())
-        lower = torch.tril_indices(features, features, offset=-1)
-        self.register_buffer("row", lower[0].contiguous())
-        self.register_buffer("column", lower[1].contiguous())
+        self.one_kernel = interaction == "fused"
+        joined = interaction_width(features, dim) if self.one_kernel else dim + features * (features - 1) // 2
+        self.top = mlp((joined, *top), nn.Identity() if logits else nn.Sigmoid())
+        if not self.one_kernel:
+            lower = torch.tril_indices(features, features, offset=-1)
+            self.register_buffer("row", lower[0].contiguous())
+            self.register_buffer("column", lower[1].contiguous())
         self.fused: Tensor | None = None
         self.states: list[Tensor] = []
         self.joint: nn.EmbeddingBag | None = None
@@ -183,15 +192,24 @@ class Dlrm(nn.Module):
             bags = looked.view(self.tables, batch, dim).transpose(0, 1) if looked.device.type != "meta" else looked
             if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
                 bags = looked.view(batch, self.tables, dim)
-            z = torch.cat([x.unsqueeze(1), bags], 1)
+            z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
         elif self.joint is not None:  # bags in order (sample, table)
-            z = torch.cat([x.unsqueeze(1), self.joint(indices, offsets).view(batch, self.tables, dim)], 1)
+            bags = self.joint(indices, offsets).view(batch, self.tables, dim)
+            z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
         else:
-            parts = [bag(i, o) for bag, i, o in zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)]
+            lookups = zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)
+            parts = [self._as(x, bag(i, o)) for bag, i, o in lookups]
             z = torch.cat([x, *parts], 1).view(batch, self.tables + 1, dim)
-        pairs = torch.bmm(z, z.transpose(1, 2))[:, self.row, self.column]
-        output: Tensor = self.top(torch.cat([x, pairs], 1))
+        if self.one_kernel:
+            joined = apply(FusedInteraction, z, x)
+        else:
+            joined = torch.cat([x, torch.bmm(z, z.transpose(1, 2))[:, self.row, self.column]], 1)
+        output: Tensor = self.top(joined)
         return output.squeeze(1)
+
+    def _as(self, x: Tensor, looked_up: Tensor) -> Tensor:
+        """Rows in the bottom MLP's dtype where one kernel takes both; `bmm` casts for itself under autocast."""
+        return looked_up.to(x.dtype) if self.one_kernel else looked_up
 
     def _split(self, indices: Tensor) -> Sequence[Tensor]:
         if indices.dim() == 2:
@@ -217,7 +235,8 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         )
     states = STATES.get(optimizer, 0) if training else 0
     with torch.device(device):
-        model = Dlrm(bottom, [int(w) for w in config["top_mlp"]], rows, dim, embedding, loss == "bce_logits", states)
+        model = Dlrm(bottom, [int(w) for w in config["top_mlp"]], rows, dim, embedding, loss == "bce_logits", states,
+                     str(config.get("interaction", "by_parts")))  # fmt: skip
     model.lookups_per_table = [batch_size * n for n in lookups]
     losses: dict[str, Any] = {
         "mse": F.mse_loss,

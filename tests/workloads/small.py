@@ -51,4 +51,5 @@ def options_of(name, every=False):
         found += [("memory_format", "channels_last")]
     if "embedding" in config:
         found += [("embedding", value) for value in ("fused", "joint_sparse", "sparse", "dense")]
+        found += [("interaction", "fused")]
     return found

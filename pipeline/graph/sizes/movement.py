@@ -199,3 +199,22 @@ def pad(node: Node, rule: Rule) -> Work:
     x = node.tensor(0)
     dims = {**rows_width(x), "bytes": x.bytes, "inputs": x.bytes, "outputs": x.bytes}
     return Work(dims, 0.0, float(x.bytes), float(x.bytes), x.dtype, op="transpose")
+
+
+@size("interaction")
+def interaction(node: Node, rule: Rule) -> Work:
+    """DLRM's dot products as one kernel: vectors (B, F, D) read, the joined row of each sample written."""
+    return _interaction(node, node.tensor(0), read_bytes([node.tensor(0)]), back=1.0)
+
+
+@size("interaction_backward")
+def interaction_backward(node: Node, rule: Rule) -> Work:
+    """Its gradient: the joined rows' gradient and the vectors read; one of the vectors and of the first written."""
+    return _interaction(node, node.tensor(1), read_bytes(node.tensors()), back=2.0)
+
+
+def _interaction(node: Node, vectors: Tensor, read: float, back: float) -> Work:
+    batch, features, dim = vectors.shape
+    written = float(sum(t.bytes for t in node.results()))
+    flops = back * batch * features * (features - 1) * dim
+    return Work({"B": batch, "F": features, "D": dim}, flops, read, written, vectors.dtype)
