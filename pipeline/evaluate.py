@@ -19,6 +19,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.predictor import KernelPredictor
 from pipeline.overheads.model import OverheadModel
 from pipeline.predict.critical_path import Form, simulate
+from pipeline.predict.cuda_graph import as_cuda_graphs
 from pipeline.predict.program import build_program
 from pipeline.predict.timeline import Timeline
 from pipeline.prediction import Prediction
@@ -59,7 +60,7 @@ class Subject:
     workload: str | None = None
     """Name under which the overheads know this very workload, if they do."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """`predict` section of the configuration: critical_path, draws, seed."""
+    """`predict` section of the configuration: critical_path, cuda_graph, draws, seed."""
 
 
 def evaluate(
@@ -89,6 +90,8 @@ def evaluate(
     draws = int(subject.settings.get("draws", 200))
     predicted = kernels.predict(calls)
     program = build_program(graph, calls, overheads, workload=subject.workload)
+    if subject.settings.get("cuda_graph"):
+        program, measured_us = as_cuda_graphs(program), None  # what was measured launched kernel by kernel
     central = predicted["kernel_us"].to_numpy(float)
     timeline = simulate(program, central, form=form)
     random = np.random.default_rng(int(subject.settings.get("seed", 0)))
