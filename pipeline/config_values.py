@@ -24,7 +24,7 @@ CHOICES = {
     "model.precision": ("autocast", "pure"),
     "model.copies": ("pinned", "pageable"),
     "model.read_loss": ("never", "before_backward", "at_end"),
-    "model.embedding": ("fused", "joint_sparse", "sparse", "dense"),
+    "model.embedding": ("fused", "joint_sparse", "joint_rows", "sparse", "dense"),
     "model.interaction": ("by_parts", "fused"),
     "predict.critical_path": ("full", "published"),
     "overheads.observations": ("all", "own", "pooled"),

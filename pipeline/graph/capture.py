@@ -148,7 +148,9 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
 
 
 def _needs_fake(config: Mapping[str, Any]) -> bool:
-    return config.get("embedding") in ("sparse", "joint_sparse") and config.get("mode", "train") == "train"
+    return (
+        config.get("embedding") in ("sparse", "joint_sparse", "joint_rows") and config.get("mode", "train") == "train"
+    )
 
 
 class _quiet:  # noqa: N801 - reads as a function in `with _quiet()`

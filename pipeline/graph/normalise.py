@@ -156,7 +156,7 @@ def _moved(arguments: Sequence[Argument], counters: bool = False) -> tuple[Argum
 def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
     """What fake tensors do in place of a copy, or beyond it, as real ones do it.
 
-    A cast is `detach` to them, and a copy here. A sparse gradient whose rows nothing else holds is taken over as it is
+    A cast or a clone ends in `detach` with them, and in a copy here. A sparse gradient whose rows nothing else holds is taken over as it is
     when it becomes the parameter's (torch/csrc/autograd/functions/accumulate_grad.h); they clone it, at the size of the
     whole weight.
     """
@@ -173,7 +173,7 @@ def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
         elif above.name.endswith("AccumulateGrad") and above.node_id in sparse and node.name == "aten::clone":
             taken_over.add(node.node_id)
             real.append(replace(node, name="aten::_sparse_coo_tensor_unsafe"))
-        elif above.name == "aten::_to_copy" and node.name == "aten::detach":
+        elif above.name in SHARED and node.name == "aten::detach":
             target, source = node.tensor(0), above.tensor(0)
             real.append(replace(node, name="aten::copy_", inputs=(target, source, None), values=(None, None, False),
                                 outputs=(target,)))  # fmt: skip
@@ -239,7 +239,7 @@ def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[N
     if "embedding" not in config:
         return sparse_updates(nodes, own_tables(nodes), str(config.get("optimizer", "sgd")))
     from pipeline.kernels.embedding import Lookup
-    from pipeline.workloads.dlrm import tables
+    from pipeline.workloads.dlrm import JOINT, tables
 
     rows, lookups = tables(config)
     distribution = str(config.get("distribution", "uniform"))
@@ -249,15 +249,13 @@ def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[N
             node.attributes.update(rows=rows, lookups=lookups, distribution=distribution, index_bytes=8)
             if states and node.name == FUSED_BACKWARD.format(optimizer=fused_optimizer(config)):
                 node.attributes["states"] = states
-        elif "embedding_bag" in node.name:
+        elif "embedding_bag" in node.name or node.name == "aten::embedding":
             node.attributes.update(distribution=distribution, index_bytes=8)
-    if config["embedding"] not in ("sparse", "joint_sparse"):
+    if config["embedding"] not in ("sparse", *JOINT):
         return nodes
-    bags, width = (
-        next((node.tensor(2).numel for node in nodes if node.name == "aten::_embedding_bag"), 0),
-        config["dim"],
-    )
-    joint = config["embedding"] == "joint_sparse"
+    outputs = {"aten::_embedding_bag": 2, "aten::embedding": 1}  # offsets, or indices: as many as results
+    bags = next((node.tensor(outputs[node.name]).numel for node in nodes if node.name in outputs), 0)
+    width, joint = config["dim"], config["embedding"] in JOINT
     batch = bags // len(rows) if joint else bags
     sizes = [Lookup(batch, e, n, int(width), distribution) for e, n in zip(rows, lookups, strict=True)]
     if joint:  # one table, whose rows are used as often as those of the tables that it holds

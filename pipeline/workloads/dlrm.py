@@ -6,6 +6,7 @@
   sparse   an `EmbeddingBag` per table with sparse gradients
   joint_sparse  one `EmbeddingBag` over the rows of all tables with a sparse gradient: PyTorch's own way to look up all
            tables at once, and what campaigns measure, who have no FBGEMM
+  joint_rows  the same by one `Embedding`, for tables with one lookup per sample: no bags, hence no offsets
   dense    an `EmbeddingBag` per table with dense gradients
 `interaction` says how pairs of vectors are multiplied:
   by_parts a batched product, an index of its lower triangle, a concatenation: PyTorch's operators
@@ -29,6 +30,9 @@ from pipeline.workloads.interaction import width as interaction_width
 from pipeline.workloads.lookup import STATES, FusedLookup
 from pipeline.workloads.standin import apply
 from pipeline.workloads.step import Batch, Step, is_dry
+
+JOINT = ("joint_sparse", "joint_rows")
+"""Lookups in one weight that holds the rows of all tables."""
 
 MOST_ROWS = 10**12
 """Rows of a table; more than any memory holds."""
@@ -136,7 +140,7 @@ class Dlrm(nn.Module):
         top: widths of the top MLP without its input.
         rows: rows per table.
         dim: embedding dimension.
-        embedding: "fused", "joint_sparse", "sparse" or "dense".
+        embedding: "fused", "joint_sparse", "joint_rows", "sparse" or "dense".
         logits: leave out the sigmoid at the end.
         states: tensors of the weight's size that a fused lookup's optimizer keeps.
         interaction: "by_parts" or "fused".
@@ -161,16 +165,19 @@ class Dlrm(nn.Module):
             self.register_buffer("column", lower[1].contiguous())
         self.fused: Tensor | None = None
         self.states: list[Tensor] = []
-        self.joint: nn.EmbeddingBag | None = None
+        self.joint: nn.EmbeddingBag | nn.Embedding | None = None
         self.bags = nn.ModuleList()
         bound = 0.01
         if embedding == "fused":
             self.anchor = nn.Parameter(torch.zeros(0))
             self.fused = torch.empty(sum(rows), dim).uniform_(-bound, bound)
             self.states = [torch.zeros(sum(rows), dim) for _ in range(states)]
-        elif embedding == "joint_sparse":
+        elif embedding in JOINT:
             weight = torch.empty(sum(rows), dim).uniform_(-bound, bound)
-            self.joint = nn.EmbeddingBag(sum(rows), dim, mode="sum", sparse=True, _weight=weight)
+            if embedding == "joint_rows":
+                self.joint = nn.Embedding(sum(rows), dim, sparse=True, _weight=weight)
+            else:
+                self.joint = nn.EmbeddingBag(sum(rows), dim, mode="sum", sparse=True, _weight=weight)
         else:
             for count in rows:
                 weight = torch.empty(count, dim).uniform_(-bound, bound)
@@ -183,7 +190,7 @@ class Dlrm(nn.Module):
             state.data = fn(state.data)
         return self
 
-    def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+    def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor | None = None) -> Tensor:
         """Click probabilities (or logits) of a batch: `dense` (B, width) -> (B,)."""
         x = self.bottom(dense)
         batch, dim = x.shape
@@ -194,9 +201,11 @@ class Dlrm(nn.Module):
                 bags = looked.view(batch, self.tables, dim)
             z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
         elif self.joint is not None:  # bags in order (sample, table)
-            bags = self.joint(indices, offsets).view(batch, self.tables, dim)
+            found = self.joint(indices) if offsets is None else self.joint(indices, offsets)
+            bags = found.view(batch, self.tables, dim)
             z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
         else:
+            assert offsets is not None
             lookups = zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)
             parts = [self._as(x, bag(i, o)) for bag, i, o in lookups]
             z = torch.cat([x, *parts], 1).view(batch, self.tables + 1, dim)
@@ -233,6 +242,10 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         raise ConfigError(
             f"model.embedding={embedding} knows no {optimizer}: use one of {', '.join(STATES)}, or model.embedding=dense"
         )
+    if embedding == "joint_rows" and set(lookups) != {1}:
+        raise ConfigError(
+            "model.embedding=joint_rows takes one lookup per table: set model.lookups=1, or take joint_sparse"
+        )
     states = STATES.get(optimizer, 0) if training else 0
     with torch.device(device):
         model = Dlrm(bottom, [int(w) for w in config["top_mlp"]], rows, dim, embedding, loss == "bce_logits", states,
@@ -249,10 +262,10 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     fused = [model.fused] if model.fused is not None else []
     pool = _pool(rows, lookups, bottom[0], embedding, batch_size, device)
 
-    def criterion(output: Tensor, dense: Tensor, indices: Tensor, offsets: Tensor, label: Tensor) -> Tensor:
-        return compute(output, label)
+    def criterion(output: Tensor, *batch: Tensor) -> Tensor:
+        return compute(output, batch[-1])
 
-    return Step([model], pool, lambda d, i, o, y: model(d, i, o), criterion, device, config, fused)
+    return Step([model], pool, lambda *batch: model(*batch[:-1]), criterion, device, config, fused)
 
 
 def _pool(
@@ -260,8 +273,8 @@ def _pool(
 ) -> list[Batch]:
     """Batches with uniform random indices; one that was never written where nothing is computed.
 
-    indices: (T·B·L,) into the joint weight, table-major (fused) or sample-major (joint_sparse), else (T, B·L), or flat
-    where lookups differ.
+    indices: (T·B·L,) into the joint weight, table-major (fused) or sample-major (joint_sparse, joint_rows, the latter
+    without offsets), else (T, B·L), or flat where lookups differ.
     """
     equal = len(set(lookups)) == 1
     random = torch.Generator().manual_seed(batch_size)
@@ -274,13 +287,13 @@ def _pool(
 
     batches: list[Batch] = []
     for _ in range(1 if dry else 4):
-        joint = embedding in ("fused", "joint_sparse")
+        joint = embedding in ("fused", *JOINT)
         starts = [sum(rows[:t]) if joint else 0 for t in range(len(rows))]
         parts = [indices(*one) for one in zip(starts, rows, lookups, strict=True)]
         if embedding == "fused":
             counts = torch.tensor(lookups).repeat_interleave(batch_size)
             index, offset = torch.cat(parts), counts.cumsum(0) - counts
-        elif embedding == "joint_sparse":
+        elif embedding in JOINT:
             counts = torch.tensor(lookups).repeat(batch_size)
             index = torch.cat([part.view(batch_size, -1) for part in parts], 1).view(-1)
             offset = counts.cumsum(0) - counts
@@ -289,5 +302,5 @@ def _pool(
             offset = torch.stack([torch.arange(0, batch_size * n, n) for n in lookups])
         dense = torch.empty(batch_size, width) if dry else torch.rand(batch_size, width, generator=random)
         label = torch.empty(batch_size) if dry else torch.randint(2, (batch_size,), generator=random).float()
-        batches.append((dense, index, offset, label))
+        batches.append((dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label))
     return batches

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from pipeline.errors import ConfigError
 from pipeline.graph.calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
 from pipeline.graph.normalise import FUSED_AUTOGRAD, FUSED_FORWARD
@@ -85,6 +86,32 @@ def test_a_sparse_gradient_becomes_the_weights_without_a_copy(embedding):
     calls = map_calls(graph)
     table = 80_000 * 128 * 4
     assert (calls["bytes_read"] + calls["bytes_written"]).max() < table / 2
+
+
+@pytest.mark.parametrize("embedding", ["joint_sparse", "joint_rows"])
+def test_a_gradient_that_lies_in_a_larger_one_is_copied_before_its_rows_are_kept(embedding):
+    """The lookups' part of the concatenation's gradient: fake tensors show a clone without the copy that it is."""
+    calls = map_calls(capture(config_of("dlrm_ddp", embedding=embedding, lookups=1), 64))
+    part = 64 * 8 * 128 * 4
+    copies = calls[(calls["family"] == "copy") & (calls["bytes_written"] == part)]
+    assert list(copies["phase"]) == ["backward"]
+
+
+def test_one_row_per_table_needs_no_offsets_and_no_gradient_kernel():
+    bags, rows = (
+        map_calls(capture(config_of("dlrm_ddp", embedding=each, lookups=1), 64))
+        for each in ("joint_sparse", "joint_rows")
+    )
+    assert "embedding_backward" not in set(rows["family"])
+    sent = [found.loc[found["family"] == "memcpy_h2d", "bytes"].sum() for found in (bags, rows)]
+    assert sent[0] - sent[1] == 64 * 8 * 8
+    updates = [found.loc[found["op"] == "index_add", "bytes_written"].sum() for found in (bags, rows)]
+    assert updates[0] == updates[1] > 0
+
+
+def test_several_lookups_per_table_need_bags():
+    with pytest.raises(ConfigError, match="takes one lookup per table"):
+        capture(config_of("dlrm_ddp", embedding="joint_rows"), 64)
 
 
 def test_autocast_casts_the_same_beside_sparse_gradients_as_beside_others():
