@@ -156,9 +156,9 @@ def _moved(arguments: Sequence[Argument], counters: bool = False) -> tuple[Argum
 def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
     """What fake tensors do in place of a copy, or beyond it, as real ones do it.
 
-    A cast or a clone ends in `detach` with them, and in a copy here. A sparse gradient whose rows nothing else holds is taken over as it is
-    when it becomes the parameter's (torch/csrc/autograd/functions/accumulate_grad.h); they clone it, at the size of the
-    whole weight.
+    A cast or a clone ends in `detach` with them, and in a copy here. A sparse gradient whose rows nothing else holds is
+    taken over as it is when it becomes the parameter's (torch/csrc/autograd/functions/accumulate_grad.h); they clone it,
+    at the size of the whole weight.
     """
     by_id = {node.node_id: node for node in nodes}
     sparse = {node.parent_id for node in nodes if node.name == "aten::_indices"}
