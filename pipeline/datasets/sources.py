@@ -61,6 +61,13 @@ SOURCES: dict[str, dict[str, str]] = {
         "citation": "NVIDIA: deep-learning examples, ResNet-50 v1.5",
         "what": "latency of inference by batch size on V100 and T4",
     },
+    "nvidia-dlrm": {
+        "repository": "github.com/NVIDIA/DeepLearningExamples",
+        "files": "PyTorch/Recommendation/DLRM/README.md (as dlrm-README-<version>.md), tests/feature_specs/criteo_f15.yaml",
+        "commit": "23a6382c (2020-04), 696cedf9 (2020-08), 4154bda6 (2021-10)",
+        "citation": "NVIDIA: deep-learning examples, DLRM",
+        "what": "training throughput of DLRM on one V100 or A100, latency of inference by batch size with CUDA graphs and without",
+    },
     "ml_perf_model": {
         "repository": "github.com/owensgroup/ml_perf_model",
         "files": "analysis/notebooks/e2e_plot.ipynb, analysis/notebooks/legacy/exp_gpu_performance_models.ipynb",

@@ -32,8 +32,8 @@ def test_a_misspelt_name_is_answered_by_the_nearest_one(wrong: str, suggested: s
 
 
 def test_the_section_alone_makes_no_option_alike() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option 'model\.attention': see config"):
-        expand(["model=dlrm_default", "model.attention=fused"])
+    with pytest.raises(ConfigError, match=r"unknown option 'model\.memory_format': see config"):
+        expand(["model=dlrm_default", "model.memory_format=channels_last"])
 
 
 def test_a_name_like_no_other_gets_the_list_alone() -> None:
