@@ -77,6 +77,12 @@ class Flow:
         """A params function: one part of the point's configuration as plain values."""
         return lambda wildcards: self.point(wildcards).section(name)
 
+    def files(self, wildcards: Any) -> dict[str, str]:
+        """Params function: digests of the files that a point's workload names, such as the user's own module."""
+        from pipeline.workloads.files import file_digests
+
+        return file_digests(self.point(wildcards).section("model"))
+
     def folder(self, point: Point) -> str:
         """Folder of a point's artifacts."""
         return self.artifacts.point(point.gpu, point.model, point.variant, point.batch_size)
