@@ -13,7 +13,8 @@ from pipeline.config import LOCAL_GPU, method_label
 from pipeline.evidence import Source, kernel_source, overhead_source
 from pipeline.hardware.altered import is_altered
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
-from pipeline.paths import packs_dir
+from pipeline.paths import config_dir, packs_dir
+from pipeline.transfer.costs import PRICES
 
 if TYPE_CHECKING:
     from pipeline.flow import Flow
@@ -78,6 +79,12 @@ def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
     }
     return {kind: {str(path): file_digest(path)[:16] for path in paths if path.is_file()}
             for kind, paths in kinds.items()}  # fmt: skip
+
+
+def price_table() -> list[str]:
+    """The user's price table where there is one: an input of the figures, so that a new price draws `cost` anew."""
+    path = config_dir() / PRICES
+    return [str(path)] if path.is_file() else []
 
 
 def pack_digests() -> dict[str, str]:

@@ -16,7 +16,7 @@ from pipeline.report import parts
 from pipeline.report.figures import style, tables
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
 from pipeline.report.figures.published import PUBLISHED, published
-from pipeline.report.grid import told_apart, with_gpus
+from pipeline.report.grid import price_table, told_apart, with_gpus
 from pipeline.transfer.paper import TRACKED
 
 
@@ -119,3 +119,14 @@ def test_kernel_models_of_several_choices_are_told_apart_in_figures() -> None:
     both = told_apart(with_gpus([*fitted, "packs/P100/kernels/gemm", "results/Xp/kernels/gemm/trees"]))
     names = [name for name, _ in both]
     assert names == ["V100 roofline", "V100 trees", "T4 roofline", "T4 trees", "P100", "Xp"]
+
+
+def test_a_price_table_is_an_input_of_the_figures_from_the_moment_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.report.grid.config_dir", lambda: tmp_path)
+    assert price_table() == []
+    (tmp_path / "prices.yaml").touch()
+    assert price_table() == [str(tmp_path / "prices.yaml")]
+    rule = (project_dir() / "workflow/rules/report.smk").read_text(encoding="utf-8")
+    assert "prices=GRID.price_table()" in rule.partition("rule figures:")[2].partition("output:")[0]
