@@ -164,6 +164,10 @@ class Flow:
         """Params function: settings of a kernel-model variant."""
         return self._named("kernels", wildcards.kernels)
 
+    def fit_workers(self, wildcards: Any) -> int:
+        """Threads function: processes of a fit, so that two GPUs are fitted one after the other on few cores."""
+        return max(1, int(self.kernel_settings(wildcards)["workers"]))
+
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of an overhead statistic."""
         label = str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
@@ -243,6 +247,7 @@ class Flow:
         if not Path(table).is_file():  # another target was asked for
             return
         from pipeline.prediction import Prediction
+        from pipeline.report.grid import not_fitted
         from pipeline.report.index import refresh
         from pipeline.report.places import places
         from pipeline.report.tables import show
@@ -257,6 +262,8 @@ class Flow:
             name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since
         }
         show(predictions, {**places(predictions, Path(root)), **made})
+        for line in not_fitted(self):
+            print(f"steptime: {line}", file=sys.stderr)
 
     def explain(self) -> None:
         """Print why jobs failed, below what Snakemake says of them; called when a run has failed."""

@@ -144,6 +144,15 @@ def test_gpus_are_compared_on_one_scale_unless_a_bar_would_vanish(draw: Callable
     assert "scale of its own" in fastest.get_figure().get_supxlabel()
 
 
+def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.DataFrame) -> None:
+    point = dataclasses.replace(Prediction.all_of(summary)[0], variant="v0123456789", overrides=("model.rows=[10,20]",))
+    assert parts.label(point) == "dlrm_default rows=[10,20] b512"
+    assert (
+        parts.label(dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,)))
+        == "dlrm_default v0123456789 b512"
+    )
+
+
 def test_many_gpus_are_drawn_in_rows_that_fit_a_page() -> None:
     figure = drawn_steps.step_times(steps(**{f"G{number}": 1000.0 for number in range(7)}))
     assert [axes.get_visible() for axes in figure.axes] == [True] * 7 + [False] * 2
