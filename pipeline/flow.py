@@ -35,6 +35,7 @@ class Flow:
 
     points: tuple[Point, ...]
     artifacts: Artifacts
+    experiment: str = ""
     started: float = field(default_factory=time.time)
 
     @classmethod
@@ -45,7 +46,7 @@ class Flow:
             _check_named("STEPTIME_DATASETS", "", "none")
             _check_named("STEPTIME_MEASUREMENTS", "")
             given = {key: value for key, value in config.items() if key != "results"}
-            return cls(tuple(expand(from_snakemake(given))), Artifacts(root))
+            return cls(tuple(expand(from_snakemake(given))), Artifacts(root), str(config.get("experiment") or ""))
         except SteptimeError as error:
             print(f"steptime: {error}", file=sys.stderr)
             sys.exit(error.exit_code)
@@ -57,12 +58,12 @@ class Flow:
 
     @property
     def grid(self) -> str:
-        """Folder name of this grid: readable for one point, else a hash of its points."""
+        """Folder name of this grid: readable for one point, else its experiment or size, and a hash of its points."""
         if len(self.points) == 1:
             p = self.points[0]
             return f"{p.gpu}-{p.model}-{p.variant}-b{p.batch_size}"
         keys = repr([(p.gpu, p.model, p.variant, p.batch_size) for p in self.points])
-        return f"{len(self.points)}-points-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
+        return f"{self.experiment or f'{len(self.points)}-points'}-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
 
     def point(self, wildcards: Any) -> Point:
         """The point that a rule's wildcards name.

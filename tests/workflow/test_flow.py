@@ -91,3 +91,11 @@ def test_a_comparison_of_kernel_models_without_samples_says_so() -> None:
     assert "no samples of V100" in first
     assert "no samples of H100" in second
     assert not_fitted(Flow.from_config({"gpu": "V100"})) == []
+
+
+def test_the_folder_of_a_grid_says_which_experiment_it_is() -> None:
+    whole, part = (Flow.from_config({"experiment": "paper_cnn", **more}).grid for more in ({}, {"gpu": "V100"}))
+    assert whole.startswith("paper_cnn-")
+    assert part.startswith("paper_cnn-")
+    assert whole != part
+    assert Flow.from_config({"gpu": "V100,P100"}).grid.startswith("2-points-")
