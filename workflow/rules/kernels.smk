@@ -91,7 +91,7 @@ rule fit_kernels:
         gpu=FLOW.card,
         code=FLOW.code("kernels", "hardware", "report/tracking.py"),
     message:
-        "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow; minutes, or tens of them (docs/kernels.md)"
+        "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow: takes minutes (docs/kernels.md)"
     script:
         "../scripts/fit_kernels.py"
 
