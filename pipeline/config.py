@@ -119,7 +119,8 @@ def point(overrides: Sequence[str]) -> Point:
     config["batch_size"] = _batch_size(batch)
     config["model"].pop("batch_size", None)
     gpu, model = str(config["gpu"]["name"]), str(config["model"]["name"])
-    rest = tuple(text for text in given if text.split("=", 1)[0] not in _NOT_IN_VARIANT)
+    # Hydra writes `zipf\\:1.05` for what was given as `zipf:1.05`
+    rest = tuple(text.replace("\\:", ":") for text in given if text.split("=", 1)[0] not in _NOT_IN_VARIANT)
     # what must be given (`model.target`) is no default, so neither of the two needs to be complete
     plain = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")), complete=False)
     base = _compose(tuple(text for text in given if text.split("=", 1)[0] in _GROUPS), complete=False)
@@ -172,7 +173,10 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
         try:
             parsed.append(parser.parse_override(text))
         except HydraException:
-            raise ConfigError(f"cannot read the override {text!r}: write key=value, several values as a,b") from None
+            close = did_you_mean(text.partition("=")[0], (*_GROUPS, "experiment", "batch_size", "overrides", "results"))
+            raise ConfigError(
+                f"cannot read the override {text!r}: {close}write key=value, several values as a,b"
+            ) from None
         if parsed[-1].is_sweep_override() and isinstance(pattern := parsed[-1].value(), Glob):
             group = parsed[-1].key_or_group
             names = pattern.filter(choices(group)) if group in _GROUPS else []
@@ -225,7 +229,7 @@ def _compose_text(overrides: tuple[str, ...], directory: str) -> tuple[str, tupl
                 composed.batch_size = None
             return OmegaConf.to_yaml(composed, resolve=True), tuple(sorted(missing))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain(error, _known_keys(overrides, directory))) from None
+        raise ConfigError(_explain(error, _known_keys(overrides, directory), overrides)) from None
 
 
 def _known_keys(overrides: tuple[str, ...], directory: str) -> list[str]:
@@ -250,13 +254,16 @@ def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any
     return loaded | ({"gpu": {"name": LOCAL_GPU}} if local else {})
 
 
-def _explain(error: Exception, keys: Iterable[str]) -> str:
-    """Hydra's several lines as one, with the remedy; `keys` are those that exist."""
+def _explain(error: Exception, keys: Iterable[str], overrides: Iterable[str]) -> str:
+    """Hydra's several lines as one, with the remedy; `keys` are those that exist for the groups among `overrides`."""
     text = str(error)
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
-        close = did_you_mean(key.group(1), keys)
-        return f"unknown option {key.group(1)!r}: {close}see config/README.md; add a new key with +{key.group(1)}=..."
+        section = key.group(1).partition(".")[0]
+        chosen = next((each for each in overrides if each.startswith(f"{section}=") and section in _GROUPS), None)
+        close = did_you_mean(key.group(1), keys) or did_you_mean(key.group(1), (*_GROUPS, "experiment"))
+        owner = f" of {chosen}" if chosen else ""
+        return f"unknown option {key.group(1)!r}{owner}: {close}see config/README.md; add a new key with +{key.group(1)}=..."
     return f"configuration: {_first_line(error)}"
 
 

@@ -35,6 +35,7 @@ class Flow:
 
     points: tuple[Point, ...]
     artifacts: Artifacts
+    experiment: str = ""
     started: float = field(default_factory=time.time)
 
     @classmethod
@@ -45,7 +46,7 @@ class Flow:
             _check_named("STEPTIME_DATASETS", "", "none")
             _check_named("STEPTIME_MEASUREMENTS", "")
             given = {key: value for key, value in config.items() if key != "results"}
-            return cls(tuple(expand(from_snakemake(given))), Artifacts(root))
+            return cls(tuple(expand(from_snakemake(given))), Artifacts(root), str(config.get("experiment") or ""))
         except SteptimeError as error:
             print(f"steptime: {error}", file=sys.stderr)
             sys.exit(error.exit_code)
@@ -57,12 +58,12 @@ class Flow:
 
     @property
     def grid(self) -> str:
-        """Folder name of this grid: readable for one point, else a hash of its points."""
+        """Folder name of this grid: readable for one point, else its experiment or size, and a hash of its points."""
         if len(self.points) == 1:
             p = self.points[0]
             return f"{p.gpu}-{p.model}-{p.variant}-b{p.batch_size}"
         keys = repr([(p.gpu, p.model, p.variant, p.batch_size) for p in self.points])
-        return f"{len(self.points)}-points-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
+        return f"{self.experiment or f'{len(self.points)}-points'}-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
 
     def point(self, wildcards: Any) -> Point:
         """The point that a rule's wildcards name.
@@ -76,6 +77,12 @@ class Flow:
     def section(self, name: str) -> Any:
         """A params function: one part of the point's configuration as plain values."""
         return lambda wildcards: self.point(wildcards).section(name)
+
+    def files(self, wildcards: Any) -> dict[str, str]:
+        """Params function: digests of the files that a point's workload names, such as the user's own module."""
+        from pipeline.workloads.files import file_digests
+
+        return file_digests(self.point(wildcards).section("model"))
 
     def folder(self, point: Point) -> str:
         """Folder of a point's artifacts."""
@@ -158,6 +165,10 @@ class Flow:
         """Params function: settings of a kernel-model variant."""
         return self._named("kernels", wildcards.kernels)
 
+    def fit_workers(self, wildcards: Any) -> int:
+        """Threads function: processes of a fit, so that two GPUs are fitted one after the other on few cores."""
+        return max(1, int(self.kernel_settings(wildcards)["workers"]))
+
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of an overhead statistic."""
         label = str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
@@ -237,6 +248,7 @@ class Flow:
         if not Path(table).is_file():  # another target was asked for
             return
         from pipeline.prediction import Prediction
+        from pipeline.report.grid import not_fitted
         from pipeline.report.index import refresh
         from pipeline.report.places import places
         from pipeline.report.tables import show
@@ -251,6 +263,8 @@ class Flow:
             name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since
         }
         show(predictions, {**places(predictions, Path(root)), **made})
+        for line in not_fitted(self):
+            print(f"steptime: {line}", file=sys.stderr)
 
     def explain(self) -> None:
         """Print why jobs failed, below what Snakemake says of them; called when a run has failed."""

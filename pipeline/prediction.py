@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +61,13 @@ class Prediction:
     def samples_per_s(self) -> float:
         """Training throughput in samples per second."""
         return self.batch_size / self.predicted_us * 1e6
+
+    @property
+    def named(self) -> str:
+        """What distinguishes it from the default one: its variant, or its overrides where that is a hash."""
+        if re.fullmatch(r"v[0-9a-f]{10}", self.variant) and self.overrides:
+            return " ".join(text.removeprefix("+").removeprefix("model.") for text in self.overrides)
+        return "" if self.variant == "default" else self.variant
 
     @property
     def error(self) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -34,7 +36,7 @@ def run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[FittedFamily]:
     # the longest first, so that none is left to run alone at the end: those that learn which kernel will run, too
     ordered = sorted(jobs, key=lambda job: (job[2] not in CHOSEN_BY_AUTO, -len(job[0])))
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
+    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context, initializer=end_with_parent) as pool:
         with _interrupts_are_for_this_process():
             running = [pool.submit(run_job, job) for job in ordered]
         try:
@@ -44,6 +46,23 @@ def run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[FittedFamily]:
             for process in list(pool._processes.values()):  # what they fit is of no use any more
                 process.terminate()
             raise
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone, however that ended.
+
+    A parent that is killed (by a scheduler, for memory) tells its workers nothing: they would fit to the end and then wait
+    for ever for more.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()
 
 
 @contextmanager

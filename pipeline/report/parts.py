@@ -27,10 +27,18 @@ PARTS = (ACTIVE, OWN, SHARED, KERNELS)
 COLUMNS = ["gpu", "workload", "part", "predicted_us", "measured_us"]
 
 
+LONGEST_NAME = 60
+"""Letters of a variant's name that an axis has room for."""
+
+
 def label(prediction: Prediction) -> str:
-    """A point's name in tables and figures: model, variant and batch size."""
-    name = prediction.model if prediction.variant == "default" else f"{prediction.model} {prediction.variant}"
-    return f"{name} b{prediction.batch_size}"
+    """A point's name in tables and figures: model, variant and batch size.
+
+    Of a variant that is a hash, the overrides themselves where they are short enough for an axis.
+    """
+    text = prediction.named
+    shown = text if len(text) <= LONGEST_NAME else prediction.variant
+    return f"{prediction.model} {shown}".rstrip() + f" b{prediction.batch_size}"
 
 
 def error_parts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,13 +51,6 @@ def gibibytes(size: float) -> str:
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
-def named(prediction: Prediction) -> str:
-    """What distinguishes a prediction from the default one: its variant, or its overrides where that is a hash."""
-    if re.fullmatch(r"v[0-9a-f]{10}", prediction.variant) and prediction.overrides:
-        return " ".join(text.removeprefix("+").removeprefix("model.") for text in prediction.overrides)
-    return "" if prediction.variant == "default" else prediction.variant
-
-
 def shares(parts: Mapping[str, float]) -> str:
     """`fitted 92 %, roofline 8 %`, largest first."""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
@@ -91,10 +83,10 @@ def one(prediction: Prediction) -> RenderableType:
         names = ", ".join(list(p.unmodelled)[:3])
         table.add_row("not modelled", f"{p.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}")
     title = f"{p.model} on {p.gpu}, batch {p.batch_size}"
-    if p.variant != "default" and len(named(p)) + len(title) <= 60:
-        title += f" ({named(p)})"
+    if p.variant != "default" and len(p.named) + len(title) <= 60:
+        title += f" ({p.named})"
     elif p.variant != "default":
-        table.add_row("options", named(p))
+        table.add_row("options", p.named)
     return Panel(Group(table, Text(), families(p)), title=Text(title), title_align="left", expand=False)
 
 
@@ -125,7 +117,7 @@ class Comparison:
             return
         for model in dict.fromkeys(p.model for p in self.predictions):
             group = [p for p in self.predictions if p.model == model]
-            gpus, variants = {p.gpu for p in group}, {named(p) for p in group}
+            gpus, variants = {p.gpu for p in group}, {p.named for p in group}
             shared = ["model", *(["GPU"] if len(gpus) == 1 else []), *(["variant"] if len(variants) == 1 else [])]
             heading = " ".join(
                 [model, *(variants if len(variants) == 1 else ()), *(f"on {g}" for g in gpus if len(gpus) == 1)]
@@ -161,8 +153,8 @@ class Comparison:
         top = max(p.evidence, key=lambda k: p.evidence[k], default="none")
         cells = {
             "GPU": p.gpu,
-            "model": f"{p.model} {named(p)}".strip(),
-            "variant": named(p) or "default",
+            "model": f"{p.model} {p.named}".strip(),
+            "variant": p.named or "default",
             "batch": str(p.batch_size),
             "step": milliseconds(p.predicted_us),
             "p10-p90 ms": interval(p.p10_us, p.p90_us),

@@ -22,6 +22,9 @@ from pipeline.hardware.spec import load_gpu
 from pipeline.paths import config_dir
 from pipeline.prediction import Prediction
 
+PRICES = "prices.yaml"
+"""The user's price table, under `config/`."""
+
 
 def load_prices(path: str | Path | None = None) -> dict[str, float]:
     """Price per hour by GPU name; empty where the default file does not exist.
@@ -29,7 +32,7 @@ def load_prices(path: str | Path | None = None) -> dict[str, float]:
     Raises:
         ConfigError: the named file is missing, or an entry lacks its date, its source or a positive price.
     """
-    file = config_dir() / "prices.yaml" if path is None else Path(path)
+    file = config_dir() / PRICES if path is None else Path(path)
     if not file.is_file():
         if path is None:
             return {}
@@ -45,7 +48,7 @@ def load_prices(path: str | Path | None = None) -> dict[str, float]:
 
 def currency(path: str | Path | None = None) -> str:
     """The currency that a price table names; `price table's currency` where it names none or does not exist."""
-    file = config_dir() / "prices.yaml" if path is None else Path(path)
+    file = config_dir() / PRICES if path is None else Path(path)
     values = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
     named = values.get("currency") if isinstance(values, dict) else None
     return str(named) if named else "price table's currency"

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
+from pipeline.workloads.files import table_configs_path
 from pipeline.workloads.interaction import FusedInteraction
 from pipeline.workloads.interaction import width as interaction_width
 from pipeline.workloads.lookup import STATES, FusedLookup
@@ -95,7 +96,7 @@ def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]
     import json
 
     named = Path(str(config["table_configs"]))
-    path = named if named.is_absolute() or named.is_file() else project_dir() / named
+    path = table_configs_path(named)
     where = f"model.table_configs={named}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

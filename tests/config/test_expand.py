@@ -71,6 +71,22 @@ def test_an_override_that_repeats_the_default_keeps_the_path() -> None:
     assert expand(["model.optimizer=sgd"])[0].variant == "default"
 
 
+def test_of_several_models_the_one_that_lacks_an_option_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"unknown option 'model\.tables' of model=resnet50"):
+        expand(["model=dlrm_default,resnet50", "model.tables=4"])
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("gpus=V100", "gpu"), ("overides=model.tables=4", "overrides")])
+def test_a_misspelt_key_is_answered_by_the_nearest_one(wrong: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        expand([wrong])
+
+
+def test_overrides_are_kept_as_they_were_given() -> None:
+    (point,) = expand(["model=dlrm_default", "model.distribution=zipf:1.05"])
+    assert point.overrides == ("model.distribution=zipf:1.05",)
+
+
 def test_an_experiment_names_a_grid_and_overrides_outrank_it() -> None:
     assert len(expand(["experiment=paper_dlrm", "gpu=V100"])) == 12
 

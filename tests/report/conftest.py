@@ -72,8 +72,11 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
         models.append(("V100", folder))
     pairs = pd.DataFrame({"family": "gemm", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": "auto",
                           "mape": [10.0, 20.0], "gmae": [5.0, 9.0], "rows": 30})  # fmt: skip
-    moved = pd.DataFrame({"model": "bert_large", "origin": ["V100", "T4"], "destination": ["T4", "V100"],
-                          "method": TRACKED, "error": [0.1, -0.2]})  # fmt: skip
+    moved = pd.concat(
+        pd.DataFrame({"model": "bert_large", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": method,
+                      "measured_us": 1e5, "predicted_us": predicted, "error": [us / 1e5 - 1 for us in predicted]})
+        for method, predicted in ((TRACKED, [1.1e5, 8e4]), ("wave", [1.5e5, 5e4]))
+    )  # fmt: skip
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
     found = Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), pairs)
     return dataclasses.replace(found, models_moved=moved, replays=spans(), passes=passes(), prices={"V100": 2.0},

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.report import parts
+from pipeline.report.figures import steps as drawn_steps
 from pipeline.report.figures import style, tables
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
 from pipeline.report.figures.published import PUBLISHED, published
-from pipeline.report.grid import told_apart, with_gpus
+from pipeline.report.grid import price_table, told_apart, with_gpus
 from pipeline.transfer.paper import TRACKED
 
 
@@ -78,6 +81,16 @@ def test_whole_models_between_gpus_are_averaged_over_their_passes() -> None:
     assert found["passes"].to_list() == [2]
 
 
+def test_each_pass_between_gpus_stands_beside_its_own_wave_scaling() -> None:
+    passes = pd.DataFrame({"model": "m", "batch_size": [1, 2], "option": [None, "fused"], "origin": "A", "destination": "B",
+                           "measured_us": [10.0, 20.0]})  # fmt: skip
+    errors = pd.concat([passes.assign(method="wave", predicted_us=[5.0, 6.0])[::-1],
+                        passes.assign(method=TRACKED, predicted_us=[11.0, 19.0])])  # fmt: skip
+    found = tables.passes_moved(errors)
+    assert found["predicted_us"].to_list() == [11.0, 19.0]
+    assert found["wave_us"].to_list() == [5.0, 6.0]
+
+
 def test_a_shipped_model_keeps_a_histogram_of_its_errors(artifacts: Artifacts, tmp_path: Path) -> None:
     whole = tables.error_histograms(artifacts.models)
     shipped = []
@@ -114,8 +127,67 @@ def test_every_figure_has_a_caption_in_the_report() -> None:
         assert category_of(entry.name) == entry.category
 
 
+def steps(**points: float) -> pd.DataFrame:
+    """A step in µs by GPU, of one model at one batch size."""
+    rows = [{"gpu": gpu, "workload": "m b8", "model_variant": "m", "batch_size": 8, "predicted_us": us, "p10_us": us,
+             "p90_us": us, "kernels_us": us, "measured_us": float("nan"), "samples_per_s": 8e6 / us, "fits": True,
+             "cost_per_million": us, "currency": "EUR"} for gpu, us in points.items()]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("draw", [drawn_steps.step_times, drawn_steps.cost])
+def test_gpus_are_compared_on_one_scale_unless_a_bar_would_vanish(draw: Callable[[pd.DataFrame], Figure]) -> None:
+    slow, fast = draw(steps(T4=4000.0, V100=1000.0)).axes
+    assert slow.get_xlim() == fast.get_xlim()
+    slower, fastest = draw(steps(P4=90_000.0, B200=1000.0)).axes
+    assert slower.get_xlim()[1] > 10 * fastest.get_xlim()[1]
+    assert "scale of its own" in fastest.get_figure().get_supxlabel()
+
+
+def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.DataFrame) -> None:
+    point = dataclasses.replace(Prediction.all_of(summary)[0], variant="v0123456789", overrides=("model.rows=[10,20]",))
+    assert parts.label(point) == "dlrm_default rows=[10,20] b512"
+    assert (
+        parts.label(dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,)))
+        == "dlrm_default v0123456789 b512"
+    )
+
+
+def test_many_gpus_are_drawn_in_rows_that_fit_a_page() -> None:
+    figure = drawn_steps.step_times(steps(**{f"G{number}": 1000.0 for number in range(7)}))
+    assert [axes.get_visible() for axes in figure.axes] == [True] * 7 + [False] * 2
+    assert figure.get_size_inches()[0] < 12
+
+
+def test_the_throughput_of_a_single_batch_size_is_a_bar_per_gpu() -> None:
+    (axes,) = drawn_steps.throughput(steps(V100=1000.0, T4=4000.0)).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["V100", "T4"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([8000.0, 2000.0])
+
+
+def test_a_gpu_has_the_same_colour_in_figures_of_steps_and_of_kernel_models(artifacts: Artifacts) -> None:
+    grid = artifacts.summary["gpu"].drop_duplicates().to_list()
+    assert grid == ["V100", "P100"], "not in the order of the alphabet"
+    others = tuple(("P100", folder) for _, folder in artifacts.models)
+    both = dataclasses.replace(artifacts, models=(*others, *artifacts.models))
+    for name in ("kernel_errors", "error_histograms"):
+        (entry,) = (each for each in GALLERY if each.name == name)
+        assert entry.table(both)["gpu"].drop_duplicates().to_list() == grid
+
+
 def test_kernel_models_of_several_choices_are_told_apart_in_figures() -> None:
     fitted = [f"results/{gpu}/kernels/gemm/{choice}" for gpu in ("V100", "T4") for choice in ("roofline", "trees")]
     both = told_apart(with_gpus([*fitted, "packs/P100/kernels/gemm", "results/Xp/kernels/gemm/trees"]))
     names = [name for name, _ in both]
     assert names == ["V100 roofline", "V100 trees", "T4 roofline", "T4 trees", "P100", "Xp"]
+
+
+def test_a_price_table_is_an_input_of_the_figures_from_the_moment_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.report.grid.config_dir", lambda: tmp_path)
+    assert price_table() == []
+    (tmp_path / "prices.yaml").touch()
+    assert price_table() == [str(tmp_path / "prices.yaml")]
+    rule = (project_dir() / "workflow/rules/report.smk").read_text(encoding="utf-8")
+    assert "prices=GRID.price_table()" in rule.partition("rule figures:")[2].partition("output:")[0]

@@ -11,6 +11,7 @@ import pytest
 from pipeline.errors import TableError
 from pipeline.flow import Flow
 from pipeline.report.failures import reasons
+from pipeline.report.grid import not_fitted
 from pipeline.scripting import job
 
 
@@ -76,3 +77,25 @@ def test_a_failed_run_says_why_once_and_below_all_else(tmp_path: Path) -> None:
     assert first == "graph.parquet: damaged (no footer)"
     assert second.startswith("KeyError: 'dims' (an error of Steptime; see ")
     assert reasons(tmp_path, time.time() + 60) == []
+
+
+def test_a_fit_takes_as_many_cores_as_it_starts_processes() -> None:
+    flow = Flow.from_config({"gpu": "V100", "overrides": "kernels.workers=3"})
+    assert flow.fit_workers(SimpleNamespace(kernels="auto")) == 3
+    assert flow.fit_workers(SimpleNamespace(kernels="trees")) == 2, "of the choice's file"
+
+
+def test_a_comparison_of_kernel_models_without_samples_says_so() -> None:
+    flow = Flow.from_config({"gpu": "V100,H100", "kernels": "compare"})
+    first, second = not_fitted(flow)
+    assert "no samples of V100" in first
+    assert "no samples of H100" in second
+    assert not_fitted(Flow.from_config({"gpu": "V100"})) == []
+
+
+def test_the_folder_of_a_grid_says_which_experiment_it_is() -> None:
+    whole, part = (Flow.from_config({"experiment": "paper_cnn", **more}).grid for more in ({}, {"gpu": "V100"}))
+    assert whole.startswith("paper_cnn-")
+    assert part.startswith("paper_cnn-")
+    assert whole != part
+    assert Flow.from_config({"gpu": "V100,P100"}).grid.startswith("2-points-")

@@ -14,6 +14,14 @@ from pipeline.paths import project_dir
 from pipeline.schemas import read_provenance, read_table
 
 ROOT = project_dir()
+MY_MODULE = """
+import torch
+from pipeline.workloads.step import Step
+
+def make_step(config, batch_size, device):
+    model = torch.nn.Linear(8, 8, device=device)
+    return Step([model], [(torch.rand(batch_size, 8),)], model, lambda output, x: output.sum(), device, config)
+"""
 
 
 def snakemake(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -53,6 +61,19 @@ def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
     run = snakemake("--config", "gpu=V100", "model=dlrm_default", folder=finished)
     assert run.returncode == 0
     assert "Nothing to be done" in run.stderr + run.stdout
+
+
+def test_an_edit_to_the_users_own_module_makes_the_graph_anew(tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").write_text(MY_MODULE)
+    point = ["--config", "gpu=V100", "model=custom", "batch_size=64", "overrides=model.target=my_module:make_step"]
+    run = snakemake("--until", "map_calls", *point, folder=tmp_path)
+    assert run.returncode == 0, run.stderr[-3000:]
+    again = snakemake("--dry-run", "--until", "map_calls", *point, folder=tmp_path)
+    assert "capture_graph" not in again.stderr + again.stdout
+    with (tmp_path / "my_module.py").open("a") as module:
+        module.write("WIDTH = 2\n")
+    edited = snakemake("--dry-run", "--until", "map_calls", *point, folder=tmp_path)
+    assert "capture_graph" in edited.stderr + edited.stdout
 
 
 def test_the_command_line_predicts_the_same(finished: Path) -> None:

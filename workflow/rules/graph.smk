@@ -23,6 +23,7 @@ rule capture_graph:
         gpu=f"(?!local/){NAME}",
     params:
         model=FLOW.section("model"),
+        files=FLOW.files,
         code=FLOW.code("graph", "workloads", "schemas.py"),
     message:
         "Graph of {wildcards.model} at batch {wildcards.batch}, captured without a GPU"
@@ -45,6 +46,7 @@ rule collect_step:
     params:
         model=FLOW.section("model"),
         collect=FLOW.section("collect"),
+        files=FLOW.files,
         code=FLOW.code("collect", "workloads", "schemas.py"),
     message:
         "Steps of {wildcards.model} at batch {wildcards.batch}, timed and traced on this machine"

@@ -85,12 +85,13 @@ rule fit_kernels:
         f"{KERNELS}/logs/fit_{{kernels}}.tsv"
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+    threads: FLOW.fit_workers
     params:
         settings=FLOW.kernel_settings,
         gpu=FLOW.card,
         code=FLOW.code("kernels", "hardware", "report/tracking.py"),
     message:
-        "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow"
+        "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow: takes minutes (docs/kernels.md)"
     script:
         "../scripts/fit_kernels.py"
 

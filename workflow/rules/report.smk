@@ -44,6 +44,7 @@ rule figures:
         hosts=GRID.host_observations(FLOW),
         models=GRID.fitted_models(FLOW),
         parts=GRID.error_parts(FLOW),
+        prices=GRID.price_table(),
     output:
         folder=report(
             directory(FIGURES),

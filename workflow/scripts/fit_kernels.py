@@ -1,8 +1,10 @@
 """Fit the kernel models of one GPU and log every fit to MLflow."""
 
+import os
 from pathlib import Path
 
 if __name__ == "__main__":  # worker processes of the fit import this file again
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the rule's threads are these processes
     from pipeline.scripting import job
 
     with job(snakemake):

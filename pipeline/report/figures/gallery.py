@@ -91,12 +91,26 @@ def _observations(make: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Art
     return lambda found: make(found.observations) if len(found.observations) else found.observations
 
 
+def _as_in_steps(found: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the grid's order of GPUs, so that a GPU has the same colour here as in the figures of steps."""
+    place = {gpu: number for number, gpu in enumerate(dict.fromkeys(found.summary["gpu"]))}
+    card = (
+        table["gpu"].astype(str).str.split(" ").str[0]
+    )  # behind the GPU: the choice of models, where there are several
+    return table.assign(place=card.map(place).fillna(len(place))).sort_values(
+        "place", kind="stable", ignore_index=True).drop(columns="place")  # fmt: skip
+
+
 def _transfer(found: Artifacts) -> pd.DataFrame:
     return found.transfer[found.transfer["method"] == "auto"] if len(found.transfer) else found.transfer
 
 
 def _models_moved(found: Artifacts) -> pd.DataFrame:
     return tables.model_transfer(found.models_moved) if len(found.models_moved) else found.models_moved
+
+
+def _passes_moved(found: Artifacts) -> pd.DataFrame:
+    return tables.passes_moved(found.models_moved) if len(found.models_moved) else found.models_moved
 
 
 def _beside_published(errors: pd.DataFrame) -> Figure:
@@ -124,8 +138,10 @@ GALLERY = (
     Entry("replays", "Accuracy", lambda a: mean_errors(a.replays) if len(a.replays) else a.replays,
           evidence.replay_errors, _NO_CHECKS),
     Entry("whole_models", "Accuracy", lambda a: a.passes, evidence.whole_models, _NO_CHECKS),
-    Entry("kernel_errors", "Kernel models", lambda a: tables.kernel_errors(a.models), kernels.family_errors, _NO_FIT),
-    Entry("error_histograms", "Kernel models", lambda a: tables.error_histograms(a.models), kernels.error_histograms,
+    Entry("kernel_errors", "Kernel models", lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),
+          kernels.family_errors, _NO_FIT),
+    Entry("error_histograms", "Kernel models", lambda a: _as_in_steps(a, tables.error_histograms(a.models)),
+          kernels.error_histograms,
           "no model folder of this grid keeps its held-out errors: packs made before they were kept have metrics alone"),
     Entry("t1_by_workload", "Host overheads", _observations(tables.t1_by_workload), overheads.t1_by_workload,
           _NO_TRACE),
@@ -133,6 +149,8 @@ GALLERY = (
           overheads.dominant_operators, _NO_TRACE),
     Entry("t4_by_api", "Host overheads", _observations(tables.t4_by_api), overheads.t4_by_api, _NO_TRACE),
     Entry("transfer_matrix", "Transfer", _transfer, transfer.error_matrix,
+          "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"),
+    Entry("transfer_steps", "Transfer", _passes_moved, transfer.steps_moved,
           "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"),
     Entry("transfer_models", "Transfer", _models_moved, transfer.model_matrix,
           "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"),

@@ -110,6 +110,8 @@ def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
         part = spread[spread["gpu"] == gpu]
         _draw(axes, part, [labels.index(label) for label in part[by]])
         axes.set(xscale="log", xlabel=what, title=f"host of {gpu}")
+        low, high = axes.get_xlim()
+        axes.set_xlim(low, high * (high / low) ** 0.08)  # room for the numbers behind the longest whiskers
         plain_ticks(axes.xaxis)
         label_rows(axes, labels)
     footnote(figure, "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times seen. "

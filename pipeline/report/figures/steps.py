@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,11 +18,15 @@ from pipeline.report.figures.style import (
     new_figure,
     new_panels,
     plain_ticks,
+    same_scale,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+COLUMNS = 3
+"""Panels side by side; more would have letters too small to read on a page."""
 
 NAMED_FAMILIES = 7
 """Kernel families with a colour of their own; the palette has no more that can be told apart."""
@@ -93,8 +97,8 @@ def step_times(steps: pd.DataFrame) -> Figure:
         if np.isfinite(measured).any():
             axes.plot(measured, where, "D", color=MEASURED, markersize=5, label="measured, unprofiled")
         axes.set(xlabel="time of one step (ms)", title=str(gpu))
-        axes.set_xlim(left=0)
         label_rows(axes, labels)
+    same_scale(figure, panels)
     _legend_above(figure, next((a for a in panels if len(a.get_legend_handles_labels()[1]) > 3), panels[0]))
     return figure
 
@@ -156,33 +160,62 @@ def error_by_part(errors: pd.DataFrame, published: pd.DataFrame) -> Figure:
 
 
 def throughput(steps: pd.DataFrame) -> Figure:
-    """Samples per second over the batch size, a panel per model, a line per GPU; hollow where memory is too small."""
+    """Samples per second over the batch size, a panel per model, a line per GPU; hollow where memory is too small.
+
+    Of one batch size per model, a bar per GPU.
+    """
     models = list(dict.fromkeys(steps["model_variant"]))
-    columns = min(3, len(models))
+    columns = min(COLUMNS, len(models))
     rows = -(-len(models) // columns)
-    figure, panels = new_panels(columns, rows, width=max(3.6 * columns, 5.0), height=0.9 + 2.9 * rows, grid="y")
-    colours = dict(zip(dict.fromkeys(steps["gpu"]), COLOURS * 3, strict=False))
+    bars = bool((steps.groupby("model_variant")["batch_size"].nunique() == 1).all())
+    tall = bar_height(steps["gpu"].nunique()) if bars else 2.9
+    figure, panels = new_panels(
+        columns, rows, width=max(3.6 * columns, 5.0), height=0.9 + tall * rows, grid="x" if bars else "y"
+    )
     for axes, model in zip(panels, models, strict=False):
-        for gpu, part in steps[steps["model_variant"] == model].groupby("gpu", sort=False):
-            line = part.sort_values("batch_size")
-            axes.plot(line["batch_size"], line["samples_per_s"], "-", color=colours[gpu], linewidth=1.2)
-            for fits, face in ((True, colours[gpu]), (False, "white")):
-                some = line[line["fits"] == fits]
-                axes.plot(some["batch_size"], some["samples_per_s"], "o", color=colours[gpu], markerfacecolor=face)
-            axes.plot([], [], "-o", color=colours[gpu], label=str(gpu))
-        sizes = sorted(set(steps.loc[steps["model_variant"] == model, "batch_size"]))
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.set(xlabel="batch size (samples)", ylabel="throughput (samples/s)", title=model)
-        axes.legend(frameon=False, fontsize=8)
+        (_throughput_bars if bars else _throughput_lines)(axes, steps, model)
     for axes in panels[len(models) :]:
         axes.set_visible(False)
     if not steps["fits"].all():
         footnote(figure, "Hollow: the step needs more memory than the GPU has.")
     return figure
+
+
+def _colours(steps: pd.DataFrame) -> dict[Any, str]:
+    return dict(zip(dict.fromkeys(steps["gpu"]), COLOURS * 4, strict=False))
+
+
+def _throughput_bars(axes: Axes, steps: pd.DataFrame, model: str) -> None:
+    colours, own = _colours(steps), steps[steps["model_variant"] == model]
+    gpus = list(colours)
+    for gpu, speed, fits in zip(own["gpu"], own["samples_per_s"], own["fits"], strict=True):
+        y = gpus.index(gpu)
+        axes.barh(y, speed, height=0.6, color=colours[gpu] if fits else "white", edgecolor=colours[gpu])
+        axes.annotate(f"{speed:,.0f}", (speed, y), (3, 0), "data", "offset points", va="center", fontsize=7.5)
+    axes.margins(x=0.18)
+    axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set(xlabel="throughput (samples/s)", title=f"{model}, batch {own['batch_size'].iloc[0]:,}")
+    label_rows(axes, gpus)
+
+
+def _throughput_lines(axes: Axes, steps: pd.DataFrame, model: str) -> None:
+    colours = _colours(steps)
+    for gpu, part in steps[steps["model_variant"] == model].groupby("gpu", sort=False):
+        line = part.sort_values("batch_size")
+        axes.plot(line["batch_size"], line["samples_per_s"], "-", color=colours[gpu], linewidth=1.2)
+        for fits, face in ((True, colours[gpu]), (False, "white")):
+            some = line[line["fits"] == fits]
+            axes.plot(some["batch_size"], some["samples_per_s"], "o", color=colours[gpu], markerfacecolor=face)
+        axes.plot([], [], "-o", color=colours[gpu], label=str(gpu))
+    sizes = sorted(set(steps.loc[steps["model_variant"] == model, "batch_size"]))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set(xlabel="batch size (samples)", ylabel="throughput (samples/s)", title=model)
+    axes.legend(frameon=False, fontsize=8)
 
 
 def cost(steps: pd.DataFrame) -> Figure:
@@ -195,16 +228,24 @@ def cost(steps: pd.DataFrame) -> Figure:
     for axes, (gpu, rows) in zip(panels, steps.groupby("gpu", sort=False), strict=True):
         axes.barh([labels.index(w) for w in rows["workload"]], rows["cost_per_million"], color=ACTIVE, height=0.6)
         axes.set(xlabel=f"cost of a million samples ({steps['currency'].iloc[0]})", title=str(gpu))
+        axes.locator_params(axis="x", nbins=4)  # small amounts have long numbers
         label_rows(axes, labels)
+    same_scale(figure, panels)
     return figure
 
 
 def _panel_per_gpu(table: pd.DataFrame) -> tuple[Figure, list[Axes], list[str]]:
-    """Panels side by side, one per GPU, with the workloads as common rows."""
+    """Panels, one per GPU, with the workloads as common rows."""
     labels = list(dict.fromkeys(table["workload"]))
     gpus = table["gpu"].nunique()
-    figure, panels = new_panels(gpus, width=max(2.6 + 2.7 * gpus, 7.0), height=bar_height(len(labels)) + 0.4)
-    return figure, panels, labels
+    columns = min(COLUMNS, gpus)
+    rows = -(-gpus // columns)
+    figure, panels = new_panels(
+        columns, rows, width=max(2.6 + 2.7 * columns, 7.0), height=(bar_height(len(labels)) + 0.2) * rows + 0.2
+    )
+    for axes in panels[gpus:]:
+        axes.set_visible(False)
+    return figure, panels[:gpus], labels
 
 
 def _legend_above(figure: Figure, axes: Axes) -> None:

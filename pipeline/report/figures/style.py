@@ -32,6 +32,9 @@ TICKS = (
 FAMILY_ORDER = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 """Families with learned models, in the order of tables and figures; others follow by name."""
 
+SAME_SCALE = 12.0
+"""How many times as long the bars of one panel may be as another's on a common scale."""
+
 PNG_DPI = 160
 
 
@@ -68,6 +71,16 @@ def footnote(figure: Figure, text: str) -> None:
     figure.supxlabel(
         f"{figure.get_supxlabel()} {text}".strip(), x=0.01, ha="left", fontsize=7.5, color="#555555", wrap=True
     )
+
+
+def same_scale(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One x axis from 0 for panels that a reader compares, unless the shortest bars would then vanish."""
+    ends = [axes.get_xlim()[1] for axes in panels]
+    same = max(ends) <= SAME_SCALE * min(ends)
+    for axes, end in zip(panels, ends, strict=True):
+        axes.set_xlim(0, max(ends) if same else end)
+    if not same:
+        footnote(figure, "Each panel has a scale of its own.")
 
 
 def plain_ticks(*scales: Axis) -> None:

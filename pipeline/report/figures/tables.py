@@ -216,6 +216,24 @@ def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
     return groups.agg(mape="mean", passes="size").reset_index()
 
 
+def passes_moved(errors: pd.DataFrame) -> pd.DataFrame:
+    """Whole models carried from one GPU to another, a row per pass and pair, by the tracker and by wave scaling.
+
+    Args:
+        errors: as for `model_transfer`.
+
+    Returns:
+        model, mode, seq_len, batch_size, option, origin, destination, measured_us, predicted_us, wave_us.
+    """
+    key = [
+        name for name in ("model", "mode", "seq_len", "batch_size", "option", "origin", "destination") if name in errors
+    ]
+    keyed = errors.assign(**{name: errors[name].fillna("") for name in key})
+    ours, waves = (keyed[keyed["method"] == method] for method in (TRACKED, "wave"))
+    waves = waves[[*key, "predicted_us"]].rename(columns={"predicted_us": "wave_us"})
+    return ours[[*key, "measured_us", "predicted_us"]].merge(waves, on=key, how="left", validate="one_to_one")
+
+
 _FACTS = ("gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out")
 _FIGURES = ("gmae", "mape", "bias", "coverage", "above_floor_gmae")
 

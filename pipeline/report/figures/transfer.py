@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.report.figures.published import published
-from pipeline.report.figures.style import footnote, in_order, new_panels
+from pipeline.report.figures.style import COLOURS, MARKERS, footnote, in_order, new_panels, plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +39,42 @@ def model_matrix(errors: pd.DataFrame) -> Figure:
     habitat, method = published("transfer")[0], errors["method"].iloc[0]
     footnote(figure, f"Mean |predicted / measured − 1| of a pass (%), method {method}; the destination was left out of "
                      f"training. Published, other models and GPUs: {habitat.percent:g} % ({habitat.source}).")  # fmt: skip
+    return figure
+
+
+def steps_moved(passes: pd.DataFrame) -> Figure:
+    """Predicted over measured time of whole models, a panel per GPU that they were carried from, a mark per destination.
+
+    Args:
+        passes: `passes_moved` of `pipeline.report.figures.tables`.
+    """
+    origins, gpus = sorted(set(passes["origin"])), sorted(set(passes["destination"]))
+    columns = min(COLUMNS, len(origins))
+    rows = -(-len(origins) // columns)
+    figure, panels = new_panels(columns, rows, width=max(3.6 * columns, 5.5), height=0.8 + 3.4 * rows, grid="both")
+    times = passes[["measured_us", "predicted_us"]].to_numpy(float) / 1e6
+    ends = np.array([times.min() / 1.3, times.max() * 1.3])
+    for axes, origin in zip(panels, origins, strict=False):
+        axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="black", alpha=0.08, linewidth=0)
+        axes.plot(ends, ends, color="black", linewidth=0.8)
+        for gpu, colour, marker in zip(gpus, COLOURS, MARKERS, strict=False):
+            own = passes[(passes["origin"] == origin) & (passes["destination"] == gpu)]
+            error = (own["predicted_us"] / own["measured_us"] - 1).abs().mean()
+            if len(own):
+                axes.plot(own["measured_us"] / 1e6, own["predicted_us"] / 1e6, marker, color=colour, markersize=5,
+                          label=f"to {gpu.partition('-')[0]}: {100 * error:.0f} %")  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)", title=f"from {origin}")
+        axes.set(xlim=ends, ylim=ends)
+        plain_ticks(axes.xaxis, axes.yaxis)
+        axes.legend(frameon=False, fontsize=8, title="mean error", title_fontsize=8, loc="upper left")
+    for axes in panels[len(origins) :]:
+        axes.set_visible(False)
+    error, waves = (100 * float((passes[name] / passes["measured_us"] - 1).abs().mean())
+                    for name in ("predicted_us", "wave_us"))  # fmt: skip
+    habitat = published("transfer")[0]
+    footnote(figure, f"Passes of language models; the destination was left out of training. Mean error {error:.1f} %, of "
+                     f"wave scaling alone {waves:.1f} %; published, other models and GPUs: {habitat.percent:g} % "
+                     f"({habitat.source}). Grey: within 10 %.")  # fmt: skip
     return figure
 
 
