@@ -22,6 +22,7 @@ from pipeline.kernels.heuristics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.networks import Network
 from pipeline.kernels.prediction import BLEND_TO, Estimate, Floor, KernelModel
+from pipeline.kernels.process import Process
 from pipeline.kernels.scope import Scope
 from pipeline.kernels.store import DESCRIPTION, read_description
 from pipeline.kernels.trees import Trees
@@ -37,8 +38,10 @@ WIDENING_PER_OCTAVE = 1.0
 AT_FLOOR = 0.02
 """Predictions within 2 % of the floor are at the floor."""
 
-Member = Network | Trees | ChosenKernel
-MEMBERS: dict[type[Member], str] = {Network: "network", Trees: "trees", ChosenKernel: "chosen kernel"}
+Member = Network | Trees | ChosenKernel | Process
+MEMBERS: dict[type[Member], str] = {
+    Network: "network", Trees: "trees", ChosenKernel: "chosen kernel", Process: "process",
+}  # fmt: skip
 """What `family.json` calls each kind of member."""
 
 
@@ -47,7 +50,7 @@ class FittedModel(KernelModel):
     """One family's model of one GPU.
 
     Attributes:
-        members: networks, trees or chosen kernels whose predictions are averaged with `weights`; empty for the bare
+        members: networks, trees, chosen kernels or processes whose predictions are averaged with `weights`; empty for the bare
             baseline.
         inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, the paper's), or `constant` (all
             samples were equal: the floor).
@@ -224,7 +227,8 @@ class FittedModel(KernelModel):
 def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
     tensors: dict[str, Any] = {}
     readers: dict[str, Callable[..., Member]] = {
-        MEMBERS[Network]: Network.from_tensors, MEMBERS[ChosenKernel]: ChosenKernel.from_tensors
+        MEMBERS[Network]: Network.from_tensors, MEMBERS[ChosenKernel]: ChosenKernel.from_tensors,
+        MEMBERS[Process]: Process.from_tensors,
     }  # fmt: skip
     if set(kinds) & set(readers):
         from safetensors import SafetensorError

@@ -48,13 +48,15 @@ class Quantiles:
         return cls((0.0,), (-float(np.log(factor)),), (float(np.log(factor)),))
 
 
-def fit_quantiles(log_time: Array, residual: Array, shrink: float = 1.0) -> Quantiles:
+def fit_quantiles(log_time: Array, residual: Array, shrink: float = 1.0, few: bool = False) -> Quantiles:
     """Bin residuals by predicted log time and take their outer tenths.
 
     Args:
         log_time: predicted log times, shape (rows,).
         residual: log(measured / predicted) of the same rows.
         shrink: factor on residuals, for a final model that errs less than those that made them.
+        few: ends by order statistics: of n residuals, a new one lies below the k-th with probability k / (n + 1). For
+            many it is the same.
     """
     order = np.argsort(log_time, kind="stable")
     bins = np.array_split(order, int(np.clip(len(order) // ROWS_PER_BIN, 1, MOST_BINS)))
@@ -62,7 +64,8 @@ def fit_quantiles(log_time: Array, residual: Array, shrink: float = 1.0) -> Quan
     for rows in bins:
         knots.append(float(np.median(log_time[rows])))
         # order statistics of a small bin are too narrow on average: n + 1 spacings (split conformal)
-        edge = np.clip(0.1 * (1.0 - 1.0 / (len(rows) + 1)), 0.0, 0.5)
+        edge = (0.1 * (len(rows) + 1) - 1) / max(len(rows) - 1, 1) if few else 0.1 * (1.0 - 1.0 / (len(rows) + 1))
+        edge = np.clip(edge, 0.0, 0.5)
         ends = np.quantile(shrink * residual[rows], [edge, 1.0 - edge])
         low.append(float(min(ends[0], -1e-5)))
         high.append(float(max(ends[1], 1e-5)))

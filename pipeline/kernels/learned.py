@@ -4,6 +4,8 @@
 errors favour, and distils the ensemble into one small network: it learns the true labels of the samples and the
 ensemble's answers at many sizes between them. That keeps the accuracy, predicts a million calls in seconds, and makes
 a pack of a few hundred kilobytes.
+
+Few samples are learned with Gaussian processes instead (`process.py`), which err less there and take seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pipeline.kernels.choice import ChosenKernel
 from pipeline.kernels.evaluate import gmae
 from pipeline.kernels.families import Law
 from pipeline.kernels.networks import Network, Recipe, train_network
+from pipeline.kernels.process import Process, find_settings, train_process
 from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array, Dims
 
@@ -127,7 +130,7 @@ class Mean:
 class Outcome:
     """Members with their weights, residuals on unseen rows (rows,), and what to shrink these by."""
 
-    members: tuple[Network | Trees | ChosenKernel, ...]
+    members: tuple[Network | Trees | ChosenKernel | Process, ...]
     weights: tuple[float, ...]
     unseen: Array  # predictions of the target by members new to the row; NaN where there are none
     shrink: float
@@ -182,6 +185,22 @@ def fit_network(problem: Problem, seed: int, recipe: Recipe | None = None) -> Ou
     """One network alone."""
     chosen = member_recipe(len(problem.target), problem.law, recipe)
     return fit_single(problem, lambda x, y, number: train_network(x, y, chosen, number), seed)
+
+
+def fit_process(problem: Problem, seed: int) -> Outcome:
+    """Gaussian processes: one per fold, with the settings that the other folds found, on all rows.
+
+    A row's unseen prediction is that of the process which the other folds alone made.
+    """
+    unseen, settings = np.full(len(problem.target), np.nan), []
+    for number in np.unique(problem.folds):
+        held = problem.folds == number
+        fit = ~held if (~held).any() else held
+        found = find_settings(problem.features[fit], problem.target[fit], seed + int(number))
+        alone = train_process(problem.features[fit], problem.target[fit], [found])
+        unseen[held] = alone.predict(problem.features[held])
+        settings.append(found)
+    return Outcome((train_process(problem.features, problem.target, settings),), (1.0,), unseen, 1.0, {})
 
 
 def fit_average(problem: Problem, seed: int, student: Recipe | None = None) -> Outcome:
