@@ -34,6 +34,9 @@ MOST_FOR_PROCESS = 1000
 """Samples up to which `auto` takes processes: networks take two minutes there, whatever the number, and err as much or
 more (`benchmarks/kernels/small_fits.py`)."""
 
+LARGEST_PROCESS = 5000
+"""Samples beyond which the variant `process` is refused: its matrix of samples by samples would take 200 MB and more."""
+
 CHOSEN_BY_AUTO = ("gemm",)
 """Families for which `auto` asks which kernel will run. In bmm, half of the GPUs ran one kernel alone, and on the T4 the
 error falls from 3.6 to 3.4 % only, for twice the time of fitting."""
@@ -119,7 +122,7 @@ def fit_family(
     Raises:
         UnknownNameError: no such family or variant.
         TableError: no usable sample.
-        InputError: nothing is left to fit on.
+        InputError: nothing is left to fit on, or more than the variant `process` can take.
     """
     family(name)
     if variant not in VARIANTS:
@@ -136,6 +139,10 @@ def fit_family(
     train, test = table[~test_mask].reset_index(drop=True), table[test_mask].reset_index(drop=True)
     if train.empty:
         raise InputError(f"{name}: no shape is left to fit on; give more samples or a smaller test share")
+    if variant == "process" and len(train) > LARGEST_PROCESS:
+        raise InputError(
+            f"{name}: {len(train)} samples; the variant process takes {LARGEST_PROCESS}: fit the variant auto"
+        )
     fitter = _Fitter(train, gpu, name, seed, memory, offset_us)
     model, unseen = fitter.fit(variant)
     scores = fitter.judge(model, unseen) if test.empty else judge(model, test)

@@ -163,7 +163,7 @@ def find_settings(features: Array, target: Array, seed: int) -> Settings:
         value = 0.5 * (rest * rest).sum() + torch.log(torch.diagonal(root)).sum()
         value = value + 0.5 * (((found - centre) / spread) ** 2).sum()
         value.backward()
-        return float(value)
+        return float(value.detach())
 
     optimiser.step(unlikeliness)  # type: ignore[no-untyped-call]
     bounded = found.detach().clamp(-2 * WIDEST, WIDEST)

@@ -1,0 +1,176 @@
+"""Processes learn few samples, answer the same after a save, and refuse files that do not fit."""
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.errors import InputError, PackError
+from pipeline.kernels import fit, process
+from pipeline.kernels.evaluate import gmae
+from pipeline.kernels.fit import fit_family, fit_gpu
+from pipeline.kernels.fitted import FittedModel
+from pipeline.kernels.intervals import fit_quantiles
+from pipeline.kernels.process import Process, find_settings, train_process
+from pipeline.kernels.samples import with_families
+
+
+@pytest.fixture
+def wave():
+    """Sixty made-up points of a smooth function of the first of four columns, the last of which never moves."""
+    rng = np.random.default_rng(3)
+    features = np.column_stack([rng.uniform(-3, 3, (60, 3)), np.full(60, 7.0)])
+    return features, np.sin(features[:, 0]) + 2.0
+
+
+@pytest.fixture
+def curved(gemm_samples):
+    """Samples whose kernels take ever longer than physics says, which no factor mends."""
+    table = with_families(gemm_samples, "t")
+    return table.assign(latency_us=table["latency_us"] ** 1.3)
+
+
+def test_a_process_finds_which_feature_matters(wave):
+    features, target = wave
+    found = find_settings(features, target, 0)
+    assert found.nearness[0] > 3 * found.nearness[1:].max()
+    assert found.nearness[3] == 0.0
+    learned = train_process(features[:50], target[:50], [found])
+    np.testing.assert_allclose(learned.predict(features[50:]), target[50:], atol=0.1)
+
+
+def test_several_processes_answer_with_their_mean(wave):
+    features, target = wave
+    settings = [find_settings(features[part], target[part], 0) for part in (slice(0, 30), slice(30, 60))]
+    each = [train_process(features, target, [one]).predict(features[:9] + 0.1) for one in settings]
+    both = train_process(features, target, settings).predict(features[:9] + 0.1)
+    np.testing.assert_allclose(both, np.mean(each, axis=0))
+    assert np.abs(each[0] - each[1]).max() > 1e-4
+
+
+def test_blocks_of_calls_change_nothing(wave, monkeypatch):
+    features, target = wave
+    learned = train_process(features, target, [find_settings(features, target, 0)])
+    whole = learned.predict(features)
+    monkeypatch.setattr(process, "CELLS_AT_ONCE", 7 * 60)
+    np.testing.assert_allclose(learned.predict(features), whole, rtol=1e-12)
+
+
+def test_what_cannot_be_told_apart_is_averaged():
+    """Equal features, different times: the matrix is singular but for the noise."""
+    features, target = np.ones((12, 2)), np.linspace(1.0, 2.0, 12)
+    learned = train_process(features, target, [find_settings(features, target, 0)])
+    np.testing.assert_allclose(learned.predict(features), 1.5, atol=0.05)
+
+
+def test_lengths_are_found_on_some_rows_and_all_rows_are_used(wave, monkeypatch):
+    features, target = wave
+    monkeypatch.setattr(process, "MOST_ROWS", 20)
+    found = find_settings(features, target, 1)
+    np.testing.assert_array_equal(found.nearness, find_settings(features, target, 1).nearness)
+    assert train_process(features, target, [found]).rows.shape == (60, 4)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "empty"])
+def test_a_damaged_process_is_refused(wave, damage):
+    features, target = wave
+    learned = train_process(features, target, [find_settings(features, target, 0)])
+    tensors = learned.tensors("member0.")
+    np.testing.assert_array_equal(
+        Process.from_tensors(tensors, "member0.").predict(features), learned.predict(features)
+    )
+    if damage == "missing":
+        del tensors["member0.process_pull"]
+    elif damage == "shape":
+        tensors["member0.process_pull"] = tensors["member0.process_pull"][:, :-1]
+    else:
+        tensors |= {f"member0.process_{name}": tensors[f"member0.process_{name}"][:0] for name in ("pull", "nearness")}
+    with pytest.raises(PackError, match="rebuild"):
+        Process.from_tensors(tensors, "member0.")
+
+
+def test_auto_takes_processes_for_few_samples_and_networks_for_many(curved, v100, monkeypatch):
+    assert fit_family(curved.head(60), v100, "gemm").model.variant == "process"
+    monkeypatch.setattr(fit, "MOST_FOR_PROCESS", 59)
+    assert fit_family(curved.head(60), v100, "gemm").model.variant == "average"
+
+
+@pytest.mark.parametrize(("rows", "variant"), [(7, "roofline"), (8, "process")])
+def test_from_eight_samples_on_something_is_learned(curved, v100, rows, variant):
+    assert fit_family(curved.head(rows), v100, "gemm", "process").model.variant == variant
+
+
+def test_a_saved_process_answers_as_before(curved, v100, tmp_path):
+    fitted = fit_family(curved.head(80), v100, "gemm")
+    fitted.save(tmp_path)
+    loaded = FittedModel.load(tmp_path, v100)
+    assert loaded.variant == "process"
+    for key in ("latency", "kernel", "p10", "p90"):
+        before, after = (getattr(model.predict(curved), key) for model in (fitted.model, loaded))
+        np.testing.assert_allclose(after, before, rtol=1e-5)
+
+
+def test_processes_err_less_than_scaled_physics_where_no_factor_is_right(curved, v100):
+    errors = [
+        fit_family(curved, v100, "gemm", variant, test_share=0.8).metrics["gmae"] for variant in ("auto", "roofline")
+    ]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_physics_stays_where_nothing_better_is_learned(gemm_samples, v100):
+    """Latencies that are noise around physics: processes of them are worse than the factor."""
+    rng = np.random.default_rng(0)
+    table = with_families(gemm_samples, "t").head(12)
+    noisy = table.assign(latency_us=table["latency_us"] * np.exp(rng.normal(0, 0.3, 12)))
+    assert fit_family(noisy, v100, "gemm").model.variant == "roofline"
+
+
+def test_two_hundred_samples_are_fitted_in_seconds(curved, v100):
+    started = time.process_time()
+    fit_family(curved.head(200), v100, "gemm")
+    assert time.process_time() - started < 15.0
+
+
+def test_variants_of_few_samples_are_ranked_by_the_mean_log_error(curved, v100, tmp_path):
+    """One exact hit makes the geometric mean of few errors small, whatever the others are."""
+    rows = curved.head(40)
+    found = {}
+    best = fit_gpu(
+        rows, v100, tmp_path, variants=("auto", "roofline"), on_fit=lambda one: found.setdefault(one.model.variant, one)
+    )
+    hit = found["roofline"].test.assign(predicted_us=lambda table: np.where(table.index < 30, table["latency_us"], 1e5))
+    lucky = fit.FittedFamily(found["roofline"].model, {"gmae": 0.0}, hit)
+    assert best["gemm"].model.variant == "process"
+    assert lucky.rank > best["gemm"].rank
+
+
+def test_ends_of_few_residuals_are_order_statistics():
+    residual = np.arange(9.0) - 4.0
+    found = fit_quantiles(np.zeros(9), residual, few=True)
+    assert (found.low, found.high) == ((-4.0,), (4.0,))  # a tenth of new ones lie below the least of nine
+    wide, usual = (fit_quantiles(np.zeros(2000), np.linspace(-1, 1, 2000), few=few) for few in (True, False))
+    np.testing.assert_allclose(wide.low, usual.low, atol=0.02)
+
+
+def test_errors_on_unseen_shapes_are_those_of_new_shapes(curved, v100):
+    """What cross-validation says of a small fit holds on shapes that it never saw."""
+    mask = np.arange(len(curved)) >= 60
+    inner = fit_family(curved[~mask], v100, "gemm").metrics["gmae"]
+    outer = fit_family(curved, v100, "gemm", held_out=mask).metrics["gmae"]
+    assert 0.4 * outer < inner < 2.5 * outer
+    assert gmae(np.array([1.0]), np.array([2.0])) == 0.5
+
+
+def test_too_many_samples_for_processes_are_refused_in_one_line(curved, v100, monkeypatch):
+    monkeypatch.setattr(fit, "LARGEST_PROCESS", 100)
+    with pytest.raises(InputError, match="gemm: 240 samples; the variant process takes 100"):
+        fit_family(curved, v100, "gemm", "process")
+
+
+def test_rows_of_one_shape_alone_are_fitted(curved, v100):
+    rng = np.random.default_rng(1)
+    same = pd.concat([curved.head(1)] * 30, ignore_index=True)
+    same = same.assign(latency_us=100.0 * np.exp(rng.normal(0, 0.05, 30)))
+    found = fit_family(same, v100, "gemm").model.predict(same.head(1))
+    np.testing.assert_allclose(found.latency, 100.0, rtol=0.05)
