@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, PackError
-from pipeline.kernels import choice, choice_fit, learned
+from pipeline.kernels import choice, choice_fit, fit, learned
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit import fit_family
 from pipeline.kernels.fitted import FittedModel
@@ -99,6 +99,7 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
         (choice_fit, "FROM_SAMPLES", choice_fit.Lessons(300, 64, 0.05)), (choice_fit, "FOLDS", 4),
         (choice_fit, "FROM_SCORERS", choice_fit.Lessons(400, 64, 0.0)), (choice_fit, "SYNTHETIC_ROWS", 2000),
         (learned, "STEPS", (300, 300)), (learned, "STUDENT_STEPS", 600), (learned, "FEW_STEPS", 200),
+        (fit, "MOST_FOR_PROCESS", 100),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     fitted = fit_family(switching, v100, "gemm", test_share=0.2, seed=1)

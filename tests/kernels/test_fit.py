@@ -36,7 +36,7 @@ def samples(gemm_samples):
     return with_families(gemm_samples, "t")
 
 
-@pytest.mark.parametrize("variant", ["auto", "trees", "mlp", "roofline"])
+@pytest.mark.parametrize("variant", ["auto", "average", "trees", "mlp", "roofline"])
 def test_every_variant_learns_scaled_physics(samples, v100, variant):
     fitted = fit_family(samples, v100, "gemm", variant, test_share=0.2, offset_us=14.0)
     assert fitted.metrics["gmae"] < 0.1
@@ -52,7 +52,7 @@ def test_the_papers_network_knows_sizes_alone(samples, v100, monkeypatch):
 
 
 def test_a_saved_model_answers_as_before(samples, v100, tmp_path):
-    fitted = fit_family(samples, v100, "gemm", "auto")
+    fitted = fit_family(samples, v100, "gemm", "average")
     fitted.save(tmp_path)
     before, after = (model.predict(samples) for model in (fitted.model, FittedModel.load(tmp_path, v100)))
     np.testing.assert_allclose(before.latency, after.latency, rtol=2e-3)
@@ -60,8 +60,11 @@ def test_a_saved_model_answers_as_before(samples, v100, tmp_path):
     assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".txt"}
 
 
-def test_the_same_seed_gives_the_same_model(samples, v100):
-    first, second = (fit_family(samples, v100, "gemm", "auto", seed=4).model.predict(samples).latency for _ in range(2))
+@pytest.mark.parametrize("variant", ["auto", "average"])
+def test_the_same_seed_gives_the_same_model(samples, v100, variant):
+    first, second = (
+        fit_family(samples, v100, "gemm", variant, seed=4).model.predict(samples).latency for _ in range(2)
+    )
     np.testing.assert_array_equal(first, second)
 
 
