@@ -30,6 +30,10 @@ OVERHEAD_DONOR = "V100"
 """The GPU whose host overheads stand in where a GPU has none of its own."""
 
 
+HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
+"""Sources whose samples are fitted in this run."""
+
+
 def kernel_source(gpu: str) -> Source:
     """Where the kernel models of a GPU come from, by what is at hand now."""
     if gpu == LOCAL_GPU:

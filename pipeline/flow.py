@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.config import LOCAL_GPU, Point, expand, from_snakemake, method_label
 from pipeline.digest import code_digest
 from pipeline.errors import InputError, SteptimeError
-from pipeline.evidence import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source, shipped_overheads
+from pipeline.evidence import HAS_MODELS, PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source, shipped_overheads
 from pipeline.hardware.altered import is_altered
 from pipeline.packs import MANIFEST
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
@@ -25,6 +25,9 @@ PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "l
 
 BANDWIDTH = "copy"
 """The family whose folder holds the bandwidth curve that element-wise samples show."""
+
+COMPARE = "compare"
+"""The `kernels` choice that fits every variant; `auto` alone promises no more than what ships."""
 
 _NEVER = "(?!)"  # a wildcard constraint that nothing matches
 
@@ -248,7 +251,6 @@ class Flow:
         if not Path(table).is_file():  # another target was asked for
             return
         from pipeline.prediction import Prediction
-        from pipeline.report.grid import not_fitted
         from pipeline.report.index import refresh
         from pipeline.report.places import places
         from pipeline.report.tables import show
@@ -263,8 +265,17 @@ class Flow:
             name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since
         }
         show(predictions, {**places(predictions, Path(root)), **made})
-        for line in not_fitted(self):
+        for line in self.not_fitted():
             print(f"steptime: {line}", file=sys.stderr)
+
+    def not_fitted(self) -> list[str]:
+        """One sentence per GPU whose kernel models were to be compared, and that has no samples here to fit any on."""
+        compared = {point.gpu for point in self.points if point.section("kernels")["name"] == COMPARE}
+        return [
+            f"kernels={COMPARE}: no samples of {gpu} are at hand, so nothing was fitted or compared, and what ships "
+            "answered; set $STEPTIME_DATASETS (docs/kernels.md)"
+            for gpu in self.gpus if gpu in compared and kernel_source(gpu) not in HAS_MODELS
+        ]  # fmt: skip
 
     def explain(self) -> None:
         """Print why jobs failed, below what Snakemake says of them; called when a run has failed."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from pipeline.config import LOCAL_GPU, method_label
-from pipeline.evidence import Source, kernel_source, overhead_source
+from pipeline.evidence import HAS_MODELS, Source, kernel_source, overhead_source
 from pipeline.hardware.altered import is_altered
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
 from pipeline.paths import config_dir, packs_dir
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
 """What ships beside the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
-
-COMPARE = "compare"
-"""The `kernels` choice that fits every variant; `auto` alone promises no more than what ships."""
-
-HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
-"""Sources whose samples are fitted in this run."""
 
 
 def fitted_models(flow: Flow) -> list[str]:
@@ -139,20 +133,9 @@ def read_observations(paths: Sequence[str]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def not_fitted(flow: Flow) -> list[str]:
-    """One sentence per GPU whose kernel models were to be compared, and that has no samples here to fit any on."""
-    gpus = {point.gpu: point.section("kernels")["name"] for point in flow.points
-            if point.section("kernels")["name"] == COMPARE and kernel_source(point.gpu) not in HAS_MODELS}  # fmt: skip
-    return [
-        f"kernels={name}: no samples of {gpu} are at hand, so nothing was fitted or compared, and what ships answered; set "
-        "$STEPTIME_DATASETS (docs/kernels.md)"
-        for gpu, name in gpus.items()
-    ]
-
-
 def missing_evidence(flow: Flow) -> list[str]:
     """One sentence per kind of evidence that a GPU of the grid lacks here, with what would bring it."""
-    lines = not_fitted(flow)
+    lines = flow.not_fitted()
     for gpu in flow.gpus:
         campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
         kernels, host = kernel_source(gpu), overhead_source(gpu)

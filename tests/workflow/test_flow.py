@@ -11,7 +11,6 @@ import pytest
 from pipeline.errors import TableError
 from pipeline.flow import Flow
 from pipeline.report.failures import reasons
-from pipeline.report.grid import not_fitted
 from pipeline.scripting import job
 
 
@@ -87,10 +86,10 @@ def test_a_fit_takes_as_many_cores_as_it_starts_processes() -> None:
 
 def test_a_comparison_of_kernel_models_without_samples_says_so() -> None:
     flow = Flow.from_config({"gpu": "V100,H100", "kernels": "compare"})
-    first, second = not_fitted(flow)
+    first, second = flow.not_fitted()
     assert "no samples of V100" in first
     assert "no samples of H100" in second
-    assert not_fitted(Flow.from_config({"gpu": "V100"})) == []
+    assert Flow.from_config({"gpu": "V100"}).not_fitted() == []
 
 
 def test_the_folder_of_a_grid_says_which_experiment_it_is() -> None:
