@@ -19,6 +19,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from published import judged
+
 from pipeline import predict
 from pipeline.datasets.published_dlrm import ONE_BY_ONE, read_rows, read_steps
 from pipeline.paths import datasets_dir
@@ -44,16 +48,9 @@ def predicted(row: pd.Series, tables: Sequence[int]) -> Prediction:
 
 
 def compare(rows: pd.DataFrame, tables: Sequence[int]) -> pd.DataFrame:
-    """The rows with `predicted_us`, `p10_us`, `p90_us` (all without copies of the batch), `error`, `inside`, `fits`."""
+    """The rows judged, without copies of the batch."""
     found = [predicted(row, tables) for _, row in rows.iterrows()]
-    copies = np.array([_copies_us(one) for one in found])
-    whole = np.array([one.predicted_us for one in found])
-    rows = rows.assign(predicted_us=whole - copies, fits=[one.fits for one in found])
-    kept = rows["predicted_us"].to_numpy() / whole
-    low, high = (kept * np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us"))
-    measured = rows["measured_us"].to_numpy()
-    inside = (low <= measured) & (measured <= high)
-    return rows.assign(error=rows["predicted_us"] / measured - 1.0, inside=inside, p10_us=low, p90_us=high)
+    return judged(rows, found, [one.predicted_us - _copies_us(one) for one in found])
 
 
 def _copies_us(found: Prediction) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,12 +60,20 @@ def without_copies(found: Prediction) -> float:
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows judged, without the time that input copies take."""
+    found = [predicted(row) for _, row in rows.iterrows()]
+    return judged(rows, found, [without_copies(one) for one in found])
+
+
+def judged(rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: Sequence[float]) -> pd.DataFrame:
     """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside` (of p10 to p90), `evidence` and `fits`.
 
-    Input copies are taken out of p10 and p90 in proportion.
+    Args:
+        rows: published steps with `measured_us`.
+        found: what Steptime says of each.
+        predicted_us: the same without what did not run there; p10 and p90 shrink in proportion.
     """
-    found = [predicted(row) for _, row in rows.iterrows()]
-    rows = rows.assign(predicted_us=[without_copies(one) for one in found])
+    rows = rows.assign(predicted_us=predicted_us)
     measured = rows["measured_us"].to_numpy()
     kept = rows["predicted_us"].to_numpy() / np.array([one.predicted_us for one in found])
     low, high = (kept * np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us"))

@@ -19,7 +19,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from published import coverage, summary, table
+from published import coverage, judged, summary, table
 
 from pipeline import predict
 from pipeline.datasets.published_translation import FILLED, LENGTHS, SENTENCE, read_transformer, read_translation
@@ -49,18 +49,10 @@ def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside`, `evidence`, `fits`, and the share of `rnn`."""
+    """The rows judged, with the share of `rnn`."""
     found = [mean_step(row["gpu"], int(row["batch_size"]), row["dtype"]) for _, row in rows.iterrows()]
-    measured = rows["measured_us"].to_numpy()
-    ends = {name: np.array([getattr(one, name) for one in found]) for name in ("predicted_us", "p10_us", "p90_us")}
-    return rows.assign(
-        **ends,
-        error=ends["predicted_us"] / measured - 1.0,
-        inside=(ends["p10_us"] <= measured) & (measured <= ends["p90_us"]),
-        evidence=[max(one.evidence, key=lambda kind, shares=one.evidence: shares[kind]) for one in found],  # type: ignore[misc]
-        fits=[one.fits for one in found],
-        recurrent=[one.families.get("rnn", 0.0) / one.predicted_us for one in found],
-    )
+    share = [one.families.get("rnn", 0.0) / one.predicted_us for one in found]
+    return judged(rows, found, [one.predicted_us for one in found]).assign(recurrent=share)
 
 
 BIG = {"model.width": 1024, "model.heads": 16, "model.vocabulary": 33712, "model.shared_embedding": True,

@@ -19,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.datasets.pages import missing
 from pipeline.errors import TableError
 
 FILE = "ml_perf_model/e2e_plot.ipynb"
@@ -66,7 +67,7 @@ def _stated(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[float]
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells]
     except FileNotFoundError:
-        raise TableError(f"{file}: no such file; docs/accuracy.md says where it comes from") from None
+        raise missing(file) from None
     except (ValueError, KeyError, TypeError, UnicodeDecodeError):
         raise TableError(f"{file}: not a readable notebook") from None
     for source in sources:

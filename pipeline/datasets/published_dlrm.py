@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.datasets.pages import read_page, sections
 from pipeline.errors import TableError
 from pipeline.yaml_text import load_yaml
 
@@ -29,7 +30,7 @@ GPUS = {
 """Our name of each machine's card; those of a DGX-2 are no card that we have."""
 
 SEEN = ("V100-SXM2-32GB",)
-"""Cards whose rows were in view when captured steps were mended; the others were predicted after that."""
+"""Cards whose rows were in view when captured steps were mended; the others set nothing (docs/accuracy.md)."""
 
 ONE_BY_ONE = ("2020-04",)
 """Versions that look tables up one by one and multiply by parts; the later ones have a kernel of their own for each."""
@@ -52,7 +53,7 @@ def read_steps(datasets: str | Path) -> pd.DataFrame:
     found: list[tuple[object, ...]] = []
     for version in VERSIONS:
         file = Path(datasets) / "nvidia" / f"dlrm-README-{version}.md"
-        text = _text(file)
+        text = read_page(file)
         rows = _training(version, text) + _inference(version, text)
         if not rows:
             raise TableError(f"{file}: holds no performance of one GPU")
@@ -67,7 +68,7 @@ def read_rows(datasets: str | Path) -> list[int]:
         TableError: the file is missing or no feature specification.
     """
     file = Path(datasets) / "nvidia" / "dlrm-criteo_f15.yaml"
-    content = load_yaml(_text(file))
+    content = load_yaml(read_page(file))
     try:
         names = content["channel_spec"]["categorical"]
         return [int(content["feature_spec"][name]["cardinality"]) for name in names]
@@ -75,16 +76,9 @@ def read_rows(datasets: str | Path) -> list[int]:
         raise TableError(f"{file}: no feature specification with the cardinality of each categorical feature") from None
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise TableError(f"{file}: no such file; docs/accuracy.md says where it comes from") from None
-
-
 def _training(version: str, text: str) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
-    for gpu, part in _sections(text, "Training"):
+    for gpu, part in sections(text, "Training", GPUS):
         line = re.search(r"^\|\s*1\s*\|(?:\s*small\s*\|)?\s*(\d+)k\s*\|([^|]*)\|([^|]*)\|", part, flags=re.MULTILINE)
         if line is None:
             continue
@@ -97,7 +91,7 @@ def _training(version: str, text: str) -> list[tuple[object, ...]]:
 
 def _inference(version: str, text: str) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
-    for gpu, part in _sections(text, "Inference"):
+    for gpu, part in sections(text, "Inference", GPUS):
         plain = [re.findall(r"<td[^>]*>\s*([\d.,]+)\s*</td>", line) for line in part.splitlines()]
         cells = [[float(cell.replace(",", "")) for cell in row] for row in plain if len(row) == 9]
         kinds = [("fp16", True), ("fp16", False), (_full(part), True), (_full(part), False)]
@@ -121,11 +115,3 @@ def _number(text: str) -> float:
     """`2,880,000` or `494k`."""
     plain = text.replace(",", "").strip()
     return 1e3 * float(plain[:-1]) if plain.endswith("k") else float(plain)
-
-
-def _sections(text: str, what: str) -> list[tuple[str, str]]:
-    """(our name of the card, text) of the sections on one kind of performance; machines we do not know are left out."""
-    parts = re.split(r"^#{2,5} ", text, flags=re.MULTILINE)
-    title = f"{what} performance: "
-    named = [(part.splitlines()[0].removeprefix(title).strip(), part) for part in parts if part.startswith(title)]
-    return [(GPUS[name], part) for name, part in named if name in GPUS]

@@ -20,11 +20,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.datasets.pages import missing, read_page
 from pipeline.errors import TableError
 
 LIGER = "liger/all_benchmark_data.csv"
 NOTEBOOK = "ml_perf_model/exp_gpu_performance_models.ipynb"
 PULL_REQUEST = "pytorch/pr-49913.md"
+
+TOLD = "docs/notes/kernels.md"
+"""The document that says where the files come from."""
 
 LIGER_GPUS = {"NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB"}
 PROVIDERS = {"huggingface": "gather_2024", "torch_compile": "gather"}
@@ -85,7 +89,7 @@ def _liger(file: Path) -> list[tuple[Any, ...]]:
                 rows["extra_benchmark_config_str"].map(json.loads), rows["x_value"], rows["y_value_50"], strict=True)
         }  # fmt: skip
     except FileNotFoundError:
-        raise _missing(file) from None
+        raise missing(file, TOLD) from None
     except (ValueError, KeyError, TypeError):
         raise TableError(f"{file}: not Liger's benchmark data") from None
     found: list[tuple[Any, ...]] = []
@@ -119,7 +123,7 @@ def _notebook(file: Path) -> list[tuple[Any, ...]]:
             for table in tables for row in table if row.get("kernel_name") in KERNELS
         ]  # fmt: skip
     except FileNotFoundError:
-        raise _missing(file) from None
+        raise missing(file, TOLD) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise TableError(f"{file}: not the notebook in its known form") from None
     if not rows:
@@ -129,10 +133,7 @@ def _notebook(file: Path) -> list[tuple[Any, ...]]:
 
 def _pull_request(file: Path) -> list[tuple[Any, ...]]:
     """The comment's table: tokens, width, seconds of the one kernel. Its sorted form, with waits of the host, is no longer run."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise _missing(file) from None
+    text = read_page(file, TOLD)
     number = r"\s*([0-9][0-9.E-]*)\s*\|"
     found: list[tuple[Any, ...]] = []
     for tokens, width, seconds in re.findall(rf"^\|{number * 3}", text, flags=re.MULTILINE):
@@ -142,7 +143,3 @@ def _pull_request(file: Path) -> list[tuple[Any, ...]]:
     if not found:
         raise TableError(f"{file}: holds no table of tokens, features and times")
     return found
-
-
-def _missing(file: Path) -> TableError:
-    return TableError(f"{file}: no such file; docs/notes/kernels.md says where it comes from")

@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from pipeline.datasets.pages import full_precision, missing, read_page, sections
 from pipeline.errors import TableError
-from pipeline.graph.calls import TF32_CAPABILITY
-from pipeline.hardware.spec import load_gpu
 
 LAMBDA_GPUS = {
     "LambdaCloud 1x V100 16GB": "V100-SXM2-16GB",
@@ -91,7 +90,7 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
             for column, model in WORKLOADS.items():
                 rate, size = speed[name][column], int(batch[name][column])
                 if rate > 0:
-                    dtype = _full(gpu) if precision == "fp32" else precision
+                    dtype = full_precision(gpu) if precision == "fp32" else precision
                     row = ("lambda", gpu, model, "train", dtype, "contiguous", size, 1e6 * size / rate, gpu in SET_ON)
                     found.append(row)
     return pd.DataFrame(found, columns=list(COLUMNS))
@@ -102,12 +101,12 @@ def _table(file: Path, key: str = "name_gpu", columns: Sequence[str] = tuple(WOR
     try:
         table = pd.read_csv(file)
     except FileNotFoundError:
-        raise TableError(f"{file}: no such file; docs/accuracy.md says where it comes from") from None
+        raise missing(file) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise TableError(f"{file}: not a readable CSV file ({str(error).splitlines()[0]})") from None
-    missing = [column for column in (key, *columns) if column not in table.columns]
-    if missing:
-        raise TableError(f"{file}: misses column {', '.join(missing)}")
+    lacking = [column for column in (key, *columns) if column not in table.columns]
+    if lacking:
+        raise TableError(f"{file}: misses column {', '.join(lacking)}")
     values = table[list(columns)].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
     if not (np.isfinite(values) & (values >= 0)).all():
         raise TableError(f"{file}: holds something other than a number in {', '.join(columns)}")
@@ -139,17 +138,14 @@ def read_resnet50(datasets: str | Path) -> pd.DataFrame:
         TableError: the page is missing, or holds no such tables.
     """
     file = Path(datasets) / "nvidia" / "resnet50v1.5-README.md"
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise TableError(f"{file}: no such file; docs/accuracy.md says where it comes from") from None
+    text = read_page(file)
     found = []
-    for gpu, part in _sections(text, "Training"):
+    for gpu, part in sections(text, "Training", NVIDIA_GPUS):
         rates = re.search(r"^\|\s*1\s*\|\s*(\d+) img/s\s*\|\s*(\d+) img/s", part, flags=re.MULTILINE)
-        kinds = ((_full(gpu), "contiguous"), ("fp16", "channels_last"))  # mixed precision runs in NHWC there
+        kinds = ((full_precision(gpu), "contiguous"), ("fp16", "channels_last"))  # mixed precision runs in NHWC there
         for kind, rate, size in zip(kinds, rates.groups() if rates else (), NVIDIA_BATCHES[gpu], strict=False):
             found.append(("nvidia", gpu, "resnet50", "train", *kind, size, 1e6 * size / float(rate), gpu in SET_ON))
-    for gpu, part in _sections(text, "Inference"):
+    for gpu, part in sections(text, "Inference", NVIDIA_GPUS):
         for table in re.split(r"^###### ", part, flags=re.MULTILINE)[1:]:
             kind = ("fp32", "contiguous") if table.startswith("FP32") else ("fp16", "channels_last")
             for size, milli in re.findall(r"^\|\s*(\d+)\s*\|[^|]*\|\s*([\d.]+) ms", table, flags=re.MULTILINE):
@@ -157,16 +153,3 @@ def read_resnet50(datasets: str | Path) -> pd.DataFrame:
     if not found:
         raise TableError(f"{file}: holds no tables of training or inference performance")
     return pd.DataFrame(found, columns=list(COLUMNS))
-
-
-def _full(gpu: str) -> str:
-    """What ran on a card where the tables say fp32: TF32 wherever there is one, since the containers allow it."""
-    return "tf32" if load_gpu(gpu).compute_capability >= TF32_CAPABILITY else "fp32"
-
-
-def _sections(text: str, what: str) -> list[tuple[str, str]]:
-    """(our name of the card, text) of the page's sections on one kind of performance; cards we do not know are left out."""
-    parts = re.split(r"^##### ", text, flags=re.MULTILINE)
-    title = f"{what} performance: "
-    named = [(part.splitlines()[0].removeprefix(title).strip(), part) for part in parts if part.startswith(title)]
-    return [(NVIDIA_GPUS[name], part) for name, part in named if name in NVIDIA_GPUS]

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.datasets.pages import full_precision, read_page, sections
 from pipeline.datasets.published_steps import COLUMNS
 from pipeline.errors import TableError
-from pipeline.graph.calls import TF32_CAPABILITY
-from pipeline.hardware.spec import load_gpu
 
 SYSTEMS = {
     "LambdaCloud_V100_16GB_v1": "V100-SXM2-16GB",
@@ -80,8 +79,7 @@ def read_translation(datasets: str | Path) -> pd.DataFrame:
     found = []
     for gpu, file in files:
         dtype, batch, seconds = _log(file)
-        if dtype == "fp32" and load_gpu(gpu).compute_capability >= TF32_CAPABILITY:
-            dtype = "tf32"  # the containers allow it
+        dtype = full_precision(gpu) if dtype == "fp32" else dtype
         found.append(("lambda", gpu, "gnmt", "train", dtype, "contiguous", batch, 1e6 * seconds, gpu in IN_VIEW))
     return pd.DataFrame(found, columns=list(COLUMNS))
 
@@ -95,19 +93,13 @@ def read_transformer(datasets: str | Path) -> pd.DataFrame:
         TableError: the page is missing, or holds no such tables.
     """
     file = Path(datasets) / "nvidia" / "transformer-README.md"
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise TableError(f"{file}: no such file; docs/accuracy.md says where it comes from") from None
     found = []
-    for part in re.split(r"^##### Training performance: ", text, flags=re.MULTILINE)[1:]:
-        gpu = CARDS.get(part.splitlines()[0].strip())
+    for gpu, part in sections(read_page(file), "Training", CARDS):
         row = re.search(r"^\|\s*1\s*\|\s*(\d+)(?:/(\d+))?\s*\|\s*(\d+)\s*\|\s*(\d+)", part, flags=re.MULTILINE)
-        if gpu is None or row is None:
+        if row is None:
             continue
         most, least, full, half = row.groups()  # the larger batch is that of mixed precision
-        dtype = "tf32" if load_gpu(gpu).compute_capability >= TF32_CAPABILITY else "fp32"
-        for kind, tokens, rate in ((dtype, int(least or most), full), ("fp16", int(most), half)):
+        for kind, tokens, rate in ((full_precision(gpu), int(least or most), full), ("fp16", int(most), half)):
             found.append((gpu, kind, tokens, 1e6 * FILLED * tokens / float(rate)))
     if not found:
         raise TableError(f"{file}: holds no training performance of one GPU")

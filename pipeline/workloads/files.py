@@ -7,7 +7,6 @@ anew. Nothing is imported here: a module of the user's may do anything when it i
 from __future__ import annotations
 
 import ast
-import hashlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from pipeline.packs import file_digest
 from pipeline.paths import project_dir
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -35,9 +35,7 @@ def file_digests(model: Mapping[str, Any]) -> dict[str, str]:
         found.append(table_configs_path(model["table_configs"]))
     if model.get("target"):
         found += _modules(str(model["target"]).partition(":")[0])
-    return {
-        os.path.relpath(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in found if path.is_file()
-    }
+    return {os.path.relpath(path): file_digest(path)[:16] for path in found if path.is_file()}
 
 
 def table_configs_path(named: object) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from pipeline.prediction import Prediction
@@ -94,11 +95,11 @@ def _observations(make: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Art
 def _as_in_steps(found: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
     """Rows in the grid's order of GPUs, so that a GPU has the same colour here as in the figures of steps."""
     place = {gpu: number for number, gpu in enumerate(dict.fromkeys(found.summary["gpu"]))}
-    card = (
+    gpu = (
         table["gpu"].astype(str).str.split(" ").str[0]
-    )  # behind the GPU: the choice of models, where there are several
-    return table.assign(place=card.map(place).fillna(len(place))).sort_values(
-        "place", kind="stable", ignore_index=True).drop(columns="place")  # fmt: skip
+    )  # behind it stands the choice of models, where there are several
+    order = np.argsort(gpu.map(place).fillna(len(place)).to_numpy(), kind="stable")
+    return table.iloc[order].reset_index(drop=True)
 
 
 def _transfer(found: Artifacts) -> pd.DataFrame:

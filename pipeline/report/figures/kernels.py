@@ -8,7 +8,16 @@ import numpy as np
 import pandas as pd
 
 from pipeline.report.figures.published import published
-from pipeline.report.figures.style import COLOURS, bar_height, footnote, in_order, label_rows, new_figure, new_panels
+from pipeline.report.figures.style import (
+    COLOURS,
+    bar_height,
+    footnote,
+    in_order,
+    label_rows,
+    new_figure,
+    new_panels,
+    tiled_panels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,18 +93,14 @@ def error_histograms(histograms: pd.DataFrame) -> Figure:
         histograms: `error_histograms` table: gpu, family, from_percent, to_percent, share.
     """
     families = in_order(histograms["family"])
-    columns = min(3, len(families))
-    rows = -(-len(families) // columns)
-    figure, panels = new_panels(columns, rows, width=max(3.2 * columns, 5.0), height=0.8 + 2.2 * rows, grid="y")
+    figure, panels = tiled_panels(len(families), (3.2, 2.2), grid="y")
     colours = dict(zip(dict.fromkeys(histograms["gpu"]), COLOURS * 3, strict=False))
-    for axes, family in zip(panels, families, strict=False):
+    for axes, family in zip(panels, families, strict=True):
         for gpu, part in histograms[histograms["family"] == family].groupby("gpu", sort=False):
             edges = [*part["from_percent"], part["to_percent"].iloc[-1]]
             axes.stairs(100 * part["share"], edges, color=colours[gpu], linewidth=1.3, label=str(gpu))
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set(title=family, xlabel="predicted / measured − 1 (%)", ylabel="held-out calls (%)")
         axes.legend(frameon=False, fontsize=7)
-    for axes in panels[len(families) :]:
-        axes.set_visible(False)
     footnote(figure, "The outermost bins hold everything beyond them.")
     return figure

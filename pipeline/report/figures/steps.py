@@ -16,17 +16,14 @@ from pipeline.report.figures.style import (
     footnote,
     label_rows,
     new_figure,
-    new_panels,
     plain_ticks,
     same_scale,
+    tiled_panels,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLUMNS = 3
-"""Panels side by side; more would have letters too small to read on a page."""
 
 NAMED_FAMILIES = 7
 """Kernel families with a colour of their own; the palette has no more that can be told apart."""
@@ -165,17 +162,11 @@ def throughput(steps: pd.DataFrame) -> Figure:
     Of one batch size per model, a bar per GPU.
     """
     models = list(dict.fromkeys(steps["model_variant"]))
-    columns = min(COLUMNS, len(models))
-    rows = -(-len(models) // columns)
     bars = bool((steps.groupby("model_variant")["batch_size"].nunique() == 1).all())
     tall = bar_height(steps["gpu"].nunique()) if bars else 2.9
-    figure, panels = new_panels(
-        columns, rows, width=max(3.6 * columns, 5.0), height=0.9 + tall * rows, grid="x" if bars else "y"
-    )
-    for axes, model in zip(panels, models, strict=False):
+    figure, panels = tiled_panels(len(models), (3.6, tall), margin=(0.0, 0.9), grid="x" if bars else "y")
+    for axes, model in zip(panels, models, strict=True):
         (_throughput_bars if bars else _throughput_lines)(axes, steps, model)
-    for axes in panels[len(models) :]:
-        axes.set_visible(False)
     if not steps["fits"].all():
         footnote(figure, "Hollow: the step needs more memory than the GPU has.")
     return figure
@@ -237,15 +228,8 @@ def cost(steps: pd.DataFrame) -> Figure:
 def _panel_per_gpu(table: pd.DataFrame) -> tuple[Figure, list[Axes], list[str]]:
     """Panels, one per GPU, with the workloads as common rows."""
     labels = list(dict.fromkeys(table["workload"]))
-    gpus = table["gpu"].nunique()
-    columns = min(COLUMNS, gpus)
-    rows = -(-gpus // columns)
-    figure, panels = new_panels(
-        columns, rows, width=max(2.6 + 2.7 * columns, 7.0), height=(bar_height(len(labels)) + 0.2) * rows + 0.2
-    )
-    for axes in panels[gpus:]:
-        axes.set_visible(False)
-    return figure, panels[:gpus], labels
+    size = (2.7, bar_height(len(labels)) + 0.2)
+    return *tiled_panels(table["gpu"].nunique(), size, margin=(2.6, 0.2), least=7.0), labels
 
 
 def _legend_above(figure: Figure, axes: Axes) -> None:

@@ -32,6 +32,9 @@ TICKS = (
 FAMILY_ORDER = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 """Families with learned models, in the order of tables and figures; others follow by name."""
 
+COLUMNS = 3
+"""Panels side by side; more would have letters too small to read on a page."""
+
 SAME_SCALE = 12.0
 """How many times as long the bars of one panel may be as another's on a common scale."""
 
@@ -64,6 +67,34 @@ def new_panels(
         axes.grid(axis=grid, color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
     return figure, panels
+
+
+def tiled_panels(
+    count: int,
+    panel: tuple[float, float],
+    *,
+    margin: tuple[float, float] = (0.0, 0.8),
+    least: float = 5.0,
+    grid: Literal["x", "y", "both"] = "x",
+) -> tuple[Figure, list[Axes]]:
+    """A figure of that many panels in reading order, at most `COLUMNS` side by side.
+
+    Args:
+        count: panels.
+        panel: width and height of each, inches.
+        margin: what the figure is wider and taller than its panels, inches.
+        least: width of the narrowest figure, inches.
+        grid: axis of the grid lines.
+    """
+    columns = min(COLUMNS, count)
+    rows = -(-count // columns)
+    width, height = (
+        around + size * number for around, size, number in zip(margin, panel, (columns, rows), strict=True)
+    )
+    figure, panels = new_panels(columns, rows, width=max(width, least), height=height, grid=grid)
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels[:count]
 
 
 def footnote(figure: Figure, text: str) -> None:

@@ -8,13 +8,11 @@ import numpy as np
 import pandas as pd
 
 from pipeline.report.figures.published import published
-from pipeline.report.figures.style import COLOURS, MARKERS, footnote, in_order, new_panels, plain_ticks
+from pipeline.report.figures.style import COLOURS, MARKERS, footnote, in_order, plain_ticks, tiled_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLUMNS = 3
 
 
 def error_matrix(errors: pd.DataFrame) -> Figure:
@@ -49,12 +47,10 @@ def steps_moved(passes: pd.DataFrame) -> Figure:
         passes: `passes_moved` of `pipeline.report.figures.tables`.
     """
     origins, gpus = sorted(set(passes["origin"])), sorted(set(passes["destination"]))
-    columns = min(COLUMNS, len(origins))
-    rows = -(-len(origins) // columns)
-    figure, panels = new_panels(columns, rows, width=max(3.6 * columns, 5.5), height=0.8 + 3.4 * rows, grid="both")
+    figure, panels = tiled_panels(len(origins), (3.6, 3.4), least=5.5, grid="both")
     times = passes[["measured_us", "predicted_us"]].to_numpy(float) / 1e6
     ends = np.array([times.min() / 1.3, times.max() * 1.3])
-    for axes, origin in zip(panels, origins, strict=False):
+    for axes, origin in zip(panels, origins, strict=True):
         axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="black", alpha=0.08, linewidth=0)
         axes.plot(ends, ends, color="black", linewidth=0.8)
         for gpu, colour, marker in zip(gpus, COLOURS, MARKERS, strict=False):
@@ -67,8 +63,6 @@ def steps_moved(passes: pd.DataFrame) -> Figure:
         axes.set(xlim=ends, ylim=ends)
         plain_ticks(axes.xaxis, axes.yaxis)
         axes.legend(frameon=False, fontsize=8, title="mean error", title_fontsize=8, loc="upper left")
-    for axes in panels[len(origins) :]:
-        axes.set_visible(False)
     error, waves = (100 * float((passes[name] / passes["measured_us"] - 1).abs().mean())
                     for name in ("predicted_us", "wave_us"))  # fmt: skip
     habitat = published("transfer")[0]
@@ -80,15 +74,11 @@ def steps_moved(passes: pd.DataFrame) -> Figure:
 
 def _matrices(errors: pd.DataFrame, by: str) -> Figure:
     names = in_order(errors[by])
-    columns = min(COLUMNS, len(names))
-    rows = -(-len(names) // columns)
-    figure, panels = new_panels(columns, rows, width=max(3.4 * columns, 5.5), height=0.8 + 3.2 * rows, grid="y")
+    figure, panels = tiled_panels(len(names), (3.4, 3.2), least=5.5, grid="y")
     worst = float(errors["mape"].max())
-    for axes, name in zip(panels, names, strict=False):
+    for axes, name in zip(panels, names, strict=True):
         _matrix(axes, errors[errors[by] == name], worst)
         axes.set_title(str(name))
-    for axes in panels[len(names) :]:
-        axes.set_visible(False)
     return figure
 
 
