@@ -29,6 +29,9 @@ KERNEL = r"(\d+)x(\d+)(?:_sliced(\d+)x(\d+))?"
 MOVING = 11
 """Columns of `Menu.moving`."""
 
+CELLS_AT_ONCE = 1 << 12
+"""Rows times choices that are scored at once: activations stay in the processor's cache."""
+
 LEAST_READ = 0.9
 """Share of the samples whose kernel must be readable."""
 
@@ -37,9 +40,6 @@ LEAST_SEEN = 2
 
 MOST_COMMON = 0.95
 """Where one choice has a larger share of the samples, there is little to choose."""
-
-CELLS_AT_ONCE = 1 << 12
-"""Rows times choices that are scored at once: activations stay in the processor's cache."""
 
 Labels = npt.NDArray[np.int64]
 
@@ -77,7 +77,7 @@ class Menu:
         Returns:
             Shape (rows, `MOVING`) or (rows, choices, `MOVING`).
         """
-        sizes = _sizes(features, self.at, self.batched).astype(np.float32)
+        sizes = product_sizes(features, self.at, self.batched).astype(np.float32)
         sizes = sizes if choice.ndim == 1 else sizes[:, None, :]
         batch, m, n, k = (sizes[..., i] for i in range(4))
         tile_k, tile_m, _, split = (self.choices[choice, i] for i in range(4))
@@ -104,6 +104,32 @@ class Menu:
         """Inputs of a model that knows the choice, shape (rows, columns): the features, and the choice's own columns."""
         return np.column_stack([features, self.moving(features, choice), self.fixed[choice]])
 
+    def sizes(self, features: Array) -> Array:
+        """Inputs of a model that makes the choice: the features, and what every tile on the menu makes of the sizes.
+
+        Returns:
+            Shape (rows, columns + `tile_columns`): remainders by 4 of M, N and K; for each tile its blocks, whole waves,
+            how full the last one is, and how much of the edge blocks is used along K and M.
+        """
+        batch, m, n, k = product_sizes(features, self.at, self.batched).T
+        found = [features, np.column_stack([m % 4, n % 4, k % 4])]
+        for tile_k, tile_m in self._tiles():
+            along_k, along_m = np.ceil(k / tile_k), np.ceil(m / tile_m)
+            blocks = batch * along_k * along_m
+            waves = blocks / self.sms
+            edges = k / (along_k * tile_k), m / (along_m * tile_m)
+            found.append(np.column_stack([np.log2(blocks), np.ceil(waves), waves / np.ceil(waves), *edges]))
+        return np.column_stack(found)
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns that `sizes` adds to the features."""
+        return 3 + 5 * len(self._tiles())
+
+    def _tiles(self) -> Array:
+        """Distinct tiles, along K and along M, shape (tiles, 2)."""
+        return np.asarray(np.unique(self.choices[:, :2], axis=0), dtype=np.float64)
+
     def names(self) -> list[str]:
         """What each choice is called: `64x32 sliced 1x4, split 3`."""
         found = []
@@ -113,7 +139,7 @@ class Menu:
         return found
 
 
-def _sizes(features: Array, at: tuple[int, ...], batched: bool) -> Array:
+def product_sizes(features: Array, at: tuple[int, ...], batched: bool) -> Array:
     """Products, and M, N and K of each, shape (rows, 4); B is a product's rows where it does not count products."""
     sizes = np.rint(np.exp2(features[:, list(at)]))
     if not batched:
@@ -157,7 +183,7 @@ def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int
     )  # fmt: skip
     tile_k, tile_m, across, along, x, y, z = numbers.T
     slices = np.nan_to_num(across, nan=1.0) * np.nan_to_num(along, nan=1.0)
-    batch, m, _, k = _sizes(features, at, batched).T
+    batch, m, _, k = product_sizes(features, at, batched).T
     split = z / batch
     with np.errstate(invalid="ignore"):
         readable = (x == np.ceil(k / tile_k)) & (y == np.ceil(m / tile_m)) & (split >= 1) & (split == np.floor(split))
@@ -238,18 +264,52 @@ class Scorer:
         at_once = max(1, CELLS_AT_ONCE // len(self.prior))
         return [slice(start, start + at_once) for start in range(0, rows, at_once)]
 
+    def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
+        """The arrays to save."""
+        return {f"{prefix}{name}": getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> Scorer:
+        """Back from `tensors`.
+
+        Raises:
+            PackError: an array is missing or has the wrong shape.
+        """
+        try:
+            parts = {name: tensors[f"{prefix}{name}"].astype(np.float32) for name in cls.__dataclass_fields__}
+        except KeyError as error:
+            raise PackError(f"chosen kernel misses array {error.args[0]!r}; rebuild it") from None
+        columns, width, choices = len(parts["mean"]), parts["hidden"].shape[0], len(parts["prior"])
+        expected = {
+            "scale": (columns,), "moving_mean": (MOVING,), "moving_scale": (MOVING,), "hidden": (width, width),
+            "context_in": (columns, width), "context_bias": (width,), "context_out": (width, width),
+            "moving_in": (MOVING, width), "choice_offset": (choices, width), "hidden_bias": (width,), "out": (width,),
+        }  # fmt: skip
+        if any(parts[name].shape != shape for name, shape in expected.items()):
+            raise PackError(UNFIT)
+        return cls(**parts)
+
 
 @dataclass(frozen=True)
 class ChosenKernel:
-    """A member that first asks which kernel will run, then how long it takes."""
+    """A member that first asks which kernel will run, then how long it takes.
+
+    Attributes:
+        menu: what there is to choose from.
+        chooser: a network from `Menu.sizes` to a score for each choice; or a scorer, as `choice_fit` made them until
+            networks learned from several teachers (the packs' products).
+        network: from `Menu.inputs` to log time.
+    """
 
     menu: Menu
-    scorer: Scorer
+    chooser: Network | Scorer
     network: Network
 
     def choose(self, features: Array) -> Labels:
         """The likeliest choice of each row, shape (rows,)."""
-        return self.scorer.choose(self.menu, features)
+        if isinstance(self.chooser, Scorer):
+            return self.chooser.choose(self.menu, features)
+        return np.asarray(self.chooser.scores(self.menu.sizes(features)).argmax(axis=1), dtype=np.int64)
 
     def predict(self, features: Array) -> Array:
         """Log times of shape (rows,) from features of shape (rows, columns)."""
@@ -257,12 +317,12 @@ class ChosenKernel:
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save."""
-        found: dict[str, npt.NDArray[np.generic]] = {
-            f"{prefix}menu_choices": self.menu.choices,
-            f"{prefix}menu_facts": np.array([self.menu.sms, int(self.menu.batched), *self.menu.at], dtype=np.int64),
-        }
-        found |= {f"{prefix}scorer_{name}": getattr(self.scorer, name) for name in Scorer.__dataclass_fields__}
-        return found | self.network.tensors(prefix)
+        facts = np.array([self.menu.sms, int(self.menu.batched), *self.menu.at], dtype=np.int64)
+        menu: dict[str, npt.NDArray[np.generic]] = {
+            f"{prefix}menu_choices": self.menu.choices, f"{prefix}menu_facts": facts,
+        }  # fmt: skip
+        kind = CHOOSERS[type(self.chooser)]
+        return menu | self.chooser.tensors(f"{prefix}{kind}") | self.network.tensors(prefix)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> ChosenKernel:
@@ -274,21 +334,27 @@ class ChosenKernel:
         try:
             choices = tensors[f"{prefix}menu_choices"].astype(np.float32)
             sms, batched, *at = (int(value) for value in tensors[f"{prefix}menu_facts"])
-            parts = {name: tensors[f"{prefix}scorer_{name}"].astype(np.float32) for name in Scorer.__dataclass_fields__}
         except KeyError as error:
             raise PackError(f"chosen kernel misses array {error.args[0]!r}; rebuild it") from None
-        menu, scorer = Menu(choices, sms, bool(batched), tuple(at)), Scorer(**parts)
-        network = Network.from_tensors(tensors, prefix)
-        columns, width = len(scorer.mean), scorer.hidden.shape[0]
-        expected = {
-            "scale": (columns,), "moving_mean": (MOVING,), "moving_scale": (MOVING,), "hidden": (width, width),
-            "context_in": (columns, width), "context_bias": (width,), "context_out": (width, width),
-            "moving_in": (MOVING, width), "choice_offset": (len(choices), width), "hidden_bias": (width,),
-            "out": (width,), "prior": (len(choices),),
-        }  # fmt: skip
-        wrong = [name for name, shape in expected.items() if parts[name].shape != shape]
-        if wrong or choices.ndim != 2 or choices.shape[1] != 4 or len(at) != len(DIMS) or max(at) >= columns:
-            raise PackError("arrays of the chosen kernel do not fit each other; rebuild it")
-        if len(network.mean) != columns + MOVING + menu.fixed.shape[1]:
-            raise PackError("arrays of the chosen kernel do not fit each other; rebuild it")
-        return cls(menu, scorer, network)
+        if choices.ndim != 2 or choices.shape[1] != 4 or len(at) != len(DIMS):
+            raise PackError(UNFIT)
+        menu, network = Menu(choices, sms, bool(batched), tuple(at)), Network.from_tensors(tensors, prefix)
+        columns = len(network.mean) - MOVING - menu.fixed.shape[1]
+        chooser: Network | Scorer
+        if f"{prefix}{CHOOSERS[Scorer]}mean" in tensors:
+            chooser = Scorer.from_tensors(tensors, f"{prefix}{CHOOSERS[Scorer]}")
+            shape = len(chooser.mean), len(chooser.prior)
+            expected = columns, len(choices)
+        else:
+            chooser = Network.from_tensors(tensors, f"{prefix}{CHOOSERS[Network]}")
+            shape = len(chooser.mean), chooser.weights[-1].shape[1]
+            expected = columns + menu.tile_columns, len(choices)
+        if max(at) >= columns or shape != expected:
+            raise PackError(UNFIT)
+        return cls(menu, chooser, network)
+
+
+CHOOSERS: dict[type, str] = {Network: "chooser_", Scorer: "scorer_"}
+"""Prefixes of a chooser's arrays."""
+
+UNFIT = "arrays of the chosen kernel do not fit each other; rebuild it"

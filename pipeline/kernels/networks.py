@@ -1,7 +1,8 @@
 """Small neural networks: trained with torch, stored as safetensors, evaluated with numpy alone.
 
 One network is a stack of layers of equal width with SiLU activations; `residual` adds each hidden layer's input to its
-output. Inputs are standardised and clipped; the output is standardised log time. Beside each input, the first layer may
+output. Inputs are standardised and clipped; the output is standardised log time, or one score for each of several
+choices. Beside each input, the first layer may
 take a few units made of its sines and cosines, whose frequencies are learned (Gorishniy et al., "On Embeddings for
 Numerical Features in Tabular Deep Learning", NeurIPS 2022, "PLR"): times that jump where another kernel, tile or wave
 begins are hard for smooth layers alone.
@@ -39,7 +40,7 @@ class Recipe:
         batch: samples per step.
         learning_rate: peak of a one-cycle schedule.
         weight_decay: of AdamW.
-        loss: `l1` (aims at the median) or `l2`.
+        loss: `l1` (aims at the median), `l2`, or `odds`: cross-entropy between scores and the odds of each choice.
         frequencies: sines and cosines of each input; 0 for none.
         spread: standard deviation of the frequencies at first, in periods per deviation of the input.
         units: units made of them, for each input.
@@ -96,8 +97,8 @@ class Periodic:
 class Network:
     """A trained network: standardisation and weights, float32.
 
-    `weights[i]` has shape (inputs, outputs); the last one has one output. The first layer's inputs are those of
-    `periodic` where there is one.
+    `weights[i]` has shape (inputs, outputs); the last one has one output, or one for each choice. The first layer's
+    inputs are those of `periodic` where there is one.
     """
 
     mean: Float32
@@ -111,13 +112,17 @@ class Network:
 
     def predict(self, features: Array) -> Array:
         """Log times of shape (rows,) from features of shape (rows, columns)."""
-        found = np.empty(len(features), dtype=np.float64)
+        return np.asarray(self.scores(features)[:, 0].astype(np.float64) * self.target_scale + self.target_mean)
+
+    def scores(self, features: Array) -> Float32:
+        """What the last layer puts out, shape (rows, outputs)."""
+        found = np.empty((len(features), self.weights[-1].shape[1]), dtype=np.float32)
         for start in range(0, len(features), ROWS_AT_ONCE):
             rows = features[start : start + ROWS_AT_ONCE]
             found[start : start + ROWS_AT_ONCE] = self._block(rows)
         return found
 
-    def _block(self, features: Array) -> Array:
+    def _block(self, features: Array) -> Float32:
         x = standardise(features, self.mean, self.scale)
         if self.periodic is not None:
             x = self.periodic.extend(x)
@@ -125,8 +130,7 @@ class Network:
         for weight, bias in zip(self.weights[1:-1], self.biases[1:-1], strict=True):
             y = _silu(x @ weight + bias)
             x = x + y if self.residual else y
-        out = (x @ self.weights[-1] + self.biases[-1])[:, 0]
-        return np.asarray(out.astype(np.float64) * self.target_scale + self.target_mean)
+        return np.asarray(x @ self.weights[-1] + self.biases[-1])
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save, half precision for hidden weights (an error of about 1e-4 in log time)."""
@@ -186,21 +190,25 @@ def _silu(x: Float32) -> Float32:
 
 
 def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> Network:
-    """Train on features (rows, columns) and log times (rows,); the same seed gives the same network on one machine."""
+    """Train on features (rows, columns) and log times (rows,), or odds of shape (rows, choices) where the recipe says so.
+
+    The same seed gives the same network on one machine.
+    """
     import torch
 
     torch.set_num_threads(1)
     mean = features.mean(axis=0).astype(np.float32)
     scale = (features.std(axis=0) + 1e-6).astype(np.float32)
     # an all-equal target leaves nothing to learn: the network stays at its mean
-    target_mean, target_scale = float(target.mean()), max(float(target.std()), 1e-6)
+    chooses = recipe.loss == "odds"
+    target_mean, target_scale = (0.0, 1.0) if chooses else (float(target.mean()), max(float(target.std()), 1e-6))
     x = torch.from_numpy(standardise(features, mean, scale))
     y = torch.from_numpy(((target - target_mean) / target_scale).astype(np.float32))
     generator = torch.Generator().manual_seed(seed)
     columns = features.shape[1]
     embedding = _periodic_parameters(columns, recipe, generator) if recipe.frequencies else []
     first = columns * (1 + recipe.units) if recipe.frequencies else columns
-    sizes = [first, *([recipe.width] * recipe.layers), 1]
+    sizes = [first, *([recipe.width] * recipe.layers), target.shape[1] if chooses else 1]
     parameters: list[torch.Tensor] = []
     for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
         bound = inputs**-0.5
@@ -222,8 +230,7 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
             order, at = torch.randperm(len(y), generator=generator), 0
         rows = order[at : at + batch]
         at += batch
-        error = _forward(_extend(x[rows], embedding), parameters, recipe.residual) - y[rows]
-        value = error.abs().mean() if recipe.loss == "l1" else (error * error).mean()
+        value = _loss(_forward(_extend(x[rows], embedding), parameters, recipe.residual), y[rows], recipe.loss)
         optimiser.zero_grad()
         value.backward()
         optimiser.step()
@@ -257,6 +264,15 @@ def _extend(x: torch.Tensor, embedding: list[torch.Tensor]) -> torch.Tensor:  # 
     return torch.cat([x, units.flatten(1)], dim=1)
 
 
+def _loss(found: torch.Tensor, wanted: torch.Tensor, loss: str) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
+    import torch
+
+    if loss == "odds":
+        return torch.nn.functional.cross_entropy(found, wanted)
+    error = found[:, 0] - wanted
+    return error.abs().mean() if loss == "l1" else (error * error).mean()
+
+
 def _forward(x: torch.Tensor, parameters: list[torch.Tensor], residual: bool) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
     import torch
 
@@ -265,4 +281,4 @@ def _forward(x: torch.Tensor, parameters: list[torch.Tensor], residual: bool) ->
     for i in range(2, len(parameters) - 2, 2):
         y = silu(torch.addmm(parameters[i + 1], x, parameters[i]))
         x = x + y if residual else y
-    return torch.addmm(parameters[-1], x, parameters[-2])[:, 0]
+    return torch.addmm(parameters[-1], x, parameters[-2])

@@ -1,11 +1,13 @@
 """Which kernel a product gets: read from samples, learned, saved."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, PackError
-from pipeline.kernels import choice, choice_fit, fit, learned
+from pipeline.kernels import choice, choice_fit, choice_teachers, fit, learned, trees
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit import fit_family
 from pipeline.kernels.fitted import FittedModel
@@ -96,8 +98,8 @@ def test_waves_of_one_product(v100):
 
 def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch):
     for module, name, value in (
-        (choice_fit, "FROM_SAMPLES", choice_fit.Lessons(300, 64, 0.05)), (choice_fit, "FOLDS", 4),
-        (choice_fit, "FROM_SCORERS", choice_fit.Lessons(400, 64, 0.0)), (choice_fit, "SYNTHETIC_ROWS", 2000),
+        (choice_teachers, "STEPS", 300), (choice_fit, "FOLDS", 4), (choice_fit, "SYNTHETIC_ROWS", 2000),
+        (choice_fit, "CHOOSER", replace(choice_fit.CHOOSER, steps=400)), (trees, "JUDGES_ROUNDS", 30),
         (learned, "STEPS", (300, 300)), (learned, "STUDENT_STEPS", 600), (learned, "FEW_STEPS", 200),
         (fit, "MOST_FOR_PROCESS", 100),
     ):  # fmt: skip
@@ -118,16 +120,61 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
     np.testing.assert_array_equal(one_by_one, member.choose(inputs)[:20])
 
 
+def test_what_tiles_make_of_the_sizes():
+    menu = choice.Menu(
+        np.array([[128, 64, 1, 1], [128, 64, 1, 3], [32, 32, 4, 1]], np.float32), 80, False, (0, 1, 2, 3)
+    )
+    features = np.log2([[2, 500, 3002, 1001]])  # B, M, N, K: 1000 rows of one product
+    found = menu.sizes(features)
+    assert found.shape == (1, 4 + menu.tile_columns)
+    small, large = 32 * 32, 8 * 16
+    expected = [
+        0, 2, 1,
+        np.log2(small), np.ceil(small / 80), small / 80 / 13, 1001 / 1024, 1000 / 1024,
+        np.log2(large), 2, large / 160, 1001 / 1024, 1000 / 1024,
+    ]  # fmt: skip
+    np.testing.assert_allclose(found[0, 4:], expected, rtol=1e-6)
+
+
+def test_trees_judge_what_the_scorer_finds_likely(switching, v100, monkeypatch):
+    monkeypatch.setattr(choice_teachers, "STEPS", 30)  # a scorer that has hardly learned
+    monkeypatch.setattr(trees, "JUDGES_ROUNDS", 30)
+    found, inputs = seen(switching, v100)
+    odd = np.arange(len(inputs)) % 2 == 1
+    teacher = choice_teachers.train_teacher(found.menu, inputs[odd], found.choice[odd], 0)
+    odds = teacher.odds(found.menu, inputs[~odd])
+    np.testing.assert_allclose(odds.sum(axis=1), 1.0, rtol=1e-5)
+    alone = teacher.scorer.odds(found.menu, inputs[~odd])
+    right = [(by.argmax(axis=1) == found.choice[~odd]).mean() for by in (alone, odds)]
+    assert right[1] > 0.95 > right[0]
+
+
 def test_damaged_arrays_are_refused(switching, v100):
     found, inputs = seen(switching, v100)
     odds = np.eye(4, dtype=np.float32)[found.choice]
-    scorer = choice_fit.train_scorer(found.menu, inputs, odds, 0, choice_fit.Lessons(3, 64, 0.05))
+    chooser = train_network(found.menu.sizes(inputs), odds, replace(choice_fit.CHOOSER, width=8, steps=3), 0)
     told = found.menu.inputs(inputs, found.choice)
     recipe = Recipe(width=8, layers=2, steps=3)
     network = train_network(told, np.log(switching["latency_us"].to_numpy()), recipe, 0)
-    tensors = choice.ChosenKernel(found.menu, scorer, network).tensors("a.")
+    tensors = choice.ChosenKernel(found.menu, chooser, network).tensors("a.")
     assert choice.ChosenKernel.from_tensors(tensors, "a.").menu.names() == found.menu.names()
-    for name in ("a.menu_choices", "a.scorer_hidden", "a.weight0"):
+    for name in ("a.menu_choices", "a.chooser_weight1", "a.chooser_periodic_units", "a.weight0"):
+        with pytest.raises(PackError):
+            choice.ChosenKernel.from_tensors({k: v for k, v in tensors.items() if k != name}, "a.")
+        with pytest.raises(PackError):
+            choice.ChosenKernel.from_tensors({**tensors, name: tensors[name][:-1]}, "a.")
+
+
+def test_a_scorer_may_choose_too(switching, v100, monkeypatch):
+    monkeypatch.setattr(choice_teachers, "STEPS", 30)
+    found, inputs = seen(switching, v100)
+    scorer = choice_teachers.train_scorer(found.menu, inputs, found.choice, 0)
+    told = found.menu.inputs(inputs, found.choice)
+    network = train_network(told, np.zeros(len(told)), Recipe(width=8, layers=2, steps=3), 0)
+    tensors = choice.ChosenKernel(found.menu, scorer, network).tensors("a.")
+    again = choice.ChosenKernel.from_tensors(tensors, "a.")
+    np.testing.assert_array_equal(again.choose(inputs), scorer.odds(found.menu, inputs).argmax(axis=1))
+    for name in ("a.scorer_prior", "a.scorer_hidden", "a.scorer_out"):
         with pytest.raises(PackError):
             choice.ChosenKernel.from_tensors({k: v for k, v in tensors.items() if k != name}, "a.")
         with pytest.raises(PackError):
