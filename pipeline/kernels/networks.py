@@ -74,11 +74,20 @@ class Periodic:
     bias: Float32
 
     def extend(self, x: Float32) -> Float32:
-        """Inputs of shape (rows, inputs), with their units behind them: (rows, inputs x (1 + units))."""
-        angle = x.T[:, :, None] * (np.float32(2.0 * np.pi) * self.frequency)[:, None, :]
-        waves = np.concatenate([np.cos(angle), np.sin(angle)], axis=2)
-        units = np.maximum(waves @ self.weight + self.bias[:, None, :], np.float32(0.0))
-        return np.concatenate([x, units.transpose(1, 0, 2).reshape(len(x), -1)], axis=1)
+        """Inputs of shape (rows, inputs), with their units behind them: (rows, inputs x (1 + units)).
+
+        Rows are the last axis while it works, so that sines, cosines and products run along memory.
+        """
+        columns = np.ascontiguousarray(x.T)
+        (inputs, rows), count = columns.shape, self.frequency.shape[1]
+        angle = columns[:, None, :] * (np.float32(2.0 * np.pi) * self.frequency)[:, :, None]
+        waves = np.empty((inputs, 2 * count, rows), dtype=np.float32)
+        np.cos(angle, out=waves[:, :count])
+        np.sin(angle, out=waves[:, count:])
+        units = self.weight.transpose(0, 2, 1) @ waves
+        units += self.bias[:, :, None]
+        np.maximum(units, np.float32(0.0), out=units)
+        return np.concatenate([columns, units.reshape(-1, rows)]).T
 
     def fits(self, inputs: int) -> bool:
         """Whether the arrays fit each other and that many inputs."""
