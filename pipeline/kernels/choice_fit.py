@@ -15,6 +15,7 @@ from pipeline.kernels.choice import ChosenKernel, Labels, Menu, Observed
 from pipeline.kernels.choice_teachers import train_teacher
 from pipeline.kernels.learned import (
     FREQUENCIES,
+    LABEL_REPEATS,
     SYNTHETIC_ROWS,
     Lesson,
     Member,
@@ -49,9 +50,6 @@ cosines 67, trained for three times as long no better, the scorer's own form 61 
 
 SHARPER = 2.0
 """Power of the odds that it learns: only the likeliest choice is asked for in the end."""
-
-LABEL_REPEATS = 2
-"""How often it sees each sample's own choice beside the invented sizes."""
 
 
 def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:

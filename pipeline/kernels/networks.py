@@ -267,10 +267,11 @@ def _extend(x: torch.Tensor, embedding: list[torch.Tensor]) -> torch.Tensor:  # 
     if not embedding:
         return x
     frequency, weight, bias = embedding
-    angle = 2.0 * torch.pi * frequency * x[:, :, None]
-    waves = torch.cat([torch.cos(angle), torch.sin(angle)], dim=2)
-    units = torch.relu(torch.einsum("bnk,nku->bnu", waves, weight) + bias)
-    return torch.cat([x, units.flatten(1)], dim=1)
+    columns = x.T.contiguous()
+    angle = (2.0 * torch.pi * frequency)[:, :, None] * columns[:, None, :]
+    waves = torch.cat([torch.cos(angle), torch.sin(angle)], dim=1)
+    units = torch.relu(torch.baddbmm(bias[:, :, None], weight.transpose(1, 2), waves))
+    return torch.cat([columns, units.flatten(0, 1)]).T
 
 
 def _loss(found: torch.Tensor, wanted: torch.Tensor, loss: str) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
