@@ -3,8 +3,8 @@
 cuBLAS has a menu of kernels (tiles of the output, some of which slice the reduction within a block) and may split the
 reduction over blocks (split-K). A few rows more can bring another kernel or split, and the time jumps: the error of a
 model on sizes alone is mostly that. Samples that name their kernel and grid show each choice that was made, so that two
-questions can be learned apart: which choice the library makes (a scorer, the same small network for every choice on the
-menu, from the waves and the steps that it would make: a conditional logit), and how long a given choice takes.
+questions can be learned apart: which choice the library makes, and how long a given choice takes. One network answers each;
+`choice_fit` trains them, with the teachers of `choice_teachers`.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int
 
 @dataclass(frozen=True)
 class Scorer:
-    """How much the library prefers each choice of a menu: two layers on what moves with size and choice, with an offset
-    for the choice and one for the features.
+    """How much the library prefers each choice of a menu, by the same small network for all of them (a conditional logit):
+    two layers on what moves with size and choice, with an offset for the choice and one for the features.
 
     Attributes:
         mean, scale: of the features, shape (columns,).

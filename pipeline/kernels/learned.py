@@ -116,17 +116,6 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True)
-class Mean:
-    """Several members as one."""
-
-    members: tuple[Member, ...]
-
-    def predict(self, features: Array) -> Array:
-        """Mean of their log times, shape (rows,)."""
-        return np.asarray(np.mean([member.predict(features) for member in self.members], axis=0))
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Members with their weights, residuals on unseen rows (rows,), and what to shrink these by."""
 
