@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import PackError
-from pipeline.kernels.networks import Float32, Network, standardise
+from pipeline.kernels.networks import Float32, Network
 from pipeline.kernels.work import Array
 
 DIMS = ("log B", "log M", "log N", "log K")
@@ -28,9 +28,6 @@ KERNEL = r"(\d+)x(\d+)(?:_sliced(\d+)x(\d+))?"
 
 MOVING = 11
 """Columns of `Menu.moving`."""
-
-CELLS_AT_ONCE = 1 << 12
-"""Rows times choices that are scored at once: activations stay in the processor's cache."""
 
 LEAST_READ = 0.9
 """Share of the samples whose kernel must be readable."""
@@ -201,114 +198,21 @@ def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int
 
 
 @dataclass(frozen=True)
-class Scorer:
-    """How much the library prefers each choice of a menu, by the same small network for all of them (a conditional logit):
-    two layers on what moves with size and choice, with an offset for the choice and one for the features.
-
-    Attributes:
-        mean, scale: of the features, shape (columns,).
-        moving_mean, moving_scale: of `Menu.moving`, shape (`MOVING`,).
-        context_in, context_bias, context_out: two layers on the features, shapes (columns, width), (width,) and
-            (width, width).
-        moving_in: of the moving columns, shape (`MOVING`, width).
-        choice_offset: of each choice, shape (choices, width).
-        hidden, hidden_bias, out: the second layer, and the score, shapes (width, width), (width,) and (width,).
-        prior: added to each choice's score, shape (choices,).
-    """
-
-    mean: Float32
-    scale: Float32
-    moving_mean: Float32
-    moving_scale: Float32
-    context_in: Float32
-    context_bias: Float32
-    context_out: Float32
-    moving_in: Float32
-    choice_offset: Float32
-    hidden: Float32
-    hidden_bias: Float32
-    out: Float32
-    prior: Float32
-
-    def scores(self, menu: Menu, features: Array) -> Float32:
-        """Log-odds of every choice, shape (rows, choices)."""
-        everything = np.arange(len(menu.choices), dtype=np.int64)[None, :]
-        moving = (menu.moving(features, everything) - self.moving_mean) / self.moving_scale
-        context = np.maximum(standardise(features, self.mean, self.scale) @ self.context_in + self.context_bias, 0)
-        x = moving.reshape(-1, MOVING) @ self.moving_in
-        x = x.reshape(len(features), len(self.prior), -1)
-        x += self.choice_offset
-        x += (context @ self.context_out)[:, None, :]
-        x = np.maximum(x, 0, out=x).reshape(-1, x.shape[2])
-        y = x @ self.hidden
-        y += self.hidden_bias
-        x += np.maximum(y, 0, out=y)
-        return np.asarray((x @ self.out).reshape(len(features), -1) + self.prior)
-
-    def choose(self, menu: Menu, features: Array) -> Labels:
-        """The choice with the highest score, shape (rows,)."""
-        found = np.empty(len(features), dtype=np.int64)
-        for rows in self._blocks(len(features)):
-            found[rows] = np.argmax(self.scores(menu, features[rows]), axis=1)
-        return found
-
-    def odds(self, menu: Menu, features: Array) -> Float32:
-        """Probability of every choice, shape (rows, choices)."""
-        found = np.empty((len(features), len(self.prior)), dtype=np.float32)
-        for rows in self._blocks(len(features)):
-            scores = self.scores(menu, features[rows])
-            found[rows] = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray(found / found.sum(axis=1, keepdims=True))
-
-    def _blocks(self, rows: int) -> list[slice]:
-        at_once = max(1, CELLS_AT_ONCE // len(self.prior))
-        return [slice(start, start + at_once) for start in range(0, rows, at_once)]
-
-    def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
-        """The arrays to save."""
-        return {f"{prefix}{name}": getattr(self, name) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> Scorer:
-        """Back from `tensors`.
-
-        Raises:
-            PackError: an array is missing or has the wrong shape.
-        """
-        try:
-            parts = {name: tensors[f"{prefix}{name}"].astype(np.float32) for name in cls.__dataclass_fields__}
-        except KeyError as error:
-            raise PackError(f"chosen kernel misses array {error.args[0]!r}; rebuild it") from None
-        columns, width, choices = len(parts["mean"]), parts["hidden"].shape[0], len(parts["prior"])
-        expected = {
-            "scale": (columns,), "moving_mean": (MOVING,), "moving_scale": (MOVING,), "hidden": (width, width),
-            "context_in": (columns, width), "context_bias": (width,), "context_out": (width, width),
-            "moving_in": (MOVING, width), "choice_offset": (choices, width), "hidden_bias": (width,), "out": (width,),
-        }  # fmt: skip
-        if any(parts[name].shape != shape for name, shape in expected.items()):
-            raise PackError(UNFIT)
-        return cls(**parts)
-
-
-@dataclass(frozen=True)
 class ChosenKernel:
     """A member that first asks which kernel will run, then how long it takes.
 
     Attributes:
         menu: what there is to choose from.
-        chooser: a network from `Menu.sizes` to a score for each choice; or a scorer, as `choice_fit` made them until
-            networks learned from several teachers (the packs' products).
+        chooser: from `Menu.sizes` to a score for each choice.
         network: from `Menu.inputs` to log time.
     """
 
     menu: Menu
-    chooser: Network | Scorer
+    chooser: Network
     network: Network
 
     def choose(self, features: Array) -> Labels:
         """The likeliest choice of each row, shape (rows,)."""
-        if isinstance(self.chooser, Scorer):
-            return self.chooser.choose(self.menu, features)
         return np.asarray(self.chooser.scores(self.menu.sizes(features)).argmax(axis=1), dtype=np.int64)
 
     def predict(self, features: Array) -> Array:
@@ -321,8 +225,7 @@ class ChosenKernel:
         menu: dict[str, npt.NDArray[np.generic]] = {
             f"{prefix}menu_choices": self.menu.choices, f"{prefix}menu_facts": facts,
         }  # fmt: skip
-        kind = CHOOSERS[type(self.chooser)]
-        return menu | self.chooser.tensors(f"{prefix}{kind}") | self.network.tensors(prefix)
+        return menu | self.chooser.tensors(f"{prefix}{CHOOSER}") | self.network.tensors(prefix)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> ChosenKernel:
@@ -340,21 +243,14 @@ class ChosenKernel:
             raise PackError(UNFIT)
         menu, network = Menu(choices, sms, bool(batched), tuple(at)), Network.from_tensors(tensors, prefix)
         columns = len(network.mean) - MOVING - menu.fixed.shape[1]
-        chooser: Network | Scorer
-        if f"{prefix}{CHOOSERS[Scorer]}mean" in tensors:
-            chooser = Scorer.from_tensors(tensors, f"{prefix}{CHOOSERS[Scorer]}")
-            shape = len(chooser.mean), len(chooser.prior)
-            expected = columns, len(choices)
-        else:
-            chooser = Network.from_tensors(tensors, f"{prefix}{CHOOSERS[Network]}")
-            shape = len(chooser.mean), chooser.weights[-1].shape[1]
-            expected = columns + menu.tile_columns, len(choices)
-        if max(at) >= columns or shape != expected:
+        chooser = Network.from_tensors(tensors, f"{prefix}{CHOOSER}")
+        shape = len(chooser.mean), chooser.weights[-1].shape[1]
+        if max(at) >= columns or shape != (columns + menu.tile_columns, len(choices)):
             raise PackError(UNFIT)
         return cls(menu, chooser, network)
 
 
-CHOOSERS: dict[type, str] = {Network: "chooser_", Scorer: "scorer_"}
-"""Prefixes of a chooser's arrays."""
+CHOOSER = "chooser_"
+"""Prefix of the chooser's arrays."""
 
 UNFIT = "arrays of the chosen kernel do not fit each other; rebuild it"

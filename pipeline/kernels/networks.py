@@ -228,7 +228,7 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
     trained = [*embedding, *parameters]
     for parameter in trained:
         parameter.requires_grad_(True)
-    optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.15, final_div_factor=1e3
     )

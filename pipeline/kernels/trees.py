@@ -23,12 +23,13 @@ and layer norm, and fit in half the time; the default loss beat L1 and Huber on 
 ROUNDS = 600
 
 JUDGES: dict[str, Any] = {
-    "objective": "binary", "learning_rate": 0.1, "num_leaves": 255, "min_data_in_leaf": 10, "lambda_l2": 1.0,
+    "objective": "binary", "learning_rate": 0.1, "num_leaves": 127, "min_data_in_leaf": 10, "lambda_l2": 1.0,
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.6, "verbose": -1, "num_threads": 1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
 """Of trees that judge candidates (`choice_teachers`). In cross-validation on the V100 trees of 31 leaves are right in
-63 %, of 63 in 66, of 127 in 68, of 255 in 69."""
+63 %, of 63 in 66, of 127 in 68, of 255 in 69; in the end products err as much with 127 as with 255 (1.83 and 1.84 % on a
+development split), and are fitted in an eighth less time."""
 
 JUDGES_ROUNDS = 200
 

@@ -165,22 +165,6 @@ def test_damaged_arrays_are_refused(switching, v100):
             choice.ChosenKernel.from_tensors({**tensors, name: tensors[name][:-1]}, "a.")
 
 
-def test_a_scorer_may_choose_too(switching, v100, monkeypatch):
-    monkeypatch.setattr(choice_teachers, "STEPS", 30)
-    found, inputs = seen(switching, v100)
-    scorer = choice_teachers.train_scorer(found.menu, inputs, found.choice, 0)
-    told = found.menu.inputs(inputs, found.choice)
-    network = train_network(told, np.zeros(len(told)), Recipe(width=8, layers=2, steps=3), 0)
-    tensors = choice.ChosenKernel(found.menu, scorer, network).tensors("a.")
-    again = choice.ChosenKernel.from_tensors(tensors, "a.")
-    np.testing.assert_array_equal(again.choose(inputs), scorer.odds(found.menu, inputs).argmax(axis=1))
-    for name in ("a.scorer_prior", "a.scorer_hidden", "a.scorer_out"):
-        with pytest.raises(PackError):
-            choice.ChosenKernel.from_tensors({k: v for k, v in tensors.items() if k != name}, "a.")
-        with pytest.raises(PackError):
-            choice.ChosenKernel.from_tensors({**tensors, name: tensors[name][:-1]}, "a.")
-
-
 def test_asking_for_it_without_names(gemm_samples, v100):
     table = gemm_samples.assign(family="gemm", phase="forward", dtype="fp32")
     with pytest.raises(InputError, match="which kernels ran"):
