@@ -11,14 +11,17 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.errors import InputError, SteptimeError, SteptimeWarning
+
+if TYPE_CHECKING:
+    from pipeline.kernels.fit import FittedFamily
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -221,8 +224,14 @@ def kernels_fit(
     """Fit a kernel model per family and say how good it is on shapes that it has not seen."""
     from pipeline.kernels.commands import fit_command
 
-    with _working("fitting, minutes for families of thousands of samples"):
-        rows = fit_command(samples, gpu, family, out)
+    done: list[str] = []
+    with _working(what := "fitting, minutes for families of thousands of samples") as say:
+
+        def tell(fitted: FittedFamily) -> None:
+            done.append(fitted.model.family)
+            say(f"{what}; done: {', '.join(done)}")
+
+        rows = fit_command(samples, gpu, family, out, on_fit=tell)
     if not as_json:
         percent = {"gmae": "GMAE %", "mape": "MAPE %", "coverage": "in p10-p90 %"}
         rows = [{percent.get(k, k): 100 * v if k in percent else v for k, v in row.items()} for row in rows]
@@ -386,15 +395,15 @@ def _catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 
 @contextmanager
-def _working(text: str) -> Iterator[None]:
-    """A line that moves while something takes its time; on a terminal alone, and gone afterwards."""
+def _working(text: str) -> Iterator[Callable[[str], object]]:
+    """A line that moves while something takes its time; on a terminal alone, and gone afterwards. Yields what changes it."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda _: None
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(text):
-        yield
+    with Console(stderr=True).status(text) as status:
+        yield status.update
 
 
 def _progress(items: list[Any], text: str) -> Any:

@@ -166,11 +166,13 @@ class Flow:
 
     def kernel_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of a kernel-model variant."""
-        return self._named("kernels", wildcards.kernels)
+        settings = self._named("kernels", wildcards.kernels)
+        settings.pop("workers")  # they change how long a fit takes, not what it finds
+        return settings
 
     def fit_workers(self, wildcards: Any) -> int:
         """Threads function: processes of a fit, so that two GPUs are fitted one after the other on few cores."""
-        return max(1, int(self.kernel_settings(wildcards)["workers"]))
+        return max(1, int(self._named("kernels", wildcards.kernels)["workers"]))
 
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of an overhead statistic."""

@@ -7,7 +7,7 @@ at many more sizes.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from pipeline.kernels.learned import (
     LABEL_REPEATS,
     SYNTHETIC_ROWS,
     Lesson,
-    Member,
     Outcome,
     Problem,
     Shares,
@@ -30,7 +29,7 @@ from pipeline.kernels.learned import (
 )
 from pipeline.kernels.networks import Float32, Network, Recipe, train_network
 from pipeline.kernels.samples import assign_folds
-from pipeline.kernels.trees import train_trees
+from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array
 
 FOLDS = 8
@@ -65,34 +64,69 @@ def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
     student = replace(student_recipe(recipe), frequencies=FREQUENCIES)
     known = made >= 0  # other rows are predicted, and learned from by nobody
     told = menu.inputs(problem.features, made)
-    by_trees, by_networks = np.full(len(made), np.nan), np.full(len(made), np.nan)
-    teachers, right = [], []
-    trees: list[Member] = []
-    networks: list[Member] = []
-    folds = assign_folds(problem.calls, FOLDS, seed)
-    for number in np.unique(folds):
-        held, member_seed = folds == number, seed + int(number)
-        fit = ~held & known
-        teachers.append(train_teacher(menu, problem.features[fit], made[fit], member_seed))
-        trees.append(train_trees(told[fit], problem.target[fit], member_seed))
-        kind = recipe if number % 2 == 0 else wavy
-        networks.append(train_network(told[fit], problem.target[fit], kind, member_seed))
-        choice = teachers[-1].odds(menu, problem.features[held]).argmax(axis=1)
-        asked = menu.inputs(problem.features[held], choice)
-        by_trees[held], by_networks[held] = trees[-1].predict(asked), networks[-1].predict(asked)
-        right.append(choice == made[held])
-    shares, unseen = Shares.best(problem, by_trees, by_networks)
     invented = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
     features = problem.featurise(invented)
-    likely = np.mean([teacher.odds(menu, features) for teacher in teachers], axis=0)
-    chooser = _train_chooser(menu, problem.features[known], made[known], features, likely, seed)
+    folds = assign_folds(problem.calls, FOLDS, seed)
+    numbers = np.unique(folds)
+    calls = []
+    for number in numbers:
+        held = folds == number
+        fit = ~held & known
+        seen = Seen(problem.features[fit], told[fit], made[fit], problem.target[fit])
+        kind = recipe if number % 2 == 0 else wavy
+        calls.append((menu, seen, kind, seed + int(number), problem.features[held], features))
+    by_trees, by_networks = np.full(len(made), np.nan), np.full(len(made), np.nan)
+    right = []
+    members = problem.crew.all(_train_fold, calls)
+    for number, found in zip(numbers, members, strict=True):
+        held = folds == number
+        by_trees[held], by_networks[held] = found.by_trees, found.by_network
+        right.append(found.choice == made[held])
+    shares, unseen = Shares.best(problem, by_trees, by_networks)
+    likely = np.mean([found.odds for found in members], axis=0)
+    chooser = problem.crew.start(_train_chooser, menu, problem.features[known], made[known], features, likely, seed)
     asked = menu.inputs(features, _drawn(likely, seed))
     lesson = Lesson(told[known], problem.target[known], invented, asked)
-    found = distil(problem, lesson, Teachers(trees, networks, shares), unseen, seed, student)
-    network = found.members[0]
+    teachers = Teachers([found.trees for found in members], [found.network for found in members], shares)
+    taught = distil(problem, lesson, teachers, unseen, seed, student)
+    network = taught.members[0]
     assert isinstance(network, Network)
     notes = {"choices": float(len(menu.choices)), "choices_right": float(np.mean(np.concatenate(right)))}
-    return Outcome((ChosenKernel(menu, chooser, network),), (1.0,), unseen, found.shrink, found.notes | notes)
+    return Outcome((ChosenKernel(menu, chooser(), network),), (1.0,), unseen, taught.shrink, taught.notes | notes)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a fold's members learn from: features, the same and what the choice makes of them, choices, log times (rows,)."""
+
+    features: Array
+    told: Array
+    made: Labels
+    target: Array
+
+
+@dataclass(frozen=True)
+class FoldMembers:
+    """A fold's members, what they say of the fold's own rows, and the odds of every choice at invented sizes."""
+
+    trees: Trees
+    network: Network
+    choice: Labels
+    by_trees: Array
+    by_network: Array
+    odds: Float32
+
+
+def _train_fold(menu: Menu, seen: Seen, kind: Recipe, seed: int, held: Array, invented: Array) -> FoldMembers:
+    """Train on what was seen; `held` are features of the fold's rows, `invented` of other sizes."""
+    teacher = train_teacher(menu, seen.features, seen.made, seed)
+    trees = train_trees(seen.told, seen.target, seed)
+    network = train_network(seen.told, seen.target, kind, seed)
+    choice = teacher.odds(menu, held).argmax(axis=1)
+    asked = menu.inputs(held, choice)
+    return FoldMembers(
+        trees, network, choice, trees.predict(asked), network.predict(asked), teacher.odds(menu, invented)
+    )
 
 
 def _train_chooser(menu: Menu, sampled: Array, made: Labels, invented: Array, likely: Float32, seed: int) -> Network:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,15 @@ from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.families import OP_NAMES, family
-from pipeline.kernels.fit import fit_gpu
+from pipeline.kernels.fit import FittedFamily, fit_gpu
 from pipeline.kernels.predictor import load_predictor
 from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
 from pipeline.kernels.store import find_families, read_description
 from pipeline.paths import packs_dir
 from pipeline.schemas import DIMS, refuse_overwriting, write_parquet
 
-MOST_WORKERS = 2
-"""Processes of a fit: families differ in length, and more would wait for the longest."""
+MOST_WORKERS = 8
+"""Processes of a fit. Each takes some 400 MB, and what is learned last, in one piece, would let more of them wait."""
 
 OUTPUT = ("predicted_us", "kernel_us", "p10_us", "p90_us", "kernel_p10_us", "kernel_p90_us", "evidence")
 """Columns that a prediction adds. `p10_us` and `p90_us` bracket `predicted_us`, the latency as samples measure it;
@@ -72,6 +72,7 @@ def fit_command(
     out: str | Path,
     seed: int = 0,
     workers: int | None = None,
+    on_fit: Callable[[FittedFamily], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Fit families of one GPU on a file of samples, into `out/<family>/`.
 
@@ -81,13 +82,14 @@ def fit_command(
         families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
         seed: of folds and weights.
-        workers: processes; two where there are two processors.
+        workers: processes; as many as there are processors where None, up to `MOST_WORKERS`.
+        on_fit: called after each family.
 
     Returns:
         A row per family: variant, samples, and errors on rows unseen in cross-validation, as fractions.
 
     Raises:
-        InputError, TableError, UnknownNameError: as `read_samples` and `fit.fit_gpu`.
+        InputError, SteptimeError, TableError, UnknownNameError: as `read_samples` and `fit.fit_gpu`.
     """
     samples, spec = read_samples(samples_path, gpu)
     _check_folder(Path(out))
@@ -95,7 +97,7 @@ def fit_command(
     for name in wanted:
         family(name)
     count = workers or min(MOST_WORKERS, os.cpu_count() or 1)
-    best = fit_gpu(samples, spec, out, list(dict.fromkeys(wanted)) or None, seed=seed, workers=count)
+    best = fit_gpu(samples, spec, out, list(dict.fromkeys(wanted)) or None, seed=seed, workers=count, on_fit=on_fit)
     return [
         {"gpu": spec.name, "family": name, "variant": fitted.model.variant,
          "samples": fitted.model.description["samples"],

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.kernels.parallel import Crew
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
 
@@ -44,7 +45,12 @@ class Drift:
 
 
 def estimate_drift(
-    features: Array, baseline: Array, latency_us: Array, folds: npt.NDArray[np.int64], seed: int = 0
+    features: Array,
+    baseline: Array,
+    latency_us: Array,
+    folds: npt.NDArray[np.int64],
+    seed: int = 0,
+    crew: Crew | None = None,
 ) -> Drift:
     """Estimate how latencies grew from row to row.
 
@@ -54,7 +60,9 @@ def estimate_drift(
         latency_us: measured, shape (rows,).
         folds: fold number per row; every row is judged by trees that have not seen it.
         seed: of the trees.
+        crew: trains them; this thread where None.
     """
+    crew = crew or Crew()
     rows = len(latency_us)
     nothing = Drift(np.zeros(rows), 0.0)
     if rows < FEWEST:
@@ -64,16 +72,21 @@ def estimate_drift(
     errors = []
     for _ in range(ROUNDS):
         clean = np.maximum(latency_us - extra, 0.2 * latency_us)
-        expected = np.empty(rows)
-        for fold in np.unique(folds):
-            held = folds == fold
-            trees = train_trees(features[~held], np.log(clean[~held]) - baseline[~held], seed, rounds=250)
-            expected[held] = np.exp(trees.predict(features[held]) + baseline[held])
+        target, expected = np.log(clean) - baseline, np.empty(rows)
+        parts = [folds == fold for fold in np.unique(folds)]
+        calls = [(features[~held], target[~held], features[held], seed) for held in parts]
+        for held, found in zip(parts, crew.all(_unseen, calls), strict=True):
+            expected[held] = np.exp(found + baseline[held])
         errors.append(float(np.median(np.abs(np.log(expected / clean)))))
         extra = _smooth_drift(position, latency_us - expected, latency_us)
     if errors[-1] > (1.0 - LEAST_GAIN) * errors[0]:
         return nothing
     return Drift(extra, float(np.median(extra)))
+
+
+def _unseen(features: Array, target: Array, asked: Array, seed: int) -> Array:
+    """What trees on features (rows, columns) and log times (rows,) say of other features."""
+    return train_trees(features, target, seed, rounds=250).predict(asked)
 
 
 def _smooth_drift(position: Array, residual: Array, latency_us: Array) -> Array:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from pipeline.kernels.families import family
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.intervals import Quantiles, fit_quantiles
+from pipeline.kernels.parallel import Crew, run_jobs
 from pipeline.kernels.prediction import Floor
 from pipeline.kernels.samples import assign_folds, clean_samples, families_of, split_by_shape
 from pipeline.kernels.scope import Scope
@@ -67,7 +70,7 @@ class FittedFamily:
     Attributes:
         model: ready to predict and to save.
         metrics: gmae, mape, coverage, ... as fractions, of the held-out shapes (in cross-validation where
-            nothing was held out), `fit_s`, `predict_us_per_row`.
+            nothing was held out), `fit_s` (of processor time, in all processes), `predict_us_per_row`.
         test: measured and predicted rows behind the metrics: dims, latency_us, predicted_us, p10_us, p90_us, floor_us.
         parameters: what was chosen (variant, seed, recipe), for tracking.
     """
@@ -104,6 +107,7 @@ def fit_family(
     offset_us: float = DEFAULT_OFFSET_US,
     evidence: str = "fitted",
     held_out: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
+    pool: Executor | None = None,
 ) -> FittedFamily:
     """Fit one family of one GPU.
 
@@ -118,6 +122,7 @@ def fit_family(
         offset_us: what event timing adds to a kernel.
         evidence: what predictions will say: fitted, pack or measured.
         held_out: rows of `samples` to hold out, instead of a split by `test_share`.
+        pool: processes that train its members; this thread where None.
 
     Raises:
         UnknownNameError: no such family or variant.
@@ -127,7 +132,7 @@ def fit_family(
     family(name)
     if variant not in VARIANTS:
         raise UnknownNameError("kernel model variant", variant, list(VARIANTS))
-    started = time.perf_counter()
+    started, crew = time.thread_time(), Crew(pool)
     own = (samples["family"] == name).to_numpy()
     test_rows = None if held_out is None else held_out[own]
     table = samples[own].reset_index(drop=True)
@@ -143,10 +148,10 @@ def fit_family(
         raise InputError(
             f"{name}: {len(train)} samples; the variant process takes {LARGEST_PROCESS}: fit the variant auto"
         )
-    fitter = _Fitter(train, gpu, name, seed, memory, offset_us)
+    fitter = _Fitter(train, gpu, name, seed, memory, offset_us, crew)
     model, unseen = fitter.fit(variant)
     scores = fitter.judge(model, unseen) if test.empty else judge(model, test)
-    fit_s = time.perf_counter() - started
+    fit_s = time.thread_time() - started + crew.spent_s
     rows = (test if not test.empty else train).head(2000)
     at = time.perf_counter()
     model.predict(rows)
@@ -172,9 +177,10 @@ class _Fitter:
     """The steps of one fit, sharing the training rows."""
 
     def __init__(
-        self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float
-    ) -> None:
-        self.train, self.gpu, self.name, self.seed = train, gpu, name, seed
+        self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float,
+        crew: Crew,
+    ) -> None:  # fmt: skip
+        self.train, self.gpu, self.name, self.seed, self.crew = train, gpu, name, seed, crew
         self.notes: dict[str, Any] = {}
         physics = Physics.of(gpu)
         if memory is not None:
@@ -223,7 +229,7 @@ class _Fitter:
         disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
         if not self.timed:
             inputs = self.base.features(self.clamped)
-            disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed)
+            disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed, self.crew)
         clean = np.log(np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured))
         self.notes["disturbance_us"] = round(disturbed.typical_us, 2)
         outcome, base = self._learn("process" if few else chosen, clean, baseline, observed)
@@ -274,7 +280,7 @@ class _Fitter:
 
         problem = learned.Problem(
             self.clamped, featurise(self.clamped), target, baseline, self.folds, family(self.name).law, featurise,
-            self._height,
+            self._height, self.crew,
         )  # fmt: skip
         if variant == "mlp_paper":
             outcome, recipe = learned.search_paper(problem, self.seed)
@@ -385,25 +391,31 @@ def fit_gpu(
         families: those to fit; all with samples where None.
         variants: fitted each; the one of the least `FittedFamily.rank` is saved.
         seed, test_share, evidence: as for `fit_family`.
-        workers: processes; families are spread over them.
+        workers: processes that train members of all families.
         on_fit: called after each fit in this process (for tracking), winner or not.
 
     Raises:
         TableError, UnknownNameError, InputError: as `fit_family`.
+        SteptimeError: as `run_jobs`.
     """
-    from pipeline.kernels.parallel import run_jobs
     from pipeline.kernels.store import write_physics
 
     out_dir = Path(out_dir)
     wanted = families_of(samples, families)
     held = split_by_shape(samples, test_share, seed) if test_share > 0 else np.zeros(len(samples), dtype=bool)
     memory, offset_us, error = calibrate_physics(samples[~held], gpu)
-    jobs = [
-        (samples[samples["family"] == name], gpu, name, variant, seed,
-         {"memory": memory, "offset_us": offset_us, "evidence": evidence,
-          "held_out": held[(samples["family"] == name).to_numpy()]})
-        for name in wanted for variant in variants
-    ]  # fmt: skip
+
+    def job(name: str, variant: str, pool: Executor | None) -> FittedFamily:
+        own = (samples["family"] == name).to_numpy()
+        return fit_family(
+            samples[own], gpu, name, variant, seed, memory=memory, offset_us=offset_us, evidence=evidence,
+            held_out=held[own], pool=pool,
+        )  # fmt: skip
+
+    # the longest first, so that none is left to run alone at the end: those that learn which kernel will run, too
+    counts = samples["family"].value_counts()
+    ordered = sorted(wanted, key=lambda name: (name not in CHOSEN_BY_AUTO, -counts[name]))
+    jobs = [partial(job, name, variant) for name in ordered for variant in variants]
     best: dict[str, FittedFamily] = {}
     for fitted in run_jobs(jobs, workers):
         name = fitted.model.family

@@ -11,7 +11,8 @@ Few samples are learned with Gaussian processes instead (`process.py`), which er
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +23,8 @@ from pipeline.kernels.choice import ChosenKernel
 from pipeline.kernels.evaluate import gmae
 from pipeline.kernels.families import Law
 from pipeline.kernels.networks import Network, Recipe, train_network
-from pipeline.kernels.process import Process, find_settings, train_process
+from pipeline.kernels.parallel import Crew
+from pipeline.kernels.process import Process, Settings, find_settings, train_process
 from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array, Dims
 
@@ -69,7 +71,12 @@ STEPS = (1200, 4500)
 """Least and most optimiser steps of a member network."""
 
 STUDENT_STEPS = 4500
-"""Least steps of the student."""
+"""Least steps of the student, ..."""
+
+FEW_STUDENT_STEPS = 2250
+"""... and of one whose teachers learned from few samples: with 4500 it errs as much or more (development shapes: layer norm of
+the V100 0.44 and 0.41 %, of the A100 0.62 and 0.59 to 0.61, softmax 0.43 and 0.44, 0.82 and 0.78; 1,500 convolutions of the
+V100 7.55 and 7.60)."""
 
 SYNTHETIC_ROWS = 30_000
 """Sizes at which the ensemble teaches the student."""
@@ -87,11 +94,12 @@ FEWEST_FOR_NETWORKS = 100
 """Samples below which only trees are trained; a network needs more."""
 
 Trainer = Callable[[Array, Array, int], Network | Trees]
+"""From features (rows, columns), log times (rows,) and a seed; one that a fresh process can import."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One family's regression: `target` is log time minus `baseline`, both of shape (rows,)."""
+    """One family's regression: `target` is log time minus `baseline`, both of shape (rows,); `crew` trains members."""
 
     calls: pd.DataFrame
     features: Array
@@ -101,6 +109,7 @@ class Problem:
     law: Law
     featurise: Callable[[pd.DataFrame], Array]
     height: Callable[[pd.DataFrame], Array]  # log of the baseline over the floor, shape (rows,)
+    crew: Crew = field(default_factory=Crew)
 
     def at_floor(self, calls: pd.DataFrame, learned: Array) -> npt.NDArray[np.bool_]:
         """Calls that the latency floor hides, given what members add to their baseline."""
@@ -143,37 +152,52 @@ def cross_validate(
     problem: Problem, train: Trainer, seed: int, folds: int = FOLDS
 ) -> tuple[Array, list[Network | Trees]]:
     """One member per fold, trained on the other folds: (predictions of each row by the member new to it, members)."""
-    unseen, members = np.full(len(problem.target), np.nan), []
-    for number in np.unique(problem.folds)[:folds]:
-        held = problem.folds == number
-        # a single fold has nothing else to learn from
-        fit = ~held if (~held).any() else held
-        member = train(problem.features[fit], problem.target[fit], seed + int(number))
-        unseen[held] = member.predict(problem.features[held])
+    unseen = np.full(len(problem.target), np.nan)
+    numbers = np.unique(problem.folds)[:folds]
+    parts = [_apart(problem, number) for number in numbers]
+    calls = [
+        (train, problem.features[fit], problem.target[fit], seed + int(number), problem.features[held])
+        for number, (fit, held) in zip(numbers, parts, strict=True)
+    ]
+    members = []
+    for (_, held), (member, found) in zip(parts, problem.crew.all(_judged, calls), strict=True):
+        unseen[held] = found
         members.append(member)
     return unseen, members
 
 
-def _tree_trainer(features: Array, target: Array, seed: int) -> Network | Trees:
-    return train_trees(features, target, seed)
+def _apart(problem: Problem, number: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Rows to learn from, and rows of the fold; a single fold has nothing else to learn from."""
+    held = problem.folds == number
+    return (~held if (~held).any() else held), held
+
+
+def _judged(train: Trainer, features: Array, target: Array, seed: int, asked: Array) -> tuple[Network | Trees, Array]:
+    """A trained member, and what it says of other features."""
+    member = train(features, target, seed)
+    return member, member.predict(asked)
+
+
+def _network(recipe: Recipe, features: Array, target: Array, seed: int) -> Network:
+    return train_network(features, target, recipe, seed)
 
 
 def fit_single(problem: Problem, train: Trainer, seed: int) -> Outcome:
     """One member on all rows, judged by cross-validation: the variants `trees`, `mlp` and `mlp_paper`."""
+    member = problem.crew.start(train, problem.features, problem.target, seed)
     unseen, _ = cross_validate(problem, train, seed)
-    member = train(problem.features, problem.target, seed)
-    return Outcome((member,), (1.0,), unseen, 1.0, {})
+    return Outcome((member(),), (1.0,), unseen, 1.0, {})
 
 
 def fit_trees(problem: Problem, seed: int) -> Outcome:
     """Boosted trees alone."""
-    return fit_single(problem, _tree_trainer, seed)
+    return fit_single(problem, train_trees, seed)
 
 
 def fit_network(problem: Problem, seed: int, recipe: Recipe | None = None) -> Outcome:
     """One network alone."""
     chosen = member_recipe(len(problem.target), problem.law, recipe)
-    return fit_single(problem, lambda x, y, number: train_network(x, y, chosen, number), seed)
+    return fit_single(problem, partial(_network, chosen), seed)
 
 
 def fit_process(problem: Problem, seed: int) -> Outcome:
@@ -181,37 +205,45 @@ def fit_process(problem: Problem, seed: int) -> Outcome:
 
     A row's unseen prediction is that of the process which the other folds alone made.
     """
-    unseen, settings = np.full(len(problem.target), np.nan), []
-    for number in np.unique(problem.folds):
-        held = problem.folds == number
-        fit = ~held if (~held).any() else held
-        found = find_settings(problem.features[fit], problem.target[fit], seed + int(number))
-        alone = train_process(problem.features[fit], problem.target[fit], [found])
-        unseen[held] = alone.predict(problem.features[held])
-        settings.append(found)
+    unseen = np.full(len(problem.target), np.nan)
+    numbers = np.unique(problem.folds)
+    parts = [_apart(problem, number) for number in numbers]
+    calls = [
+        (problem.features[fit], problem.target[fit], seed + int(number), problem.features[held])
+        for number, (fit, held) in zip(numbers, parts, strict=True)
+    ]
+    settings = []
+    for (_, held), (own, found) in zip(parts, problem.crew.all(_judged_process, calls), strict=True):
+        unseen[held] = found
+        settings.append(own)
     return Outcome((train_process(problem.features, problem.target, settings),), (1.0,), unseen, 1.0, {})
+
+
+def _judged_process(features: Array, target: Array, seed: int, asked: Array) -> tuple[Settings, Array]:
+    """Settings found on features and log times, and what a process with them says of other features."""
+    found = find_settings(features, target, seed)
+    return found, train_process(features, target, [found]).predict(asked)
 
 
 def fit_average(problem: Problem, seed: int, student: Recipe | None = None) -> Outcome:
     """Trees and networks on folds, averaged as out-of-fold errors favour, distilled into one network."""
     recipe = member_recipe(len(problem.target), problem.law)
-    by_trees, trees = cross_validate(problem, _tree_trainer, seed)
+    by_trees, trees = cross_validate(problem, train_trees, seed)
     if len(problem.target) < FEWEST_FOR_NETWORKS:
         return Outcome(tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, 1.0, {"tree_share": 1.0})
     folds = FOLDS if len(problem.target) < FEW_ROWS else NETWORK_FOLDS
-    by_networks, networks = cross_validate(
-        problem, lambda x, y, number: train_network(x, y, recipe, number), seed, folds
-    )
+    by_networks, networks = cross_validate(problem, partial(_network, recipe), seed, folds)
     shares, unseen = Shares.best(problem, by_trees, by_networks)
-    chosen = student or student_recipe(recipe)
+    chosen = student or student_recipe(recipe, few=len(problem.target) < FEW_ROWS)
     invented = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
     lesson = Lesson(problem.features, problem.target, invented, problem.featurise(invented))
     return distil(problem, lesson, Teachers(trees, networks, shares), unseen, seed, chosen)
 
 
-def student_recipe(recipe: Recipe) -> Recipe:
+def student_recipe(recipe: Recipe, few: bool = False) -> Recipe:
     """Recipe of the network that learns from members of that recipe: as wide, and trained for longer."""
-    return Recipe(recipe.width, recipe.layers, steps=max(recipe.steps, STUDENT_STEPS), frequencies=recipe.frequencies)
+    least = FEW_STUDENT_STEPS if few else STUDENT_STEPS
+    return Recipe(recipe.width, recipe.layers, steps=max(recipe.steps, least), frequencies=recipe.frequencies)
 
 
 @dataclass(frozen=True)
@@ -258,12 +290,17 @@ class Teachers:
 
     def answers(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> tuple[Array, Array]:
         """The average, shape (rows,), and that of each fold with both kinds of members, shape (folds, rows)."""
-        by_trees = np.array([tree.predict(inputs) for tree in self.trees])
-        by_networks = np.array([network.predict(inputs) for network in self.networks])
+        members = [*self.trees, *self.networks]
+        each_says = np.array(problem.crew.all(_says, [(member, inputs) for member in members]))
+        by_trees, by_networks = each_says[: len(self.trees)], each_says[len(self.trees) :]
         means = by_trees.mean(axis=0), by_networks.mean(axis=0)
         at_floor = problem.at_floor(calls, (means[0] + means[1]) / 2.0)
         each = self.shares.mix(at_floor, by_trees[: len(by_networks)], by_networks)
         return self.shares.mix(at_floor, *means), each
+
+
+def _says(member: Member, inputs: Array) -> Array:
+    return member.predict(inputs)
 
 
 @dataclass(frozen=True)
@@ -283,7 +320,7 @@ def distil(problem: Problem, lesson: Lesson, teachers: Teachers, unseen: Array, 
     taught, answers = teachers.answers(problem, lesson.calls, lesson.asked)
     inputs = np.vstack([lesson.inputs] * LABEL_REPEATS + [lesson.asked])
     targets = np.concatenate([lesson.target] * LABEL_REPEATS + [taught])
-    student = train_network(inputs, targets, recipe, seed)
+    student = problem.crew.start(train_network, inputs, targets, recipe, seed)()
     mismatch = student.predict(lesson.asked) - taught
     known = np.isfinite(unseen)
     shrink = bagging_shrink((problem.target - unseen)[known], answers, mismatch)
@@ -320,21 +357,23 @@ def search_recipe(problem: Problem, seed: int, trials: int = 6) -> Recipe:
     """
     rng = np.random.default_rng(seed)
     held = problem.folds == problem.folds.min()
-    best, found = np.inf, Recipe()
-    for _ in range(trials):
-        recipe = Recipe(
+    recipes = [
+        Recipe(
             width=int(rng.choice([64, 128, 256, 512])), layers=int(rng.integers(3, 8)), residual=False,
             learning_rate=float(10 ** rng.uniform(-4, -2)), weight_decay=0.0, loss="l2",
-        )  # fmt: skip
-        recipe = member_recipe(len(problem.target), problem.law, recipe)
-        network = train_network(problem.features[~held], problem.target[~held], recipe, seed)
-        error = gmae(np.exp(network.predict(problem.features[held])), np.exp(problem.target[held]))
-        if error < best:
-            best, found = error, recipe
-    return found
+        )
+        for _ in range(trials)
+    ]  # fmt: skip
+    recipes = [member_recipe(len(problem.target), problem.law, recipe) for recipe in recipes]
+    features, target, asked = problem.features[~held], problem.target[~held], problem.features[held]
+    answers = problem.crew.all(
+        _judged, [(partial(_network, recipe), features, target, seed, asked) for recipe in recipes]
+    )
+    errors = [gmae(np.exp(found), np.exp(problem.target[held])) for _, found in answers]
+    return recipes[int(np.argmin(np.nan_to_num(errors, nan=np.inf)))]  # a network may have diverged
 
 
 def search_paper(problem: Problem, seed: int, trials: int = 6) -> tuple[Outcome, Recipe]:
     """The paper's MLP on log sizes, as `search_recipe` finds it."""
     found = search_recipe(problem, seed, trials)
-    return fit_single(problem, lambda x, y, number: train_network(x, y, found, number), seed), found
+    return fit_single(problem, partial(_network, found), seed), found

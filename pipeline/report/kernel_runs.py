@@ -23,7 +23,12 @@ NO_SAMPLES = "no_samples.txt"
 
 
 def fit_and_track(
-    samples: pd.DataFrame, gpu: str, settings: Mapping[str, Any], models: Sequence[Path], tracking: Path
+    samples: pd.DataFrame,
+    gpu: str,
+    settings: Mapping[str, Any],
+    models: Sequence[Path],
+    tracking: Path,
+    workers: int = 1,
 ) -> None:
     """Fit every family that has samples, into its model folder, and track the fits.
 
@@ -32,9 +37,10 @@ def fit_and_track(
     Args:
         samples: `samples` table of one GPU.
         gpu: its canonical name.
-        settings: the `kernels` section of the configuration: name, variants, seed, workers.
+        settings: the `kernels` section of the configuration: name, variants, seed.
         models: one folder per family, named `<family>/<name>`; a family without samples gets a note instead.
         tracking: MLflow folder.
+        workers: processes.
     """
     from pipeline.hardware.spec import load_gpu
     from pipeline.kernels.fit import fit_gpu
@@ -54,7 +60,7 @@ def fit_and_track(
             scratch,
             variants=tuple(settings["variants"]),
             seed=int(settings["seed"]),
-            workers=int(settings["workers"]),
+            workers=workers,
             on_fit=keep,
         )
         for folder in models:

@@ -27,6 +27,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(learned, "WIDTHS", {})
     monkeypatch.setattr(learned, "FEW_WIDTH", (48, 3))
     monkeypatch.setattr(learned, "STUDENT_STEPS", 200)
+    monkeypatch.setattr(learned, "FEW_STUDENT_STEPS", 200)
     monkeypatch.setattr(learned, "SYNTHETIC_ROWS", 500)
     monkeypatch.setattr(trees, "ROUNDS", 120)
 

@@ -51,7 +51,7 @@ def fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlflowCl
 
     def run(table: pd.DataFrame, *variants: str, seed: int = 0) -> MlflowClient:
         gpu = str(table["gpu"].iloc[0])
-        settings = {"name": variants[0], "variants": variants, "seed": seed, "workers": 1}
+        settings = {"name": variants[0], "variants": variants, "seed": seed}
         fit_and_track(table, gpu, settings, [folder / gpu / "softmax" / "fitted"], folder / "mlflow")
         return MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
 

@@ -81,7 +81,7 @@ def test_a_failed_run_says_why_once_and_below_all_else(tmp_path: Path) -> None:
 def test_a_fit_takes_as_many_cores_as_it_starts_processes() -> None:
     flow = Flow.from_config({"gpu": "V100", "overrides": "kernels.workers=3"})
     assert flow.fit_workers(SimpleNamespace(kernels="auto")) == 3
-    assert flow.fit_workers(SimpleNamespace(kernels="trees")) == 2, "of the choice's file"
+    assert flow.fit_workers(SimpleNamespace(kernels="trees")) == 8, "of the choice's file"
 
 
 def test_a_comparison_of_kernel_models_without_samples_says_so() -> None:

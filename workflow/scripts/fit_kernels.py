@@ -17,4 +17,5 @@ if __name__ == "__main__":  # worker processes of the fit import this file again
             snakemake.params.settings,
             [Path(path) for path in snakemake.output.models],
             Path(snakemake.input.tracking).parent,
+            snakemake.threads,
         )
