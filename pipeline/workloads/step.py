@@ -54,10 +54,17 @@ def make_optimizers(
     """The optimizers of a module's parameters; sparse gradients of Adagrad and Adam get one of their own.
 
     Where nothing is computed (`dry`), it is SGD, which capture expands (`pipeline.graph.sparse`).
+
+    Raises:
+        ConfigError: momentum is to be predicted for sparse gradients, whose sparse state capture cannot see.
     """
     sparse = [
         part.weight for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
     ]
+    if dry and sparse and name == "sgd_momentum":
+        raise ConfigError(
+            "model.optimizer=sgd_momentum: its update of sparse gradients is not modelled; take sgd, adagrad, adam or none"
+        )
     if name not in ("adagrad", "adam") or not sparse:
         made = [make_optimizer(name, list(module.parameters()), foreach=foreach)]
     else:

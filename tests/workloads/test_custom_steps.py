@@ -198,6 +198,11 @@ def test_sparse_gradients_touch_the_rows_looked_up_alone(optimizer):
     assert graph.memory.gradients <= 2 * 4 * 6 * (8 * 4 + 8)
 
 
+def test_momentum_of_sparse_gradients_is_refused():
+    with pytest.raises(ConfigError, match="sgd_momentum: its update of sparse gradients is not modelled"):
+        captured("sparse", optimizer="sgd_momentum")
+
+
 def test_frozen_weights_get_no_gradient():
     graph = captured("frozen", optimizer="adam")
     backward = map_calls(graph).query("family == 'gemm' and phase == 'backward'")
