@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.predictor import KernelPredictor
 from pipeline.overheads.model import OverheadModel
 from pipeline.predict.critical_path import Form, simulate
@@ -43,6 +44,9 @@ STEP_MOST = 0.10
 """The most that it comes to, as a standard deviation of log time: what a step has beyond its kernels, libraries that fuse
 or add operators. Mean errors of published steps, by workload, on the cards that constants were set on
 (`benchmarks/steps/published.py` prints it)."""
+
+COMPUTED_IN = ("fp32", "tf32", "bf16", "fp16")
+"""Dtypes of products and convolutions whose rates GPU files state and models know."""
 
 NORMAL_P90 = 1.2815515594457412
 """90th percentile of the standard normal distribution."""
@@ -104,7 +108,7 @@ def evaluate(
     busy = pd.DataFrame({"us": np.where(ran, central, 0.0), "family": calls["family"].astype(object).to_numpy()})
     busy["evidence"] = predicted["evidence"].astype(object).to_numpy()
     busy["name"] = calls["node_id"].map(graph.set_index("node_id")["name"]).astype(object).to_numpy()
-    lost = busy[~predicted["modelled"].to_numpy(bool)]
+    lost = busy[beyond_the_models(calls) | ~predicted["modelled"].to_numpy(bool)]
     total = float(busy["us"].sum()) or 1.0
     prediction = Prediction(
         gpu=gpu.name,
@@ -129,6 +133,16 @@ def evaluate(
         calls=timeline.to_frame(calls, predicted),
     )
     return prediction, timeline
+
+
+def beyond_the_models(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Calls whose times are stand-ins, shape (calls,): operators that the map does not know, by their bytes; arithmetic in
+    dtypes that no model has a rate for (fp64, complex, integers), as if in fp32.
+    """
+    unknown = (calls["family"] == "other") & (calls["op"] == "unknown")
+    computed = calls["family"].map(lambda name: name in FAMILIES and FAMILIES[name].law is Law.COMPUTE)
+    foreign = computed.astype(bool) & calls["dtype"].notna() & ~calls["dtype"].isin(COMPUTED_IN)
+    return np.asarray(unknown | foreign, dtype=bool)
 
 
 def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, random: np.random.Generator) -> Floats:

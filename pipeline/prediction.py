@@ -34,7 +34,8 @@ class Prediction:
     host_evidence: dict[str, float]
     """Share of host time by kind of evidence."""
     unmodelled_share: float
-    """Share of device time of calls that no kernel model or formula of their own covers."""
+    """Share of device time of operators that the map does not know, predicted from their bytes, of arithmetic in dtypes
+    without a rate (fp64), and of calls that no kernel model or formula covers."""
     families: dict[str, float] = field(default_factory=dict)
     """Device time by kernel family, largest first."""
     unmodelled: dict[str, float] = field(default_factory=dict)

@@ -19,16 +19,21 @@ from torch.overrides import TorchFunctionMode
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 LOWER = {
-    torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.addbmm, torch.einsum, torch.conv1d,
-    torch.conv2d, torch.conv3d, torch.conv_transpose2d, torch.chain_matmul, torch.lstm_cell, torch.lstm, torch.gru,
-    F.linear, F.conv1d, F.conv2d, F.conv_transpose2d, F.scaled_dot_product_attention, Tensor.matmul, Tensor.__matmul__,
-    Tensor.mm, Tensor.bmm,
+    torch.matmul, torch.mm, torch.mv, torch.bmm, torch.addmm, torch.addmv, torch.addr, torch.baddbmm, torch.addbmm,
+    torch.einsum, torch.chain_matmul, torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d,
+    torch.conv_transpose2d, torch.conv_transpose3d, torch.prelu, torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell,
+    torch.rnn_relu_cell, torch.lstm, torch.gru, F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d,
+    F.conv_transpose2d, F.conv_transpose3d, F.prelu, F.scaled_dot_product_attention, Tensor.matmul, Tensor.__matmul__,
+    Tensor.mm, Tensor.mv, Tensor.bmm, Tensor.addmm, Tensor.addmv, Tensor.addr, Tensor.baddbmm, Tensor.addbmm,
 }  # fmt: skip
 """Functions that run in the lower precision."""
 
 UPPER = {
     F.softmax, F.log_softmax, F.layer_norm, F.group_norm, F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss,
-    F.smooth_l1_loss, F.binary_cross_entropy_with_logits, torch.softmax, torch.log_softmax, torch.exp, torch.log,
+    F.smooth_l1_loss, F.huber_loss, F.kl_div, F.softplus, F.cosine_similarity, torch.cosine_similarity, torch.logsumexp,
+    torch.cumprod, torch.reciprocal, torch.log2, torch.log10, torch.log1p, torch.expm1, Tensor.logsumexp, Tensor.cumprod,
+    Tensor.reciprocal, Tensor.log2, Tensor.log10, Tensor.log1p, Tensor.expm1,
+    F.binary_cross_entropy_with_logits, torch.softmax, torch.log_softmax, torch.exp, torch.log,
     torch.pow, torch.sum, torch.cumsum, torch.prod, torch.norm, torch.rsqrt, Tensor.softmax, Tensor.log_softmax,
     Tensor.exp, Tensor.log, Tensor.pow, Tensor.__pow__, Tensor.sum, Tensor.cumsum, Tensor.prod, Tensor.norm,
     Tensor.rsqrt,

@@ -6,6 +6,7 @@ phases can be told apart in captured and in measured steps alike.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -53,10 +54,17 @@ def make_optimizers(
     """The optimizers of a module's parameters; sparse gradients of Adagrad and Adam get one of their own.
 
     Where nothing is computed (`dry`), it is SGD, which capture expands (`pipeline.graph.sparse`).
+
+    Raises:
+        ConfigError: momentum is to be predicted for sparse gradients, whose sparse state capture cannot see.
     """
     sparse = [
         part.weight for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
     ]
+    if dry and sparse and name == "sgd_momentum":
+        raise ConfigError(
+            "model.optimizer=sgd_momentum: its update of sparse gradients is not modelled; take sgd, adagrad, adam or none"
+        )
     if name not in ("adagrad", "adam") or not sparse:
         made = [make_optimizer(name, list(module.parameters()), foreach=foreach)]
     else:
@@ -288,27 +296,48 @@ def host_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="cpu")
 
 
+class Kept:
+    """A tensor as autograd holds it until the backward pass has used it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
 class Saved:
-    """Bytes of the tensors that a backward pass will need: the activations that stay in memory."""
+    """Bytes of the tensors that backward passes still need, at most: the activations that stay in memory.
+
+    Of several backward passes each frees its own, so that a batch in parts needs the room of one part.
+    """
 
     def __init__(self, ignored: Sequence[Tensor]) -> None:
-        self.bytes = 0
-        self._seen = {t.untyped_storage()._cdata for t in ignored}
-        self._held: list[Any] = []
+        self.bytes, self._now = 0, 0
+        self._ignored = {t.untyped_storage()._cdata for t in ignored}
+        self._users: dict[int, int] = {}
 
-    def add(self, tensor: Tensor) -> Tensor:
-        """Count a tensor's storage, once."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._seen:
-            self._seen.add(storage._cdata)
-            self._held.append(storage)  # keeps the address from being used again
-            self.bytes += storage.nbytes()
-        return tensor
+    def add(self, tensor: Tensor) -> Kept:
+        """Count a tensor's storage, once, until nothing keeps it."""
+        kept, storage = Kept(tensor), tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._ignored:
+            return kept
+        if key not in self._users:
+            self._users[key] = 0
+            self._now += size
+            self.bytes = max(self.bytes, self._now)
+        self._users[key] += 1
+        weakref.finalize(kept, self._drop, key, size).atexit = False
+        return kept
+
+    def _drop(self, key: int, size: int) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._now -= size
 
 
 @contextmanager
 def saved_activations(step: Step) -> Iterator[Saved]:
     """Count what autograd saves while the body runs."""
     saved = Saved([*step.parameters(), *step.in_kernel])
-    with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda kept: kept.tensor):
         yield saved

@@ -39,6 +39,42 @@ def test_scalar_operands_have_their_own_model():
     assert row["op"].iloc[0] == "mulu"
 
 
+@pytest.mark.parametrize("name, op", [("aten::max", "maximum"), ("aten::min", "minimum")])
+def test_extremes_of_two_tensors_are_elementwise(name, op):
+    x = Tensor((100, 8), "fp32")
+    row = call(name, x, x, outputs=(x,)).iloc[0]
+    assert (row["family"], row["op"], row["bytes_read"]) == ("elementwise", op, 2 * 3200)
+    assert call(name, x, outputs=(Tensor((), "fp32"),)).iloc[0]["family"] == "reduction"
+
+
+CONVOLUTIONS = {
+    "line": ((4, 16, 100), (32, 16, 5), [2], [2], [1]), "dilated line": ((4, 16, 100), (32, 16, 3), [1], [4], [4]),
+    "image": ((4, 16, 20, 30), (32, 16, 3, 5), [2, 1], [1, 2], [1, 1]),
+    "row of an image": ((4, 16, 20, 30), (32, 16, 1, 5), [1, 1], [0, 4], [1, 2]),
+    "volume": ((4, 16, 9, 20, 30), (32, 16, 3, 5, 3), [2, 1, 3], [0, 2, 1], [1, 1, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_dims_of_convolutions_say_their_arithmetic(kind, transposed):
+    from pipeline.kernels.work import ConvShape, Dims
+
+    image, weight, stride, padding, dilation = CONVOLUTIONS[kind]
+    sides = [(size + 2 * p - d * (k - 1) - 1) // s + 1
+             for size, k, s, p, d in zip(image[2:], weight[2:], stride, padding, dilation, strict=True)]  # fmt: skip
+    x, y = Tensor(image, "fp32"), Tensor((4, 32, *sides), "fp32")
+    given, result = (y, x) if transposed else (x, y)
+    values = (None, None, None, stride, padding, dilation, transposed, [0] * len(stride), 1)
+    row = call("aten::convolution", given, Tensor(weight, "fp32"), None, *[None] * 6, values=values, outputs=(result,))
+    weights = Tensor(weight, "fp32").numel
+    assert (
+        ConvShape.of(Dims(row.head(1))).flops[0]
+        == row.iloc[0]["flops"]
+        == 2 * 4 * Tensor((*sides,), "").numel * weights
+    )
+
+
 def test_sum_of_rows_clears_semaphores_when_blocks_share_outputs():
     wide, narrow = Tensor((1024, 512), "fp32"), Tensor((512, 1024), "fp32")
     assert list(call("aten::sum", wide, None, values=(None, [0]))["family"]) == ["memset", "reduction"]

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from pipeline.api import predict
 from pipeline.errors import ConfigError, InputError
 from pipeline.graph.calls import map_calls
 from pipeline.graph.capture import capture
@@ -95,6 +96,28 @@ def frozen(config, batch_size, device):
     return made(config, device, nn.ModuleList([body, head]), lambda x: head(body(x)), torch.rand(batch_size, 16))
 
 
+def accumulated(config, batch_size, device):
+    with torch.device(device):
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+
+    def procedure(batch, optimizers):
+        for part in batch[0].chunk(config["options"]["parts"]):
+            model(part).sum().backward()
+
+    return Step([model], [(torch.rand(batch_size, 64),)], None, None, device, config, procedure=procedure)
+
+
+def unknown(config, batch_size, device):
+    with torch.device(device):
+        layer = nn.Conv2d(3, 8, 3)
+    return made(config, device, layer, lambda x: F.pixel_shuffle(layer(x), 2), torch.rand(batch_size, 3, 64, 64))
+
+
+def doubled(config, batch_size, device):
+    layer = nn.Linear(64, 64, device=device, dtype=torch.float64)
+    return made(config, device, layer, lambda x: layer(x), torch.rand(batch_size, 64, dtype=torch.float64))
+
+
 def wrong(config, batch_size, device):
     raise ValueError("no such layer")
 
@@ -175,11 +198,30 @@ def test_sparse_gradients_touch_the_rows_looked_up_alone(optimizer):
     assert graph.memory.gradients <= 2 * 4 * 6 * (8 * 4 + 8)
 
 
+def test_momentum_of_sparse_gradients_is_refused():
+    with pytest.raises(ConfigError, match="sgd_momentum: its update of sparse gradients is not modelled"):
+        captured("sparse", optimizer="sgd_momentum")
+
+
 def test_frozen_weights_get_no_gradient():
     graph = captured("frozen", optimizer="adam")
     backward = map_calls(graph).query("family == 'gemm' and phase == 'backward'")
     assert len(backward) == 1  # the head's weight; nothing below it learns
     assert graph.memory.gradients == 4 * (16 * 4 + 4)
+
+
+def test_a_batch_in_parts_keeps_the_activations_of_one_part():
+    whole, parts = (captured("accumulated", 64, options={"parts": n}).memory.activations for n in (1, 4))
+    assert whole == 4 * (64 * 64 * 3)  # the batch and what each tanh gives
+    assert parts == 4 * (64 * 64 + 16 * 64 * 2)  # parts are views of the batch
+
+
+@pytest.mark.parametrize("function, operator", [("unknown", "aten::pixel_shuffle"), ("doubled", "aten::addmm")])
+def test_what_is_not_modelled_is_said(function, operator):
+    found = predict("V100", "custom", model__target=f"steps_of_mine:{function}")
+    assert operator in found.unmodelled
+    assert found.unmodelled_share == pytest.approx(sum(found.unmodelled.values()) / sum(found.families.values()))
+    assert found.unmodelled_share > 0.01
 
 
 def test_failures_name_the_users_line():

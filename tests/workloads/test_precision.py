@@ -160,3 +160,18 @@ def test_another_batch_size_needs_no_recapture():
     scaled = rescale(capture(config, 4), capture(config, 8), 12)
     assert map_calls(scaled).drop(columns="attributes").equals(map_calls(fresh).drop(columns="attributes"))
     assert scaled.memory == fresh.memory
+
+
+def test_autocast_on_the_meta_device_lowers_and_raises_what_cuda_does():
+    from pipeline.workloads.autocast import autocast
+
+    square, line, kernel = (torch.rand(*size, device="meta") for size in ((4, 4), (2, 4, 9), (4, 4, 3)))
+    half = square.half()
+    with autocast("meta", "fp16"):
+        lowered = [torch.mv(square, square[0]), square.addmm(square, square), torch.conv_transpose1d(line, kernel),
+                   nn.functional.conv_transpose3d(line[None, None], kernel[None, None]),
+                   nn.functional.prelu(square, square[0, :1])]  # fmt: skip
+        raised = [torch.logsumexp(half, 0), nn.functional.softplus(half), half.log1p(), torch.cumprod(half, 0),
+                  nn.functional.huber_loss(half, half)]  # fmt: skip
+    assert {tensor.dtype for tensor in lowered} == {torch.float16}
+    assert {tensor.dtype for tensor in raised} == {torch.float32}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pipeline.graph.sizes.libraries import convolution_extra
@@ -68,22 +69,33 @@ def _dtype(node: Node, x: Tensor) -> str:
 
 
 def _pair(value: Any, default: int) -> tuple[int, int]:
+    """Along height and width, the last two of the dimensions."""
     if isinstance(value, list) and value:
-        return int(value[0]), int(value[-1])
+        return int(value[-2:][0]), int(value[-1])
     return (value, value) if isinstance(value, int) else (default, default)
 
 
 def _dims(node: Node, x: Tensor, w: Tensor, out: Tensor, first: int, transposed: bool) -> dict[str, int]:
-    """Dims as of the ordinary convolution; a transposed one is the data gradient of the convolution the other way."""
+    """Dims as of the ordinary convolution; a transposed one is the data gradient of the convolution the other way.
+
+    One along a line is that of an image of one row. One of volumes is the product of an image's convolution with a sample
+    per slice of the result, and with a channel per channel and slice of the window.
+    """
     stride, padding = _pair(node.value(first), 1), _pair(node.value(first + 1), 0)
     dilation = _pair(node.value(first + 2), 1)
     groups = next((v for v in node.values[first + 4 : first + 7] if isinstance(v, int) and not isinstance(v, bool)), 1)
-    image = out if transposed else x
-    height, width = (image.shape[-2], image.shape[-1]) if len(image.shape) > 3 else (1, image.shape[-1])
-    kernel = (w.shape[-2], w.shape[-1]) if len(w.shape) > 3 else (1, w.shape[-1])
+    image, result = (out, x) if transposed else (x, out)
+    line = len(w.shape) < 4
+    if line:
+        stride, padding = (1, stride[1]), (0, padding[1])
+    height, width = (1, image.shape[-1]) if line else (image.shape[-2], image.shape[-1])
+    kernel = (1, w.shape[-1]) if line else (w.shape[-2], w.shape[-1])
+    slices, deep = math.prod(result.shape[2:-2]), math.prod(w.shape[2:-2])
     dims = {
-        "B": x.shape[0], "in_channels": w.shape[1] * groups, "out_channels": w.shape[0], "kernel_size": kernel[0],
-        "input_size": height, "stride": stride[0], "padding": padding[0], "groups": groups, "dilation": dilation[0],
+        "B": x.shape[0] * slices, "in_channels": w.shape[1] * groups * deep, "out_channels": w.shape[0],
+        "kernel_size": kernel[0],
+        "input_size": height, "stride": stride[0], "padding": padding[0], "groups": groups,
+        "dilation": dilation[0] if kernel[0] > 1 else dilation[1],
     }  # fmt: skip
     square = kernel[0] == kernel[1] and height == width and stride[0] == stride[1] and padding[0] == padding[1]
     if not square:

@@ -25,9 +25,8 @@ def elementwise(node: Node, rule: Rule) -> Work | None:
     if "scalar" in rule.options and sum(t.numel > 1 or not t.host for t in node.tensors()) < 2:
         op = str(rule.options["scalar"])
     dims = {**rows_width(result), "inputs": int(read), "outputs": int(written)}
-    return Work(
-        dims, float(result.numel) * float(rule.options.get("flops", 1)), read, float(written), main_dtype(node), op=op
-    )
+    return Work(dims, float(result.numel) * float(rule.options.get("flops", 1)), read, float(written), main_dtype(node),
+                rule.family, op)  # fmt: skip
 
 
 @size("unary_in_turn")
@@ -114,6 +113,14 @@ def reduction(node: Node, rule: Rule) -> list[Work] | Work | None:
         return main
     zeroed = Work({"bytes": 4 * written}, 0.0, 0.0, 4.0 * written, "int32", "memset", "semaphores", "cudaMemsetAsync")
     return [zeroed, main]
+
+
+@size("extremum")
+def extremum(node: Node, rule: Rule) -> list[Work] | Work | None:
+    """max and min: of two tensors element by element, else of one along a dimension or over all of it."""
+    if len(node.tensors()) > 1:
+        return elementwise(node, replace(rule, family="elementwise", op=f"{rule.op}imum"))
+    return reduction(node, rule)
 
 
 @size("loss")
