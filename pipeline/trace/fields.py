@@ -93,7 +93,7 @@ UNNAMED = "INVALID"
 UNNAMED_LAUNCHES = frozenset({505, 506})
 """How Kineto calls what came with CUDA 12.2 and later, until it asks CUPTI for names (github.com/pytorch/kineto/pull/1400,
 May 2026), and CUPTI's numbers of the launch of CUDA 13 among them (`cbid`; `__cudaLaunchKernel_v13000` and its per-thread
-form in cupti_runtime_cbid.h). Without a name, every launch of a torch 2.9 to 2.12 for CUDA 13 would be unknown."""
+form in cupti_runtime_cbid.h). Seen with torch 2.11 for CUDA 13, where without this every launch would be unknown."""
 
 
 def api_name(name: str, args: object) -> str:

@@ -21,7 +21,7 @@ from pipeline.transfer.trace_calls import trace_calls
 NAMES = (("cudaLaunchKernelExC", "cuda_runtime"), ("cuLaunchKernelEx", "cuda_driver"))
 """What launches cuBLAS's kernels on H100 and H200, and its category."""
 PLAIN = {"rtx2080ti_linear/kineto": "INVALID", "v100x8_dlrm/rank0_kineto": "__cudaLaunchKernel"}
-"""What launches PyTorch's own kernels in programs built with CUDA 13; the profiler of torch 2.9 to 2.11 knows it by number
+"""What launches PyTorch's own kernels in programs built with CUDA 13; the profiler of torch 2.11 knows it by number
 alone. A trace of linear layers and one of DLRM (with shapes) have one of them each."""
 
 

@@ -70,7 +70,7 @@ def test_a_call_within_another_launches_nothing_of_its_own(events: list[dict[str
 def test_launches_of_cuda_13_are_known_by_number_where_the_profiler_has_no_name_for_them(
     tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
-    """Kineto of torch 2.9 to 2.11 calls them `INVALID`, and what goes before each of them too (cbid 502 and 503)."""
+    """Kineto of torch 2.11 calls them `INVALID`, and what goes before each of them too (cbid 502 and 503)."""
     unnamed = [{**e, "name": "INVALID", "args": {**e["args"], "cbid": 505}} if e["name"] == "cudaLaunchKernel" else e
                for e in events]  # fmt: skip
     before = [{**_launch(9000 + cbid, 4 + cbid / 1000), "name": "INVALID"} for cbid in (502, 503)]
