@@ -57,6 +57,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="REGEX",
         help="units to measure, such as 'steps/dlrm_ddp', 'kernels/gemm', 'peaks'",
     )
+    parser.add_argument(
+        "--calls",
+        type=Path,
+        metavar="FILE",
+        help="the workloads' calls, as `python -m pipeline.collect.campaign_calls FILE` writes them on any machine: they "
+        "are then not looked up in the time",
+    )
     parser.add_argument("--parts", type=_parts, default=PARTS, help="parts in order (default peaks,steps,kernels)")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--tiny", action="store_true", help="very small sizes: a trial, not a measurement")
@@ -84,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, begin: float) -> int:
+    from pipeline.collect.campaign_calls import read_calls
     from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
     from pipeline.collect.head import HEAD
     from pipeline.collect.output import CampaignFolder, check
@@ -97,6 +105,7 @@ def _run(args: argparse.Namespace, begin: float) -> int:
         DeviceLostError,
     )
 
+    calls = read_calls(args.calls) if args.calls else {}
     device = select_device(args.device)
     fix_threads(device)
     if device.type == "cpu":
@@ -106,7 +115,7 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     folder = CampaignFolder(args.out, about | {"tiny": args.tiny})
     identity = folder.manifest.setdefault("campaign_id", f"{about['gpu']}-{int(time.time())}")
     deadline = begin + 60 * args.minutes
-    campaign = Campaign(folder, device, about["gpu"], deadline, args.only, args.tiny, identity)
+    campaign = Campaign(folder, device, about["gpu"], deadline, args.only, args.tiny, identity, calls=calls)
     run = {"command": _told(args), "started_unix": int(time.time()), "minutes": args.minutes, "status": "running"}
     folder.manifest["runs"].append(run)
     folder.save()

@@ -123,9 +123,10 @@ def measure_round(campaign: Campaign, unit: str, specs: Sequence[Spec], seed: in
 def workload_calls(campaign: Campaign) -> list[Spec]:
     """The distinct calls that the grid's workloads make, in the grid's order of value.
 
-    They are captured without running, as predictions capture them, while a small share of the time lasts; a trial takes
-    them from its traces. Both need PyYAML (the map from operators to calls is a YAML file). Without it the seeds, which
-    hold the workloads' main shapes, stand alone; the manifest says so.
+    They come from the file of `--calls`; those of a workload that it lacks are captured without running, as predictions
+    capture them, while a small share of the time lasts; a trial takes them from its traces. Both need PyYAML (the map from
+    operators to calls is a YAML file). Without it and the file the seeds, which hold the workloads' main shapes, stand
+    alone; the manifest says so.
     """
     found: list[Spec] = []
     notes: dict[str, str] = {}
@@ -139,11 +140,14 @@ def workload_calls(campaign: Campaign) -> list[Spec]:
         member = traced.get((plan.model, plan.variant, plan.batch_size))
         if plan.overrides.get("dtype") is not None or (campaign.tiny and member is None):
             continue
+        if plan.unit in campaign.calls:
+            found += campaign.calls[plan.unit]
+            continue
         if time.monotonic() > end:
             notes[plan.unit] = "no time"
             continue
         try:
-            found += _traced(member, campaign) if member is not None else _captured(plan)
+            found += _traced(member, campaign) if member is not None else captured(plan)
         except Exception as error:  # without this workload's calls there are those of the others, and the seeds
             notes[plan.unit] = f"{type(error).__name__}: {error}"[:200]
     campaign.folder.manifest["calls_not_known"] = notes
@@ -165,7 +169,12 @@ def shrunk(spec: Spec) -> Spec:
     return replace(spec, dims=dims, attributes=kept)
 
 
-def _captured(plan: StepPlan) -> list[Spec]:
+def captured(plan: StepPlan) -> list[Spec]:
+    """The calls of a planned step, from its graph.
+
+    Raises:
+        SteptimeError: a package is not installed that the workload or the map of operators needs.
+    """
     from pipeline.graph.calls import map_calls
     from pipeline.graph.capture import capture
 

@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,8 @@ from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
 if TYPE_CHECKING:
     import torch
+
+    from pipeline.collect.cases import Spec
 
 WRITE_RESERVE_S = 4.0
 """Seconds kept for the last writes."""
@@ -47,6 +49,7 @@ class Campaign:
         only: regular expression that unit names must match.
         tiny: sizes that a CPU can afford, to try the command.
         identity: value of `campaign_id`, before the unit's name.
+        calls: calls of workloads that are known already, by unit (`pipeline.collect.campaign_calls`).
     """
 
     folder: CampaignFolder
@@ -58,6 +61,7 @@ class Campaign:
     identity: str = ""
     begin: float = field(default_factory=time.monotonic)
     part_deadline: float = float("inf")
+    calls: Mapping[str, Sequence[Spec]] = field(default_factory=dict)
 
     def left(self) -> float:
         """Seconds left to the current part."""

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TraceError
-from pipeline.trace.fields import API_CATEGORIES, DEVICE_CATEGORIES, KERNEL_LAUNCHES, Category
+from pipeline.trace.fields import (
+    API_CATEGORIES,
+    DEVICE_CATEGORIES,
+    KERNEL_LAUNCHES,
+    UNNAMED,
+    Category,
+    api_name,
+)
 from pipeline.trace.repair import parse_loosely
 
 if TYPE_CHECKING:
@@ -82,9 +89,16 @@ def load_events(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     try:
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "replace")
-        return [event for event in _parsed(text)["traceEvents"] if event.get("ph") == "X"]
+        return [_named(event) for event in _parsed(text)["traceEvents"] if event.get("ph") == "X"]
     except (ValueError, KeyError, EOFError, OSError) as error:
         raise TraceError(f"{path}: not a profiler trace ({error}); profile again") from None
+
+
+def _named(event: dict[str, Any]) -> dict[str, Any]:
+    """The event, with the name of a launch that the profiler had no name for."""
+    if event.get("name") == UNNAMED:
+        event["name"] = api_name(UNNAMED, event.get("args"))
+    return event
 
 
 def _parsed(text: str) -> Any:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import orjson
 
 from pipeline.errors import TraceError
-from pipeline.trace.fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, TEXT_ARGS
+from pipeline.trace.fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, TEXT_ARGS, UNNAMED, api_name
 from pipeline.trace.scan import Batch
 
 Ints = npt.NDArray[np.int64]
@@ -97,6 +97,8 @@ class Columns:
         fields = _fields(events)
         self._append("ts_ns", self._stamps(batch, fields["ts"]))
         self._append("dur_ns", self._durations(batch, fields["dur"]))
+        if UNNAMED in fields["name"]:
+            fields["name"] = [api_name(*pair) for pair in zip(fields["name"], fields["args"], strict=True)]
         for column in ("name", "cat"):
             self._text(batch, fields[column], column)
         for column in ("pid", "tid"):

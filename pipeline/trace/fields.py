@@ -7,6 +7,7 @@ write the same events with `hip*` API names.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -83,9 +84,23 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
 """Which argument columns an event of each category may carry; other categories carry none."""
 
 KERNEL_LAUNCH = "cudaLaunchKernel"
-KERNEL_LAUNCHES = re.compile(r"(cuda|cu|hip)\w*Launch\w*Kernel")
+KERNEL_LAUNCHES = re.compile(r"_*(cuda|cu|hip)\w*Launch\w*Kernel")
 """Calls that launch one kernel each: in whole traces of V100, A100 and RTX 2080 Ti every one of them has its kernel. Since
-Hopper, libraries launch the same operator's by another of them than before; all go by the name of the first."""
+Hopper, libraries launch the same operator's by another of them than before; all go by the name of the first. Programs
+built with CUDA 13 call `__cudaLaunchKernel`."""
+
+UNNAMED = "INVALID"
+UNNAMED_LAUNCHES = frozenset({505, 506})
+"""How Kineto calls what came with CUDA 12.2 and later, until it asks CUPTI for names (github.com/pytorch/kineto/pull/1400,
+May 2026), and CUPTI's numbers of the launch of CUDA 13 among them (`cbid`; `__cudaLaunchKernel_v13000` and its per-thread
+form in cupti_runtime_cbid.h). Seen with torch 2.11 for CUDA 13, where without this every launch would be unknown."""
+
+
+def api_name(name: str, args: object) -> str:
+    """The name of a runtime call; that of a launch where Kineto had none for it."""
+    launches = name == UNNAMED and isinstance(args, Mapping) and args.get("cbid") in UNNAMED_LAUNCHES
+    return KERNEL_LAUNCH if launches else name
+
 
 SYNC_APIS = frozenset({
     "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize",

@@ -188,8 +188,8 @@ sys.exit(code)
 """
 CAPTURE = """
 from pipeline.collect.grid import plans
-from pipeline.collect.campaign_kernels import _captured
-assert all(_captured(plan) for plan in plans() if plan.model == "dlrm_ddp" and plan.batch_size == 512)
+from pipeline.collect.campaign_kernels import captured
+assert all(captured(plan) for plan in plans() if plan.model == "dlrm_ddp" and plan.batch_size == 512)
 """
 TOOLS = {
     "snakemake", "hydra", "omegaconf", "mlflow", "typer", "rich", "lightgbm", "safetensors", "sklearn", "matplotlib",

@@ -31,7 +31,7 @@ from pipeline.collect.head import HEAD
 from pipeline.collect.output import CampaignFolder, check
 from pipeline.collect.preflight import ProfilerError, preflight
 from pipeline.collect.runner import Campaign
-from pipeline.errors import TraceError
+from pipeline.errors import InputError, TraceError
 
 CUDA = torch.device("cuda")
 TINY = ["--tiny", "--device", "cuda", "--minutes", "2"]
@@ -172,13 +172,52 @@ def test_a_workload_that_cannot_be_captured_costs_only_its_own_calls(
             raise error
         return [known]
 
-    monkeypatch.setattr(campaign_kernels, "_captured", capture)
+    monkeypatch.setattr(campaign_kernels, "captured", capture)
     work, _ = small_campaign(tmp_path / "run")
     work.tiny = False
     assert campaign_kernels.workload_calls(work) == [known]
     missing = work.folder.manifest["calls_not_known"]
     assert missing
     assert all("gnmt" in unit and type(error).__name__ in said for unit, said in missing.items())
+
+
+def test_calls_in_a_file_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from pipeline.collect import campaign_calls
+
+    def capture(plan: Any) -> list[Spec]:
+        if plan.model == "gnmt":
+            raise InputError("model gnmt needs something")
+        return [Spec("gemm", "mm", "forward", "fp32", {**PRODUCT, "M": plan.batch_size}, {"rows": [3]})] * 2
+
+    monkeypatch.setattr(campaign_kernels, "captured", capture)
+    file = tmp_path / "calls.json"
+    assert campaign_calls.main([str(file)]) == 0
+    calls = campaign_calls.read_calls(file)
+    assert len(calls) == sum(p.overrides.get("dtype") is None and p.model != "gnmt" for p in plans())
+    looked_up: list[str] = []
+    monkeypatch.setattr(campaign_kernels, "captured", lambda plan: looked_up.append(plan.model) or [])
+    work, _ = small_campaign(tmp_path / "run")
+    found = campaign_kernels.workload_calls(replace(work, tiny=False, calls=calls))
+    assert set(looked_up) == {"gnmt"}
+    assert [spec.dims["M"] for spec in found[:2]] == [2048, 32]
+    assert {spec.key for spec in found} == {spec.key for specs in calls.values() for spec in specs}
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{", '{"steps/a": [{"family": "gemm"}]}'])
+def test_a_file_without_calls_is_said_in_one_line(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "calls.json"
+    if text is not None:
+        file.write_text(text)
+    with pretend():
+        assert campaign.main([*TINY, "--out", str(tmp_path / "run"), "--calls", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert str(file) in said
+    assert "pipeline.collect.campaign_calls" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,23 @@ def test_a_call_within_another_launches_nothing_of_its_own(events: list[dict[str
     inner = [{**_launch(1000 + n, at + 0.2), "cat": "cuda_driver", "dur": 0.5} for n, at in enumerate((5, 110, 300))]
     nothing = {**_launch(2000, 7), "name": "cudaMemsetAsync"}
     assert not any(window.lost for window in attribute([*whole, *inner, nothing], r"s\d+r\d+").windows.values())
+
+
+def test_launches_of_cuda_13_are_known_by_number_where_the_profiler_has_no_name_for_them(
+    tmp_path: Path, events: list[dict[str, Any]]
+) -> None:
+    """Kineto of torch 2.11 calls them `INVALID`, and what goes before each of them too (cbid 502 and 503)."""
+    unnamed = [{**e, "name": "INVALID", "args": {**e["args"], "cbid": 505}} if e["name"] == "cudaLaunchKernel" else e
+               for e in events]  # fmt: skip
+    before = [{**_launch(9000 + cbid, 4 + cbid / 1000), "name": "INVALID"} for cbid in (502, 503)]
+    for event, cbid in zip(before, (502, 503), strict=True):
+        event["args"]["cbid"] = cbid
+    path = tmp_path / "trace.json"
+    whole = [{"ph": "X", **event} for event in (*unnamed, *before)]
+    for missing, lost in ((None, 0), ("k1", 1)):
+        path.write_text(json.dumps({"traceEvents": [e for e in whole if e["name"] not in (missing, "kNone")]}))
+        windows = attribute(load_events(path), r"s\d+r\d+").windows
+        assert {label: window.lost for label, window in windows.items()} == {"s0r0": lost, "s1r0": 0}
 
 
 def test_a_trace_without_any_kernel_lost_all_of_them(events: list[dict[str, Any]]) -> None:
