@@ -87,6 +87,22 @@ def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
     assert load_trace(out).device != "cpu" and table(result.as_dict()).row_count > 4
 
 
+def test_streams_of_two_gpus_are_two_although_both_are_called_7(tmp_path: Path) -> None:
+    #   main  [mm  ][mm  ]              both launch on stream 7, one per GPU
+    #   GPU 0   [a.............]
+    #   GPU 1         [b.............]
+    events = []
+    for i in range(3):
+        at = 200 * i
+        second = kernel("b", at + 17, at + 117, 2 * i + 2)
+        second["args"]["device"] = 1
+        events += [annotation(f"ProfilerStep#{i}", at, at + 40), op("aten::mm", at + 1, at + 10),
+                   launch(at + 3, at + 4, 2 * i + 1), kernel("a", at + 5, at + 105, 2 * i + 1),
+                   op("aten::mm", at + 12, at + 22), launch(at + 14, at + 16, 2 * i + 2), second]  # fmt: skip
+    figures = replay(write(tmp_path, events)).as_dict()
+    assert figures["measured_us"] == 116.0 and figures["predicted_us"] == pytest.approx(116.0, abs=0.5)
+
+
 def test_a_graph_launch_starts_all_its_kernels(tmp_path: Path) -> None:
     #   main [graph op: cudaGraphLaunch]
     #   s7        [a---][b--]   s8  [c----]
