@@ -214,4 +214,5 @@ def _with_extra_calls(program: Program, act: Activity, iteration: Iteration, loc
         blocking=program.blocking[source], latency_us=program.latency_us[source],
         kernel_gap_us=program.kernel_gap_us[source],
         wait_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), streams=streams, backlog_us=backlog,
+        further=is_extra,
     )  # fmt: skip

@@ -146,6 +146,14 @@ def test_names_with_control_characters_quotes_and_bad_utf8_are_mended(tmp_path: 
     assert any("not valid JSON" in note for note in loaded.notes)
 
 
+@pytest.mark.parametrize("number", ["nan", "-nan", "inf", "-inf", "NaN", "Infinity"])
+def test_what_is_no_number_in_an_argument_is_read_past(tmp_path: Path, number: str) -> None:
+    path = write(tmp_path, STEP)
+    path.write_text(path.read_text().replace('"device": 0', f'"blocks per SM": {number}, "device": 0'))
+    loaded = load_trace(path)
+    assert len(loaded) == len(STEP) and list(loaded.names) == list(load_trace(write(tmp_path, STEP)).names)
+
+
 def test_half_a_surrogate_pair_and_endless_numbers_reach_a_table(tmp_path: Path) -> None:
     raw = trace([*STEP, {**STEP[3], "ts": 2000, "args": {**STEP[3]["args"], "grid": [2**70, 1, 1]}}])
     path = tmp_path / "t.json"

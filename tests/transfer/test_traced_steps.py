@@ -47,7 +47,7 @@ def product(at: float, i: int, kernel_name: str, took: float, kind: str) -> list
         # 137.4 GFLOP; 1.2 ms on an A100 are 115 TFLOP/s, which TF32 reaches there
         ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "V100", 137.4e3 / 15.7, 14_000),  # fp32 on a V100
         ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "P100", 137.4e3 / 9.5, 25_000),
-        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "P4", 137.4e3 / 5.5, 45_000),  # no tensor cores
+        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "P100", 137.4e3 / 9.5, 25_000),  # no tensor cores
         ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "V100", 1.8 * 1200, 4 * 1200),  # 312 against 125
         ("c10::BFloat16", "ampere_bf16_s16816gemm_bf16_128x128", "bf16", "H100", 0.25 * 1200, 0.5 * 1200),
     ],
