@@ -191,10 +191,12 @@ def _inside(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFrame]:
 
 
 def outstanding(act: Activity) -> Ints:
-    """Number of calls that were launched but had not ended when each action began."""
+    """Number of launches whose work had not ended when each action began; a CUDA graph is one of them."""
     start = act.action_start
-    launched = np.searchsorted(np.sort(start[act.call_action]), start, side="left")
-    ended = np.searchsorted(np.sort(act.call_end), start, side="right")
+    actions, first = np.unique(act.call_action, return_index=True)  # calls are in the order of their actions
+    last_end = np.maximum.reduceat(act.call_end, first) if len(first) else act.call_end
+    launched = np.searchsorted(np.sort(start[actions]), start, side="left")
+    ended = np.searchsorted(np.sort(last_end), start, side="right")
     return (launched - ended).astype(np.int64)
 
 
@@ -220,8 +222,7 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     before_end = previous_end(act)
     iteration = act.iteration[act.action_item[act.call_action]]
     kept = use[act.action_item[act.call_action]]
-    busy_until = np.max(before_end, initial=-(2**62)) if len(before_end) else 0
-    idle = np.flatnonzero(kept & (before_end < launch_start) & (busy_until > 0))
+    idle = np.flatnonzero(kept & (before_end < launch_start) & (before_end > -(2**62)).any())
     queued = np.flatnonzero(kept & (before_end > launch_end + QUEUED_NS))
     apis = act.apis[act.call_action]
     any_name = np.full(len(act.call_event), ANY, object)

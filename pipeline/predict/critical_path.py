@@ -93,19 +93,21 @@ class _Run:
         tail = p.tail_us[:, None] * self.scale
         kind, previous, thread = p.kind.tolist(), p.previous.tolist(), p.thread.tolist()
         blocking = p.blocking.tolist()
+        further = [False] * len(p) if p.further is None else p.further.tolist()
         launched: list[int] = []
         for i in range(len(p)):
             before = self.end[previous[i]] if previous[i] >= 0 else zero
             begin = np.maximum(before + host[i], threads[thread[i]])
             if kind[i] == Kind.LAUNCH:
-                if p.queue_depth and len(launched) >= p.queue_depth:
+                if p.queue_depth and len(launched) >= p.queue_depth and not further[i]:
                     oldest = launched[-p.queue_depth]
                     begin = self._later(i, begin, self.device_start[oldest], oldest)
                 self.start[i] = begin
                 done = begin + api[i]
                 self._launch(i, [(begin + p.latency_us[i], -1), *self._stream_ready(i, float(p.kernel_gap_us[i])),
                                  *self._awaited(i)])  # fmt: skip
-                launched.append(int(p.call[i]))
+                if not further[i]:
+                    launched.append(int(p.call[i]))
                 if blocking[i]:
                     back = 0.0 if p.latency_us[i] == 0.0 else p.sync_return_us
                     done = self._later(i, done, self.device_end[p.call[i]] + back, int(p.call[i]))

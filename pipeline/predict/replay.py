@@ -79,6 +79,7 @@ def replay(
         raise TraceError(
             f"{path}: no operators in any iteration; record the trace with activities=[CPU, CUDA] and at least one step"
         )
+    _refuse_unlinked(target)
     target = target.only([iteration for iteration in target.chosen if iteration.span_us > 0])
     others = [Source.of(load_trace(other)) for other in overheads]
     for other, source in zip(overheads, others, strict=True):
@@ -91,6 +92,15 @@ def replay(
     if timeline is not None:
         _write(target, result.replayed, timeline)
     return result
+
+
+def _refuse_unlinked(source: Source) -> None:
+    """A trace of a GPU of whose work nothing is tied to a launch would show a GPU that never works."""
+    if not source.act.on_cpu and not len(source.act.call_event):
+        raise TraceError(
+            f"{source.act.trace.path}: no operators launched any of the GPU's work (correlation ids are missing, or it is "
+            "another process's); record the trace with activities=[CPU, CUDA]"
+        )
 
 
 def replay_source(

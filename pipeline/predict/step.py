@@ -85,6 +85,8 @@ class Program:
         sync_return_us: from the end of awaited work to the return of the host's wait.
         queue_depth: launches that may be outstanding; 0 for no limit.
         fills: per call, whether it leaves no room on the device for kernels of other streams; None for none.
+        further: per row, whether it starts one more call of the launch ahead of it (CUDA graphs), which takes no place of
+            its own in the launch queue; None for none.
         competes: per call, whether it needs room on the device (copies do not).
         host_evidence: share of host time per kind of evidence, summing to 1.
         unmatched_host_share: share of host time that rests on statistics over all ops.
@@ -113,6 +115,7 @@ class Program:
     queue_depth: int = QUEUE_DEPTH
     fills: Flags | None = None
     competes: Flags | None = None
+    further: Flags | None = None
     host_evidence: Mapping[str, float] = field(default_factory=dict)
     unmatched_host_share: float = 0.0
 

@@ -13,7 +13,7 @@ from pipeline.overheads.model import OverheadModel
 from pipeline.predict.occupancy import fills_device, uses_multiprocessors
 from pipeline.predict.program import assemble
 from pipeline.predict.step import Items, Program, StepSequence
-from pipeline.trace.activity import Activity
+from pipeline.trace.activity import Activity, stream_ids
 from pipeline.trace.fields import Category
 from pipeline.trace.phases import DATA, PHASES
 
@@ -141,7 +141,8 @@ def program_from_trace(
         call=local_call[actions],
     )  # fmt: skip
     program = assemble(sequence, overheads, len(calls), waits=waits or {}, backlog_us=backlog_us(act, iteration))
-    if len(program.streams) > 1:
+    gpus = np.unique(act.trace.columns["device"][act.call_event[calls]])
+    if len(program.streams) > 1 and len(gpus) == 1:  # kernels of two GPUs leave each other room
         program = replace(program, fills=fills_device(act, calls), competes=uses_multiprocessors(act, calls))
     return _with_extra_calls(program, act, iteration, local_call)
 
@@ -155,8 +156,8 @@ def _streams(act: Activity, actions: Ints) -> Ints:
     stream = np.full(len(act.action_event), -1, np.int64)
     stream[act.call_action[::-1]] = act.call_stream[::-1]
     columns = act.trace.columns
-    syncs = np.flatnonzero(act.trace.is_category(Category.SYNC))
-    named = dict(zip(columns["correlation"][syncs].tolist(), columns["stream"][syncs].tolist(), strict=True))
+    syncs = np.flatnonzero(act.trace.is_category(Category.SYNC) & (columns["stream"] >= 0))
+    named = dict(zip(columns["correlation"][syncs].tolist(), stream_ids(act.trace, syncs).tolist(), strict=True))
     apis = act.trace.names[act.action_event]
     thread = columns["tid"][act.action_event]
     latest: dict[int, int] = {}
@@ -213,4 +214,5 @@ def _with_extra_calls(program: Program, act: Activity, iteration: Iteration, loc
         blocking=program.blocking[source], latency_us=program.latency_us[source],
         kernel_gap_us=program.kernel_gap_us[source],
         wait_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), streams=streams, backlog_us=backlog,
+        further=is_extra,
     )  # fmt: skip

@@ -76,7 +76,7 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
     stream, thread = act.call_stream[calls], act.trace.columns["tid"][act.action_event[launch]]
     names, kernels = keys.name[act.action_item[launch]], act.trace.names[act.call_event[calls]]
     occurrence = _occurrence(names, kernels, order)
-    named = _named_streams(act)
+    named, number = _named_streams(act), act.trace.columns["stream"][act.call_event[calls]]
     last: dict[int, int] = {}  # stream -> latest call launched on it so far
     pending: dict[int, list[tuple[dict[int, int], int]]] = {}  # thread -> waits since its last launch
     out = []
@@ -93,7 +93,7 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
         own = int(stream[which])
         sources: dict[int, int] = {}
         for heads, only in pending.pop(int(thread[which]), []):
-            sources |= {s: c for s, c in heads.items() if s != own and only in (-1, s)}
+            sources |= {s: c for s, c in heads.items() if s != own and only in (-1, int(number[c]))}
         for source, awaited in sources.items():
             edge = (str(names[which]), str(kernels[which]), int(occurrence[which]), own, source)
             out.append((edge, which, awaited))

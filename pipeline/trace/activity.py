@@ -10,6 +10,7 @@ On a trace without a GPU the CPU is the device: compute ops are the calls, and l
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,9 @@ Flags = npt.NDArray[np.bool_]
 
 STAGED_COPY_BYTES = 64 << 10
 """A host-to-device copy from pageable memory up to this size is staged by the driver and does not block the host."""
+
+SECOND_GPU_STREAMS = 1_000_000
+"""Streams of a process's second GPU are numbered from here, those of a third from twice that: every GPU has a stream 7."""
 
 CPU_API = "cpu"
 """API of a call whose device is the CPU itself."""
@@ -110,11 +114,21 @@ class Activity:
         """End of each call on the device, ns."""
         return self.trace.end_ns[self.call_event]
 
-    @property
+    @cached_property
     def call_stream(self) -> Ints:
-        """Stream of each call."""
-        streams = self.trace.columns["stream"][self.call_event]
-        return np.where(streams < -(2**62), 0, streams)
+        """Stream of each call; see `stream_ids`."""
+        return stream_ids(self.trace, self.call_event)
+
+
+def stream_ids(trace: Trace, events: Ints) -> Ints:
+    """Streams of some events, told apart between GPUs: those of the first GPU keep their number; -1 stays."""
+    stream, device = trace.columns["stream"][events], trace.columns["device"]
+    stream = np.where(stream < -(2**62), 0, stream)
+    launched = np.flatnonzero(trace.columns["launch"] >= 0)
+    used = np.unique(device[launched[trace.columns["pid"][trace.columns["launch"][launched]] == trace.process]])
+    if len(used) < 2:
+        return stream
+    return np.where(stream >= 0, stream + SECOND_GPU_STREAMS * np.searchsorted(used, device[events]), stream)
 
 
 def activity(trace: Trace) -> Activity:

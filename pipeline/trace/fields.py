@@ -125,6 +125,9 @@ BACKWARD_PREFIX = "autograd::engine::evaluate_function"
 OPTIMIZER_PREFIX = "Optimizer."
 """Name prefix of the annotations around an optimizer's methods (`Optimizer.step#SGD.step`)."""
 
+OPTIMIZER_STEP = "Optimizer.step"
+"""Name prefix of the annotation around the update itself."""
+
 STEP_MARKER = "ProfilerStep"
 ZERO_GRAD_MARKER = "Optimizer.zero_grad"
 LOADER_MARKER = "enumerate(DataLoader)"

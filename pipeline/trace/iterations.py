@@ -6,6 +6,10 @@ ProfilerStep closes itself; the others close at the next marker, and what follow
 Data loading is no part of a step. Where the loader is annotated and no ProfilerStep bounds the step, a window therefore
 reaches from the end of one loader call to the begin of the next: a window from `zero_grad` to `zero_grad` would hold
 the wait for the next batch, which no model of the step can know.
+
+Where in a step `zero_grad` stands is its author's choice: before the forward pass, between forward and backward, at the
+end. From one to the next is a step all the same; a single one bounds nothing, and the trace is one iteration. Several
+optimizers that are cleared one after the other open one step.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from pipeline.trace.fields import LOADER_MARKER, STEP_MARKER, ZERO_GRAD_MARKER
 Ints = npt.NDArray[np.int64]
 
 
-def windows(names: npt.NDArray[np.object_], start: Ints, end: Ints, span: tuple[int, int]) -> tuple[str, Ints, Ints]:
+def windows(
+    names: npt.NDArray[np.object_], start: Ints, end: Ints, span: tuple[int, int], learning: Ints
+) -> tuple[str, Ints, Ints]:
     """Marker and the (start, end) of each iteration, ns.
 
     Args:
@@ -26,6 +32,7 @@ def windows(names: npt.NDArray[np.object_], start: Ints, end: Ints, span: tuple[
         start: their starts, ns.
         end: their ends, ns.
         span: start and end of the whole trace, the one iteration of a trace without a marker.
+        learning: starts of backward nodes and optimizer steps, of which every step has one, ns.
     """
     marks = {marker: _rows(names, start, marker) for marker in (STEP_MARKER, ZERO_GRAD_MARKER, LOADER_MARKER)}
     if len(marks[STEP_MARKER]):
@@ -35,12 +42,11 @@ def windows(names: npt.NDArray[np.object_], start: Ints, end: Ints, span: tuple[
         rows = _apart(marks[LOADER_MARKER], start, end)
         if len(rows) > 1:
             return LOADER_MARKER, end[rows[:-1]], start[rows[1:]]
-    for marker in (ZERO_GRAD_MARKER, LOADER_MARKER):
-        rows = _apart(marks[marker], start, end)
-        if len(rows) > 1:
-            return marker, start[rows[:-1]], start[rows[1:]]
-        if len(rows):
-            return marker, start[rows], np.array([span[1] + 1], np.int64)
+    rows = _of_steps(_apart(marks[ZERO_GRAD_MARKER], start, end), start, learning)
+    if len(rows) > 1:
+        return ZERO_GRAD_MARKER, start[rows[:-1]], start[rows[1:]]
+    if len(marks[LOADER_MARKER]):
+        return LOADER_MARKER, start[marks[LOADER_MARKER][:1]], np.array([span[1] + 1], np.int64)
     return "", np.array([span[0]], np.int64), np.array([span[1] + 1], np.int64)
 
 
@@ -55,6 +61,14 @@ def _apart(rows: Ints, start: Ints, end: Ints) -> Ints:
         return rows
     reach = np.maximum.accumulate(end[rows])
     return rows[np.concatenate(([True], start[rows][1:] >= reach[:-1]))]
+
+
+def _of_steps(rows: Ints, start: Ints, learning: Ints) -> Ints:
+    """Markers without those that follow another one before anything was learned: one more optimizer of the same step."""
+    if len(rows) < 2 or not len(learning):
+        return rows
+    learned = np.searchsorted(np.sort(learning), start[rows])
+    return rows[np.concatenate(([True], np.diff(learned) > 0))]
 
 
 def first_settled(count: int) -> int:

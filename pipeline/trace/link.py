@@ -8,7 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace import tree
-from pipeline.trace.fields import API_CATEGORIES, DEVICE_CATEGORIES, HOST_CATEGORIES, Category
+from pipeline.trace.fields import (
+    API_CATEGORIES,
+    BACKWARD_PREFIX,
+    DEVICE_CATEGORIES,
+    HOST_CATEGORIES,
+    LOADER_MARKER,
+    OPTIMIZER_PREFIX,
+    OPTIMIZER_STEP,
+    STEP_MARKER,
+    ZERO_GRAD_MARKER,
+    Category,
+)
 from pipeline.trace.iterations import assign, windows
 from pipeline.trace.launches import launches
 from pipeline.trace.phases import PHASES, phases
@@ -22,6 +33,7 @@ Flags = npt.NDArray[np.bool_]
 
 def link(trace: Trace) -> None:
     """Fill in the columns that tie events together, the device, and the windows of the iterations."""
+    _mark(trace)
     columns = trace.columns
     host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
     annotation = trace.is_category(Category.ANNOTATION)
@@ -65,6 +77,20 @@ def link(trace: Trace) -> None:
     trace.vocabulary["phase"] = np.array(PHASES, object)
 
 
+def _mark(trace: Trace) -> None:
+    """Steps, optimizers and loaders as annotations: PyTorch 1.8 wrote them down as operators, like everything else."""
+    columns, vocabulary = trace.columns, trace.vocabulary
+    marks = [name.startswith((STEP_MARKER, OPTIMIZER_PREFIX, LOADER_MARKER)) for name in vocabulary["name"]]
+    wrong = np.array([*marks, False], bool)[columns["name"]] & trace.is_category(Category.OP)
+    if not wrong.any():
+        return
+    known = np.flatnonzero(vocabulary["category"] == Category.ANNOTATION)
+    if not len(known):
+        known = np.array([len(vocabulary["category"])])
+        vocabulary["category"] = np.append(vocabulary["category"], str(Category.ANNOTATION)).astype(object)
+    columns["category"] = np.where(wrong, known[0], columns["category"]).astype(columns["category"].dtype)
+
+
 def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
     columns = trace.columns
     trace.process = _main_process(trace)
@@ -72,9 +98,18 @@ def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: 
     marks = np.flatnonzero(annotation & main)
     busy = np.concatenate([host, device])
     span = (int(columns["ts_ns"][busy].min()), int(trace.end_ns[busy].max())) if len(busy) else (0, 0)
+    names = trace.names[marks]
+    vocabulary = [*trace.vocabulary["name"], ""]
+    learns = np.array([name.startswith((BACKWARD_PREFIX, OPTIMIZER_STEP)) for name in vocabulary], bool)
+    learning = host[main[host] & learns[columns["name"][host]]]
     trace.marker, trace.opens, trace.closes = windows(
-        trace.names[marks], columns["ts_ns"][marks], trace.end_ns[marks], span
+        names, columns["ts_ns"][marks], trace.end_ns[marks], span, columns["ts_ns"][learning]
     )
+    if not trace.marker and any(name.startswith(ZERO_GRAD_MARKER) for name in names):
+        trace.notes.append(
+            f"one {ZERO_GRAD_MARKER} bounds no step: the whole trace counts as one iteration; where it holds more than "
+            "a step, mark steps with profiler.step()"
+        )
     if not len(busy):
         trace.opens = trace.closes = np.empty(0, np.int64)
     iteration = np.full(len(trace), -1, np.int64)

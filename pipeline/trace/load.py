@@ -180,7 +180,9 @@ def _notes(raw: Columns, scanner: Scanner, copies: int) -> list[str]:
     if raw.ignored:
         notes.append(f"{raw.ignored} begin/end events were left out: profilers write complete events")
     if scanner.mended:
-        notes.append("the file is not valid JSON (unescaped characters in names); it was mended while reading")
+        notes.append(
+            "the file is not valid JSON (unescaped characters in names, or nan and inf); it was mended while reading"
+        )
     return notes
 
 

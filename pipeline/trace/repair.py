@@ -1,7 +1,8 @@
 """Reading JSON that is not quite JSON: what real profilers write when a name holds a quote or a control character.
 
-Three faults are common in the field: raw control characters and invalid UTF-8 in names, backslashes that start no
-escape, and quotes that were not escaped. They are mended in this order; anything else is refused.
+Four faults are common in the field: raw control characters and invalid UTF-8 in names, `nan` and `inf` as C++ writes
+them, backslashes that start no escape, and quotes that were not escaped. They are mended in this order; anything else
+is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from typing import Any
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_NO_NUMBER = re.compile(r'("\s*:\s*)-?(?:nan|inf)(?=\s*[,}])')
 _NAME = re.compile(r'("name":\s*")(.*?)("\s*,\s*"(?:pid|tid|ts|ph|cat|args|dur|id|s)"\s*:)', re.DOTALL)
 _LONE_QUOTE = re.compile(r'(?<!\\)"')
 
@@ -24,7 +26,7 @@ def parse_loosely(text: bytes, wrap: bool = True) -> tuple[Any, str]:
     """
     plain = text.decode("utf-8", errors="replace")
     problem = ""
-    for mend in (_as_is, _mend_escapes, _mend_quotes):
+    for mend in (_as_is, _mend_numbers, _mend_escapes, _mend_quotes):
         mended = mend(plain)
         try:
             return json.loads(f"[{mended}]" if wrap else mended, strict=False), ""
@@ -39,8 +41,13 @@ def _as_is(text: str) -> str:
     return text
 
 
+def _mend_numbers(text: str) -> str:
+    """C++ writes what is no number as `nan`, `-nan` or `inf`, which JSON does not know."""
+    return _NO_NUMBER.sub(r"\1null", text)
+
+
 def _mend_escapes(text: str) -> str:
-    return _BAD_ESCAPE.sub(r"\\\\", text)
+    return _BAD_ESCAPE.sub(r"\\\\", _mend_numbers(text))
 
 
 def _mend_quotes(text: str) -> str:

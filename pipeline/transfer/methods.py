@@ -167,6 +167,31 @@ def in_a_step(
     return np.asarray((measured * there / here) ** (1.0 - share) * waves**share)
 
 
+def on_tensor_cores(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> Array | None:
+    """Times of a step's products in fp16, bf16 or TF32 on the destination, µs, shape (rows,).
+
+    Between tensor cores, the measurement times the ratio of their model's times on the two GPUs. A GPU without them for
+    the dtype computes in fp32, with kernels of which those of the other GPU say nothing: there the model of the
+    destination answers alone. None where the model of tensor cores does not ship.
+    """
+    from pipeline.kernels.tensor import kernel_us, tensor_model
+    from pipeline.kernels.tensor_products import covered as tensor_covered
+
+    tensor = tensor_model()
+    if tensor is None:
+        return None
+
+    def on(gpu: GpuSpec, able: npt.NDArray[np.bool_]) -> Array:
+        found = np.array(model.kernel_and_latency(part, gpu, correction=model.own(gpu.name))[0], np.float64)
+        if able.any():
+            found[able] = kernel_us(tensor, part[able], gpu, tensor.own(gpu.name))
+        return found
+
+    here, there = (tensor_covered(part, gpu) for gpu in (origin, destination))
+    measured, predicted = part["latency_us"].to_numpy(dtype=np.float64), on(destination, there)
+    return np.where(here == there, measured * predicted / on(origin, here), predicted)
+
+
 def _raised(result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec) -> pd.DataFrame:
     """Predictions below what a kernel of their family takes at least, raised with their intervals."""
     measured = samples["latency_us"].to_numpy(dtype=np.float64)

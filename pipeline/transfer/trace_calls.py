@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.trace.activity import Activity
+from pipeline.trace.fields import Category
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,6 +29,12 @@ PRODUCT_KERNELS = "gemm|cutlass|gemv|nvjet"
 """What the names of matrix-product kernels hold (`nvjet` are cuBLAS's own since Hopper); other kernels of such an op
 (bias, split-K reduction) go by waves."""
 
+HALF_TYPES = {"c10::Half": "fp16", "c10::BFloat16": "bf16"}
+"""What Kineto calls the element types that tensor cores take directly."""
+
+TF32_KERNELS = "tf32|tensorop|s1688|nvjet"
+"""What the names of kernels hold that multiply fp32 matrices on tensor cores, as TF32."""
+
 CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|nvjet"
 
 
@@ -35,8 +42,9 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     """One row per call of `calls` (positions in the activity), in their order.
 
     Returns:
-        Columns `kernel_name, stream, op, family, kind, latency_us, grid, block, registers, shared_memory, bytes` and
-        dims. `kind` is kernel, copy (device only), link (host and device) or collective.
+        Columns `kernel_name, stream, op, family, kind, latency_us, grid, block, registers, shared_memory, bytes, dtype`
+        and dims. `kind` is kernel, copy (device only), link (host and device) or collective. `dtype` says what a product
+        is computed in: fp32, tf32, fp16 or bf16.
     """
     events = act.trace.events
     columns = ["name", "category", "stream", "grid", "block", "registers", "shared_memory", "bytes"]
@@ -49,19 +57,21 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     op = np.where(known, act.trace.names[row], "unknown")
     shapes = events["input_shapes"].astype(object).to_numpy()[row]
     shapes[~known] = None
+    types = events["input_dtypes"].astype(object).to_numpy()[row]
+    types[~known] = None
     frame = table.rename(columns={"name": "kernel_name"}).assign(
         op=op, latency_us=(act.call_end - act.call_start)[calls] / 1000.0
     )
     name = frame["kernel_name"].astype(str)
+    moves = frame["category"].isin([Category.MEMCPY, Category.MEMSET])
     frame["kind"] = np.select(
-        [
-            name.str.contains("HtoD|DtoH|Host"),
-            name.str.contains("nccl", case=False),
-            name.str.contains("Mem(?:cpy|set)"),
-        ],
-        ["link", "collective", "copy"],
+        [moves & name.str.contains("HtoD|DtoH|Host"), moves, name.str.contains("nccl|rccl", case=False)],
+        ["link", "copy", "collective"],
         "kernel",
     )
+    half = np.array([_half(text) for text in types], object)
+    tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
+    frame["dtype"] = np.where(half != "", half, np.where(tf32, "tf32", "fp32"))
     dims = pd.DataFrame([_dims(str(o), s) for o, s in zip(op, shapes, strict=True)], index=frame.index)
     for column in ("family", "B", "M", "N", "K", "in_channels", "out_channels", "kernel_size", "input_size"):
         frame[column] = dims.get(column, np.nan)
@@ -71,6 +81,12 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     frame["family"] = frame["family"].where(main, "other").fillna("other")
     frame["stride"], frame["padding"] = 1, np.floor(frame["kernel_size"] / 2)
     return frame
+
+
+def _half(types: Any) -> str:
+    """The half-precision type among the JSON text of an op's input types; empty where there is none."""
+    text = types if isinstance(types, str) else ""
+    return next((short for name, short in HALF_TYPES.items() if f'"{name}"' in text), "")
 
 
 def _dims(op: str, shapes: Any) -> dict[str, Any]:

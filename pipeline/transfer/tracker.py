@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec, list_gpus, load_gpu
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.shortest import not_shorter
+from pipeline.kernels.tensor import FAMILIES as TENSOR_FAMILIES
 from pipeline.prediction import Prediction
 from pipeline.trace.load import Trace, load_trace
 from pipeline.transfer.costs import cost_per_million, load_prices
 from pipeline.transfer.kernels import load_models
-from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, in_a_step
+from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, in_a_step, on_tensor_cores
 from pipeline.transfer.probes import TENTH
 from pipeline.transfer.trace_calls import trace_calls
 
@@ -111,7 +112,7 @@ class TrackedTrace:
         draws = predicted * np.exp(log_sigma * (common + own))
         here = simulate(steps.program, measured[None, :])
         there = simulate(steps.program, np.vstack([predicted, draws]))
-        scale = steps.span_us / float(here.step_us[0])
+        scale = steps.step_us / float(here.step_us[0])
         times = there.step_us * scale
         share = pd.Series(predicted).groupby(moved["evidence"].to_numpy()).sum() / max(predicted.sum(), 1e-12)
         families = pd.Series(predicted).groupby(steps.calls["family"].to_numpy()).sum().sort_values(ascending=False)
@@ -128,7 +129,7 @@ class TrackedTrace:
             unmodelled_share=float(predicted[(moved["method"] == "unchanged").to_numpy()].sum()
                                    / max(predicted.sum(), 1e-12)) if not same else 0.0,
             families={str(name): float(value) for name, value in families.items()},
-            measured_us=steps.span_us if same else None,
+            measured_us=steps.step_us if same else None,
         )  # fmt: skip
 
     def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
@@ -163,11 +164,15 @@ def _check_batch_size(batch_size: object) -> None:
 
 @dataclass(frozen=True)
 class _Steps:
-    """The iteration that stands for the trace (the one of median span), its program and its calls."""
+    """The iteration that stands for the trace (the median one), its program and its calls.
+
+    A host that runs ahead begins a step while the device still works on the one before. That wait is no part of the step:
+    its time counts from the end of the earlier work, and its program starts on an idle device.
+    """
 
     program: Any
     calls: pd.DataFrame
-    span_us: float
+    step_us: float
 
     @classmethod
     def of(cls, trace: Trace) -> _Steps:
@@ -175,6 +180,7 @@ class _Steps:
         from pipeline.overheads.statistics import summarise
         from pipeline.predict.replay import build
         from pipeline.predict.source import Source, learn
+        from pipeline.predict.trace_program import Iteration, backlog_us
 
         source = Source.of(trace)
         chosen = [iteration for iteration in source.chosen if iteration.span_us > 0 and len(iteration.calls)]
@@ -182,9 +188,15 @@ class _Steps:
             raise InputError(f"{trace.path}: no iteration holds work of a device; trace at least one whole step")
         source = source.only(chosen).settled
         samples, waits = learn([source])
-        middle = sorted(source.chosen, key=lambda iteration: iteration.span_us)[len(source.chosen) // 2]
+
+        def own_us(iteration: Iteration) -> float:
+            earlier = max(backlog_us(source.act, iteration).values(), default=0.0)
+            return iteration.span_us - earlier if earlier < iteration.span_us else iteration.span_us
+
+        middle = sorted(source.chosen, key=own_us)[len(source.chosen) // 2]
         program = build(source, middle, OverheadModel(summarise(samples)), waits)
-        return cls(program, trace_calls(source.act, middle.calls), middle.span_us)
+        program = replace(program, backlog_us=np.zeros_like(program.backlog_us))
+        return cls(program, trace_calls(source.act, middle.calls), own_us(middle))
 
 
 def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
@@ -212,6 +224,12 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         )
         method[at] = "utilisation+wave" if STEP_WAVE_SHARE.get(family) else "utilisation"
         low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
+        if family not in TENSOR_FAMILIES:
+            continue
+        at = at[(part["dtype"] != "fp32").to_numpy()]
+        times = on_tensor_cores(model, calls.iloc[at].assign(op=model.ops[0]), origin, destination) if len(at) else None
+        if times is not None:
+            predicted[at], method[at] = times, "tensor"
     for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
         kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]
         predicted[kernels] = not_shorter(predicted[kernels], str(name), destination, measured[kernels])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import TraceError
+from pipeline.overheads.extract import outstanding
 from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.predict import measured_rows, perfetto
@@ -21,10 +23,11 @@ from pipeline.predict.replay import build, replay
 from pipeline.predict.replay_table import table
 from pipeline.predict.source import Source, learn
 from pipeline.schemas import to_arrow
+from pipeline.trace.activity import activity
 from pipeline.trace.load import load_trace
 
 
-def steps(count: int, stretch: float = 1.0) -> list[dict[str, object]]:
+def steps(count: int, stretch: float = 1.0) -> list[dict[str, Any]]:
     """Equal iterations: an op of 20 us that launches a kernel of 10 us, and a gap of 5 us to an op of 8 us."""
     events = []
     for i in range(count):
@@ -85,6 +88,54 @@ def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
     assert predicted["ts"] == measured["ts"] == pytest.approx(1001.0)  # on the trace's own axis
     assert sum(e["cat"] == "kernel" for e in events) == 4  # two predicted, two measured
     assert load_trace(out).device != "cpu" and table(result.as_dict()).row_count > 4
+
+
+def test_streams_of_two_gpus_are_two_although_both_are_called_7(tmp_path: Path) -> None:
+    #   main  [mm  ][mm  ]              both launch on stream 7, one per GPU
+    #   GPU 0   [a.............]
+    #   GPU 1         [b.............]
+    events = []
+    for i in range(3):
+        at = 200 * i
+        second = kernel("b", at + 17, at + 117, 2 * i + 2)
+        second["args"]["device"] = 1
+        events += [annotation(f"ProfilerStep#{i}", at, at + 40), op("aten::mm", at + 1, at + 10),
+                   launch(at + 3, at + 4, 2 * i + 1), kernel("a", at + 5, at + 105, 2 * i + 1),
+                   op("aten::mm", at + 12, at + 22), launch(at + 14, at + 16, 2 * i + 2), second]  # fmt: skip
+    figures = replay(write(tmp_path, events)).as_dict()
+    assert figures["measured_us"] == 116.0 and figures["predicted_us"] == pytest.approx(116.0, abs=0.5)
+
+
+def test_a_graph_takes_one_place_in_the_launch_queue(tmp_path: Path) -> None:
+    #   main  [G][x][x]...[x]          100 ops of 30 us behind the launch
+    #   s7       [3000 kernels of 1 us ]
+    events = []
+    for i in range(3):
+        at = 6000 * i
+        events += [annotation(f"ProfilerStep#{i}", at, at + 5000), api("cudaGraphLaunch", at + 2, at + 10, i + 1)]
+        events += [op("aten::view", at + 12 + 40 * k, at + 42 + 40 * k) for k in range(100)]
+        events += [kernel(f"k{k}", at + 15 + k, at + 15.9 + k, i + 1) for k in range(3000)]
+    path = write(tmp_path, events)
+    figures = replay(path).as_dict()
+    assert figures["measured_us"] == 4000.0 and figures["predicted_us"] == pytest.approx(4000.0, rel=0.001)
+    assert outstanding(activity(load_trace(path))).max() == 0
+
+
+def test_stamps_below_zero_are_stamps(tmp_path: Path) -> None:
+    events = steps(3)
+    plain = replay(write(tmp_path, events)).as_dict()
+    earlier = [{**event, "ts": event["ts"] - 5000} for event in events]
+    moved = replay(write(tmp_path, earlier)).as_dict()
+    assert moved["per_iteration"] == plain["per_iteration"] and moved["overheads"] == plain["overheads"]
+
+
+def test_gpu_work_that_nothing_is_tied_to_is_refused_not_left_out(tmp_path: Path) -> None:
+    events = steps(3)
+    for event in events:
+        event["args"].pop("correlation", None)
+    path = write(tmp_path, events)
+    with pytest.raises(TraceError, match=r"trace\.json: no operators launched any of the GPU's work"):
+        replay(path)
 
 
 def test_a_graph_launch_starts_all_its_kernels(tmp_path: Path) -> None:

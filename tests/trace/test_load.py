@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,6 +146,14 @@ def test_names_with_control_characters_quotes_and_bad_utf8_are_mended(tmp_path: 
     assert any("not valid JSON" in note for note in loaded.notes)
 
 
+@pytest.mark.parametrize("number", ["nan", "-nan", "inf", "-inf", "NaN", "Infinity"])
+def test_what_is_no_number_in_an_argument_is_read_past(tmp_path: Path, number: str) -> None:
+    path = write(tmp_path, STEP)
+    path.write_text(path.read_text().replace('"device": 0', f'"blocks per SM": {number}, "device": 0'))
+    loaded = load_trace(path)
+    assert len(loaded) == len(STEP) and list(loaded.names) == list(load_trace(write(tmp_path, STEP)).names)
+
+
 def test_half_a_surrogate_pair_and_endless_numbers_reach_a_table(tmp_path: Path) -> None:
     raw = trace([*STEP, {**STEP[3], "ts": 2000, "args": {**STEP[3]["args"], "grid": [2**70, 1, 1]}}])
     path = tmp_path / "t.json"
@@ -192,6 +201,55 @@ def test_waiting_for_the_loader_is_outside_every_iteration(tmp_path: Path) -> No
 def test_a_trace_without_marker_is_one_iteration(tmp_path: Path) -> None:
     loaded = load_trace(write(tmp_path, STEP))
     assert len(loaded.iterations) == 1 and set(loaded.columns["iteration"]) == {0}
+
+
+def old_spelling(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same events as PyTorch 1.8 wrote them: everything that the host ran is an operator."""
+    old = {"cpu_op": "Operator", "user_annotation": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel"}
+    return [{**event, "cat": old[event["cat"]]} for event in events]
+
+
+def test_steps_that_old_profilers_call_operators_are_steps(tmp_path: Path) -> None:
+    #   [ProfilerStep#0 [mm ]   ][ProfilerStep#1 [mm ]   ]
+    events = [
+        *(annotation(f"ProfilerStep#{i}", 30 * i, 30 * i + 29) for i in range(2)),
+        *(op("aten::mm", 30 * i + 2, 30 * i + 12) for i in range(2)),
+        *(launch(30 * i + 4, 30 * i + 6, i + 1) for i in range(2)),
+        *(kernel("gemm", 30 * i + 8, 30 * i + 20, i + 1) for i in range(2)),
+    ]
+    new, old = load_trace(write(tmp_path, events)), load_trace(write(tmp_path, old_spelling(events)))
+    assert old.marker == "ProfilerStep" and old.iterations.equals(new.iterations)
+    for column in ("category", "top", "op", "iteration"):
+        assert list(old.events[column].astype(object)) == list(new.events[column].astype(object))
+
+
+@pytest.mark.parametrize("place", [0, 25, 55])
+def test_one_zero_grad_bounds_no_step_wherever_it_stands(tmp_path: Path, place: int) -> None:
+    #   0     2    12      30                 40      55
+    #   (zero) [mm ] (zero) [backward of mm   ]       (zero)
+    events = [op("aten::mm", 2, 12), annotation("Optimizer.zero_grad#SGD.zero_grad", place, place + 1),
+              op("autograd::engine::evaluate_function: MmBackward0", 30, 40, AUTOGRAD)]  # fmt: skip
+    loaded = load_trace(write(tmp_path, events))
+    assert loaded.marker == "" and set(loaded.columns["iteration"]) == {0}
+    assert any("mark steps with profiler.step()" in note for note in loaded.notes)
+
+
+def test_optimizers_that_are_cleared_together_open_one_step(tmp_path: Path) -> None:
+    #   0   4    8   12    20          30 34
+    #   zero zero [mm ] [backward]     steps     ... 100 us later again
+    events = []
+    for at in (0, 100, 200):
+        events += [
+            annotation("Optimizer.zero_grad#SGD.zero_grad", at, at + 3), op("aten::zero_", at + 1, at + 2),
+            annotation("Optimizer.zero_grad#SparseAdam.zero_grad", at + 4, at + 7), op("aten::zero_", at + 5, at + 6),
+            op("aten::mm", at + 8, at + 12),
+            op("autograd::engine::evaluate_function: MmBackward0", at + 14, at + 20, AUTOGRAD),
+            annotation("Optimizer.step#SGD.step", at + 30, at + 33),
+            annotation("Optimizer.step#SparseAdam.step", at + 34, at + 37),
+        ]  # fmt: skip
+    iterations = load_trace(write(tmp_path, events)).iterations
+    assert iterations["start_ns"].tolist() == [1000_000, 1100_000]
+    assert iterations["end_ns"].tolist() == [1100_000, 1200_000]
 
 
 def test_events_survive_a_round_trip_through_parquet(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Steps of drawn traces on other GPUs: what counts as the step, and what each call is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trace_drawing import PROPERTIES, annotation, kernel, launch, memcpy, op, write
+
+from pipeline.trace.load import load_trace
+
+V100 = [{**PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}]
+
+
+def test_a_step_does_not_wait_for_the_step_before_it(tmp_path: Path) -> None:
+    # the host runs ahead: it enqueues a step every 10 us, the device takes 1 ms for each
+    #   host   [0][1][2][3]
+    #   s7       [0........][1........][2........][3........]
+    events: list[dict[str, Any]] = []
+    for i in range(4):
+        at = 10 * i
+        shape = {"grid": [4096, 1, 1], "block": [256, 1, 1]}
+        events += [annotation(f"ProfilerStep#{i}", at, at + 9), op("aten::relu", at + 1, at + 8),
+                   launch(at + 2, at + 4, i + 1), kernel("relu", 6 + 1000 * i, 1006 + 1000 * i, i + 1, **shape)]  # fmt: skip
+    trace = load_trace(write(tmp_path, events, deviceProperties=V100))
+    here, there = trace.to("V100-SXM2-16GB"), trace.to("T4")
+    assert here.predicted_us == pytest.approx(1000.0) and here.bound == "device"
+    longer = trace._tracked.calls("T4")["predicted_us"].iloc[0] / 1000.0
+    assert there.predicted_us == pytest.approx(1000.0 * longer, rel=0.02)
+
+
+def product(at: float, i: int, kernel_name: str, took: float, kind: str) -> list[dict[str, Any]]:
+    """A product of 4096 x 4096 matrices; 2 x 4096^3 FLOP."""
+    shapes = {"Input Dims": [[4096], [4096, 4096], [4096, 4096], [], []], "Input type": [kind] * 3 + ["Scalar"] * 2}
+    shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
+    return [
+        op("aten::addmm", at, at + 12, **shapes),
+        launch(at + 4, at + 6, i),
+        kernel(kernel_name, at + 9, at + 9 + took, i, **shape),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "dtype", "gpu", "least", "most"),
+    [
+        # 137.4 GFLOP; 1.2 ms on an A100 are 115 TFLOP/s, which TF32 reaches there
+        ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "V100", 137.4e3 / 15.7, 14_000),  # fp32 on a V100
+        ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "P100", 137.4e3 / 9.5, 25_000),
+        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "P100", 137.4e3 / 9.5, 25_000),  # no tensor cores
+        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "V100", 1.8 * 1200, 4 * 1200),  # 312 against 125
+        ("c10::BFloat16", "ampere_bf16_s16816gemm_bf16_128x128", "bf16", "H100", 0.25 * 1200, 0.5 * 1200),
+    ],
+)  # fmt: skip
+def test_products_of_tensor_cores_are_moved_as_such(
+    tmp_path: Path, kind: str, name: str, dtype: str, gpu: str, least: float, most: float
+) -> None:
+    events = [annotation("ProfilerStep#0", 0, 20), *product(1, 1, name, 1200, kind)]
+    a100 = [{**PROPERTIES[0], "name": "NVIDIA A100-PCIE-40GB"}]
+    calls = load_trace(write(tmp_path, events, deviceProperties=a100))._tracked.calls(gpu)
+    assert calls["dtype"][0] == dtype and calls["method"][0] == "tensor"
+    assert least < calls["predicted_us"][0] < most
+
+
+def test_what_a_call_is_follows_from_its_category_not_from_words_in_its_name(tmp_path: Path) -> None:
+    def copy(name: str, at: float, i: int) -> list[dict[str, Any]]:
+        return [op("aten::copy_", at, at + 9), launch(at + 2, at + 4, i), memcpy(name, at + 5, at + 8, i, 4096)]
+
+    events = [annotation("ProfilerStep#0", 0, 60), *copy("Memcpy HtoD (Pinned -> Device)", 1, 1),
+              *copy("CopyHostToDevice", 11, 2), *copy("CopyDeviceToDevice", 21, 3), op("aten::sum", 31, 40),
+              launch(33, 35, 4), kernel("sum_HostPolicy_Memset_kernel", 36, 39, 4)]  # fmt: skip
+    calls = load_trace(write(tmp_path, events, deviceProperties=V100))._tracked.calls("T4")
+    assert list(calls["kind"]) == ["link", "link", "copy", "kernel"]
