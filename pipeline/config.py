@@ -124,6 +124,7 @@ def point(overrides: Sequence[str]) -> Point:
     # what must be given (`model.target`) is no default, so neither of the two needs to be complete
     plain = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")), complete=False)
     base = _compose(tuple(text for text in given if text.split("=", 1)[0] in _GROUPS), complete=False)
+    _refuse_new_keys(config, base, given)
     check_values(config, base)
     named = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != plain[key]["name"]]
     model_variant = _variant({"model": config["model"]}, {"model": base["model"]})
@@ -211,6 +212,21 @@ def _check_names(given: Iterable[str], config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{where}: folders get this name: give it letters, digits, - and _ alone")
 
 
+def _refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any], given: Sequence[str]) -> None:
+    """`+model.atention=fused` would be carried along and answered as if it had been heeded.
+
+    New keys of a GPU are for its specification to judge; those of the user's own workload are the user's.
+
+    Raises:
+        ConfigError: a key was added that nothing reads.
+    """
+    free = ("gpu.", "model.") if config["model"].get("architecture") == "custom" else ("gpu.",)
+    known = flatten(base)
+    for key in flatten(config):
+        if key not in known and key != "batch_size" and not key.startswith(free):
+            raise ConfigError(_unknown_option(key, known, given))
+
+
 @lru_cache(maxsize=256)
 def _compose_text(overrides: tuple[str, ...], directory: str) -> tuple[str, tuple[str, ...]]:
     """The composed configuration as YAML, and the keys that still lack a value."""
@@ -258,13 +274,16 @@ def _explain(error: Exception, keys: Iterable[str], overrides: Iterable[str]) ->
     """Hydra's several lines as one, with the remedy; `keys` are those that exist for the groups among `overrides`."""
     text = str(error)
     key = re.search(r"Could not override '([^']+)'", text)
-    if key:
-        section = key.group(1).partition(".")[0]
-        chosen = next((each for each in overrides if each.startswith(f"{section}=") and section in _GROUPS), None)
-        close = did_you_mean(key.group(1), keys) or did_you_mean(key.group(1), (*_GROUPS, "experiment"))
-        owner = f" of {chosen}" if chosen else ""
-        return f"unknown option {key.group(1)!r}{owner}: {close}see config/README.md; add a new key with +{key.group(1)}=..."
-    return f"configuration: {_first_line(error)}"
+    return _unknown_option(key.group(1), keys, overrides) if key else f"configuration: {_first_line(error)}"
+
+
+def _unknown_option(key: str, keys: Iterable[str], overrides: Iterable[str]) -> str:
+    section = key.partition(".")[0]
+    chosen = next((each for each in overrides if each.startswith(f"{section}=") and section in _GROUPS), None)
+    close = did_you_mean(key, keys) or did_you_mean(key, (*_GROUPS, "experiment"))
+    owner = f" of {chosen}" if chosen else ""
+    add = f"; add a new key with +{key}=..." if chosen == "model=custom" else ""
+    return f"unknown option {key!r}{owner}: {close}see config/README.md{add}"
 
 
 def _batch_size(value: object) -> int:

@@ -167,12 +167,14 @@ def write_table(
 def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
     """Write a table that no schema fixes (a user's own columns, a check's figures), completely or not at all.
 
+    Row labels that are no plain count are written too, as pandas does.
+
     Raises:
         SteptimeError: the file cannot be written, or a column holds values that parquet cannot.
     """
     try:
         with atomic_path(path) as part:
-            pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), part, compression="zstd")
+            pq.write_table(pa.Table.from_pandas(frame), part, compression="zstd")
     except pa.ArrowException as error:
         raise SteptimeError(f"{path}: cannot be written ({_first_line(error)})") from None
 

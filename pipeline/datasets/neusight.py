@@ -64,7 +64,7 @@ def select_gpu(table: pd.DataFrame, gpu: str) -> pd.DataFrame:
     """Rows of one GPU, and of its sibling for the ops that the GPU itself lacks."""
     names = table["gpu"].astype(str)
     own = table[names == gpu]
-    if gpu in SIBLINGS:
+    if gpu in SIBLINGS and "op" in table.columns:
         other = table[(names == SIBLINGS[gpu]) & ~table["op"].isin(own["op"].unique())]
         own = pd.concat([own, other])
     return own.reset_index(drop=True)

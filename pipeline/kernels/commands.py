@@ -43,7 +43,7 @@ def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
     if table.empty:
         raise TableError(f"{where}: holds no samples")
     if "gpu" in table.columns:
-        names = table["gpu"].astype(str)
+        names = table["gpu"].astype(object).where(table["gpu"].notna(), "no GPU").astype(str)
         own = select_gpu(table.assign(gpu=names.map(_canonical_names(names))), spec.name)
         if own.empty:
             raise TableError(f"{where}: no samples of {spec.name}: the table has {', '.join(sorted(names.unique()))}")
@@ -142,7 +142,7 @@ def predict_command(
     renamed = predicted.rename(columns={"p10_us": "kernel_p10_us", "p90_us": "kernel_p90_us"}).rename(
         columns={"latency_p10_us": "p10_us", "latency_p90_us": "p90_us"}
     )
-    result = table.reset_index(drop=True).assign(**{name: renamed[name] for name in OUTPUT})
+    result = table.assign(**{name: renamed[name].to_numpy() for name in OUTPUT})
     write_parquet(result, out_path)
     share = predicted["evidence"].value_counts(normalize=True)
     return {

@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean
 from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
-from pipeline.kernels.work import Dims
+from pipeline.kernels.work import ELEMENT_BYTES, Dims
 from pipeline.schemas import read_arrow
 
 LONGEST_LATENCY_US = 1e8
@@ -28,14 +28,19 @@ LARGEST_SIDE = 2.0**31
 MOST_BYTES = 1e13
 """Traffic of one call beyond 10 TB fits no device's memory."""
 
+TORCH_DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""PyTorch's names of dtypes where they are not ours."""
+
 
 def read_table(path: str | Path) -> pd.DataFrame:
-    """A parquet table of samples or calls.
+    """A parquet table of samples or calls; a column that pandas wrote as a named index is a column again.
 
     Raises:
-        TableError: the file is missing or not parquet, or empty.
+        TableError: the file is missing or not parquet.
     """
-    return cast(pd.DataFrame, read_arrow(path, "name another", "name a parquet table").to_pandas())
+    table = read_arrow(path, "name another", "name a parquet table").to_pandas()
+    named = [name for name in table.index.names if name is not None and name not in table.columns]
+    return cast(pd.DataFrame, table.reset_index(level=named) if named else table)
 
 
 def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
@@ -44,7 +49,7 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
     A row that names a family only, in `op` or in `family`, means the family's first op.
 
     Raises:
-        TableError: there is neither `op` nor `family`, or one is unknown; the message lists the choices.
+        TableError: there is neither `op` nor `family`, or one or a dtype is unknown; the message lists the choices.
     """
     if "op" not in table.columns and "family" not in table.columns:
         raise TableError(f"{where}: misses column op; per row {_op_choices()}")
@@ -67,7 +72,25 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
     phases = found.map({name: entry.phase for name, entry in FAMILIES.items()})
     for column, value in (("phase", phases), ("dtype", "fp32")):
         full[column] = full[column].fillna(value) if column in full.columns else value
+    full["dtype"] = named_dtypes(full["dtype"], where)
     return full
+
+
+def named_dtypes(given: pd.Series, where: str) -> pd.Series:
+    """Names of dtypes as models know them, of names that may be PyTorch's (`torch.float16`); empty ones stay empty.
+
+    Raises:
+        TableError: a dtype is unknown, which models would silently take for fp32.
+    """
+    plain = {each: str(each).removeprefix("torch.") for each in given.dropna().unique()}
+    ours = {each: TORCH_DTYPES.get(name, name) for each, name in plain.items()}
+    strange = [each for each, name in ours.items() if name not in ELEMENT_BYTES]
+    if strange:
+        row = int(np.flatnonzero((given == strange[0]).to_numpy(dtype=bool, na_value=False))[0])
+        close = did_you_mean(strange[0], ELEMENT_BYTES)
+        choices = ", ".join(ELEMENT_BYTES)
+        raise TableError(f"{where}: row {row}: unknown dtype {str(strange[0])!r}: {close}choose one of {choices}")
+    return given.astype(object).map(ours).astype(object)
 
 
 def _op_choices() -> str:

@@ -12,7 +12,7 @@ from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.hardware.siblings import same_chip
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
-from pipeline.kernels.samples import LARGEST_DIM, read_table
+from pipeline.kernels.samples import LARGEST_DIM, LONGEST_LATENCY_US, named_dtypes, read_table
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.kernels import load_models
 from pipeline.transfer.methods import by_auto, method
@@ -20,6 +20,14 @@ from pipeline.transfer.probes import calibrate_all
 
 ADDED = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has beside the input's."""
+
+DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+"""Dimensions of the ops that methods know."""
+
+GEOMETRY = (*(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"), "registers", "shared_memory")
+"""Launch geometry as numbers; 0 is a kernel whose geometry was not recorded."""
+
+MAY_BE_ZERO = ("padding", *GEOMETRY)
 
 
 def transfer_command(
@@ -83,31 +91,46 @@ def read_measured(path: Path) -> pd.DataFrame:
     bad = ~(np.isfinite(times) & (times > 0))
     if bad.any():
         raise TableError(f"{path}: latency_us of row {int(np.flatnonzero(bad)[0])} is not a positive number")
+    if (times > LONGEST_LATENCY_US).any():
+        row = int(np.flatnonzero(times > LONGEST_LATENCY_US)[0])
+        raise TableError(
+            f"{path}: latency_us of row {row} is {times[row]:g}: no kernel runs for 100 s; give microseconds"
+        )
     return table
 
 
 def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
-    """The table with a `family` column; an op that no family knows is `other` and scaled by waves.
+    """The table with a `family` column and rows counted from 0; an op that no family knows is `other`, scaled by waves.
 
     Raises:
-        TableError: a dimension is no positive number.
+        TableError: a row says neither op nor family, a dimension is no positive whole number, launch geometry is no whole
+            number, or a dtype is unknown.
     """
+    table = table.reset_index(drop=True)
     family = table["op"].astype(str).map(NEUSIGHT_OPS).fillna("other")
     if "family" in table.columns:
         family = table["family"].astype(object).where(table["family"].notna(), family)
-    numbers: dict[str, pd.Series] = {"latency_us": pd.to_numeric(table["latency_us"])}
-    for name in ("B", "M", "N", "K", "H", "in_channels", "out_channels", "input_size"):
+    nameless = (table["op"].isna() & (family == "other")).to_numpy(dtype=bool)
+    if nameless.any():
+        raise TableError(f"{where}: op of row {int(np.flatnonzero(nameless)[0])} is empty")
+    columns: dict[str, pd.Series] = {"latency_us": pd.to_numeric(table["latency_us"])}
+    for name in (*DIMS, *GEOMETRY):
         if name not in table:
             continue
-        values = pd.to_numeric(table[name], errors="coerce").astype("Float64")
+        values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        least = 0.0 if name in MAY_BE_ZERO else 1.0
         with np.errstate(invalid="ignore"):
-            bad = (values.isna() & table[name].notna()) | (values < 1) | (values > LARGEST_DIM)
+            fine = (values >= least) & (values <= LARGEST_DIM) & (values == np.floor(values))
+        bad = table[name].notna().to_numpy(dtype=bool) & ~fine
         if bad.any():
-            row = int(np.flatnonzero(bad.to_numpy(dtype=bool, na_value=False))[0])
-            raise TableError(f"{where}: {name} of row {row} is {table[name].iloc[row]}; dims are whole numbers above 0")
+            row = int(np.flatnonzero(bad)[0])
+            what = "launch geometry is of whole numbers" if name in GEOMETRY else "dims are whole numbers above 0"
+            raise TableError(f"{where}: {name} of row {row} is {table[name].iloc[row]}; {what}")
         if not pd.api.types.is_numeric_dtype(table[name]):
-            numbers[name] = values.astype("Int64")
-    return table.assign(family=family.astype(str), op=table["op"].astype(str), **numbers)
+            columns[name] = pd.Series(values, index=table.index).astype("Int64")
+    if "dtype" in table:
+        columns["dtype"] = named_dtypes(table["dtype"], where)
+    return table.assign(family=family.astype(str), op=table["op"].astype(str), **columns)
 
 
 def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> None:

@@ -99,6 +99,8 @@ def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
         if not rows.any() or not path.is_file():
             continue
         complete = rows & samples.reindex(columns=list(dims)).notna().all(axis=1).to_numpy()
+        if not complete.any():
+            continue
         part = samples[complete]
         ratio = TransferMlp.load(path).ratio(part, origin, destination)
         predicted = part["latency_us"].to_numpy(dtype=np.float64) * ratio

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, TableError, UnknownNameError
-from pipeline.kernels.commands import fit_command, predict_command
+from pipeline.kernels.commands import fit_command, predict_command, read_samples
 from pipeline.kernels.families import FAMILIES, OP_NAMES
 from pipeline.kernels.samples import clean_samples, split_by_shape, with_families
 
@@ -50,6 +50,43 @@ def test_calls_are_not_overwritten_with_their_predictions(tmp_path):
     with pytest.raises(InputError, match="is read as well"):
         predict_command("V100", None, path, tmp_path / "." / "calls.parquet")
     assert path.read_bytes() == before
+
+
+def test_columns_that_pandas_wrote_as_labels_are_kept_and_read(tmp_path):
+    calls = softmax().assign(id=["a", "b"])
+    calls.set_index(["id", "op"]).to_parquet(tmp_path / "named.parquet")
+    calls.set_axis([7, 3]).to_parquet(tmp_path / "plain.parquet")
+    for name in ("named", "plain"):
+        predict_command("V100", None, tmp_path / f"{name}.parquet", tmp_path / "out.parquet")
+        found = pd.read_parquet(tmp_path / "out.parquet")
+        assert found["id"].tolist() == ["a", "b"] and found["op"].tolist() == ["softmax"] * 2
+        assert found.index.tolist() == ([0, 1] if name == "named" else [7, 3])
+
+
+def test_samples_of_other_gpus_are_not_taken_for_an_index_or_an_empty_name(tmp_path):
+    both = pd.concat([softmax().assign(gpu="V100"), softmax().assign(gpu="T4"), softmax().assign(gpu=None)])
+    both.set_index("gpu").to_parquet(tmp_path / "samples.parquet")
+    samples, _ = read_samples(tmp_path / "samples.parquet", "V100")
+    assert len(samples) == 2
+    softmax().assign(gpu=None).to_parquet(tmp_path / "samples.parquet")
+    with pytest.raises(TableError, match="no samples of V100: the table has no GPU"):
+        read_samples(tmp_path / "samples.parquet", "V100")
+
+
+def test_samples_that_name_their_family_alone_are_read_on_every_gpu(tmp_path):
+    table = softmax().drop(columns="op").assign(family="softmax", gpu="A100-PCIE-40GB")
+    table.to_parquet(tmp_path / "samples.parquet")
+    assert len(read_samples(tmp_path / "samples.parquet", "A100")[0]) == 2
+
+
+def test_a_dtype_is_known_by_our_name_or_pytorchs(tmp_path):
+    dtypes = ["bf16", "torch.bfloat16", "float16", None]
+    table = pd.DataFrame({"op": "softmax", "B": [8, 8, 8, 8], "H": 64, "dtype": pd.Series(dtypes, dtype=object)})
+    assert with_families(table, "t")["dtype"].tolist() == ["bf16", "bf16", "fp16", "fp32"]
+    table.assign(dtype=["fp32", "fp23", None, "fp23"]).to_parquet(tmp_path / "calls.parquet")
+    with pytest.raises(TableError, match="row 1: unknown dtype 'fp23': did you mean"):
+        predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
+    assert not (tmp_path / "out.parquet").exists()
 
 
 def test_an_unknown_op_is_refused_with_the_choices(tmp_path):

@@ -141,6 +141,49 @@ def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Pa
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("M", 2.5, "M of row 1 is 2.5"),
+        ("kernel_size", -3, "kernel_size of row 1 is -3"),
+        ("grid_x", -8, "grid_x of row 1 is -8.0; launch geometry is of whole numbers"),
+        ("block_x", np.inf, "block_x of row 1 is inf"),
+        ("registers", "many", "registers of row 1 is many"),
+        ("latency_us", 1e12, "latency_us of row 1 is 1e\\+12"),
+        ("op", None, "op of row 1 is empty"),
+        ("dtype", "fp23", "row 1: unknown dtype 'fp23'"),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_value_that_no_call_has_is_refused_by_its_row(
+    method: str, column: str, value: object, says: str, measured: pd.DataFrame, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    wrong = [None, value, *[None] * 5] if column not in ("op", "latency_us") else [*measured[column]]
+    wrong[1] = value
+    column_type = str if isinstance(value, str) else object if value is None else float
+    values = pd.Series(wrong, dtype=object)
+    measured.assign(**{column: values.where(values.isna(), values.astype(column_type))}).to_parquet(source)
+    with pytest.raises(TableError, match=says):
+        transfer_command("V100", "T4", method, source, out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_without_sizes_and_with_labels_given_twice_are_answered(
+    method: str, measured: pd.DataFrame, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    measured[["gpu", "op", "latency_us"]].to_parquet(source)
+    assert transfer_command("V100", "T4", method, source, out)["methods"] == {"wave": 1.0}
+    twice = pd.concat([measured, measured.iloc[::-1]])
+    twice.to_parquet(source)
+    transfer_command("V100", "T4", method, source, out)
+    found = pd.read_parquet(out)
+    assert found["note"].tolist() == twice["note"].tolist() and found.index.tolist() == twice.index.tolist()
+    assert np.allclose(found["predicted_us"][:7], found["predicted_us"][:6:-1])
+
+
 def test_uncovered_calls_are_left_to_the_caller() -> None:
     calls = pd.DataFrame(
         {"family": ["gemm", "gemm", "optimizer", "softmax"], "op": ["mm", "mm", "sgd", "softmax"],
