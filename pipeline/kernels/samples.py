@@ -28,8 +28,11 @@ LARGEST_SIDE = 2.0**31
 MOST_BYTES = 1e13
 """Traffic of one call beyond 10 TB fits no device's memory."""
 
-TORCH_DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-"""PyTorch's names of dtypes where they are not ours."""
+TORCH_DTYPES = {
+    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16",
+    "bfloat16": "bf16",
+}  # fmt: skip
+"""PyTorch's names of dtypes where they are not ours; capitals do not matter."""
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -82,7 +85,7 @@ def named_dtypes(given: pd.Series, where: str) -> pd.Series:
     Raises:
         TableError: a dtype is unknown, which models would silently take for fp32.
     """
-    plain = {each: str(each).removeprefix("torch.") for each in given.dropna().unique()}
+    plain = {each: str(each).lower().removeprefix("torch.") for each in given.dropna().unique()}
     ours = {each: TORCH_DTYPES.get(name, name) for each, name in plain.items()}
     strange = [each for each, name in ours.items() if name not in ELEMENT_BYTES]
     if strange:
