@@ -170,21 +170,26 @@ class FittedModel(KernelModel):
     def save(self, folder: str | Path) -> None:
         """Write the family's folder: `family.json`, `networks.safetensors`, `trees0.txt`...; each file atomically.
 
+        What a former model has there and this one has not goes.
+
         Raises:
             SteptimeError: a file cannot be written.
         """
         folder = Path(folder)
         networks = {i: m for i, m in enumerate(self.members) if not isinstance(m, Trees)}
+        former = {*folder.glob("trees*.txt"), *folder.glob("networks.safetensors")}
         for i, member in enumerate(self.members):
             if isinstance(member, Trees):
                 with atomic_path(folder / f"trees{i}.txt") as part:
                     part.write_text(member.text(), encoding="utf-8")
+                former.discard(folder / f"trees{i}.txt")
         if networks:
             from safetensors.numpy import save_file
 
             tensors = {key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()}
             with atomic_path(folder / "networks.safetensors") as part:
                 save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, part)
+            former.discard(folder / "networks.safetensors")
         values = {
             **self.description,
             "family": self.family, "gpu": self.gpu.name, "variant": self.variant, "evidence": self.evidence,
@@ -199,6 +204,8 @@ class FittedModel(KernelModel):
         }  # fmt: skip
         with atomic_path(folder / DESCRIPTION) as part:
             part.write_text(json.dumps(values, indent=1, sort_keys=True, default=str) + "\n", encoding="utf-8")
+        for path in former:
+            path.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: str | Path, gpu: GpuSpec) -> FittedModel:

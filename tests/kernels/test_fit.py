@@ -189,6 +189,12 @@ def test_a_gpu_is_fitted_tracked_and_saved(samples, v100, tmp_path):
     assert description["metrics"]["rows"] == 48
 
 
+def test_a_model_saved_over_another_leaves_none_of_its_files(samples, v100, tmp_path):
+    for variant, files in (("trees", ["family.json", "trees0.txt"]), ("mlp", ["family.json", "networks.safetensors"])):
+        fit_family(samples, v100, "gemm", variant).save(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
 def test_the_commands_keep_rows_order_and_columns(gemm_samples, tmp_path):
     gemm_samples.assign(gpu="V100").to_parquet(tmp_path / "s.parquet")
     rows = fit_command(tmp_path / "s.parquet", "V100", None, tmp_path / "m", workers=1)
