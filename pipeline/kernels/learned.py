@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +93,8 @@ LABEL_REPEATS = 2
 FEWEST_FOR_NETWORKS = 100
 """Samples below which only trees are trained; a network needs more."""
 
+T = TypeVar("T")
+
 Trainer = Callable[[Array, Array, int], Network | Trees]
 """From features (rows, columns), log times (rows,) and a seed; one that a fresh process can import."""
 
@@ -152,24 +154,26 @@ def cross_validate(
     problem: Problem, train: Trainer, seed: int, folds: int = FOLDS
 ) -> tuple[Array, list[Network | Trees]]:
     """One member per fold, trained on the other folds: (predictions of each row by the member new to it, members)."""
+    return _fold_by_fold(problem, partial(_judged, train), seed, folds)
+
+
+def _fold_by_fold(
+    problem: Problem, judged: Callable[[Array, Array, int, Array], tuple[T, Array]], seed: int, folds: int = FOLDS
+) -> tuple[Array, list[T]]:
+    """What each fold makes of the other folds' rows: (predictions of each fold's own rows, what was made)."""
     unseen = np.full(len(problem.target), np.nan)
-    numbers = np.unique(problem.folds)[:folds]
-    parts = [_apart(problem, number) for number in numbers]
-    calls = [
-        (train, problem.features[fit], problem.target[fit], seed + int(number), problem.features[held])
-        for number, (fit, held) in zip(numbers, parts, strict=True)
-    ]
-    members = []
-    for (_, held), (member, found) in zip(parts, problem.crew.all(_judged, calls), strict=True):
+    parts, calls = [], []
+    for number in np.unique(problem.folds)[:folds]:
+        held = problem.folds == number
+        # a single fold has nothing else to learn from
+        fit = ~held if (~held).any() else held
+        parts.append(held)
+        calls.append((problem.features[fit], problem.target[fit], seed + int(number), problem.features[held]))
+    made = []
+    for held, (each, found) in zip(parts, problem.crew.all(judged, calls), strict=True):
         unseen[held] = found
-        members.append(member)
-    return unseen, members
-
-
-def _apart(problem: Problem, number: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Rows to learn from, and rows of the fold; a single fold has nothing else to learn from."""
-    held = problem.folds == number
-    return (~held if (~held).any() else held), held
+        made.append(each)
+    return unseen, made
 
 
 def _judged(train: Trainer, features: Array, target: Array, seed: int, asked: Array) -> tuple[Network | Trees, Array]:
@@ -205,17 +209,7 @@ def fit_process(problem: Problem, seed: int) -> Outcome:
 
     A row's unseen prediction is that of the process which the other folds alone made.
     """
-    unseen = np.full(len(problem.target), np.nan)
-    numbers = np.unique(problem.folds)
-    parts = [_apart(problem, number) for number in numbers]
-    calls = [
-        (problem.features[fit], problem.target[fit], seed + int(number), problem.features[held])
-        for number, (fit, held) in zip(numbers, parts, strict=True)
-    ]
-    settings = []
-    for (_, held), (own, found) in zip(parts, problem.crew.all(_judged_process, calls), strict=True):
-        unseen[held] = found
-        settings.append(own)
+    unseen, settings = _fold_by_fold(problem, _judged_process, seed)
     return Outcome((train_process(problem.features, problem.target, settings),), (1.0,), unseen, 1.0, {})
 
 
