@@ -164,17 +164,22 @@ def write_table(
         pq.write_table(table, part, compression="zstd")
 
 
-def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
+def write_parquet(frame: pd.DataFrame, path: str | Path, labels: bool = False) -> None:
     """Write a table that no schema fixes (a user's own columns, a check's figures), completely or not at all.
 
-    Row labels that are no plain count are written too, as pandas does.
+    Args:
+        frame: the table.
+        path: the file.
+        labels: whether row labels that are no plain count are written too, as pandas does: those of a user's table.
 
     Raises:
         SteptimeError: the file cannot be written, or a column holds values that parquet cannot.
     """
     try:
         with atomic_path(path) as part:
-            pq.write_table(pa.Table.from_pandas(frame), part, compression="zstd")
+            pq.write_table(
+                pa.Table.from_pandas(frame, preserve_index=None if labels else False), part, compression="zstd"
+            )
     except pa.ArrowException as error:
         raise SteptimeError(f"{path}: cannot be written ({_first_line(error)})") from None
 

@@ -143,7 +143,7 @@ def predict_command(
         columns={"latency_p10_us": "p10_us", "latency_p90_us": "p90_us"}
     )
     result = table.assign(**{name: renamed[name].to_numpy() for name in OUTPUT})
-    write_parquet(result, out_path)
+    write_parquet(result, out_path, labels=True)
     share = predicted["evidence"].value_counts(normalize=True)
     return {
         "gpu": spec.name,

@@ -65,7 +65,7 @@ def transfer_command(
     else:
         found = predict(samples, origin, destination)
     result = table.assign(**{name: found[name].to_numpy() for name in ADDED})
-    write_parquet(result, out_path)
+    write_parquet(result, out_path, labels=True)
     share = found["method"].value_counts(normalize=True)
     return {
         "from": origin.name,
