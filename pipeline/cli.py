@@ -234,8 +234,12 @@ def kernels_fit(
         rows = fit_command(samples, gpu, family, out, on_fit=tell)
     if not as_json:
         percent = {"gmae": "GMAE %", "mape": "MAPE %", "coverage": "in p10-p90 %"}
-        rows = [{percent.get(k, k): 100 * v if k in percent else v for k, v in row.items()} for row in rows]
+        rows = [{percent.get(k, k): _percent(v) if k in percent else v for k, v in row.items()} for row in rows]
     _catalogue(rows, as_json)
+
+
+def _percent(share: float | None) -> float | str:
+    return "one sample" if share is None else 100 * share
 
 
 @kernels_app.command("predict")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.datasets.neusight import SOURCE, select_gpu
@@ -86,7 +88,8 @@ def fit_command(
         on_fit: called after each family.
 
     Returns:
-        A row per family: variant, samples, and errors on rows unseen in cross-validation, as fractions.
+        A row per family: variant, samples, and errors on rows unseen in cross-validation, as fractions; None of a single
+        sample, which nothing can judge.
 
     Raises:
         InputError, SteptimeError, TableError, UnknownNameError: as `read_samples` and `fit.fit_gpu`.
@@ -101,7 +104,8 @@ def fit_command(
     return [
         {"gpu": spec.name, "family": name, "variant": fitted.model.variant,
          "samples": fitted.model.description["samples"],
-         **{key: round(fitted.metrics[key], 5) for key in ("gmae", "mape", "coverage")},
+         **{key: round(fitted.metrics[key], 5) if np.isfinite(fitted.metrics[key]) else None
+            for key in ("gmae", "mape", "coverage")},
          "fit_s": round(fitted.metrics["fit_s"], 1), "folder": str(Path(out) / name)}
         for name, fitted in best.items()
     ]  # fmt: skip
@@ -159,8 +163,10 @@ def _check_folder(out: Path) -> None:
     nearest = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise InputError(f"{out}: {nearest} is a file; name a folder for the models")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise SteptimeError(f"{out}: cannot be written (no permission in {nearest})")
+    try:
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()
+    except OSError as error:
+        raise SteptimeError(f"{out}: cannot be written ({error.strerror} in {nearest})") from None
 
 
 def _check_models(folder: Path, gpu: GpuSpec) -> None:

@@ -70,7 +70,8 @@ class FittedFamily:
     Attributes:
         model: ready to predict and to save.
         metrics: gmae, mape, coverage, ... as fractions, of the held-out shapes (in cross-validation where
-            nothing was held out), `fit_s` (of processor time, in all processes), `predict_us_per_row`.
+            nothing was held out; NaN of a single sample, which nothing can judge), `fit_s` (of processor time, in all
+            processes), `predict_us_per_row`.
         test: measured and predicted rows behind the metrics: dims, latency_us, predicted_us, p10_us, p90_us, floor_us.
         parameters: what was chosen (variant, seed, recipe), for tracking.
     """
@@ -150,13 +151,20 @@ def fit_family(
         )
     fitter = _Fitter(train, gpu, name, seed, memory, offset_us, crew)
     model, unseen = fitter.fit(variant)
-    scores = fitter.judge(model, unseen) if test.empty else judge(model, test)
+    if not test.empty:
+        scores = judge(model, test)
+    elif len(train) < FEWEST_FOR_PROCESS:
+        scores = fitter.judge_each_by_others(variant)
+    else:
+        scores = fitter.judge(model, unseen)
     fit_s = time.thread_time() - started + crew.spent_s
     rows = (test if not test.empty else train).head(2000)
     at = time.perf_counter()
     model.predict(rows)
     speed = (time.perf_counter() - at) / len(rows) * 1e6
     found = metrics(scores) | {"fit_s": fit_s, "predict_us_per_row": speed}
+    if test.empty and len(train) == 1:
+        found |= dict.fromkeys(("gmae", "mape", "bias", "coverage", "above_floor_gmae"), float("nan"))
     description = _describe(table, train, test, found, evidence, seed, fitter.notes)
     model = replace(model, description=description)
     parameters = {"gpu": gpu.name, "family": name, "variant": model.variant, "seed": seed, **fitter.notes}
@@ -181,6 +189,7 @@ class _Fitter:
         crew: Crew,
     ) -> None:  # fmt: skip
         self.train, self.gpu, self.name, self.seed, self.crew = train, gpu, name, seed, crew
+        self.memory, self.offset_us = memory, offset_us
         self.notes: dict[str, Any] = {}
         physics = Physics.of(gpu)
         if memory is not None:
@@ -339,6 +348,21 @@ class _Fitter:
         measured = (self.measured if self.timed else self.train["latency_us"].to_numpy(dtype=np.float64))[known]
         return table.assign(latency_us=measured, predicted_us=latency, p10_us=latency * low, p90_us=latency * high)
 
+    def judge_each_by_others(self, variant: str) -> pd.DataFrame:
+        """Each training row with the prediction of a model of the other rows, in the form of `judge`.
+
+        So few rows only scale physics, and their median would know the row that it is compared with. A single row has no others:
+        it comes with its own model's prediction, which says nothing.
+        """
+        if len(self.train) == 1:
+            return judge(self.fit(variant)[0], self.train)
+        tables = []
+        for row in range(len(self.train)):
+            others = self.train.drop(index=row).reset_index(drop=True)
+            fitter = _Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us, self.crew)
+            tables.append(judge(fitter.fit(variant)[0], self.train.iloc[[row]]))
+        return pd.concat(tables, ignore_index=True)
+
 
 def _error(found: Array, measured: Array, few: bool) -> float:
     """How far log times are off. The geometric mean of a few errors is at the mercy of the smallest of them."""
@@ -356,8 +380,8 @@ def _describe(
     return {
         "evidence": evidence, "seed": seed, "samples": len(train), "held_out": len(test), "measured_on": measured_on,
         "source": sources, "feature_version": features.VERSION, "notes": notes,
-        "split": "held-out shapes" if len(test) else "cross-validation by shape",
-        "metrics": {key: round(found[key], 6) for key in keep if key in found},
+        "split": "held-out shapes" if len(test) else "cross-validation by shape" if len(train) > 1 else "none",
+        "metrics": {key: round(found[key], 6) for key in keep if np.isfinite(found.get(key, np.nan))},
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.errors import PackError, TableError, UnknownNameError
+from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
 from pipeline.kernels import drift, learned, trees
 from pipeline.kernels.commands import fit_command, predict_command
 from pipeline.kernels.evaluate import gmae, metrics
@@ -105,6 +105,29 @@ def test_few_samples_still_give_a_model(samples, v100, rows):
     found = fit_family(table, v100, "gemm")
     assert found.model.variant in (("roofline",) if rows < 20 else ("roofline", "average"))
     assert gmae(found.model.predict(table).latency, table["latency_us"].to_numpy()) < 0.3
+
+
+def test_few_samples_are_judged_by_models_that_have_not_seen_them(samples, v100):
+    table = samples.iloc[[0, 60, 120, 180]].reset_index(drop=True)
+    table.loc[3, "latency_us"] *= 3.0  # a sample that no other one foretells
+    found = fit_family(table, v100, "gemm")
+    others = fit_family(table.head(3), v100, "gemm").model.predict(table.tail(1)).latency[0]
+    assert found.test["predicted_us"].iloc[3] == pytest.approx(others)
+    assert found.metrics["mape"] == pytest.approx((found.test["predicted_us"] / table["latency_us"] - 1.0).abs().mean())
+
+
+def test_a_single_sample_judges_nothing(samples, v100, tmp_path):
+    samples.head(1).to_parquet(tmp_path / "one.parquet")
+    (row,) = fit_command(tmp_path / "one.parquet", "V100", None, tmp_path / "models")
+    assert row["gmae"] is None and row["coverage"] is None
+    facts = json.loads((tmp_path / "models" / "gemm" / "family.json").read_text())
+    assert facts["split"] == "none" and "gmae" not in facts["metrics"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_fit(samples, tmp_path):
+    samples.to_parquet(tmp_path / "samples.parquet")
+    with pytest.raises(SteptimeError, match="cannot be written"):
+        fit_command(tmp_path / "samples.parquet", "V100", None, "/proc/models")
 
 
 def test_impossible_samples_change_nothing_but_a_warning(samples, v100):
@@ -223,6 +246,18 @@ def test_a_growing_disturbance_is_found_and_an_absent_one_is_not():
     assert np.corrcoef(found.extra_us, growth)[0, 1] > 0.99
     assert found.extra_us.max() == pytest.approx(300, rel=0.15)
     assert not drift.estimate_drift(features, baseline, quiet, folds).found
+
+
+def test_families_without_a_disturbance_are_spared_most_rounds(monkeypatch):
+    asked = []
+    monkeypatch.setattr(drift, "train_trees", lambda *a, **k: asked.append(1) or trees.train_trees(*a, **k))
+    rng = np.random.default_rng(0)
+    size = rng.uniform(5, 8, 900)
+    quiet, folds = np.exp(size) * np.exp(rng.normal(0, 0.02, 900)), np.arange(900) % 3
+    drift.estimate_drift(size[:, None], np.full(900, 6.0), quiet, folds)
+    assert len(asked) == 3
+    drift.estimate_drift(size[:, None], np.full(900, 6.0), quiet + np.linspace(0, 300, 900), folds)
+    assert len(asked) == 3 + 3 * drift.ROUNDS
 
 
 def test_quantiles_cover_eight_of_ten_new_residuals():
