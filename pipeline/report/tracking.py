@@ -193,9 +193,9 @@ def serve(port: int, folder: str | Path) -> None:
     print(
         f"MLflow UI (stop with Ctrl-C); kernel models: http://127.0.0.1:{port}/#/experiments/{owner}/runs", flush=True
     )
-    os.execv(
-        sys.executable, [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", _uri(folder), "--port", str(port)]
-    )
+    # one worker: of several, each that takes over five seconds to import MLflow on a busy machine is killed, again and again
+    options = ["--backend-store-uri", _uri(folder), "--port", str(port), "--workers", "1"]
+    os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
 
 
 def _check_port(port: int) -> None:

@@ -84,6 +84,8 @@ def test_the_champion_is_the_best_of_all_fits_whichever_came_last(fit: Callable[
     assert champion(fit(table, "trees"), "V100") == "V100 softmax auto"
     client = fit(table, "auto", "roofline")  # the same once more supersedes its earlier runs
     assert champion(client, "V100") == "V100 softmax auto"
+    measured = runs(client, "V100")["V100 softmax trees"].data.metrics
+    assert measured["gmae_percent"] == pytest.approx(100 * ERRORS["trees"])
     assert sorted(runs(client, "V100")) == ["V100 softmax auto", "V100 softmax roofline", "V100 softmax trees"]
 
 
