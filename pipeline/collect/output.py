@@ -78,9 +78,7 @@ class CampaignFolder:
 
     def save(self) -> None:
         """Write the manifest."""
-        text = json.dumps(self.manifest, indent=1, default=str)
-        with atomic_path(self.path / CAMPAIGN) as part:
-            part.write_text(text)
+        write_manifest(self.manifest, self.path)
 
     def add_samples(self, rows: pd.DataFrame) -> None:
         """Append microbenchmark rows and write the table."""
@@ -190,6 +188,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("units"), dict) or "device" not in found:
         raise InputError(f"{folder / CAMPAIGN}: not the manifest of a campaign; measure again")
     return found
+
+
+def write_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
+    """Write the manifest of a campaign, completely or not at all."""
+    text = json.dumps(manifest, indent=1, default=str)
+    with atomic_path(folder / CAMPAIGN) as part:
+        part.write_text(text)
 
 
 def write_peaks(frame: pd.DataFrame, path: Path, device: Mapping[str, Any]) -> None:
