@@ -124,8 +124,8 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     identity = folder.manifest.setdefault("campaign_id", f"{about['gpu']}-{int(time.time())}")
     deadline = begin + 60 * args.minutes
     campaign = Campaign(folder, device, about["gpu"], deadline, args.only, args.tiny, identity, calls=calls)
-    run = {"command": _told(args), "started_unix": int(time.time()), "status": "running"}
-    run["minutes"] = round(args.minutes, 2)
+    run: dict[str, Any] = {"command": _told(args), "started_unix": int(time.time()), "status": "running"}
+    run["minutes"] = round(args.minutes, 2)  # those of a further process are what was left
     folder.manifest["runs"].append(run)
     folder.save()
     code = EXIT_DONE
