@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.paths import CAMPAIGN
 
-EXIT_DEVICE_LOST, EXIT_HUNG = 4, 5
+EXIT_DEVICE_LOST, EXIT_HUNG, EXIT_UNFORESEEN = 4, 5, 70  # the last as in sysexits.h
 
 STALL_SECONDS, STALL_SHARE = 120.0, 0.25
 """A process is ended when no unit began or ended in it for this long, or for this share of the time where that is more:
@@ -32,10 +33,10 @@ LAST_WAIT_SECONDS = 35.0
 LOOK_SECONDS = 0.25
 
 CHILD = (
-    sys.executable, "-c",
-    "import sys; from pipeline.collect.supervisor import end_with; end_with(int(sys.argv[1])); "
-    "from pipeline.collect.campaign import main; sys.exit(main(sys.argv[2:]))",
-)  # fmt: skip
+    sys.executable,
+    "-c",
+    "import sys; from pipeline.collect.supervisor import child; sys.exit(child(sys.argv[1:]))",
+)
 """The campaign's own process; its first argument is the process that it must not outlive."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -58,7 +59,7 @@ def supervise(arguments: Sequence[str], out: Path, minutes: float, begin: float,
         again = ["--resume", str(out)] if number > 1 and (out / CAMPAIGN).exists() else []
         child = [*command, str(os.getpid()), *arguments, *again, "--minutes", f"{max(left, 0.05):.4f}"]
         code = _watched(subprocess.Popen(child), out / CAMPAIGN, deadline, stall)
-        lost = code in (EXIT_DEVICE_LOST, EXIT_HUNG) or code < 0
+        lost = code in (EXIT_DEVICE_LOST, EXIT_HUNG, EXIT_UNFORESEEN) or code < 0
         late = deadline - time.monotonic() < LEAST_SECONDS or number == MOST_PROCESSES
         if not lost or late or not (out / CAMPAIGN).exists():
             break
@@ -66,6 +67,18 @@ def supervise(arguments: Sequence[str], out: Path, minutes: float, begin: float,
     if code < 0:
         print(f"error: the process was lost ({_told(code)}). Run again to go on", file=sys.stderr, flush=True)
     return code if code >= 0 else 128 - code
+
+
+def child(arguments: Sequence[str]) -> int:
+    """What the campaign's own process does: the campaign, as long as the process that `arguments` begin with lives."""
+    end_with(int(arguments[0]))
+    from pipeline.collect.campaign import main
+
+    try:
+        return main(arguments[1:])
+    except Exception:  # a poisoned process may fail anywhere
+        traceback.print_exc()
+        return EXIT_UNFORESEEN
 
 
 def end_with(parent: int) -> None:

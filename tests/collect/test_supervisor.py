@@ -116,3 +116,17 @@ def test_the_campaign_ends_with_who_asked_for_it(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     pytest.fail("the campaign runs on")
+
+
+def test_an_unforeseen_error_ends_one_process_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipeline.collect import campaign
+
+    def fail(arguments: list[str]) -> int:
+        raise ValueError(f"poisoned: {arguments}")
+
+    monkeypatch.setattr(campaign, "main", fail)
+    monkeypatch.setattr(supervisor, "end_with", lambda parent: None)  # this process goes on after the test
+    assert supervisor.child(["1", "--out", "x"]) == supervisor.EXIT_UNFORESEEN
+    assert "poisoned: ['--out', 'x']" in capsys.readouterr().err
