@@ -158,7 +158,7 @@ class CampaignFolder:
         done = {name for name, unit in self.units.items() if unit.get("status") == "done"}
         if (self.path / SAMPLES).exists():
             found = read_table(self.path / SAMPLES, "samples")
-            self.samples = found[found["campaign_id"].str.partition(":")[2].isin(done)]
+            self.samples = found[[text.partition(":")[2] in done for text in found["campaign_id"]]]
         if (self.path / STEP_TIMES).exists():
             found = read_table(self.path / STEP_TIMES, "step_times")
             units = [json.loads(text)["unit"] for text in found["config"]]

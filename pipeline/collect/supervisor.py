@@ -103,6 +103,9 @@ def _watched(process: subprocess.Popen[bytes], manifest: Path, deadline: float, 
             if now - changed > stall and now < deadline:
                 return _ended(process, manifest, f"nothing for {now - changed:.0f} s")
             if now > deadline + LAST_WAIT_SECONDS:
+                print(
+                    "error: the process ran past the time limit; ended. Run again to go on", file=sys.stderr, flush=True
+                )
                 return _ended(process, manifest, "")
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:  # the terminal told the process too
