@@ -64,6 +64,8 @@ def supervise(arguments: Sequence[str], out: Path, minutes: float, begin: float,
         if not lost or late or not (out / CAMPAIGN).exists():
             break
         print(f"warning: the process was lost ({_told(code)}); going on in another one", file=sys.stderr, flush=True)
+    for part in out.glob(".*.part"):  # it would count among the files that come back from a lent machine
+        part.unlink(missing_ok=True)
     if code < 0:
         print(f"error: the process was lost ({_told(code)}). Run again to go on", file=sys.stderr, flush=True)
     return code if code >= 0 else 128 - code

@@ -30,7 +30,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pipeline.collect.campaign", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     manifest = out / "manifest.json"
-    for _ in range(1200):
+    for _ in range(6000):  # a loaded machine takes minutes to import torch
         if manifest.exists() and '"steps/' in manifest.read_text():
             break
         time.sleep(0.05)

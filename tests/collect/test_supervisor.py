@@ -85,8 +85,10 @@ def test_what_another_process_would_do_again_is_not_repeated(code: int, tmp_path
 
 def test_no_process_begins_that_has_no_time(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / ".samples.parquet.x1.part").write_text("cut off")
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
     assert supervisor.supervise([], tmp_path, 0.5, time.monotonic(), command) == 128 + signal.SIGSEGV
+    assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def test_a_process_that_ignores_its_limit_is_killed(
