@@ -78,9 +78,7 @@ class CampaignFolder:
 
     def save(self) -> None:
         """Write the manifest."""
-        text = json.dumps(self.manifest, indent=1, default=str)
-        with atomic_path(self.path / CAMPAIGN) as part:
-            part.write_text(text)
+        write_manifest(self.manifest, self.path)
 
     def add_samples(self, rows: pd.DataFrame) -> None:
         """Append microbenchmark rows and write the table."""
@@ -160,7 +158,7 @@ class CampaignFolder:
         done = {name for name, unit in self.units.items() if unit.get("status") == "done"}
         if (self.path / SAMPLES).exists():
             found = read_table(self.path / SAMPLES, "samples")
-            self.samples = found[found["campaign_id"].str.partition(":")[2].isin(done)]
+            self.samples = found[[text.partition(":")[2] in done for text in found["campaign_id"]]]
         if (self.path / STEP_TIMES).exists():
             found = read_table(self.path / STEP_TIMES, "step_times")
             units = [json.loads(text)["unit"] for text in found["config"]]
@@ -190,6 +188,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("units"), dict) or "device" not in found:
         raise InputError(f"{folder / CAMPAIGN}: not the manifest of a campaign; measure again")
     return found
+
+
+def write_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
+    """Write the manifest of a campaign, completely or not at all."""
+    text = json.dumps(manifest, indent=1, default=str)
+    with atomic_path(folder / CAMPAIGN) as part:
+        part.write_text(text)
 
 
 def write_peaks(frame: pd.DataFrame, path: Path, device: Mapping[str, Any]) -> None:

@@ -157,7 +157,9 @@ def _ran(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def read_traces(folder: str | Path) -> Iterator[TraceMember]:
-    """The traces in a campaign's archives.
+    """The traces in a campaign's archives, each step's once.
+
+    A campaign that was killed between its archive and its manifest has traced a step twice: the last trace counts.
 
     Raises:
         InputError: the folder is no campaign's.
@@ -166,6 +168,7 @@ def read_traces(folder: str | Path) -> Iterator[TraceMember]:
     folder = Path(folder)
     manifest = read_manifest(folder)
     place = standalone.place_of if manifest.get("schema") == standalone.SCHEMA_VERSION else _place_of
+    found: dict[tuple[str, str, int], TraceMember] = {}
     for archive in sorted(folder.glob("traces_*.tar")):
         try:
             with tarfile.open(archive) as tar:
@@ -176,7 +179,8 @@ def read_traces(folder: str | Path) -> Iterator[TraceMember]:
             prefix, _, last = name.rpartition("/")
             if last == KINETO and (where := place(prefix)) is not None:
                 pair = f"{prefix}/{EXECUTION_TRACE}"
-                yield TraceMember(*where, archive, name, pair if pair in names else None)
+                found[where] = TraceMember(*where, archive, name, pair if pair in names else None)
+    yield from found.values()
 
 
 def read_peaks_of(folder: str | Path) -> pd.DataFrame:

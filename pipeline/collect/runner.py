@@ -113,14 +113,20 @@ class Campaign:
         if seconds and entry["status"] == "done":
             entry["estimate"] = seconds
         self.folder.save()
-        note = str(entry.get("error") or entry.get("note") or "")
+        note = _first_line(
+            str(entry.get("error") or entry.get("note") or "")
+        )  # CUDA's errors end in four lines of advice
         print(
             f"{time.monotonic() - self.begin:7.1f} s  {unit}: {entry['status']} in {entry['seconds']} s  {note[:140]}",
             flush=True,
         )
         if lost:
-            raise DeviceLostError(f"{unit}: {lost}")
+            raise DeviceLostError(f"{unit}: {_first_line(lost)}")
         return True
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 @contextmanager

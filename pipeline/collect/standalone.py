@@ -128,12 +128,15 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
                 "unit": unit,
                 "trace": trace,
                 "state": {"clocks.sm": clock, "temperature.gpu": heat},
+                "profiled_step_us": profiled or None,
+                "profiled_kernel_us": kernels or None,
             }
         )
-        for config, unit, trace, clock, heat in zip(
-            raw["config"], raw["unit"], raw["trace_file"], raw["sm_clock_mhz"], raw["temperature_c"], strict=True
+        for config, unit, trace, clock, heat, profiled, kernels in zip(
+            raw["config"], raw["unit"], raw["trace_file"], raw["sm_clock_mhz"], raw["temperature_c"],
+            raw["profiled_step_us"].fillna(0.0), raw["profiled_kernel_sum_us"].fillna(0.0), strict=True,
         )
-    ]
+    ]  # fmt: skip
     return pd.DataFrame(
         {
             "gpu": gpu_of(manifest),

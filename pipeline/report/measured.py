@@ -87,7 +87,9 @@ def collect(flows: Sequence[Flow]) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=columns)
 
 
-def block(gpu: str, found: pd.DataFrame, kernels: pd.DataFrame, facts: Mapping[str, object]) -> str:
+def block(
+    gpu: str, found: pd.DataFrame, kernels: pd.DataFrame, facts: Mapping[str, object], warnings: Sequence[str] = ()
+) -> str:
     """The tables of one GPU as Markdown.
 
     Args:
@@ -95,6 +97,7 @@ def block(gpu: str, found: pd.DataFrame, kernels: pd.DataFrame, facts: Mapping[s
         found: `collect`'s rows of this GPU.
         kernels: `kernel_errors` of its models.
         facts: device facts of the campaign's manifest.
+        warnings: what the campaign said of the machine.
     """
     software = ", ".join(f"{name} {facts[key]}" for name, key in
                          (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn")) if facts.get(key))  # fmt: skip
@@ -102,12 +105,21 @@ def block(gpu: str, found: pd.DataFrame, kernels: pd.DataFrame, facts: Mapping[s
              f"From `measurements/{gpu}/` ({software}), fp32 with TF32 off, unprofiled steps; made by `make measured`. "
              "Own overheads are those of the workload's own trace, others' those of all other workloads' traces.", "",
              _steps(found)]  # fmt: skip
+    if warnings:
+        lines[4:4] = [f"The campaign warned: {'; '.join(warnings)}.", ""]
     if len(kernels):
-        rows = [[FAMILY_TITLES.get(row["family"], row["family"]), _percent(row["gmae"]), str(row["held_out"] or "")]
+        rows = [[FAMILY_TITLES.get(row["family"], row["family"]), _percent(row["gmae"]), _tested_on(row)]
                 for row in kernels.to_dict("records")]  # fmt: skip
-        lines += ["", "Kernel models, GMAE on shapes that they were not trained on:", "",
-                  markdown(["family", "GMAE (%)", "held out"], rows)]  # fmt: skip
+        lines += ["", "Kernel models, GMAE on shapes that they were not trained on, samples of all precisions together; "
+                  "families of few samples by cross-validation, which tests each of them:", "",
+                  markdown(["family", "GMAE (%)", "tested on"], rows)]  # fmt: skip
     return "\n".join(lines)
+
+
+def _tested_on(row: Mapping[Any, Any]) -> str:
+    """Samples behind a family's error: those held out, or all where each was held out once."""
+    count = row.get("held_out") if pd.notna(row.get("held_out")) and row.get("held_out") else row.get("samples")
+    return "" if count is None or pd.isna(count) else str(int(count))
 
 
 def _steps(found: pd.DataFrame) -> str:
@@ -117,20 +129,39 @@ def _steps(found: pd.DataFrame) -> str:
     for (model, variant, batch), own in found.groupby(["model", "variant", "batch_size"], sort=True):
         of = {str(r["part"]): (float(r["predicted_us"]), float(r["measured_us"])) for r in own.to_dict("records")}
         name = model if variant == "default" else f"{model} {variant}"
-        measured = [f"{of[part][1] / 1e3:,.2f}" if part in of else "" for part in (parts.ACTIVE, parts.OWN)]
+        step = next((of[part][1] for part in (parts.OWN, parts.SHARED, parts.KERNELS) if part in of), None)
+        active = of[parts.ACTIVE][1] if parts.ACTIVE in of else None
+        measured = ["" if us is None else f"{us / 1e3:,.2f}" for us in (active, step)]
         predicted = [f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in SHOWN[:3]]
         errors = [f"{100 * (of[part][0] / of[part][1] - 1):+.1f}" if part in of else "" for part, _ in SHOWN]
         rows.append([str(name), f"{batch:,}", *measured, *predicted, *errors])
-    means = []
-    for part, _ in SHOWN:
-        own = found[found["part"] == part]
-        means.append(_percent(gmae(own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)))
-                     if len(own) else "")  # fmt: skip
-    return markdown(head, [*rows, ["GMAE", "", "", "", "", "", "", *means]])
+    return markdown(head, [*rows, *_means(found)])
+
+
+def _means(found: pd.DataFrame) -> list[list[str]]:
+    """The GMAE of each part over its steps; where few were traced, also over those that have every part, which compare."""
+    step = ["model", "variant", "batch_size"]
+    whole = found.groupby(step)["part"].transform("nunique") == len(SHOWN)
+    chosen = {"all steps": found} | ({"steps with all four": found[whole]} if whole.any() and not whole.all() else {})
+    lines = []
+    for name, rows in chosen.items():
+        means = []
+        for part, _ in SHOWN:
+            own = rows[rows["part"] == part]
+            mean = gmae(own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)) if len(own) else None
+            means.append("" if mean is None else f"{_percent(mean)} ({len(own)})")
+        lines.append([f"GMAE (steps), {name}", "", "", "", "", "", "", *means])
+    return lines
 
 
 def _percent(fraction: Any) -> str:
     return "" if pd.isna(fraction) else f"{100 * float(fraction):.2f}"
+
+
+def warnings_of(told: Mapping[str, Any]) -> list[str]:
+    """What the runs of a campaign warned of, each once: a shared or throttled device is not what was to be measured."""
+    every = [text for run in told.get("runs") or [] for text in (run.get("preflight") or {}).get("warnings") or []]
+    return list(dict.fromkeys(every))
 
 
 def run(wanted: Sequence[Grid], results: str) -> Iterator[Flow]:
@@ -166,8 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if found.empty:
                 raise InputError(f"{folder}: no step at the published sizes; run the campaign without --tiny")
             models = kernel_errors(with_gpus(fitted_models(flows[0])))
-            device = provenance(folder)["device"]
-            blocks.append(block(gpu, found, models, device if isinstance(device, dict) else {}))
+            told = provenance(folder)
+            device = told["device"] if isinstance(told["device"], dict) else {}
+            blocks.append(block(gpu, found, models, device, warnings_of(told)))
         rewrite(options.root / PAGE, {MARKER: "\n\n".join(blocks)})
     except SteptimeError as error:
         print(f"steptime: {error}", file=sys.stderr)

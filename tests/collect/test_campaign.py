@@ -30,7 +30,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pipeline.collect.campaign", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     manifest = out / "manifest.json"
-    for _ in range(1200):
+    for _ in range(6000):  # a loaded machine takes minutes to import torch
         if manifest.exists() and '"steps/' in manifest.read_text():
             break
         time.sleep(0.05)
@@ -266,6 +266,20 @@ def test_a_row_that_fits_no_schema_does_not_spoil_those_after_it(tmp_path: Path)
         folder.add_step_times({**good, "step_us": None})
     folder.add_step_times(good)
     assert len(read_table(tmp_path / "run" / "step_times.parquet", "step_times")) == 1
+
+
+def test_a_round_without_a_row_does_not_end_all_later_runs(tmp_path: Path) -> None:
+    """A first round for which no time was left wrote an empty table, at which every later run failed."""
+    from pipeline.collect.output import CampaignFolder
+    from pipeline.collect.workbench import samples_frame
+
+    folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
+    folder.add_samples(samples_frame([], gpu="x", source="s", campaign_id="id:kernels/r0000"))
+    folder.units["kernels/r0000"] = {"status": "done"}
+    folder.save()
+    again = CampaignFolder(tmp_path / "run", {"gpu": "x"})
+    assert len(again.samples) == 0
+    assert len(reader.read_samples(tmp_path / "run")) == 0
 
 
 def test_nothing_is_measured_where_no_unit_matches(tmp_path: Path) -> None:

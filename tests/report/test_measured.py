@@ -60,14 +60,40 @@ def test_the_table_holds_each_part_and_its_geometric_mean() -> None:
                                                  (parts.KERNELS, 1000.0, 2000.0))]  # fmt: skip
     rows.append(("dcgan", 64, parts.OWN, 2400.0, 2000.0))
     found = pd.DataFrame(rows, columns=["model", "batch_size", "part", "predicted_us", "measured_us"])
-    kernels = pd.DataFrame([{"family": "gemm", "gmae": 0.021, "held_out": 12}])
-    text = measured.block("H200", found.assign(variant="default"), kernels, {"torch": "2.11.0", "cuda": None})
+    kernels = pd.DataFrame([{"family": "gemm", "gmae": 0.021, "held_out": 12, "samples": 60},
+                            {"family": "bmm", "gmae": 0.03, "held_out": None, "samples": 11}])  # fmt: skip
+    facts = {"torch": "2.11.0", "cuda": None}
+    text = measured.block("H200", found.assign(variant="default"), kernels, facts, ["varies by 27 %"])
     lines = text.splitlines()
     assert "(torch 2.11.0), fp32" in text
     assert "| resnet50 | 32 | 1.00 | 2.00 | 1.10 | 1.90 |  | +10.0 | -5.0 |  | -50.0 |" in lines
     assert "| dcgan | 64 |  | 2.00 |  | 2.40 |  |  | +20.0 |  |  |" in lines
-    assert "| GMAE |  |  |  |  |  |  | 10.00 | 10.00 |  | 50.00 |" in lines
+    assert "| GMAE (steps), all steps |  |  |  |  |  |  | 10.00 (1) | 10.00 (2) |  | 50.00 (1) |" in lines
     assert "| gemm | 2.10 | 12 |" in lines
+    assert "| bmm | 3.00 | 11 |" in lines
+    assert "The campaign warned: varies by 27 %." in lines
+
+
+def test_a_step_that_was_not_traced_shows_its_measured_time_and_counts_apart() -> None:
+    """Invented times: errors of 10 and 20 % where everything is known, 30 % where nothing was traced."""
+    rows = [("traced", part, predicted, us)
+            for part, predicted, us in ((parts.ACTIVE, 900.0, 1000.0), (parts.OWN, 2200.0, 2000.0),
+                                        (parts.SHARED, 2400.0, 2000.0), (parts.KERNELS, 1000.0, 2000.0))]  # fmt: skip
+    rows += [("timed", parts.SHARED, 5200.0, 4000.0), ("timed", parts.KERNELS, 1000.0, 4000.0)]
+    found = pd.DataFrame(rows, columns=["model", "part", "predicted_us", "measured_us"])
+    lines = measured.block("H200", found.assign(variant="default", batch_size=8), pd.DataFrame(), {}).splitlines()
+    assert "| timed | 8 |  | 4.00 |  |  | 5.20 |  |  | +30.0 | -75.0 |" in lines
+    assert any(line.startswith("| GMAE (steps), all steps |") and "24.49 (2)" in line for line in lines)
+    assert (
+        "| GMAE (steps), steps with all four |  |  |  |  |  |  | 10.00 (1) | 10.00 (1) | 20.00 (1) | 50.00 (1) |"
+        in lines
+    )
+
+
+def test_warnings_of_all_runs_are_told_once() -> None:
+    runs = [{"preflight": {"warnings": ["a"]}}, {}, {"preflight": None}, {"preflight": {"warnings": ["b", "a"]}}]
+    assert measured.warnings_of({"runs": runs}) == ["a", "b"]
+    assert measured.warnings_of({}) == []
 
 
 def test_without_a_campaign_one_line_says_how_to_make_one(

@@ -1,0 +1,137 @@
+"""Campaigns whose process is lost: the next one goes on, and nothing outlives who asked for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.collect import supervisor
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = """
+import json, os, signal, sys, time
+from pathlib import Path
+manifest = Path(sys.argv[sys.argv.index("--out") + 1]) / "manifest.json"
+manifest.parent.mkdir(exist_ok=True)
+first = {"schema": 2, "device": {}, "units": {"a": {"status": "done"}}, "runs": []}
+told = json.loads(manifest.read_text()) if manifest.exists() else first
+number = len(told["runs"])
+told["runs"].append({"status": "running"})
+told["units"]["bcd"[number]] = {"status": "started"}
+manifest.write_text(json.dumps(told))
+if number == 0:
+    time.sleep(600)
+if number == 1:
+    os.kill(os.getpid(), signal.SIGSEGV)
+"""
+"""One process hangs, the next one crashes, the third one ends well."""
+
+
+def test_a_hang_and_a_crash_cost_one_process_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    monkeypatch.setattr(supervisor, "STALL_SECONDS", 4.0)
+    monkeypatch.setattr(supervisor, "STALL_SHARE", 0.0)
+    command = [sys.executable, "-c", PROCESSES]
+    assert supervisor.supervise(["--out", str(out)], out, 5, time.monotonic(), command) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert {name: unit["status"] for name, unit in manifest["units"].items()} == {
+        "a": "done", "b": "error", "c": "started", "d": "started"}  # fmt: skip
+    assert manifest["units"]["b"]["error"].startswith("hung: nothing for")
+    assert [run["status"].split(":")[0] for run in manifest["runs"]] == ["hung", "running", "running"]
+    said = capfd.readouterr().err
+    assert "b: hung (nothing for" in said
+    assert "the process was lost (signal 11); going on in another one" in said
+
+
+def test_a_device_that_is_gone_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "manifest.json").write_text("{}")
+    log = tmp_path / "log"
+    code = f"import sys; open({str(log)!r}, 'a').write(' '.join(sys.argv[2:]) + chr(10)); sys.exit(4)"
+    command = [sys.executable, "-c", code]
+    given = ["--out", str(out), "--resume", "carried"]
+    assert supervisor.supervise(given, out, 10, time.monotonic(), command) == 4
+    asked = log.read_text().splitlines()
+    assert len(asked) == supervisor.MOST_PROCESSES
+    assert "--resume carried --minutes " in asked[0]
+    assert f"--resume carried --resume {out} --minutes " in asked[1]
+    assert 9 < float(asked[-1].split()[-1]) < float(asked[0].split()[-1]) <= 10
+    assert "device lost" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_what_another_process_would_do_again_is_not_repeated(code: int, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "manifest.json").write_text("{}")
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys; print('x', file=open({str(tmp_path / 'log')!r}, 'a')); sys.exit({code})",
+    ]
+    assert supervisor.supervise([], out, 10, time.monotonic(), command) == code
+    assert (tmp_path / "log").read_text() == "x\n"
+
+
+def test_no_process_begins_that_has_no_time(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / ".samples.parquet.x1.part").write_text("cut off")
+    command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
+    assert supervisor.supervise([], tmp_path, 0.5, time.monotonic(), command) == 128 + signal.SIGSEGV
+    assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_a_process_that_ignores_its_limit_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "LAST_WAIT_SECONDS", 0.0)
+    begin = time.monotonic()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert supervisor.supervise([], tmp_path, 0.01, begin, command) == supervisor.EXIT_HUNG
+    assert time.monotonic() - begin < 20
+    assert "ran past the time limit" in capfd.readouterr().err
+
+
+def test_the_campaign_ends_with_who_asked_for_it(tmp_path: Path) -> None:
+    """`timeout -s KILL` and a lent machine's limit reach the first process alone."""
+    command = [sys.executable, "-m", "pipeline.collect.campaign", "--out", str(tmp_path / "run"), "--device", "cpu"]
+    asked = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{asked.pid}/task/{asked.pid}/children")
+    found: list[str] = []
+    for _ in range(600):
+        found = children.read_text().split()
+        if found and (tmp_path / "run" / "manifest.json").exists():
+            break
+        time.sleep(0.05)
+    (child,) = found
+    os.kill(asked.pid, signal.SIGKILL)
+    asked.wait()
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists() or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("the campaign runs on")
+
+
+def test_an_unforeseen_error_ends_one_process_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipeline.collect import campaign
+
+    def fail(arguments: list[str]) -> int:
+        raise ValueError(f"poisoned: {arguments}")
+
+    monkeypatch.setattr(campaign, "main", fail)
+    monkeypatch.setattr(supervisor, "end_with", lambda parent: None)  # this process goes on after the test
+    assert supervisor.child(["1", "--out", "x"]) == supervisor.EXIT_UNFORESEEN
+    assert "poisoned: ['--out', 'x']" in capsys.readouterr().err
