@@ -1,5 +1,7 @@
 """Steps as people write them: what the meta device lacks is captured as CUDA runs it."""
 
+import json
+
 import pandas as pd
 import pytest
 import yaml
@@ -38,6 +40,16 @@ def amp_attention(config, batch_size, device):
     return made(config, device, weight, lambda x: forward(weight(x)), torch.rand(batch_size, 2, 4, 8))
 
 
+def masked_attention(config, batch_size, device):
+    kind, weight = config["options"]["mask"], nn.Linear(8, 8, device=device)
+    mask = torch.zeros(16, 16, dtype=torch.bool if kind == "bool" else torch.float32, device=device)
+
+    def forward(x):
+        return F.scaled_dot_product_attention(weight(x), x, x, attn_mask=mask if kind else None, is_causal=not kind)
+
+    return made(config, device, weight, forward, torch.rand(batch_size, 2, 16, 8))
+
+
 def recurrent(config, batch_size, device):
     with torch.device(device):
         lstm = nn.LSTM(16, 32, num_layers=2, bidirectional=True)
@@ -48,6 +60,12 @@ def recurrent(config, batch_size, device):
         return gru(output.transpose(0, 1), hidden[:1])[0]
 
     return made(config, device, nn.ModuleList([lstm, gru]), forward, torch.rand(5, batch_size, 16))
+
+
+def projected(config, batch_size, device):
+    with torch.device(device):
+        lstm = nn.LSTM(16, 32, num_layers=2, bidirectional=True, proj_size=8, batch_first=True)
+    return made(config, device, lstm, lambda x: lstm(x)[0], torch.rand(batch_size, 5, 16))
 
 
 def amp(config, batch_size, device):
@@ -154,6 +172,20 @@ def test_attention_takes_the_kernel_of_what_it_gets(function, dtype, kernel):
     assert set(calls_of(function, dtype=dtype).query("family == 'attention'")["op"]) == {kernel}
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("mask", [None, "float", "bool"])
+def test_a_mask_is_read_by_the_kernel_that_takes_one(dtype, mask):
+    """FlashAttention takes no mask; half precision was timed as if it did, and what is read of a mask was left out."""
+    found = calls_of("masked_attention", dtype=dtype, options={"mask": mask})
+    attention = found[found["family"] == "attention"]
+    assert set(attention["op"]) == {"flash" if dtype == "fp16" and mask is None else "efficient"}
+    said = {"causal": True} if mask is None else {"causal": False, "mask": 16 * 16 * (2 if dtype == "fp16" else 4)}
+    assert [json.loads(text) for text in attention["attributes"]] == [said, said]
+    assert (found["op"] == "where").sum() == (mask == "bool"), "truth values become numbers"
+    full = 4 * (4 * 2) * 16 * 16 * 8
+    assert list(attention["flops"]) == [each * (0.5 if mask is None else 1.0) for each in (full, 2.5 * full)]
+
+
 def test_recurrent_layers_are_one_call_each_way_with_their_own_arithmetic():
     found = calls_of("recurrent")
     rnn = found[found["family"] == "rnn"]
@@ -165,6 +197,16 @@ def test_recurrent_layers_are_one_call_each_way_with_their_own_arithmetic():
     names = set(captured("recurrent").table["name"])
     assert {"aten::lstm", "aten::gru", "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"} <= names
     assert not any("steptime" in name or "Cudnn" in name.replace("CudnnRnnBackward0", "") for name in names)
+
+
+def test_a_projected_recurrent_layer_computes_what_its_weights_do():
+    found = calls_of("projected")
+    rnn = found[found["family"] == "rnn"]
+    weights = 2 * (4 * 32 * (16 + 8) + 32 * 8) + 2 * (
+        4 * 32 * (16 + 8) + 32 * 8
+    )  # both layers see 16 = 2 directions of 8
+    assert list(rnn["flops"]) == [2.0 * 4 * 5 * weights, 4.0 * 4 * 5 * weights]
+    assert all(json.loads(text)["projected"] == 8 for text in rnn["attributes"])
 
 
 def test_recurrent_layers_follow_autocast():
