@@ -58,7 +58,8 @@ def name_standins(nodes: Sequence[Node]) -> list[Node]:
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """While the body runs, the meta device does as CUDA: fused dropout and attention, cuDNN's recurrent layers, autocast.
+    """While the body runs, the meta device does as CUDA: fused dropout and attention, cuDNN's recurrent layers, autocast,
+    optimizers by lists of tensors.
 
     Code inside `torch.compile` runs as it is written, since what a compiler makes of it is not modelled.
     """
@@ -67,6 +68,7 @@ def as_on_cuda() -> Iterator[None]:
 
     from pipeline.workloads.attention import fused_where_possible
     from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.own_optimizers import as_lists
     from pipeline.workloads.recurrent import cudnn_layers
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -74,7 +76,7 @@ def as_on_cuda() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
-        for each in (fused_where_possible, cudnn_layers, own_autocast):
+        for each in (fused_where_possible, cudnn_layers, own_autocast, as_lists):
             stack.enter_context(each())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if "transformers" in sys.modules:
