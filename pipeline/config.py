@@ -95,6 +95,7 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         UnknownNameError: a GPU, model, experiment or option does not exist.
         ConfigError: an override cannot be read, or a value makes no sense.
     """
+    _refuse_repeated(overrides)
     full = _with_experiment(list(overrides))
     points = [point(batch) for batch in _split(full)]
     seen: dict[tuple[str, str, str, int], Point] = {}
@@ -125,6 +126,11 @@ def point(overrides: Sequence[str]) -> Point:
     plain = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")), complete=False)
     base = _compose(tuple(text for text in given if text.split("=", 1)[0] in _GROUPS), complete=False)
     _refuse_new_keys(config, base, given)
+    if config["model"].get("architecture") != base["model"].get("architecture"):
+        raise ConfigError(
+            f"model.architecture={config['model'].get('architecture')}: model={model} is of another; take model=NAME of "
+            "that architecture (steptime models), or copy its file to a name of your own"
+        )
     check_values(config, base)
     named = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != plain[key]["name"]]
     model_variant = _variant({"model": config["model"]}, {"model": base["model"]})
@@ -143,6 +149,22 @@ def from_snakemake(config: Mapping[str, Any]) -> list[str]:
             values = value if isinstance(value, (list, tuple)) else [value]
             texts.append(f"{key}={','.join(str(v) for v in values)}")
     return texts
+
+
+def _refuse_repeated(overrides: Sequence[str]) -> None:
+    """`batch_size=512 batch_size=1024` would be answered for one of the two.
+
+    Raises:
+        ConfigError: a key is given twice, or taken away.
+    """
+    given: dict[str, str] = {}
+    for text in overrides:
+        key = text.partition("=")[0].lstrip("+")
+        if key.startswith("~"):
+            raise ConfigError(f"{text}: every option has a value: write {key[1:]}=value")
+        if key in given:
+            raise ConfigError(f"{given[key]} and {text}: give {key} once, several values as {key}=a,b")
+        given[key] = text
 
 
 def _with_experiment(overrides: list[str]) -> list[str]:

@@ -116,19 +116,24 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from torch.profiler import ExecutionTraceObserver
 
     from pipeline.graph.working import WorkingSet
+    from pipeline.workloads.own_optimizers import state_bytes, stepping
     from pipeline.workloads.step import saved_activations
 
-    with as_on_cuda(), saved_activations(step) as saved:
+    with as_on_cuda(), saved_activations(step) as saved, stepping() as stepped:
         if not step.training:
             with WorkingSet() as working:
                 step.run(0)
             saved.bytes = max(working.bytes - step.input_bytes, 0)
         elif not first:
             step.run(0)
+    made = [each for each in stepped if all(each is not one for one in step.optimizers)]
+    unused = bool(made) and len(made) == len(
+        stepped
+    )  # a step with an optimizer of its own leaves what it is given alone
     memory = Memory(
         step.parameters_bytes + step.buffers_bytes,
         step.gradient_bytes,
-        step.optimizer_bytes,
+        (0 if unused else step.optimizer_bytes) + state_bytes(made),
         saved.bytes,
         step.input_bytes,
     )

@@ -26,8 +26,9 @@ DTYPES = {
     "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "long int": "int64",
     "long": "int64", "int": "int32", "short": "int16", "signed char": "int8", "unsigned char": "uint8",
     "bool": "bool", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+    **{f"c10::Float8_{kind}": "fp8" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
 }  # fmt: skip
-"""Type names of tensors in execution traces."""
+"""Type names of tensors in execution traces; Kineto's are the same."""
 
 PHASES = (
     (re.compile(r"Optimizer\.(step|zero_grad)#|^## (optimizer|zero_grad) ##"), "optimizer"),

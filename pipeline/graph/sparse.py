@@ -7,7 +7,7 @@ they become the operators that the real one calls (source: torch/optim/adagrad.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.graph.table import Node, Tensor
@@ -38,16 +38,22 @@ SPARSE_FLAG = {"aten::_embedding_bag": 5, "aten::embedding": 4}
 """Lookups, and where the flag for a sparse gradient stands among their arguments."""
 
 
+BACKWARD = ("EmbeddingBackward", "EmbeddingBagBackward")
+"""Autograd's nodes of lookups, each with the sequence number of its lookup."""
+
+
 def own_tables(nodes: Sequence[Node]) -> list[Lookup]:
     """Tables with sparse gradients that a step of the user's looks up, in the order of the optimizer's additions.
 
-    What shapes cannot tell is taken as uniform: how often rows repeat.
+    Lookups of one table count together: autograd joins their gradients. What shapes cannot tell is taken as uniform: how
+    often rows repeat.
     """
-    tables = [
-        Lookup(node.tensor(1).numel, node.tensor(0).shape[0], 1.0, node.tensor(0).shape[1])
-        for node in nodes
+    lookups = {
+        node.attributes.get("sequence", -2 - i): _of(node)
+        for i, node in enumerate(nodes)
         if node.name in SPARSE_FLAG and node.value(SPARSE_FLAG[node.name]) is True
-    ]
+    }
+    tables = _joined(nodes, lookups)
     ordered = []
     for node in nodes:
         found = [table for table in tables if _is_addition(node, table)]
@@ -55,6 +61,45 @@ def own_tables(nodes: Sequence[Node]) -> list[Lookup]:
         for table in found[:1]:
             tables.remove(table)
     return ordered
+
+
+def _of(node: Node) -> Lookup:
+    weight = node.tensor(0).shape
+    return Lookup(node.tensor(1).numel, weight[0], 1.0, weight[1])
+
+
+def _joined(nodes: Sequence[Node], lookups: Mapping[int, Lookup]) -> list[Lookup]:
+    """One table per weight, in the order of the first lookups. Walks the backward pass: a lookup's gradient is there once its
+    node has run; an addition of two of them joins it with the latest of its shape (and is marked as one of sparse tensors),
+    unless that weight's gradient has been complete already, which autograd stores at once.
+    """
+    groups: list[list[int]] = []
+    complete = 0
+    for node in nodes:
+        sequence = int(node.attributes.get("sequence", -1))
+        if node.name.startswith(BACKWARD) and sequence in lookups:
+            groups.append([sequence])
+        elif node.name == "aten::add" and node.phase == "backward" and len(groups) - complete > 1:
+            shape, last = node.tensors()[0].shape, lookups[groups[-1][0]]
+            open_ = [group for group in groups[complete:-1] if lookups[group[0]].rows == last.rows]
+            if shape == (int(last.rows), int(last.width)) and open_:
+                groups.remove(open_[-1])
+                groups[-1] += open_[-1]
+                node.attributes["sparse_rows"] = round(sum(lookups[each].accesses for each in groups[-1]))
+        elif node.name.endswith("AccumulateGrad") and groups and node.tensors():
+            shape = node.tensors()[0].shape
+            if complete < len(groups) and shape == (
+                int(lookups[groups[-1][0]].rows),
+                int(lookups[groups[-1][0]].width),
+            ):
+                groups.insert(complete, groups.pop())
+                complete += 1
+    seen = {each for group in groups for each in group}
+    groups += [[each] for each in lookups if each not in seen]
+    return [
+        replace(lookups[group[0]], batch=round(sum(lookups[each].accesses for each in group)))
+        for group in sorted(groups, key=min)
+    ]
 
 
 def _is_addition(node: Node, table: Lookup) -> bool:

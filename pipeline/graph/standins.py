@@ -15,8 +15,6 @@ from unittest import mock
 
 from pipeline.graph.table import Node, Tensor
 
-EFFICIENT, FLASH = "efficient", "flash"
-
 NAMES = {
     "CudnnLstmBackward": "CudnnRnnBackward0",
     "CudnnLstm": "aten::lstm",
@@ -26,13 +24,17 @@ NAMES = {
     "CudnnTanh": "aten::rnn_tanh",
     "steptime_rnn::rnn_backward": "aten::_cudnn_rnn_backward",
     "steptime_rnn::rnn": "aten::_cudnn_rnn",
-    "FusedAttentionBackward": "ScaledDotProduct{Attention}AttentionBackward0",
-    "FusedAttention": "aten::scaled_dot_product_attention",
+    "SteptimeFlashBackward": "ScaledDotProductFlashAttentionBackward0",
+    "SteptimeFlash": "aten::scaled_dot_product_attention",
+    "SteptimeEfficientBackward": "ScaledDotProductEfficientAttentionBackward0",
+    "SteptimeEfficient": "aten::scaled_dot_product_attention",
     "steptime_loss::read": "aten::_local_scalar_dense",
-    "steptime_attention::forward": "aten::_scaled_dot_product_{attention}_attention",
-    "steptime_attention::backward": "aten::_scaled_dot_product_{attention}_attention_backward",
+    "steptime_attention::flash_backward": "aten::_scaled_dot_product_flash_attention_backward",
+    "steptime_attention::flash": "aten::_scaled_dot_product_flash_attention",
+    "steptime_attention::efficient_backward": "aten::_scaled_dot_product_efficient_attention_backward",
+    "steptime_attention::efficient": "aten::_scaled_dot_product_efficient_attention",
 }
-"""Names of stand-ins and of what they stand for; `{attention}` is the kernel that CUDA picks."""
+"""Names of stand-ins and of what they stand for."""
 
 WRAPPERS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": "aten::item"}
 """Operators and stand-ins that a CUDA run records under another operator."""
@@ -40,12 +42,10 @@ WRAPPERS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": "ate
 
 def name_standins(nodes: Sequence[Node]) -> list[Node]:
     """Give stand-ins CUDA's names, describe recurrent layers, and put `WRAPPERS` above what they wrap."""
-    attention = [node.tensor(0).dtype for node in nodes if node.name == "steptime_attention::forward"]
-    kind = FLASH if {"bf16", "fp16"} & set(attention) else EFFICIENT
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
     for node in nodes:
-        found = replace(node, name=_name(node.name, kind))
+        found = replace(node, name=_name(node.name))
         if found.name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
             found.attributes["rnn"] = _describe_rnn(found)
         if node.name in WRAPPERS:
@@ -58,7 +58,8 @@ def name_standins(nodes: Sequence[Node]) -> list[Node]:
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """While the body runs, the meta device does as CUDA: fused dropout and attention, cuDNN's recurrent layers, autocast.
+    """While the body runs, the meta device does as CUDA: fused dropout and attention, cuDNN's recurrent layers, autocast,
+    optimizers by lists of tensors.
 
     Code inside `torch.compile` runs as it is written, since what a compiler makes of it is not modelled.
     """
@@ -67,6 +68,7 @@ def as_on_cuda() -> Iterator[None]:
 
     from pipeline.workloads.attention import fused_where_possible
     from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.own_optimizers import as_lists
     from pipeline.workloads.recurrent import cudnn_layers
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -74,7 +76,7 @@ def as_on_cuda() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
-        for each in (fused_where_possible, cudnn_layers, own_autocast):
+        for each in (fused_where_possible, cudnn_layers, own_autocast, as_lists):
             stack.enter_context(each())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if "transformers" in sys.modules:
@@ -84,10 +86,10 @@ def as_on_cuda() -> Iterator[None]:
         yield
 
 
-def _name(name: str, kind: str) -> str:
+def _name(name: str) -> str:
     for stand_in, real in NAMES.items():
         if stand_in in name:
-            return name.replace(stand_in, real.format(attention=kind, Attention=kind.capitalize()))
+            return name.replace(stand_in, real)
     return name
 
 
@@ -98,5 +100,7 @@ def _describe_rnn(node: Node) -> dict[str, Any]:
     gates, hidden, layers, directions, batch_first = (int(v) for v in node.values[-5:])
     weights: Sequence[Tensor] = node.tensor_list(2 if backward else 1)
     batch, tokens = x.shape[:2] if batch_first else x.shape[1::-1]
+    output = weights[1].shape[-1]  # what a step feeds back: the hidden width, unless the layer projects it
     return {"gates": gates, "hidden": hidden, "layers": layers, "directions": directions, "batch": batch,
-            "tokens": tokens, "weight_bytes": sum(w.bytes for w in weights)}  # fmt: skip
+            "tokens": tokens, "weight_bytes": sum(w.bytes for w in weights),
+            **({"projected": output} if output != hidden else {})}  # fmt: skip

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.embedding import attributes_of
 from pipeline.kernels.half import DTYPES
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.intervals import Quantiles
@@ -27,7 +28,15 @@ from pipeline.kernels.work import Array, Dims, is_one_of
 FAMILY = "attention"
 
 OP = "flash"
-"""Op of the fused kernel of half precision, whichever library it comes from; `efficient` is another kernel."""
+"""Op of the fused kernel of half precision, whichever library it comes from."""
+
+MASKED = "efficient"
+"""Op of the memory-efficient kernel, which half precision gets with a mask: it computes the same products, a mask's zeros
+included, and reads the mask beside. No samples exist: it takes the fused kernel's time with the mask's traffic."""
+
+MASKED_SPREAD = 1.25
+"""Factor up and down that this adds to the interval: one public pair, of cross-attention on an H100, has it 1.25 times as
+long as FlashAttention-2 (amap-cvlab/ABot-World, pull request 14)."""
 
 WIDTHS = (64.0, 80.0, 128.0, 256.0)
 """Head widths between which the sustained share is interpolated (in log); flat outside."""
@@ -99,7 +108,9 @@ class Constants:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of calls, each of shape (rows,): heads of all samples, queries, keys, head width, and what kind they are."""
+    """Sizes of calls, each of shape (rows,): heads of all samples, queries, keys, head width, what kind they are, and the
+    bytes of a mask.
+    """
 
     heads: Array
     queries: Array
@@ -109,19 +120,21 @@ class Shape:
     causal: npt.NDArray[np.bool_]
     backward: npt.NDArray[np.bool_]
     cached: npt.NDArray[np.bool_]
+    mask: Array
 
     @classmethod
     def of(cls, calls: pd.DataFrame) -> Shape:
-        """From `B`, `M`, `N`, `K`, and `causal` (and `cached`, of serving's samples) in `attributes`."""
+        """From `B`, `M`, `N`, `K`, and `causal`, `mask` (its bytes) and `cached` (of serving's samples) in `attributes`."""
         d = Dims(calls)
         queries = d("M")
+        mask = np.array([float(said.get("mask", 0.0)) for said in attributes_of(d)], dtype=np.float64)
         return cls(d("B"), queries, d("N", queries), d("K"), d.element_bytes(), d.flag("causal"), d.backward(),
-                   d.flag("cached"))  # fmt: skip
+                   d.flag("cached"), mask)  # fmt: skip
 
     @property
     def bytes(self) -> Array:
-        """Traffic of q, k, v and the output."""
-        return self.element * self.heads * self.width * 2.0 * (self.queries + self.keys)
+        """Traffic of q, k, v, the output and a mask."""
+        return self.element * self.heads * self.width * 2.0 * (self.queries + self.keys) + self.mask
 
 
 def attention_us(c: Constants, tiles: tuple[float, float], gpu: GpuSpec, peak: Array, s: Shape) -> Array:
@@ -204,14 +217,15 @@ class AttentionModel(KernelModel):
         return "pack" if self.gpu.name == self.measured.name else "transferred"
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
-        """Evidence of each row: backward passes were measured nowhere."""
-        return np.where(Dims(calls).backward(), "transferred", self.evidence).astype(object)
+        """Evidence of each row: backward passes and masks were measured nowhere."""
+        d = Dims(calls)
+        return np.where(d.backward() | d.op_in((MASKED,)), "transferred", self.evidence).astype(object)
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Fused calls of half precision with all their sizes."""
         d = Dims(calls)
         sized = np.isfinite(d("B") * d("M") * d("K")) & (d("K") <= WIDEST)
-        return np.asarray(d.op_in((OP,)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized)
+        return np.asarray(d.op_in((OP, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of calls; intervals widen off the samples' widths and masks, backward, and on another GPU."""
@@ -222,7 +236,10 @@ class AttentionModel(KernelModel):
         found = Estimate(time, time, time * low, time * high, self._inside(shape), time * low, time * high)
         if self.gpu.name != self.measured.name:
             found = found.widen(TRANSFERRED_SPREAD)
-        for rows, spread in ((shape.backward, BACKWARD_SPREAD), (~found.inside, OUTSIDE_SPREAD)):
+        masked = Dims(calls).op_in((MASKED,))
+        for rows, spread in (
+            (shape.backward, BACKWARD_SPREAD), (~found.inside, OUTSIDE_SPREAD), (masked, MASKED_SPREAD)
+        ):  # fmt: skip
             found = merge(found, _rows(found.widen(spread), rows), rows)
         return found
 

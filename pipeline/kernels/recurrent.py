@@ -8,6 +8,8 @@ Blunsom 2016, arXiv 1604.01946). Products take what the GPU's model of `gemm` sa
 - Layers of one stack overlap along the diagonal, directions of one layer beside each other: kernels that run at once
   are taken as one product with as many more columns. A bidirectional layer needs all steps of the one below.
 - The host launches every kernel of the chain: no step is shorter than its launches.
+- A projection of the output (`proj_size`) is one more product at each step, of B x H times H x P, and P is what the next step
+  and the next layer see. cuDNN takes no persistent kernel then (`get_algo` in ATen/native/cudnn/RNN.cpp).
 - Where a matrix lies in registers for the whole sequence (cuDNN's persistent kernels), a step is a synchronisation and
   arithmetic. Which layers get them is PyTorch's rule (ATen/native/cudnn/RNN.cpp), which knows GPU, sizes and dtype.
 """
@@ -32,7 +34,9 @@ Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]
 
 @dataclass(frozen=True)
 class Layers:
-    """Sizes of recurrent calls, each of shape (rows,): batch, steps, input and hidden width, layers, directions, gates."""
+    """Sizes of recurrent calls, each of shape (rows,): batch, steps, input and hidden width, layers, directions, gates, and
+    the width of the output, which is fed back: `hidden`, or less where an LSTM projects it.
+    """
 
     batch: Array
     steps: Array
@@ -43,16 +47,21 @@ class Layers:
     gates: Array
     backward: npt.NDArray[np.bool_]
     bytes: Array
+    output: Array
+    projected: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, calls: pd.DataFrame) -> Layers:
-        """From a table of calls; one direction and four gates where `attributes` does not say."""
+        """From a table of calls; one direction, four gates and no projection where `attributes` does not say."""
         d = Dims(calls)
         said = attributes_of(d)
-        directions, gates = (np.array([float(one.get(key, usual)) for one in said], dtype=np.float64)
-                             for key, usual in (("directions", 1.0), ("gates", 4.0)))  # fmt: skip
+        directions, gates, output = (
+            np.array([float(one.get(key, usual)) for one in said], dtype=np.float64)
+            for key, usual in (("directions", 1.0), ("gates", 4.0), ("projected", 0.0))
+        )
         sizes = (d("B"), d("T"), d("I"), d("H"), d("layers", 1.0))
-        return cls(*sizes, directions, gates, d.backward(), d.element_bytes())
+        width = np.where(output > 0, output, sizes[3])
+        return cls(*sizes, directions, gates, d.backward(), d.element_bytes(), width, output > 0)
 
 
 LAUNCH_US = 3.2
@@ -138,7 +147,8 @@ def _parts(
 ) -> tuple[pd.DataFrame, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_]]:
     """Products of all calls, the call of each, how often it occurs there, and whether it belongs to the chain of steps."""
     tokens, wide = sizes.batch * sizes.steps, sizes.gates * sizes.hidden
-    upper = sizes.directions * sizes.hidden
+    upper = sizes.directions * sizes.output
+    projects = np.where(sizes.projected, 1.0, 0.0)
     deeper, once = sizes.layers - 1.0, np.ones_like(tokens)
     at_once = np.round(sizes.layers * sizes.directions * sizes.steps / _steps(sizes))
     forward, backward = np.where(sizes.backward, 0.0, 1.0), np.where(sizes.backward, 1.0, 0.0)
@@ -149,11 +159,14 @@ def _parts(
         (backward * deeper, tokens, wide, upper),
         (backward * once, wide, tokens, sizes.inputs),
         (backward * deeper, wide, tokens, upper),
-        (backward * sizes.layers, wide, tokens, sizes.hidden),
+        (backward * sizes.layers, wide, tokens, sizes.output),
+        (backward * projects * sizes.layers, sizes.hidden, tokens, sizes.output),
     )
     chain = (
-        (forward * _steps(sizes), sizes.batch, sizes.hidden, at_once * wide),
-        (backward * _steps(sizes), sizes.batch, wide, at_once * sizes.hidden),
+        (forward * _steps(sizes), sizes.batch, sizes.output, at_once * wide),
+        (backward * _steps(sizes), sizes.batch, wide, at_once * sizes.output),
+        (forward * projects * _steps(sizes), sizes.batch, sizes.hidden, at_once * sizes.output),
+        (backward * projects * _steps(sizes), sizes.batch, sizes.output, at_once * sizes.hidden),
     )
     rows = np.arange(len(tokens))
     frames, ats, times = [], [], []
@@ -189,7 +202,7 @@ def _cell_us(sizes: Layers, physics: Physics) -> Array:
 def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics) -> Array:
     """All steps one after another: by the host's launches or the device, or in a persistent kernel."""
     d, steps = Dims(calls), _steps(sizes)
-    kernels = np.where(sizes.backward, BACKWARD_LAUNCHES, LAUNCHES)
+    kernels = np.where(sizes.backward, BACKWARD_LAUNCHES, LAUNCHES) + np.where(sizes.projected, 1.0, 0.0)
     launched = sizes.layers * sizes.directions * sizes.steps * kernels * LAUNCH_US
     plain = np.maximum(steps * (step + kernels * GAP_US), launched)
     peak = physics.peak_flop_per_us(d)
@@ -203,7 +216,8 @@ def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics)
 def _small(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
     """Layers that get the small persistent kernel: `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp."""
     widest = np.where(sizes.gates > 1.0, np.where(sizes.backward, 128.0, 192.0), np.where(sizes.backward, 256.0, 384.0))
-    return np.asarray((sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & (dtype != "fp64"))
+    plain = ~sizes.projected & (dtype != "fp64")
+    return np.asarray((sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain)
 
 
 def _small_us(sizes: Layers, physics: Physics) -> Array:
@@ -219,7 +233,7 @@ def _small_us(sizes: Layers, physics: Physics) -> Array:
 def _large(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
     """Layers that get the large persistent kernel: `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp."""
     b, t, capability = sizes.batch, sizes.steps, physics.gpu.compute_capability
-    shape = (sizes.layers == 1) & (sizes.directions == 1) & (sizes.hidden <= 1024)
+    shape = (sizes.layers == 1) & (sizes.directions == 1) & (sizes.hidden <= 1024) & ~sizes.projected
     aligned = (np.mod(sizes.hidden, 128) == 0) & (np.mod(sizes.inputs, 128) == 0) & (dtype == "fp16")
     if 7.0 <= capability < 7.5:
         some = ((np.mod(b, 16) == 0) & (b != 80) & (b != 112)) | (b == 8)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.graph.execution_trace import DTYPES
 from pipeline.trace.activity import Activity
 from pipeline.trace.fields import Category
 
@@ -29,7 +30,7 @@ PRODUCT_KERNELS = "gemm|cutlass|gemv|nvjet"
 """What the names of matrix-product kernels hold (`nvjet` are cuBLAS's own since Hopper); other kernels of such an op
 (bias, split-K reduction) go by waves."""
 
-HALF_TYPES = {"c10::Half": "fp16", "c10::BFloat16": "bf16"}
+HALF_TYPES = {name: short for name, short in DTYPES.items() if short in ("fp16", "bf16")}
 """What Kineto calls the element types that tensor cores take directly."""
 
 TF32_KERNELS = "tf32|tensorop|s1688|nvjet"

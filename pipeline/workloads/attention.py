@@ -29,6 +29,10 @@ def plain_attention(
     return torch.matmul(weights, v)
 
 
+WIDEST = 256
+"""Head width up to which CUDA has FlashAttention."""
+
+
 @contextmanager
 def eager_attention(on: bool) -> Iterator[None]:
     """While the body runs, `F.scaled_dot_product_attention` is computed by its parts."""
@@ -50,22 +54,37 @@ def plain_layers() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-class FusedAttention(torch.autograd.Function):
-    """Shapes of CUDA's memory-efficient attention; it is what fp32 gets there, and half precision with a mask."""
+class SteptimeEfficient(torch.autograd.Function):
+    """Shapes of CUDA's memory-efficient attention: what fp32 gets there, and what a mask gets in any dtype.
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout: float) -> Tensor:
-        """q, k, v (B, heads, T, D) -> (B, heads, T, D)."""
-        output: Tensor = _operators().forward(q, k, v, causal, dropout)
-        ctx.save_for_backward(q, k, v, output)
+    By their names capture knows what to call this and its like (`pipeline.graph.standins`).
+    """
+
+    name = "efficient"
+
+    @classmethod
+    def forward(
+        cls, ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float
+    ) -> Tensor:
+        """q, k, v (B, heads, T, D), mask as wide as it is stored -> (B, heads, T, D)."""
+        output: Tensor = getattr(_operators(), cls.name)(q, k, v, mask, causal, dropout)
+        ctx.save_for_backward(q, k, v, output, *([] if mask is None else [mask]))
         ctx.causal = causal
         return output
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Gradients of q, k and v in one operator."""
-        q, k, v, output = ctx.saved_tensors
-        return (*_operators().backward(gradients[0], q, k, v, output, ctx.causal), None, None)
+    @classmethod
+    def backward(cls, ctx: Any, *gradients: Tensor) -> Any:
+        """Gradients of q, k and v in one operator, and of a mask that learns."""
+        q, k, v, output, *masks = ctx.saved_tensors
+        mask = masks[0] if masks else None
+        found = getattr(_operators(), f"{cls.name}_backward")(gradients[0], q, k, v, mask, output, ctx.causal)
+        return (*found, torch.empty_like(mask) if mask is not None and ctx.needs_input_grad[3] else None, None, None)
+
+
+class SteptimeFlash(SteptimeEfficient):
+    """The same for FlashAttention: half precision without a mask."""
+
+    name = "flash"
 
 
 @contextmanager
@@ -83,26 +102,43 @@ def fused_where_possible() -> Iterator[None]:
         if query.device.type != "meta" or query.dim() != 4 or query.dtype == torch.float64:
             found: Tensor = plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
             return found
-        return apply(FusedAttention, *lowered([query, key, value]), is_causal, dropout_p)
+        mask = _added(attn_mask, lowered([query])[0].dtype)
+        query, key, value, *masks = lowered([query, key, value, *([] if mask is None else [mask])])
+        half = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= WIDEST
+        kernel = SteptimeFlash if half and mask is None else SteptimeEfficient
+        return apply(kernel, query, key, value, masks[0] if masks else None, is_causal, dropout_p)
 
     with mock.patch.object(F, "scaled_dot_product_attention", attention):
         yield
 
 
-def _gradients(g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, causal: bool) -> tuple[Tensor, ...]:
+def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask as the kernel adds it to the scores: PyTorch turns one of truth values into numbers first
+    (`convert_boolean_attn_mask` in ATen/native/transformers/attention.cpp).
+    """
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.full((), -math.inf, dtype=dtype, device=mask.device))
+
+
+def _result(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+def _gradients(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, causal: bool
+) -> tuple[Tensor, ...]:
     return tuple(tensor.new_empty(tensor.shape) for tensor in (q, k, v))
 
 
 @cache
 def _operators() -> Any:
-    """The two operators of the meta device, registered when first needed."""
-    qkv = "Tensor q, Tensor k, Tensor v"
-    return meta_operators(
-        "steptime_attention",
-        {
-            f"forward({qkv}, bool causal, float dropout) -> Tensor": lambda q, k, v, c, p: q.new_empty(
-                *q.shape[:-1], v.shape[-1]
-            ),
-            f"backward(Tensor g, {qkv}, Tensor out, bool causal) -> (Tensor, Tensor, Tensor)": _gradients,
-        },
-    )
+    """The operators of the meta device, registered when first needed."""
+    given = "Tensor q, Tensor k, Tensor v, Tensor? mask"
+    operators: dict[str, Any] = {}
+    for kernel in (SteptimeFlash, SteptimeEfficient):
+        operators[f"{kernel.name}({given}, bool causal, float dropout) -> Tensor"] = _result
+        operators[f"{kernel.name}_backward(Tensor g, {given}, Tensor out, bool causal) -> (Tensor, Tensor, Tensor)"] = (
+            _gradients
+        )
+    return meta_operators("steptime_attention", operators)

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -337,7 +339,30 @@ class Saved:
 
 @contextmanager
 def saved_activations(step: Step) -> Iterator[Saved]:
-    """Count what autograd saves while the body runs."""
+    """Count what autograd saves while the body runs, what `torch.utils.checkpoint` computes again included."""
     saved = Saved([*step.parameters(), *step.in_kernel])
-    with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda kept: kept.tensor):
+    again: Any = torch.utils.checkpoint._recomputation_hook
+
+    class Counted(again):  # type: ignore[misc]
+        """Its hooks stand before ours; what it keeps is alive together when a part has been computed again."""
+
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            kept: list[Kept] = []
+            keep: Callable[[Tensor], Any] = vars(self)["pack_hook"]
+
+            def count(tensor: Tensor) -> Any:
+                kept.append(saved.add(tensor))
+                return keep(tensor)
+
+            self.kept, self.pack_hook = kept, count
+
+        def __exit__(self, *error: object) -> None:
+            super().__exit__(*error)
+            self.kept.clear()
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(saved.add, lambda kept: kept.tensor),
+        mock.patch.object(torch.utils.checkpoint, "_recomputation_hook", Counted),
+    ):
         yield saved

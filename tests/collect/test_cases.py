@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -40,6 +41,33 @@ def test_a_product_has_the_size_and_layout_that_its_dims_say() -> None:
     assert case.run().shape == (5, 3)
     assert case.produced[0].stride() == (1, 5)
     assert made.bytes == 4 * (5 * 7 + 7 * 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "columns", "weights"),
+    [
+        ({"directions": 1, "gates": 4}, 8, 4 * 8 * (3 + 8)),
+        ({"directions": 2, "gates": 3}, 16, 2 * 3 * 8 * (3 + 8)),
+        ({"gates": 1}, 8, 8 * (3 + 8)),
+        ({"directions": 2, "gates": 4, "projected": 5}, 10, 2 * (4 * 8 * (3 + 5) + 8 * 5)),
+    ],
+)
+def test_a_recurrent_layer_is_the_one_that_the_call_says(said: dict[str, int], columns: int, weights: int) -> None:
+    """Calls say `directions` and `gates`; one direction of an LSTM was measured in the place of all."""
+    spec = Spec("rnn", "lstm", "forward", "fp32", {"B": 2, "T": 4, "I": 3, "H": 8, "layers": 1}, said)
+    out = build_case(spec, Maker(torch.device("cpu"))).run()
+    assert out.shape == (2, 4, columns)
+    back = build_case(replace(spec, phase="backward"), Maker(torch.device("cpu")))
+    assert back.prepare is not None
+    back.prepare()
+    matrices = [each for each in back.run() if each.dim() == 2]
+    assert sum(each.numel() for each in matrices) == weights
+
+
+def test_attention_with_a_mask_is_not_measured_without_one() -> None:
+    spec = Spec("attention", "efficient", "forward", "fp32", {"B": 2, "M": 4, "N": 4, "K": 8}, {"mask": 64})
+    with pytest.raises(UnsupportedCallError, match="mask"):
+        build_case(spec, Maker(torch.device("cpu")))
 
 
 def test_an_unknown_op_says_which_are_known() -> None:

@@ -123,6 +123,8 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         ("++predict.cuda_graf=true", ConfigError, "did you mean 'predict.cuda_graph'"),
         ("overheads.host_scale=-1", ConfigError, "above 0"),
         ("model.dtype=[", ConfigError, "cannot read"),
+        ("~model.dim", ConfigError, "write model.dim=value"),
+        ("model.architecture=resnet", ConfigError, "model=dlrm_default is of another"),
     ],
 )
 def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type[Exception], says: str) -> None:
@@ -131,6 +133,15 @@ def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type
             ["gpu=V100", "model=dlrm_default", override] if not override.startswith(("gpu", "model=")) else [override]
         )
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["gpu=V100", "batch_size=512", "model.dim=32", "experiment=paper_dlrm"])
+def test_an_option_that_is_given_twice_is_no_choice_of_one(text: str) -> None:
+    """The last one won without a word, whatever the first one said."""
+    key = text.partition("=")[0]
+    for other in (f"{key}=3", f"+{key}=3", f"++{key}=3"):
+        with pytest.raises(ConfigError, match=f"give {key} once, several values as {key}=a,b"):
+            expand([text, other])
 
 
 def test_snakemake_values_become_overrides() -> None:

@@ -60,12 +60,14 @@ def test_a_stand_in_has_one_flag(causal):
     assert json.loads(map_calls(Graph(write_nodes([node])))["attributes"].iloc[0]) == {"causal": causal}
 
 
-def test_every_fused_operator_says_where_its_flag_stands():
+def test_every_fused_operator_says_where_its_flag_and_its_mask_stand():
     mapped = [name for name in rows() if name.startswith(PREFIX)]
     assert len(mapped) == 2 * len(KINDS)
     for name in mapped:
         names = [a.name for a in getattr(torch.ops.aten, name.removeprefix("aten::")).default._schema.arguments]
-        assert rows()[name].calls[0].options["causal"] == names.index("is_causal"), name
+        options = rows()[name].calls[0].options
+        assert options["causal"] == names.index("is_causal"), name
+        assert options.get("mask") == (names.index("attn_bias") if "attn_bias" in names else None), name
 
 
 @pytest.mark.parametrize("kind", ["flash_attention", "flash_attention_backward"])

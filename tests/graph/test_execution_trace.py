@@ -114,3 +114,16 @@ def test_a_step_measured_here_gives_the_operators_of_a_captured_one(tmp_path):
         return top_level_names(Graph(graph.table[graph.table["phase"] != "data"]))
 
     assert sequence_match(names(ours), names(real)) >= 0.97
+
+
+def test_element_types_are_known_by_one_list_and_all_have_a_size():
+    """Eight-bit floats counted as four bytes."""
+    from pipeline.graph.execution_trace import DTYPES
+    from pipeline.graph.table import DTYPE_BYTES, Tensor
+    from pipeline.kernels.work import ELEMENT_BYTES
+    from pipeline.transfer.trace_calls import HALF_TYPES
+
+    assert set(DTYPES.values()) <= set(DTYPE_BYTES)
+    assert all(ELEMENT_BYTES[name] == size for name, size in DTYPE_BYTES.items() if name in ELEMENT_BYTES)
+    assert HALF_TYPES == {"c10::Half": "fp16", "c10::BFloat16": "bf16"}
+    assert Tensor((3, 5), DTYPES["c10::Float8_e4m3fn"]).bytes == 15

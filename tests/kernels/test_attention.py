@@ -125,12 +125,24 @@ def test_evidence_follows_gpu_phase_kernel_and_dtype():
         ignore_index=True,
     )
     found = load_predictor(H100).predict(table)["evidence"].tolist()
-    assert found == ["pack", "transferred", "roofline", "roofline", "roofline", "pack"]
+    assert found == ["pack", "transferred", "roofline", "transferred", "roofline", "pack"]
     assert load_predictor(load_gpu("A10")).predict(table)["evidence"].tolist() == (
-        ["transferred", "transferred", "roofline", "roofline", "roofline", "transferred"]
+        ["transferred", "transferred", "roofline", "transferred", "roofline", "transferred"]
     )
     assert set(load_predictor(load_gpu("V100")).predict(table)["evidence"]) == {"roofline"}
     assert attention_model(load_gpu("V100")) is None
+
+
+def test_a_mask_that_is_data_hides_no_work_and_is_read():
+    """The memory-efficient kernel was a roofline, which is faster than the fused kernel: a mask made attention quicker."""
+    table = [calls(64, 2048), calls(64, 2048, op="efficient")]
+    masks = [json.dumps({"causal": False, "mask": size}) for size in (8 << 20, 1 << 30)]
+    table += [calls(64, 2048, op="efficient", attributes=said) for said in masks]
+    plain, other, small, large = kernel("A100-SXM4-80GB", *table)
+    assert plain == other <= small < large
+    assert kernel("A100-SXM4-80GB", calls(64, 2048, causal=True))[0] < plain
+    width = [load_predictor(H100).predict(each)[["p10_us", "p90_us"]].to_numpy()[0] for each in table[:2]]
+    assert width[1][1] / width[1][0] > 1.2 * width[0][1] / width[0][0]
 
 
 def test_intervals_widen_where_nothing_was_measured():

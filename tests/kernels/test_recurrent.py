@@ -21,11 +21,11 @@ WIDE = {"B": 64, "T": 50, "I": 1024, "H": 1024, "layers": 1}
 
 
 def calls(*rows, **more):
-    """A table of LSTM calls; `directions` and `gates` go into the attributes."""
+    """A table of LSTM calls; `directions`, `gates` and `projected` go into the attributes."""
     made = []
     for row in rows or ({},):
         one = {**WIDE, "phase": "forward", "dtype": "fp32", **more, **row}
-        said = {key: one.pop(key) for key in ("directions", "gates") if key in one}
+        said = {key: one.pop(key) for key in ("directions", "gates", "projected") if key in one}
         made.append({**one, "family": "rnn", "op": "lstm", "attributes": json.dumps(said)})
     return pd.DataFrame(made)
 
@@ -52,8 +52,9 @@ def flops(table):
     for row in table.to_dict("records"):
         said = json.loads(row["attributes"])
         d, g = said.get("directions", 1), said.get("gates", 4)
-        widths = [row["I"]] + [d * row["H"]] * (row["layers"] - 1)
-        once = sum(2.0 * g * (width + row["H"]) * row["H"] for width in widths) * d * row["T"] * row["B"]
+        p = said.get("projected", 0)
+        widths = [row["I"]] + [d * (p or row["H"])] * (row["layers"] - 1)
+        once = sum(2.0 * row["H"] * (g * (width + (p or row["H"])) + p) for width in widths) * d * row["T"] * row["B"]
         total.append(once * (2.0 if row["phase"] == "backward" else 1.0))
     return np.array(total)
 
@@ -61,6 +62,8 @@ def flops(table):
 SHAPES = (
     {}, {"gates": 3}, {"directions": 2}, {"layers": 3, "directions": 2}, {"I": 256}, {"layers": 2, "T": 1},
     {"phase": "backward"}, {"phase": "backward", "directions": 2, "layers": 2}, {"phase": "backward", "gates": 1},
+    {"projected": 256}, {"projected": 256, "layers": 2, "directions": 2}, {"projected": 256, "phase": "backward"},
+    {"projected": 256, "layers": 2, "directions": 2, "phase": "backward"},
 )  # fmt: skip
 
 
@@ -123,6 +126,20 @@ def test_small_layers_get_the_kernel_that_pytorch_chooses(hidden, phase, gates, 
     sizes = recurrent.Layers.of(table)
     assert recurrent._small(sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100")))[0] == kept
     assert not recurrent._small(sizes, np.array(["fp64"], dtype=object), Physics.of(load_gpu("V100")))[0]
+
+
+def test_a_projected_layer_multiplies_less_and_launches_more():
+    """It counted as one without a projection: with more products than run, fewer launches, and persistent kernels."""
+    for phase in ("forward", "backward"):
+        wide, narrow = us(calls({"phase": phase}, {"phase": phase, "projected": 128}))
+        assert narrow < 0.75 * wide
+        few = {"B": 1, "H": 512, "I": 8, "T": 1000, "phase": phase}
+        launched = us(calls(few, {**few, "projected": 64}), free)
+        assert launched[1] - launched[0] == pytest.approx(1000 * LAUNCH_US, rel=0.02)
+    sizes = recurrent.Layers.of(calls({"H": 128, "projected": 64}))
+    assert not recurrent._small(sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100")))[0]
+    sizes = recurrent.Layers.of(calls({"B": 64, "projected": 128}))
+    assert not recurrent._large(sizes, np.array(["fp16"], dtype=object), Physics.of(load_gpu("A100")))[0]
 
 
 def test_a_resident_layer_takes_far_less_than_its_launches():

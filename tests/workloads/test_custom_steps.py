@@ -1,5 +1,7 @@
 """Steps as people write them: what the meta device lacks is captured as CUDA runs it."""
 
+import json
+
 import pandas as pd
 import pytest
 import yaml
@@ -38,6 +40,16 @@ def amp_attention(config, batch_size, device):
     return made(config, device, weight, lambda x: forward(weight(x)), torch.rand(batch_size, 2, 4, 8))
 
 
+def masked_attention(config, batch_size, device):
+    kind, weight = config["options"]["mask"], nn.Linear(8, 8, device=device)
+    mask = torch.zeros(16, 16, dtype=torch.bool if kind == "bool" else torch.float32, device=device)
+
+    def forward(x):
+        return F.scaled_dot_product_attention(weight(x), x, x, attn_mask=mask if kind else None, is_causal=not kind)
+
+    return made(config, device, weight, forward, torch.rand(batch_size, 2, 16, 8))
+
+
 def recurrent(config, batch_size, device):
     with torch.device(device):
         lstm = nn.LSTM(16, 32, num_layers=2, bidirectional=True)
@@ -48,6 +60,12 @@ def recurrent(config, batch_size, device):
         return gru(output.transpose(0, 1), hidden[:1])[0]
 
     return made(config, device, nn.ModuleList([lstm, gru]), forward, torch.rand(5, batch_size, 16))
+
+
+def projected(config, batch_size, device):
+    with torch.device(device):
+        lstm = nn.LSTM(16, 32, num_layers=2, bidirectional=True, proj_size=8, batch_first=True)
+    return made(config, device, lstm, lambda x: lstm(x)[0], torch.rand(batch_size, 5, 16))
 
 
 def amp(config, batch_size, device):
@@ -66,10 +84,12 @@ def amp(config, batch_size, device):
 def recomputed(config, batch_size, device):
     with torch.device(device):
         layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3)])
+    again = config["options"].get("again", False)
 
     def forward(x):
+        x = (x * 1.0).requires_grad_() if "again" in config["options"] else x
         for layer in layers:
-            x = checkpoint(layer, x, use_reentrant=False)
+            x = layer(x) if again is None else checkpoint(layer, x, use_reentrant=again)
         return x
 
     return made(config, device, layers, forward, torch.rand(batch_size, 16))
@@ -87,6 +107,29 @@ def sparse(config, batch_size, device):
         bag, rows = nn.EmbeddingBag(900, 8, sparse=True), nn.Embedding(500, 8, sparse=True)
     looked_up = torch.randint(500, (batch_size, 6))
     return made(config, device, nn.ModuleList([rows, bag]), lambda i: bag(i) + rows(i).sum(1), looked_up)
+
+
+def sparse_twice(config, batch_size, device):
+    with torch.device(device):
+        first, second = (nn.Embedding(5000, 8, sparse=True) for _ in range(2))
+    pairs = [torch.randint(5000, (batch_size,)) for _ in range(3)]
+    module = nn.ModuleList([first, second])
+    return made(config, device, module, lambda i, j, k: first(i) + second(k) + first(j), *pairs)
+
+
+def own_optimizer(config, batch_size, device):
+    kind, options = config["options"]["kind"], config["options"].get("of", {})
+    with torch.device(device):
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    own = getattr(torch.optim, kind)(model.parameters(), lr=0.1, **options)
+
+    def procedure(batch, optimizers):
+        own.zero_grad()
+        model(batch[0]).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        own.step()
+
+    return Step([model], [(torch.rand(batch_size, 64),)], None, None, device, config, procedure=procedure)
 
 
 def frozen(config, batch_size, device):
@@ -154,6 +197,20 @@ def test_attention_takes_the_kernel_of_what_it_gets(function, dtype, kernel):
     assert set(calls_of(function, dtype=dtype).query("family == 'attention'")["op"]) == {kernel}
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("mask", [None, "float", "bool"])
+def test_a_mask_is_read_by_the_kernel_that_takes_one(dtype, mask):
+    """FlashAttention takes no mask; half precision was timed as if it did, and what is read of a mask was left out."""
+    found = calls_of("masked_attention", dtype=dtype, options={"mask": mask})
+    attention = found[found["family"] == "attention"]
+    assert set(attention["op"]) == {"flash" if dtype == "fp16" and mask is None else "efficient"}
+    said = {"causal": True} if mask is None else {"causal": False, "mask": 16 * 16 * (2 if dtype == "fp16" else 4)}
+    assert [json.loads(text) for text in attention["attributes"]] == [said, said]
+    assert (found["op"] == "where").sum() == (mask == "bool"), "truth values become numbers"
+    full = 4 * (4 * 2) * 16 * 16 * 8
+    assert list(attention["flops"]) == [each * (0.5 if mask is None else 1.0) for each in (full, 2.5 * full)]
+
+
 def test_recurrent_layers_are_one_call_each_way_with_their_own_arithmetic():
     found = calls_of("recurrent")
     rnn = found[found["family"] == "rnn"]
@@ -165,6 +222,16 @@ def test_recurrent_layers_are_one_call_each_way_with_their_own_arithmetic():
     names = set(captured("recurrent").table["name"])
     assert {"aten::lstm", "aten::gru", "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"} <= names
     assert not any("steptime" in name or "Cudnn" in name.replace("CudnnRnnBackward0", "") for name in names)
+
+
+def test_a_projected_recurrent_layer_computes_what_its_weights_do():
+    found = calls_of("projected")
+    rnn = found[found["family"] == "rnn"]
+    weights = 2 * (4 * 32 * (16 + 8) + 32 * 8) + 2 * (
+        4 * 32 * (16 + 8) + 32 * 8
+    )  # both layers see 16 = 2 directions of 8
+    assert list(rnn["flops"]) == [2.0 * 4 * 5 * weights, 4.0 * 4 * 5 * weights]
+    assert all(json.loads(text)["projected"] == 8 for text in rnn["attributes"])
 
 
 def test_recurrent_layers_follow_autocast():
@@ -184,6 +251,14 @@ def test_what_is_recomputed_in_the_backward_pass_counts(dtype):
     assert set(products["dtype"]) == {dtype}
 
 
+@pytest.mark.parametrize("again, kept", [(None, 1 + 3), (False, 3 + 1), (True, 3 + 1)])
+def test_what_is_recomputed_takes_memory_while_it_is_used(again, kept):
+    """Kept: the input of each part, and one part's results once they are there again. Parts of one layer and a ReLU keep the
+    ReLU's result beside the layer's input; the last part's result is the output, the others' are inputs of the next.
+    """
+    assert captured("recomputed", options={"again": again}).memory.activations == kept * 4 * 16 * 4
+
+
 def test_compiled_code_counts_as_it_is_written():
     assert (calls_of("compiled")["family"] == "gemm").sum() == 2
 
@@ -196,6 +271,41 @@ def test_sparse_gradients_touch_the_rows_looked_up_alone(optimizer):
     update = calls[calls["phase"] == "optimizer"]
     assert len(update) and update["bytes_written"].max() <= 4 * 6 * (8 * 4 + 8) < 500 * 8 * 4
     assert graph.memory.gradients <= 2 * 4 * 6 * (8 * 4 + 8)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_sparse_table_that_is_looked_up_twice_is_updated_once_by_the_rows_of_both(optimizer):
+    """The sum of its two gradients counted as one of whole tables, and the update as one of the first lookup's rows."""
+    graph = captured("sparse_twice", optimizer=optimizer)
+    calls = map_calls(graph)
+    assert not (calls["bytes_read"] > 5000 * 8 * 4).any(), "nothing reads a whole table"
+    joins = calls[calls["family"] == "concat"]
+    assert list(joins["bytes_read"]) == [8 * 8, 8 * 8 * 4]
+    name = "aten::coalesce" if optimizer == "adagrad" else "aten::add_"
+    rows = [node.attributes["sparse_rows"] for node in graph.nodes() if node.name == name and node.phase == "optimizer"]
+    assert rows == [8, 4]
+
+
+STATES = 2 * 4 * (64 * 64 + 64)
+
+
+@pytest.mark.parametrize("kind, of, op, launches, states", [
+    ("AdamW", {}, "foreach", 8, 2), ("AdamW", {"fused": True}, "fused_adamw", 1, 2), ("Adam", {"amsgrad": True}, "foreach", 8, 3),
+    ("SGD", {"momentum": 0.9, "fused": True}, "fused_sgd", 1, 1), ("Adagrad", {"fused": True}, "fused_adagrad", 1, 1),
+    ("RMSprop", {}, "foreach", 5, 1), ("Adamax", {}, "foreach", None, 2),
+])  # fmt: skip
+def test_an_optimizer_of_the_steps_own_goes_by_lists_and_keeps_its_state(kind, of, op, launches, states):
+    """On the meta device it went parameter by parameter, and its state was in no memory need."""
+    graph = captured("own_optimizer", options={"kind": kind, "of": of})
+    calls = map_calls(graph)
+    update = calls[calls["op"].str.startswith(op) & (calls["phase"] == "optimizer") & (calls["bytes_read"] > 1000)]
+    assert len(update) == (launches or len(update)) and "unknown" not in set(calls["op"])
+    assert graph.memory.optimizer == states * STATES
+    if op.startswith("fused"):
+        assert update["bytes_read"].item() == (2 + states) * STATES
+        assert update["bytes_written"].item() == (1 + states) * STATES
+    norms = calls[calls["op"] == "foreach_norm"]
+    assert len(norms) == 1 and norms["bytes_read"].item() == STATES, "gradients are clipped by lists, too"
 
 
 def test_momentum_of_sparse_gradients_is_refused():

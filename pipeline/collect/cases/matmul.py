@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases.base import Case, Maker, Spec, UnsupportedCallError
 
@@ -69,13 +69,18 @@ def conv2d(spec: Spec, make: Maker) -> Case:
 
 
 def rnn(spec: Spec, make: Maker) -> Case:
-    """LSTM or GRU over B sequences of T steps; backward includes no forward."""
+    """LSTM, GRU or plain recurrent layer over B sequences of T steps, as `attributes` has it (`directions`, `gates`,
+    `projected`); backward includes no forward.
+    """
     import torch
     from torch import nn
 
-    kind = {"lstm": nn.LSTM, "gru": nn.GRU}.get(spec.name.split("_")[-1].removesuffix("backward"), nn.LSTM)
-    both = bool(spec.attributes.get("bidirectional", False))
-    net = kind(spec["I"], spec["H"], spec.get("layers", 1), batch_first=True, bidirectional=both)
+    gates = int(spec.attributes.get("gates", 3 if spec.name.startswith("gru") else 4))
+    kind: Any = {1: nn.RNN, 3: nn.GRU, 4: nn.LSTM}[gates]
+    projected = int(spec.attributes.get("projected", 0))
+    both = int(spec.attributes.get("directions", 1)) == 2
+    net = kind(spec["I"], spec["H"], spec.get("layers", 1), batch_first=True, bidirectional=both,
+               **({"proj_size": projected} if projected else {}))  # fmt: skip
     net = net.to(make.device)
     x = make.tensor(spec["B"], spec["T"], spec["I"]).requires_grad_()
     if not spec.backward:
@@ -85,7 +90,7 @@ def rnn(spec: Spec, make: Maker) -> Case:
                 return net(x)[0]  # type: ignore[no-any-return]
 
         return Case(spec, forward, (x,))
-    grad = make.tensor(spec["B"], spec["T"], spec["H"] * (2 if both else 1))
+    grad = make.tensor(spec["B"], spec["T"], (projected or spec["H"]) * (2 if both else 1))
     wrt, last = [x, *net.parameters()], {}
 
     def prepare() -> None:
@@ -96,7 +101,13 @@ def rnn(spec: Spec, make: Maker) -> Case:
 
 
 def attention(spec: Spec, make: Maker) -> Case:
-    """Fused scaled dot-product attention: B (samples x heads), M queries, N keys, K head width."""
+    """Fused scaled dot-product attention: B (samples x heads), M queries, N keys, K head width.
+
+    Raises:
+        UnsupportedCallError: it has a mask, of which a call knows the bytes alone.
+    """
+    if spec.attributes.get("mask"):
+        raise UnsupportedCallError("attention with a mask: its shape is not known")
     import torch
     import torch.nn.functional as F
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipeline.graph.sizes.work import Rule, Work, on_device, size
 from pipeline.graph.table import Node
@@ -33,6 +34,17 @@ def foreach(node: Node, rule: Rule) -> list[Work] | None:
         dims = {"bytes": each, "tensors": tensors, "inputs": reads * each, "outputs": writes * each}
         works.append(Work(dims, float(elements * reads), float(reads * each), float(writes * each), lists[0][0].dtype))
     return works
+
+
+@size("fused_optimizer")
+def fused_optimizer(node: Node, rule: Rule) -> list[Work] | None:
+    """_fused_adam_ and its like, a whole update in one kernel per group of chunks: parameters, gradients and states are read,
+    all but the gradients written back (ATen/native/cuda/fused_adam_utils.cuh). Counters of steps are no such list.
+    """
+    lists = [argument for argument in node.inputs if isinstance(argument, tuple)]
+    whole = [found for found in lists if [t.shape for t in found] == [t.shape for t in lists[0]]]
+    options = {"written": len(whole) - 1, "depth": len(whole)}
+    return foreach(replace(node, inputs=tuple(whole), values=()), replace(rule, options=options))
 
 
 @size("foreach_norm")

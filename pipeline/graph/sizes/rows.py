@@ -67,8 +67,11 @@ def channels(node: Node, rule: Rule) -> Work | None:
 
 @size("attention")
 def attention(node: Node, rule: Rule) -> Work:
-    """Fused attention: q, k, v (B, heads, T, D); option `backward` adds the gradient's products, `causal` is where that
-    flag stands among the arguments. Dims count heads of all samples, queries, keys and head width.
+    """Fused attention: q, k, v (B, heads, T, D); option `backward` adds the gradient's products, `causal` and `mask` are
+    where these stand among the arguments. Dims count heads of all samples, queries, keys and head width.
+
+    Kernels skip keys that a causal flag hides (PyTorch's mem_eff_attention/kernel_forward.h shortens `num_keys` by blocks of
+    queries, FlashAttention-2 its loop). A mask is data to them: everything is computed, and the mask read beside.
     """
     first = 1 if rule.options.get("backward") else 0
     q, k = node.tensor(first), node.tensor(first + 1)
@@ -78,7 +81,10 @@ def attention(node: Node, rule: Rule) -> Work:
     flops = 2.0 * products * batch * heads * tokens * k.shape[2] * width * (0.5 if causal else 1.0)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) == 4) or q.bytes)
     dims = {"B": batch * heads, "M": tokens, "N": k.shape[2], "K": width}
-    return Work(dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal})
+    at = int(rule.options.get("mask", -1))
+    mask = node.inputs[at] if 0 <= at < len(node.inputs) else None
+    said = {"mask": mask.stored_bytes} if isinstance(mask, Tensor) else {}
+    return Work(dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal, **said})
 
 
 def _flag(node: Node, at: int) -> bool:
@@ -91,25 +97,28 @@ def _flag(node: Node, at: int) -> bool:
 def rnn(node: Node, rule: Rule) -> Work:
     """cuDNN's LSTM or GRU as one piece of work: x (T, B, I) or (B, T, I), all weights, hidden width H.
 
-    FLOPs 2·gates·(I + H)·H per step, direction and layer; the backward pass does twice that.
+    FLOPs 2·gates·(I + H)·H per step, direction and layer; the backward pass does twice that. An LSTM that projects its output
+    to P feeds P back and up, for 2·H·P more.
     """
     x = node.tensor(1 if rule.options.get("backward") else 0)
     shape = node.attributes["rnn"]
     gates, width, layers, directions = shape["gates"], shape["hidden"], shape["layers"], shape["directions"]
     weights = float(shape["weight_bytes"])
-    per_layer = [x.shape[-1], *[width * directions] * (layers - 1)]
+    projected = int(shape.get("projected", 0))
+    fed = projected or width
+    per_layer = [x.shape[-1], *[fed * directions] * (layers - 1)]
     flops = (
-        sum(2.0 * gates * (inputs + width) * width for inputs in per_layer)
+        sum(2.0 * width * (gates * (inputs + fed) + projected) for inputs in per_layer)
         * directions
         * shape["tokens"]
         * shape["batch"]
     )
-    out = shape["tokens"] * shape["batch"] * width * directions * (x.bytes // max(1, x.numel))
+    out = shape["tokens"] * shape["batch"] * fed * directions * (x.bytes // max(1, x.numel))
     dims = {"B": shape["batch"], "T": shape["tokens"], "I": x.shape[-1], "H": width, "layers": layers}
     factor = 2.0 if rule.options.get("backward") else 1.0
     dtype = "tf32" if node.attributes.get("tf32") and x.dtype == "fp32" else x.dtype
-    return Work(dims, factor * flops, factor * (x.bytes + weights), factor * layers * out, dtype,
-                attributes={"directions": directions, "gates": gates})  # fmt: skip
+    said = {"directions": directions, "gates": gates} | ({"projected": projected} if projected else {})
+    return Work(dims, factor * flops, factor * (x.bytes + weights), factor * layers * out, dtype, attributes=said)
 
 
 def _window(node: Node, rule: Rule) -> dict[str, int]:

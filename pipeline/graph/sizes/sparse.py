@@ -31,6 +31,19 @@ def sparse_add(node: Node, rule: Rule) -> list[Work]:
     return [add] if joined else [scaled, add]
 
 
+@size("sparse_join")
+def sparse_join(node: Node, rule: Rule) -> list[Work]:
+    """The sum of two sparse gradients: indices and values put behind each other (`add_out_sparse_cuda`, same file)."""
+    weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
+    parts = ((8, 1), (weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4), weight.shape[-1]))
+    sizes = [(float(count * size_), width) for size_, width in parts]
+    dtypes = ("int64", weight.dtype)
+    return [
+        Work({"bytes": int(moved), "tensors": 2, "B": count, "H": width}, 0.0, moved, moved, dtype)
+        for (moved, width), dtype in zip(sizes, dtypes, strict=True)
+    ]
+
+
 @size("coalesce")
 def coalesce(node: Node, rule: Rule) -> list[Work]:
     """coalesce(): indices numbered and sorted, runs found, rows of one run summed; the host waits for how many there are

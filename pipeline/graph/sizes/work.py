@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pipeline.graph.table import Node, Tensor
 
-FLOATING = ("fp32", "fp64", "bf16", "fp16")
+FLOATING = ("fp32", "fp64", "bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""Optimizers that a step makes itself: they go as on CUDA while nothing is computed, and their state is counted.
+
+`torch.optim` asks for the device of the parameters: on CUDA it takes lists of tensors (`foreach`) unless told otherwise, and
+has fused kernels; elsewhere it goes parameter by parameter, which is hundreds of launches that no GPU sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+LACKING = ("_fused_sgd_", "_fused_adagrad_")
+"""Fused optimizers that PyTorch does not have for the meta device; Adam's it has."""
+
+
+MODULES = tuple(import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"))
+"""Where optimizers, and gradient clipping, look up what a device has kernels for."""
+
+
+@contextmanager
+def as_lists() -> Iterator[None]:
+    """While the body runs, optimizers and gradient clipping take the meta device for one like CUDA."""
+    _fill_in()
+    with ExitStack() as stack:
+        for module in MODULES:
+            for kind in ("foreach", "fused"):
+                name = f"_get_{kind}_kernels_supported_devices"
+                usual = getattr(module, name)
+                stack.enter_context(mock.patch.object(module, name, lambda usual=usual: [*usual(), "meta"]))
+        yield
+
+
+@contextmanager
+def stepping() -> Iterator[list[Optimizer]]:
+    """Optimizers that take a step while the body runs, each once."""
+    seen: list[Optimizer] = []
+
+    def note(optimizer: Optimizer, *_: Any) -> None:
+        if all(each is not optimizer for each in seen):
+            seen.append(optimizer)
+
+    handle = register_optimizer_step_post_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def state_bytes(optimizers: Sequence[Optimizer]) -> int:
+    """What optimizers keep on the device; single numbers, which count steps, are left out."""
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    return sum(tensor.nbytes for tensor in kept if tensor.numel() > 1)
+
+
+@cache
+def _fill_in() -> Any:
+    """Shapes of the fused optimizers in `LACKING`, registered when first needed."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in LACKING:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            library.impl(name, lambda *_, **__: None, "Meta")
+    return library
