@@ -117,7 +117,8 @@ class ReplayResult:
 
         The rest, beside host and device, is work queued before the step, latency of launches and gaps between kernels.
         """
-        host, device = np.mean([r.timeline.critical_shares() for r in self.replayed], axis=0)
+        paths = [r.timeline.critical for r in self.replayed]
+        host, device = np.mean([(path.host_us, path.device_us) for path in paths], axis=0)
         predicted = self.mean("predicted")
         return {
             "host_us": float(host), "device_us": float(device), "host_share": float(host / predicted),
