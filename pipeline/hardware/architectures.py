@@ -1,7 +1,8 @@
 """Per-SM limits of each GPU architecture, by compute capability.
 
 Source of the NVIDIA rows: CUDA C Programming Guide, "Technical Specifications per Compute Capability" and "Arithmetic
-Instructions"; allocation units and partitions: the occupancy calculator of the CUDA toolkit (cuda_occupancy.h). CDNA2: AMD "CDNA 2" whitepaper and the MI200 ISA guide.
+Instructions"; allocation units and partitions: the occupancy calculator of the CUDA toolkit (cuda_occupancy.h). CDNA2: AMD
+"CDNA 2" whitepaper and the MI200 ISA guide.
 A GPU file may override any of the first five.
 """
 

@@ -1,8 +1,8 @@
 """Resident thread blocks per SM, from threads, registers and shared memory per block and the architecture's limits.
 
 The arithmetic of NVIDIA's occupancy calculator (cuda_occupancy.h of the CUDA toolkit), vectorised: registers go to warps,
-each within one partition of the SM, so that a block of two warps takes those of two warps. Profiler traces carry registers and shared memory; the
-public kernel tables do not, for which `TYPICAL_REGISTERS` and no shared memory are assumed.
+each within one partition of the SM, so that a block of two warps takes those of two warps. Profiler traces carry registers and
+shared memory; the public kernel tables do not, for which `TYPICAL_REGISTERS` and no shared memory are assumed.
 """
 
 from __future__ import annotations
