@@ -178,7 +178,12 @@ class _Run:
         return np.maximum(host, device)
 
     def _synchronise(self, i: int, done: Floats) -> Floats:
-        s = int(self.p.stream[i])
+        s, p = int(self.p.stream[i]), self.p
+        named = p.wait_calls[p.wait_offsets[i] : p.wait_offsets[i + 1]].tolist()
+        for call in named:
+            done = self._later(self.host_cause, i, done, self.device_end[call] + p.sync_return_us, call)
+        if named:
+            return done
         for which in range(len(self.p.streams)) if s < 0 else (s,):
             if self.stream_call[which] >= 0 or self.p.backlog_us[which] > 0:
                 done = self._later(
