@@ -56,7 +56,7 @@ app(["trace", sys.argv[1], "--out", sys.argv[1] + ".parquet"], standalone_mode=F
         imports="from pipeline.predict.replay import replay\nfrom pipeline.trace.activity import activity",
         work="""result = replay(sys.argv[1])
 one = next(r for r in result.replayed if r.iteration.number == 1)
-path = one.timeline.critical[1]""",
+path = one.timeline.critical.calls""",
         facts="""calls = activity(result.trace).call_event[one.iteration.calls][path]
 facts = dict(zip(result.trace.columns["correlation"][calls].tolist(),
                  (result.trace.columns["dur_ns"][calls] / 1000).tolist()))""",

@@ -1,7 +1,8 @@
 """Per-SM limits of each GPU architecture, by compute capability.
 
 Source of the NVIDIA rows: CUDA C Programming Guide, "Technical Specifications per Compute Capability" and "Arithmetic
-Instructions"; allocation units: CUDA Occupancy Calculator. CDNA2: AMD "CDNA 2" whitepaper and the MI200 ISA guide.
+Instructions"; allocation units and partitions: the occupancy calculator of the CUDA toolkit (cuda_occupancy.h). CDNA2: AMD
+"CDNA 2" whitepaper and the MI200 ISA guide.
 A GPU file may override any of the first five.
 """
 
@@ -24,7 +25,7 @@ class Architecture:
         schedulers_per_sm: warp instructions issued per clock (one per scheduler).
         warp_size: threads per warp.
         register_unit: registers are handed out per warp in multiples of this.
-        warp_unit: warps of a block are rounded up to multiples of this when registers are handed out.
+        partitions: parts of it with registers of their own; a warp takes its registers from one of them.
         shared_unit_bytes: shared memory is handed out in multiples of this.
         shared_reserved_bytes: shared memory per block that the system keeps for itself.
     """
@@ -38,7 +39,7 @@ class Architecture:
     schedulers_per_sm: int = 4
     warp_size: int = 32
     register_unit: int = 256
-    warp_unit: int = 4
+    partitions: int = 4
     shared_unit_bytes: int = 256
     shared_reserved_bytes: int = 0
 
@@ -50,7 +51,7 @@ def _nvidia(threads: int, blocks: int, shared_kib: int, lanes: int, **units: int
 _AMPERE_UNITS = {"shared_unit_bytes": 128, "shared_reserved_bytes": 1024}
 
 ARCHITECTURES: dict[tuple[str, float], Architecture] = {
-    ("pascal", 6.0): _nvidia(2048, 32, 64, 64, schedulers_per_sm=2, warp_unit=2),
+    ("pascal", 6.0): _nvidia(2048, 32, 64, 64, schedulers_per_sm=2, partitions=2),
     ("pascal", 6.1): _nvidia(2048, 32, 96, 128),
     ("volta", 7.0): _nvidia(2048, 32, 96, 64),
     ("turing", 7.5): _nvidia(1024, 16, 64, 64),
@@ -62,7 +63,7 @@ ARCHITECTURES: dict[tuple[str, float], Architecture] = {
     ("blackwell", 10.3): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
     ("blackwell", 12.0): _nvidia(1536, 24, 100, 128, **_AMPERE_UNITS),
     # gfx90a: 4 SIMDs of 8 wavefronts of 64 threads, 512 KiB of vector registers and 64 KiB of local data share
-    ("cdna2", 9.0): Architecture(2048, 32, 32, 131072, 65536, 64, warp_size=64, register_unit=512, warp_unit=1),
+    ("cdna2", 9.0): Architecture(2048, 32, 32, 131072, 65536, 64, warp_size=64, register_unit=512),
 }
 """Limits by (architecture, compute capability)."""
 

@@ -5,7 +5,7 @@ waits between streams, waits of the host, blocking copies and the limit of the l
 recurrence per row; each quantity is a vector over draws, so that a thousand what-ifs cost little more than one.
 
 Per row i that follows row p, with all times from the begin of the step:
-    start[i]  = max(end[p], end of the thread) + lead + gap        (and a free place in the launch queue)
+    start[i]  = max(end[p] + lead + gap, end of the thread)        (and a free place in the launch queue)
     device[i] = max(start[i] + latency, stream + kernel gap, awaited calls + kernel gap)
     stream    = device[i] + kernel time
     end[i]    = start[i] + api (or the end of what the host waits for + return) + tail
@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import InputError
+from pipeline.predict.path import BACKLOG, NOTHING
 from pipeline.predict.step import Kind, Program
 from pipeline.predict.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Form = Literal["full", "published"]
 
 PUBLISHED_GAP_US = 1.0
@@ -51,8 +53,8 @@ def simulate(
     times = np.ascontiguousarray(kernels.T)
     run = _Run(program, times, np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],)))
     run.published() if form == "published" else run.full()
-    return Timeline(program, kernels, run.start, run.end, run.device_start, run.device_end, run.host_cause,
-                    run.device_cause)  # fmt: skip
+    return Timeline(program, kernels, run.start, run.end, run.device_start, run.device_end, run.launch_cause,
+                    run.host_cause, run.device_cause)  # fmt: skip
 
 
 class _Run:
@@ -65,11 +67,12 @@ class _Run:
         self.device_start = np.full((program.call_count, draws), np.nan)
         self.device_end = np.full((program.call_count, draws), np.nan)
         self.stream = np.repeat(program.backlog_us[:, None], draws, axis=1).astype(float)
-        self.stream_call = [-1] * len(program.streams)
+        self.stream_call = [BACKLOG] * len(program.streams)
         self.fills = program.fills
         self.filling: list[list[int]] = [[] for _ in program.streams]
-        self.host_cause = np.full(len(program), -1, np.int64)
-        self.device_cause = np.full(program.call_count, -1, np.int64)
+        self.launch_cause = np.full(len(program), NOTHING, np.int64)
+        self.host_cause = np.full(len(program), NOTHING, np.int64)
+        self.device_cause = np.full(program.call_count, NOTHING, np.int64)
 
     def published(self) -> None:
         p = self.p
@@ -80,7 +83,7 @@ class _Run:
             self.start[i] = cpu
             api = p.api_us[i] * self.scale
             if p.kind[i] == Kind.LAUNCH:
-                self._launch(i, [(cpu + api / 2, -1), *self._stream_ready(i, PUBLISHED_GAP_US)])
+                self._launch(i, [(cpu + api / 2, NOTHING), *self._stream_ready(i, PUBLISHED_GAP_US)])
             cpu = cpu + api + p.tail_us[i] * self.scale
             self.end[i] = cpu
 
@@ -101,16 +104,16 @@ class _Run:
             if kind[i] == Kind.LAUNCH:
                 if p.queue_depth and len(launched) >= p.queue_depth and not further[i]:
                     oldest = launched[-p.queue_depth]
-                    begin = self._later(i, begin, self.device_start[oldest], oldest)
+                    begin = self._later(self.launch_cause, i, begin, self.device_start[oldest], oldest)
                 self.start[i] = begin
                 done = begin + api[i]
-                self._launch(i, [(begin + p.latency_us[i], -1), *self._stream_ready(i, float(p.kernel_gap_us[i])),
+                self._launch(i, [(begin + p.latency_us[i], NOTHING), *self._stream_ready(i, float(p.kernel_gap_us[i])),
                                  *self._awaited(i)])  # fmt: skip
                 if not further[i]:
                     launched.append(int(p.call[i]))
                 if blocking[i]:
                     back = 0.0 if p.latency_us[i] == 0.0 else p.sync_return_us
-                    done = self._later(i, done, self.device_end[p.call[i]] + back, int(p.call[i]))
+                    done = self._later(self.host_cause, i, done, self.device_end[p.call[i]] + back, int(p.call[i]))
             else:
                 self.start[i] = begin
                 done = begin + api[i]
@@ -167,15 +170,23 @@ class _Run:
             self.filling[s].append(call)
         return out, cause
 
-    def _later(self, i: int, host: Floats, device: Floats, call: int) -> Floats:
-        """The later of a host time and a device time that row i waits for."""
+    @staticmethod
+    def _later(cause: Ints, i: int, host: Floats, device: Floats, call: int) -> Floats:
+        """The later of a host time and a device time that row i waits for; the call is noted where it is the device's."""
         if device[0] > host[0]:
-            self.host_cause[i] = call
+            cause[i] = call
         return np.maximum(host, device)
 
     def _synchronise(self, i: int, done: Floats) -> Floats:
-        s = int(self.p.stream[i])
+        s, p = int(self.p.stream[i]), self.p
+        named = p.wait_calls[p.wait_offsets[i] : p.wait_offsets[i + 1]].tolist()
+        for call in named:
+            done = self._later(self.host_cause, i, done, self.device_end[call] + p.sync_return_us, call)
+        if named:
+            return done
         for which in range(len(self.p.streams)) if s < 0 else (s,):
             if self.stream_call[which] >= 0 or self.p.backlog_us[which] > 0:
-                done = self._later(i, done, self.stream[which] + self.p.sync_return_us, self.stream_call[which])
+                done = self._later(
+                    self.host_cause, i, done, self.stream[which] + self.p.sync_return_us, self.stream_call[which]
+                )
         return done

@@ -62,7 +62,7 @@ def _labels(step: Timeline, calls: pd.DataFrame | None) -> list[str]:
 def _host_events(step: Timeline, begin: float) -> list[dict[str, Any]]:
     """Ops as slices; launches and waits inside them."""
     p = step.program
-    on_path = step.critical[0]
+    on_path = step.critical.rows
     host_begin = np.minimum(
         np.where(p.previous >= 0, step.row_end[p.previous, 0], 0.0) + p.lead_us, step.row_start[:, 0]
     )
@@ -91,7 +91,7 @@ def _host_events(step: Timeline, begin: float) -> list[dict[str, Any]]:
 
 def _device_events(step: Timeline, begin: float, labels: Sequence[str]) -> list[dict[str, Any]]:
     p = step.program
-    on_path = step.critical[1]
+    on_path = step.critical.calls
     rows = np.flatnonzero(p.call >= 0)
     return [
         slice_event(labels[call], "kernel", DEVICE_PID, int(p.streams[p.stream[row]]), begin + step.device_start[call, 0],

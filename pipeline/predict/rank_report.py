@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from pipeline.predict.ranks import RankResult
+from pipeline.predict.replay_result import overhead_summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,6 +48,7 @@ def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[st
             )
             for name in ("kernel_sum", "train_mean")
         },
+        "overheads": overhead_summary(pd.concat([r.overheads for r in results], ignore_index=True)),
         "ranks": rows,
     }
 

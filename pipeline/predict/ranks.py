@@ -14,16 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from pipeline.errors import InputError, TraceError
 from pipeline.overheads.model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.predict.critical_path import simulate
-from pipeline.predict.replay import build
+from pipeline.predict.replay import build, refuse_unlinked
 from pipeline.predict.source import Source, learn
 from pipeline.predict.step import Program
 from pipeline.predict.timeline import Timeline
 from pipeline.predict.trace_program import Iteration
+from pipeline.predict.waits import WaitModel
+from pipeline.trace.iterations import step_number
 from pipeline.trace.load import load_trace
 
 Floats = npt.NDArray[np.float64]
@@ -45,6 +48,7 @@ class RankResult:
         compute_us: active time of everything but collectives, predicted.
         communication_us: active time of collectives, predicted.
         train_mean_us: mean span of the other ranks, whose statistics were used.
+        overheads: the rank's own observations, which served the others.
     """
 
     iteration: Iteration
@@ -53,6 +57,7 @@ class RankResult:
     compute_us: float
     communication_us: float
     train_mean_us: float
+    overheads: pd.DataFrame
 
 
 def simulate_ranks(
@@ -99,10 +104,11 @@ def simulate_ranks(
 def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     """Replay one step of a job from the traces of its ranks, each rank's host time from the statistics of the others.
 
-    When each rank begins is given, by the clock of the traces: ranks of one host, or of hosts with synchronous clocks.
+    When each rank begins is given, by the clock of the traces: ranks of one host, or of hosts with synchronous clocks. The
+    step is the last one that all traces hold: by its number where `ProfilerStep` gives one, else the last of each trace.
 
     Raises:
-        TraceError: a trace cannot be read, or holds no operators.
+        TraceError: a trace cannot be read, or holds no operators, or no work of a GPU that is tied to them.
         InputError: fewer than two ranks, or ranks of different steps.
     """
     if len(paths) < 2:
@@ -111,29 +117,57 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     for path, source in zip(paths, sources, strict=True):
         if not source.chosen:
             raise TraceError(f"{path}: no operators in any iteration")
+        refuse_unlinked(source)
+    steps = _same_step(sources)
+    lasting = [source.lasting for source in sources]
+    samples = [learn([source])[0] for source in lasting]
     programs, times, collectives = [], [], []
-    for rank, source in enumerate(sources):
-        samples, waits = learn([other.lasting for number, other in enumerate(sources) if number != rank])
-        model = OverheadModel(summarise(samples))
-        iteration = source.chosen[-1]
+    for rank, (source, iteration) in enumerate(zip(sources, steps, strict=True)):
+        others = [number for number in range(len(sources)) if number != rank]
+        model = OverheadModel(summarise(pd.concat([samples[number] for number in others], ignore_index=True)))
+        waits = WaitModel()
+        for number in others:
+            waits.learn(lasting[number].act, lasting[number].keys, lasting[number].chosen)
         programs.append(build(source, iteration, model, waits))
         times.append(iteration.kernel_us)
         collectives.append(_collectives(source, iteration))
-    starts = np.array([source.chosen[-1].start_ns for source in sources])
+    starts = np.array([iteration.start_ns for iteration in steps])
     timelines, _ = simulate_ranks(programs, times, collectives, (starts - starts.min()) / 1000.0)
     out = []
-    for source, timeline, calls in zip(sources, timelines, collectives, strict=True):
-        iteration = source.chosen[-1]
+    for rank, (iteration, timeline, calls) in enumerate(zip(steps, timelines, collectives, strict=True)):
         is_collective = np.zeros(len(iteration.calls), bool)
         is_collective[calls] = True
         out.append(
             RankResult(
                 iteration, timeline, float(timeline.step_us[0] / iteration.span_us - 1.0),
                 float(timeline.active_of(~is_collective)[0]), float(timeline.active_of(is_collective)[0]),
-                float(np.mean([o.chosen[-1].span_us for o in sources if o is not source])),
+                float(np.mean([other.span_us for number, other in enumerate(steps) if number != rank])), samples[rank],
             )
         )  # fmt: skip
     return out
+
+
+def _same_step(sources: Sequence[Source]) -> list[Iteration]:
+    """The last step that all ranks hold, one iteration per rank."""
+    numbered = [{step_number(source.act.trace, it.number): it for it in source.chosen} for source in sources]
+    if all(None not in steps for steps in numbered):
+        common = set.intersection(*(set(steps) for steps in numbered))
+        if not common:
+            held = "; ".join(
+                f"{source.act.trace.path} holds {', '.join(str(n) for n in steps)}"
+                for source, steps in zip(sources, numbered, strict=True)
+            )
+            raise InputError(f"the traces have no step in common ({held}); give traces of the same step")
+        return [steps[max(common, key=lambda n: n or 0)] for steps in numbered]
+    steps = [source.chosen[-1] for source in sources]
+    first = min(range(len(steps)), key=lambda i: steps[i].end_ns)
+    last = max(range(len(steps)), key=lambda i: steps[i].start_ns)
+    if steps[last].start_ns >= steps[first].end_ns:
+        raise InputError(
+            f"the last iterations of {sources[first].act.trace.path} and {sources[last].act.trace.path} do not overlap in "
+            "time; give traces of the same step, by clocks that agree"
+        )
+    return steps
 
 
 def _collectives(source: Source, iteration: Iteration) -> Ints:

@@ -29,6 +29,7 @@ from pipeline.predict.trace_program import Iteration, program_from_trace
 from pipeline.predict.unexplained import unforeseen
 from pipeline.predict.waits import WaitModel
 from pipeline.schemas import refuse_overwriting
+from pipeline.trace.fields import API_CATEGORIES, KERNEL_LAUNCHES
 from pipeline.trace.load import load_trace
 
 MOST_UNMATCHED = 0.5
@@ -79,12 +80,13 @@ def replay(
         raise TraceError(
             f"{path}: no operators in any iteration; record the trace with activities=[CPU, CUDA] and at least one step"
         )
-    _refuse_unlinked(target)
+    refuse_unlinked(target)
     target = target.only([iteration for iteration in target.chosen if iteration.span_us > 0])
     others = [Source.of(load_trace(other)) for other in overheads]
     for other, source in zip(overheads, others, strict=True):
         if not source.chosen:
             raise TraceError(f"{other}: no operators in any iteration; nothing to learn overheads from")
+        refuse_unlinked(source)
     result = replay_source(target, others, options, calibrate)
     if Path(path).resolve() in [Path(other).resolve() for other in overheads]:
         itself = "overheads come from the evaluated trace itself: no held-out figure"
@@ -94,11 +96,23 @@ def replay(
     return result
 
 
-def _refuse_unlinked(source: Source) -> None:
-    """A trace of a GPU of whose work nothing is tied to a launch would show a GPU that never works."""
-    if not source.act.on_cpu and not len(source.act.call_event):
+def refuse_unlinked(source: Source) -> None:
+    """Refuse a trace that shows too little of its GPU: one that never works, or a CPU that does the work instead.
+
+    Raises:
+        TraceError: kernels were launched and none was recorded, or no recorded work is tied to a launch.
+    """
+    trace = source.act.trace
+    if source.act.on_cpu:
+        launches = [name for name in trace.names[trace.is_category(*API_CATEGORIES)] if KERNEL_LAUNCHES.match(name)]
+        if launches:
+            raise TraceError(
+                f"{trace.path}: {len(launches)} launches of kernels, but no work of a GPU: the profiler lost it (no "
+                "permission for CUPTI, or a second profiler); record the trace with activities=[CPU, CUDA]"
+            )
+    elif not len(source.act.call_event):
         raise TraceError(
-            f"{source.act.trace.path}: no operators launched any of the GPU's work (correlation ids are missing, or it is "
+            f"{trace.path}: no operators launched any of the GPU's work (correlation ids are missing, or it is "
             "another process's); record the trace with activities=[CPU, CUDA]"
         )
 

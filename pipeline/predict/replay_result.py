@@ -93,7 +93,7 @@ class ReplayResult:
                 "train_mean_error": self.mean("train_mean") / measured - 1.0,
                 "train_mean_mean_absolute_error": self._baseline_error("train_mean"),
             },
-            "overheads": self.overhead_summary(),
+            "overheads": overhead_summary(self.overheads),
             "host_evidence": {
                 "own_op_share": float(1 - np.mean([r.program.unmatched_host_share for r in self.replayed])),
             },
@@ -117,20 +117,20 @@ class ReplayResult:
 
         The rest, beside host and device, is work queued before the step, latency of launches and gaps between kernels.
         """
-        host, device = np.mean([r.timeline.critical_shares() for r in self.replayed], axis=0)
+        paths = [r.timeline.critical for r in self.replayed]
+        host, device = np.mean([(path.host_us, path.device_us) for path in paths], axis=0)
         predicted = self.mean("predicted")
         return {
             "host_us": float(host), "device_us": float(device), "host_share": float(host / predicted),
             "device_share": float(device / predicted), "bound": "host" if host > device else "device",
         }  # fmt: skip
 
-    def overhead_summary(self) -> dict[str, dict[str, float]]:
-        """Mean, median and number of observations per overhead type, over all ops."""
-        frame = self.overheads
-        kinds = sorted(frame["type"].unique()) if len(frame) else []
-        return {
-            str(kind): {
-                "mean_us": float(values.mean()), "median_us": float(values.median()), "count": int(values.size),
-            }
-            for kind in kinds if len(values := frame.loc[frame["type"] == kind, "value_us"])
-        }  # fmt: skip
+
+def overhead_summary(observations: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Mean, median and number of observations per overhead type, over all ops."""
+    kinds = sorted(observations["type"].unique()) if len(observations) else []
+    return {
+        str(kind): {"mean_us": float(values.mean()), "median_us": float(values.median()), "count": int(values.size)}
+        for kind in kinds
+        if len(values := observations.loc[observations["type"] == kind, "value_us"])
+    }

@@ -77,7 +77,8 @@ class Program:
         blocking: whether the host waits for the call's end.
         latency_us: from the start of the launch to the earliest start of its call.
         kernel_gap_us: shortest time between the end of the call ahead on the stream and the start of this one.
-        wait_offsets: row i awaits the calls `wait_calls[wait_offsets[i]:wait_offsets[i + 1]]` (stream events).
+        wait_offsets: row i awaits the calls `wait_calls[wait_offsets[i]:wait_offsets[i + 1]]` (stream events); a wait of the
+            host that names calls awaits these alone.
         wait_calls: calls awaited.
         streams: stream ids.
         backlog_us: per stream, until when it is busy with earlier work.

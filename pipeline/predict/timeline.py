@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.predict.path import CriticalPath, critical_path
 from pipeline.schemas import SCHEMAS
 
 if TYPE_CHECKING:
@@ -44,8 +45,11 @@ class Timeline:
         row_end: host end of each row, its tail included, shape (rows, draws).
         device_start: start of each call, shape (calls, draws); NaN for calls that are waits.
         device_end: end of each call, shape (calls, draws).
-        host_cause: call for which each row waited in the first draw, -1 where for none.
-        device_cause: call for which each call waited in the first draw, -1 where only for its launch.
+        launch_cause: call whose begin made room in the queue for each row's launch in the first draw; `path.NOTHING` where
+            there was room.
+        host_cause: call for whose end each row waited in the first draw; `path.NOTHING`, or `path.BACKLOG`.
+        device_cause: call for which each call waited in the first draw; `path.NOTHING` where only for its launch, or
+            `path.BACKLOG`.
     """
 
     program: Program
@@ -54,6 +58,7 @@ class Timeline:
     row_end: Floats
     device_start: Floats
     device_end: Floats
+    launch_cause: Ints
     host_cause: Ints
     device_cause: Ints
 
@@ -96,53 +101,12 @@ class Timeline:
     @property
     def bound(self) -> str:
         """What the step is bound by in the first draw: `host` if most of its critical path is host time."""
-        on_host, on_device = self.critical_shares()
-        return "host" if on_host > on_device else "device"
+        return "host" if self.critical.host_us > self.critical.device_us else "device"
 
     @cached_property
-    def critical(self) -> tuple[Flags, Flags]:
-        """Rows and calls on the critical path of the first draw, found by walking back from what ended last."""
-        rows, calls = np.zeros(len(self.program), bool), np.zeros(self.program.call_count, bool)
-        if not len(self.program):
-            return rows, calls
-        launch_row = np.full(self.program.call_count, -1, np.int64)
-        launching = np.flatnonzero(self.program.call >= 0)
-        launch_row[self.program.call[launching]] = launching
-        row, call = int(np.argmax(self.row_end[:, 0])), -1
-        if self._ran.any() and np.nanmax(self.device_end[:, 0]) > self.row_end[row, 0]:
-            row, call = -1, int(np.nanargmax(self.device_end[:, 0]))
-        while row >= 0 or call >= 0:
-            if call >= 0:
-                calls[call] = True
-                cause = int(self.device_cause[call])
-                row, call = (-1, cause) if cause >= 0 else (int(launch_row[call]), -1)
-                if row >= 0 and rows[row]:  # the launch of a call that the host then waited for
-                    row = int(self._before(row))
-            else:
-                rows[row] = True
-                cause = int(self.host_cause[row])
-                row, call = (-1, cause) if cause >= 0 and not calls[cause] else (self._before(row), -1)
-        return rows, calls
-
-    def _before(self, row: int) -> int:
-        """The row whose end row `row` followed: the one named, or the thread's own where that ended later."""
-        named = int(self.program.previous[row])
-        same = np.flatnonzero(self.program.thread[:row] == self.program.thread[row])
-        own = int(same[-1]) if len(same) else -1
-        if own >= 0 and named >= 0 and self.row_end[own, 0] > self.row_end[named, 0] + self._lead(row):
-            return own
-        return named
-
-    def _lead(self, row: int) -> float:
-        return float(self.program.lead_us[row] + self.program.gap_us[row])
-
-    def critical_shares(self) -> tuple[float, float]:
-        """Time of the critical path spent on the host and on the device, first draw, us."""
-        rows, calls = self.critical
-        p = self.program
-        waits = self.host_cause >= 0
-        host = (p.lead_us + p.gap_us + p.tail_us + np.where(waits, 0.0, p.api_us))[rows].sum()
-        return float(host), float((self.device_end - self.device_start)[calls & self._ran, 0].sum())
+    def critical(self) -> CriticalPath:
+        """The critical path of the first draw."""
+        return critical_path(self)
 
     def to_frame(self, calls: pd.DataFrame | None = None, predicted: pd.DataFrame | None = None) -> pd.DataFrame:
         """The timeline of the first draw as a `prediction` table: one row per call, or per host-only item.
@@ -154,7 +118,7 @@ class Timeline:
         p, items = self.program, self.program.items
         begin = np.where(p.previous >= 0, self.row_end[p.previous, 0], 0.0) + p.lead_us
         begin = np.minimum(begin, self.row_start[:, 0])
-        rows_on_path, calls_on_path = self.critical
+        rows_on_path, calls_on_path = self.critical.rows, self.critical.calls
         call = p.call
         runs = call >= 0
         at = np.maximum(call, 0)

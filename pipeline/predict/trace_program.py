@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,9 @@ from pipeline.overheads.extract import ItemKeys
 from pipeline.overheads.model import OverheadModel
 from pipeline.predict.occupancy import fills_device, uses_multiprocessors
 from pipeline.predict.program import assemble
-from pipeline.predict.step import Items, Program, StepSequence
+from pipeline.predict.step import Items, Kind, Program, StepSequence
 from pipeline.trace.activity import Activity, stream_ids
-from pipeline.trace.fields import Category
+from pipeline.trace.fields import API_CATEGORIES, EVENT_SYNC_APIS, RECORD_APIS, Category
 from pipeline.trace.phases import DATA, PHASES
 
 Floats = npt.NDArray[np.float64]
@@ -141,6 +142,7 @@ def program_from_trace(
         call=local_call[actions],
     )  # fmt: skip
     program = assemble(sequence, overheads, len(calls), waits=waits or {}, backlog_us=backlog_us(act, iteration))
+    program = _with_event_waits(program, act, iteration)
     gpus = np.unique(act.trace.columns["device"][act.call_event[calls]])
     if len(program.streams) > 1 and len(gpus) == 1:  # kernels of two GPUs leave each other room
         program = replace(program, fills=fills_device(act, calls), competes=uses_multiprocessors(act, calls))
@@ -169,6 +171,41 @@ def _streams(act: Activity, actions: Ints) -> Ints:
         guess = latest.get(int(thread[row]), -1) if "Stream" in apis[row] else -1
         stream[row] = known if known >= 0 else guess
     return stream[actions]
+
+
+def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> Program:
+    """Waits of the host for an event await what its stream had been given when it was recorded, where the trace names it.
+
+    An event that was recorded ahead of any call of the iteration holds nobody up. Where the trace has no `cuda_sync` events,
+    a wait for an event stays a wait for everything.
+    """
+    columns, calls = act.trace.columns, iteration.calls
+    known = np.flatnonzero(act.trace.is_category(Category.SYNC) & (columns["wait_event"] >= 0))
+    if not len(known):
+        return program
+    named = dict(zip(columns["correlation"][known].tolist(), known.tolist(), strict=True))
+    records = np.flatnonzero(act.trace.is_category(*API_CATEGORIES) & act.trace.texts_in("name", RECORD_APIS))
+    recorded = dict(zip(columns["correlation"][records].tolist(), columns["ts_ns"][records].tolist(), strict=True))
+    events = act.action_event[iteration.actions]
+    launched = act.action_start[act.call_action[calls]]
+    stream = columns["stream"][act.call_event[calls]]
+    lists = [program.wait_calls[a:b].tolist() for a, b in pairwise(program.wait_offsets.tolist())]
+    kind = program.kind.copy()
+    rows = np.flatnonzero(program.kind != Kind.HOST)  # one for each action
+    for at in np.flatnonzero(act.trace.texts_in("name", EVENT_SYNC_APIS)[events]).tolist():
+        sync = named.get(int(columns["correlation"][events[at]]), -1)
+        stamp = recorded.get(int(columns["wait_event"][sync])) if sync >= 0 else None
+        if stamp is None:
+            continue
+        ahead = np.flatnonzero((stream == columns["wait_stream"][sync]) & (launched < stamp))
+        if len(ahead):
+            lists[rows[at]] = [int(ahead[np.argmax(launched[ahead])])]
+        else:
+            kind[rows[at]] = Kind.HOST
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
+    return replace(
+        program, kind=kind, wait_offsets=offsets, wait_calls=np.array([c for each in lists for c in each], np.int64)
+    )
 
 
 def _blocking(act: Activity, actions: Ints) -> Flags:

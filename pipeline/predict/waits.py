@@ -1,8 +1,9 @@
 """Which call waits for which on another stream, learned from the iterations that statistics come from.
 
-A stream waits for an event of another stream (`cudaStreamWaitEvent`). Newer traces name the awaited stream; older ones
-show only that a wait was enqueued. There, the first call launched behind a wait is a *waiter*, and the edge to the last
-call launched before it on another stream is kept if the waiter began behind that call's end in all training iterations.
+A stream waits for an event of another stream (`cudaStreamWaitEvent`). Traces with `cuda_sync` events name both streams and
+the moment at which the event was recorded; others show only that a wait was enqueued. There, the first call launched behind
+a wait is a *waiter*, and the edge to the last call launched before it on another stream is kept if the waiter began behind
+that call's end in all training iterations.
 
 Edges are keyed by what an iteration repeats (op, kernel, how many of these came before), so that they carry over to an
 iteration, or a rank, that was not looked at.
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from pipeline.overheads.extract import ItemKeys
 from pipeline.predict.trace_program import Iteration
 from pipeline.trace.activity import Activity
-from pipeline.trace.fields import API_CATEGORIES, WAIT_EVENT_APIS, Category
+from pipeline.trace.fields import API_CATEGORIES, RECORD_APIS, WAIT_EVENT_APIS, Category
 
 Ints = npt.NDArray[np.int64]
 Edge = tuple[str, str, int, int, int]
@@ -67,7 +68,7 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
     calls = iteration.calls
     if not len(calls):
         return []
-    waits = _waits(act, iteration)
+    waits = _during(act, iteration, WAIT_EVENT_APIS)
     if not len(waits):
         return []
     launch = act.call_action[calls]
@@ -76,24 +77,32 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
     stream, thread = act.call_stream[calls], act.trace.columns["tid"][act.action_event[launch]]
     names, kernels = keys.name[act.action_item[launch]], act.trace.names[act.call_event[calls]]
     occurrence = _occurrence(names, kernels, order)
-    named, number = _named_streams(act), act.trace.columns["stream"][act.call_event[calls]]
+    named, number = _named(act), act.trace.columns["stream"][act.call_event[calls]]
+    correlation, tids = act.trace.columns["correlation"], act.trace.columns["tid"]
     last: dict[int, int] = {}  # stream -> latest call launched on it so far
-    pending: dict[int, list[tuple[dict[int, int], int]]] = {}  # thread -> waits since its last launch
+    heads: dict[int, dict[int, int]] = {}  # record of an event -> `last` at that moment
+    pending: list[_Pending] = []
+    recorded = set(correlation[act.trace.texts_in("name", RECORD_APIS)].tolist())
     out = []
     events = sorted(
-        [(int(stamp[c]), 1, int(c)) for c in order] + [(int(act.trace.columns["ts_ns"][w]), 0, int(w)) for w in waits]
+        [(int(stamp[c]), 2, int(c)) for c in order]
+        + [(int(act.trace.columns["ts_ns"][w]), 1, int(w)) for w in waits]
+        + [(int(act.trace.columns["ts_ns"][r]), 0, int(r)) for r in _during(act, iteration, RECORD_APIS)]
     )
-    for _, is_call, which in events:
-        if not is_call:
-            tid = int(act.trace.columns["tid"][which])
-            pending.setdefault(tid, []).append(
-                (dict(last), named.get(int(act.trace.columns["correlation"][which]), -1))
-            )
+    for _, what, which in events:
+        if what == 0:
+            heads[int(correlation[which])] = dict(last)
+            continue
+        if what == 1:
+            known = named.get(int(correlation[which]), _Named())
+            held = heads.get(known.record, {} if known.record in recorded else dict(last))
+            pending.append(_Pending(int(tids[which]), known.waiter, known.awaited, held))
             continue
         own = int(stream[which])
         sources: dict[int, int] = {}
-        for heads, only in pending.pop(int(thread[which]), []):
-            sources |= {s: c for s, c in heads.items() if s != own and only in (-1, int(number[c]))}
+        for wait in [wait for wait in pending if wait.holds_up(int(thread[which]), int(number[which]))]:
+            pending.remove(wait)
+            sources |= {s: c for s, c in wait.heads.items() if s != own and wait.awaited in (-1, int(number[c]))}
         for source, awaited in sources.items():
             edge = (str(names[which]), str(kernels[which]), int(occurrence[which]), own, source)
             out.append((edge, which, awaited))
@@ -101,19 +110,43 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
     return out
 
 
-def _waits(act: Activity, iteration: Iteration) -> Ints:
-    """Events of the stream waits enqueued during an iteration."""
+@dataclass(frozen=True)
+class _Named:
+    """What a newer trace says of a stream wait: stream that waits, stream awaited, record of the event; -1 for unknown."""
+
+    waiter: int = -1
+    awaited: int = -1
+    record: int = -1
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A stream wait that has not met a launch yet: its thread, waiting and awaited stream, and the calls it may await."""
+
+    thread: int
+    waiter: int
+    awaited: int
+    heads: dict[int, int]
+
+    def holds_up(self, thread: int, stream: int) -> bool:
+        """Whether a launch is what waits: the next one on the stream that is named, else the next one of the thread."""
+        return self.waiter == stream if self.waiter >= 0 else self.thread == thread
+
+
+def _during(act: Activity, iteration: Iteration, apis: frozenset[str]) -> Ints:
+    """Events of some runtime calls during an iteration."""
     trace = act.trace
-    runtime = trace.is_category(*API_CATEGORIES) & trace.texts_in("name", WAIT_EVENT_APIS)
+    runtime = trace.is_category(*API_CATEGORIES) & trace.texts_in("name", apis)
     stamp = trace.columns["ts_ns"]
     return np.flatnonzero(runtime & (stamp >= iteration.start_ns) & (stamp <= act.end[iteration.items].max()))
 
 
-def _named_streams(act: Activity) -> dict[int, int]:
-    """Correlation id -> awaited stream, where the trace says so (`cuda_sync` events)."""
+def _named(act: Activity) -> dict[int, _Named]:
+    """Correlation id -> what a stream wait waits for, where the trace says so (`cuda_sync` events)."""
     columns = act.trace.columns
     rows = np.flatnonzero(act.trace.is_category(Category.SYNC) & (columns["wait_stream"] >= 0))
-    return dict(zip(columns["correlation"][rows].tolist(), columns["wait_stream"][rows].tolist(), strict=True))
+    values = [columns[name][rows].tolist() for name in ("correlation", "stream", "wait_stream", "wait_event")]
+    return {corr: _Named(*(max(v, -1) for v in rest)) for corr, *rest in zip(*values, strict=True)}
 
 
 def _occurrence(names: npt.NDArray[np.object_], kernels: npt.NDArray[np.object_], order: Ints) -> Ints:

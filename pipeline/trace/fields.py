@@ -119,6 +119,10 @@ RESOURCE_APIS = (
 WAIT_EVENT_APIS = frozenset({"cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"})
 """Runtime calls that make one stream wait for an event of another; the host does not wait."""
 
+EVENT_SYNC_APIS = frozenset({"cudaEventSynchronize", "cuEventSynchronize", "hipEventSynchronize"})
+RECORD_APIS = frozenset({"cudaEventRecord", "cudaEventRecordWithFlags", "cuEventRecord", "hipEventRecord"})
+"""Runtime calls in which the host waits for an event, and those that put one behind what a stream has been given."""
+
 BACKWARD_PREFIX = "autograd::engine::evaluate_function"
 """Name prefix of the wrapper around each node that the autograd engine runs."""
 

@@ -14,10 +14,15 @@ optimizers that are cleared one after the other open one step.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.fields import LOADER_MARKER, STEP_MARKER, ZERO_GRAD_MARKER
+from pipeline.trace.fields import LOADER_MARKER, STEP_MARKER, ZERO_GRAD_MARKER, Category
+
+if TYPE_CHECKING:
+    from pipeline.trace.load import Trace
 
 Ints = npt.NDArray[np.int64]
 
@@ -69,6 +74,17 @@ def _of_steps(rows: Ints, start: Ints, learning: Ints) -> Ints:
         return rows
     learned = np.searchsorted(np.sort(learning), start[rows])
     return rows[np.concatenate(([True], np.diff(learned) > 0))]
+
+
+def step_number(trace: Trace, iteration: int) -> int | None:
+    """The number that `ProfilerStep#n` gives to an iteration of a trace; None without such a marker."""
+    if trace.marker != STEP_MARKER:
+        return None
+    here = (trace.columns["ts_ns"] == trace.opens[iteration]) & (trace.columns["pid"] == trace.process)
+    for name in trace.names[here & trace.is_category(Category.ANNOTATION)]:
+        if name.startswith(STEP_MARKER) and name.partition("#")[2].isdecimal():
+            return int(name.partition("#")[2])
+    return None
 
 
 def first_settled(count: int) -> int:

@@ -29,13 +29,16 @@ def ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], di
 
 
 def _order(columns: dict[str, Ints]) -> Ints:
-    """Order by start, then longer first; only rows that tie in both are compared by their contents."""
+    """Order by start, then longer first; only rows that tie in both are compared by their contents.
+
+    In whole microseconds an op and the one inside it may tie: ids count ops in the order in which they began.
+    """
     start, longest = columns["ts_ns"], -columns["dur_ns"]
     order = np.lexsort((longest, start))
     same = (np.diff(start[order]) == 0) & (np.diff(longest[order]) == 0)
     tied = np.flatnonzero(np.append(same, False) | np.append([False], same)) if len(order) else order
     rows = order[tied]
-    keys = [columns[key][rows] for key in ("correlation", "stream", "name", "tid", "pid", "category")]
+    keys = [columns[key][rows] for key in ("correlation", "stream", "name", "external_id", "tid", "pid", "category")]
     order[tied] = rows[np.lexsort((*keys, longest[rows], start[rows]))]
     return order
 

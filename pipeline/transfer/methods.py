@@ -22,6 +22,7 @@ from pipeline.hardware.siblings import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
 from pipeline.kernels.shortest import not_shorter
+from pipeline.kernels.work import Dims
 from pipeline.transfer import wave
 from pipeline.transfer.features import ARITHMETIC
 from pipeline.transfer.kernels import covered, estimate, load_models, models_dir
@@ -170,28 +171,55 @@ def in_a_step(
 
 
 def on_tensor_cores(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> Array | None:
-    """Times of a step's products in fp16, bf16 or TF32 on the destination, µs, shape (rows,).
+    """Times of a step's products or convolutions in fp16, bf16 or TF32 on the destination, µs, shape (rows,).
 
-    Between tensor cores, the measurement times the ratio of their model's times on the two GPUs. A GPU without them for
-    the dtype computes in fp32, with kernels of which those of the other GPU say nothing: there the model of the
-    destination answers alone. None where the model of tensor cores does not ship.
+    Between tensor cores, the measurement times the ratio of two times that are known for them on both GPUs: by their
+    model for products, by physics for convolutions. A GPU without them for the dtype computes in fp32, with kernels of
+    which those of the other GPU say nothing: there `model`, the family's in fp32, answers alone for the destination. None
+    where the model of tensor cores does not ship.
     """
+    native = _convolutions_on_tensor_cores if model.family.startswith("conv2d") else _products_on_tensor_cores()
+    if native is None:
+        return None
+
+    def on(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.bool_]]:
+        found = np.array(model.kernel_and_latency(part, gpu, correction=model.own(gpu.name))[0], np.float64)
+        able, times = native(part, gpu)
+        return np.where(able, times, found), able
+
+    (here, on_origin), (there, on_destination) = on(origin), on(destination)
+    measured = part["latency_us"].to_numpy(dtype=np.float64)
+    return np.where(on_origin == on_destination, measured * there / here, there)
+
+
+Native = Callable[[pd.DataFrame, GpuSpec], tuple[npt.NDArray[np.bool_], Array]]
+"""Which calls a GPU's tensor cores compute, and their times there, µs, each of shape (rows,)."""
+
+
+def _products_on_tensor_cores() -> Native | None:
     from pipeline.kernels.tensor import kernel_us, tensor_model
     from pipeline.kernels.tensor_products import covered as tensor_covered
 
     tensor = tensor_model()
-    if tensor is None:
-        return None
 
-    def on(gpu: GpuSpec, able: npt.NDArray[np.bool_]) -> Array:
-        found = np.array(model.kernel_and_latency(part, gpu, correction=model.own(gpu.name))[0], np.float64)
+    def native(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
+        assert tensor is not None
+        able, times = tensor_covered(part, gpu), np.full(len(part), np.nan)
         if able.any():
-            found[able] = kernel_us(tensor, part[able], gpu, tensor.own(gpu.name))
-        return found
+            times[able] = kernel_us(tensor, part[able], gpu, tensor.own(gpu.name))
+        return able, times
 
-    here, there = (tensor_covered(part, gpu) for gpu in (origin, destination))
-    measured, predicted = part["latency_us"].to_numpy(dtype=np.float64), on(destination, there)
-    return np.where(here == there, measured * predicted / on(origin, here), predicted)
+    return None if tensor is None else native
+
+
+def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
+    """Kernels that turn images around a convolution are calls of their own in a trace: channels lie innermost here."""
+    from pipeline.kernels.heuristics import Physics
+    from pipeline.kernels.tensor_convolution import on_tensor_cores as convolved
+
+    innermost = part.assign(attributes='{"layout":"nhwc"}')
+    times = Physics.of(gpu).kernel_us("conv2d_forward", innermost)
+    return convolved(Dims(part), gpu) & np.isfinite(times), times
 
 
 def _raised(result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec) -> pd.DataFrame:

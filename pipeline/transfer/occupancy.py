@@ -1,7 +1,8 @@
 """Resident thread blocks per SM, from threads, registers and shared memory per block and the architecture's limits.
 
-The arithmetic of NVIDIA's occupancy calculator, vectorised. Profiler traces carry registers and shared memory; the
-public kernel tables do not, for which `TYPICAL_REGISTERS` and no shared memory are assumed.
+The arithmetic of NVIDIA's occupancy calculator (cuda_occupancy.h of the CUDA toolkit), vectorised: registers go to warps,
+each within one partition of the SM, so that a block of two warps takes those of two warps. Profiler traces carry registers and
+shared memory; the public kernel tables do not, for which `TYPICAL_REGISTERS` and no shared memory are assumed.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def blocks_per_sm(
     warps = np.ceil(threads / units.warp_size)
     by_threads = np.floor(gpu.max_threads_per_sm / (warps * units.warp_size))
     by_warps = np.floor(gpu.max_warps_per_sm / warps)
-    rounded_warps = np.ceil(warps / units.warp_unit) * units.warp_unit
     per_warp = np.ceil(per_thread * units.warp_size / units.register_unit) * units.register_unit
-    by_registers = np.floor(gpu.registers_per_sm / (rounded_warps * per_warp))
+    warps_with_registers = np.floor(gpu.registers_per_sm / units.partitions / per_warp) * units.partitions
+    by_registers = np.floor(warps_with_registers / warps)
     taken = np.ceil((shared + units.shared_reserved_bytes) / units.shared_unit_bytes) * units.shared_unit_bytes
     by_shared = np.where(taken > 0, np.floor(gpu.shared_memory_per_sm_bytes / np.maximum(taken, 1.0)), np.inf)
     least = np.minimum.reduce([by_threads, by_warps, by_registers, by_shared])

@@ -26,6 +26,16 @@ PRODUCT_OPS = {"aten::addmm": "gemm", "aten::mm": "gemm", "aten::linear": "gemm"
 
 CONVOLUTIONS = ("aten::cudnn_convolution", "aten::convolution", "aten::_convolution", "aten::conv2d")
 
+CONVOLUTION_DIMS = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "kernel_size_w",
+    "input_size",
+    "input_size_w",
+    "groups",
+)
+
 PRODUCT_KERNELS = "gemm|cutlass|gemv|nvjet"
 """What the names of matrix-product kernels hold (`nvjet` are cuBLAS's own since Hopper); other kernels of such an op
 (bias, split-K reduction) go by waves."""
@@ -74,13 +84,15 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
     frame["dtype"] = np.where(half != "", half, np.where(tf32, "tf32", "fp32"))
     dims = pd.DataFrame([_dims(str(o), s) for o, s in zip(op, shapes, strict=True)], index=frame.index)
-    for column in ("family", "B", "M", "N", "K", "in_channels", "out_channels", "kernel_size", "input_size"):
+    for column in ("family", "B", "M", "N", "K", *CONVOLUTION_DIMS):
         frame[column] = dims.get(column, np.nan)
     main = name.str.contains(PRODUCT_KERNELS, case=False) | (
         (frame["family"] == "conv2d_forward") & name.str.contains(CONVOLUTION_KERNELS, case=False)
     )
     frame["family"] = frame["family"].where(main, "other").fillna("other")
-    frame["stride"], frame["padding"] = 1, np.floor(frame["kernel_size"] / 2)
+    # shapes of inputs say neither stride nor padding: as in most convolutions, and in those the models learned from
+    frame["stride"] = 1
+    frame["padding"], frame["padding_w"] = np.floor(frame["kernel_size"] / 2), np.floor(frame["kernel_size_w"] / 2)
     return frame
 
 
@@ -110,7 +122,8 @@ def _dims(op: str, shapes: Any) -> dict[str, Any]:
             (b, m, n), (_, _, k) = matrices
             return {"family": family, "B": b, "M": m, "N": n, "K": k}
     if op in CONVOLUTIONS and len(sizes) >= 2 and len(sizes[0]) == 4 and len(sizes[1]) == 4:
-        (b, c, size, _), (out, _, window, _) = sizes[:2]
+        (b, c, height, width), (out, per_group, window, window_w) = sizes[:2]
         return {"family": "conv2d_forward", "B": b, "in_channels": c, "out_channels": out, "kernel_size": window,
-                "input_size": size}  # fmt: skip
+                "kernel_size_w": window_w, "input_size": height, "input_size_w": width,
+                "groups": max(c // max(per_group, 1), 1)}  # fmt: skip
     return {}

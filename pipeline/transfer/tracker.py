@@ -224,7 +224,7 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         )
         method[at] = "utilisation+wave" if STEP_WAVE_SHARE.get(family) else "utilisation"
         low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
-        if family not in TENSOR_FAMILIES:
+        if family not in (*TENSOR_FAMILIES, "conv2d_forward"):
             continue
         at = at[(part["dtype"] != "fp32").to_numpy()]
         times = on_tensor_cores(model, calls.iloc[at].assign(op=model.ops[0]), origin, destination) if len(at) else None

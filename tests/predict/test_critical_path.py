@@ -181,10 +181,53 @@ def test_the_cpu_as_device_runs_calls_on_the_calling_thread() -> None:
 def test_the_critical_path_follows_what_was_waited_for() -> None:
     # the host is done at 4, the device at 33: the path is launch 0, kernel 0, kernel 1
     device = simulate(program(row(api=2), row(api=2)), [20.0, 11.0])
-    assert device.critical[1].tolist() == [True, True] and device.critical[0].tolist() == [True, False]
+    assert device.critical.calls.tolist() == [True, True] and device.critical.rows.tolist() == [True, False]
     assert device.bound == "device"
     host = simulate(program(row(gap=50, api=2), row(gap=50, api=2)), [1.0, 1.0])
-    assert host.critical[0].all() and host.bound == "host"
+    assert host.critical.rows.all() and host.bound == "host"
+
+
+def test_time_on_the_critical_path_counts_from_where_the_path_came() -> None:
+    # host |L0 2|T3 3|...              the path is launch 0 (gap 4), kernel 0; behind the launch T4 and T3 are hidden
+    # s0    .[5-------25]
+    hidden = simulate(program(row(gap=4, api=2, tail=3)), [20.0]).critical
+    assert (hidden.host_us, hidden.device_us) == (4, 20)
+    # host |L0 1|T5 7|wait ....|+2|T3 3|        what leads to the wait is hidden by the kernel, what follows is not
+    waits = simulate(program(row(api=1), row(SYNC, gap=7, api=1, tail=3)), [20.0]).critical
+    assert (waits.host_us, waits.device_us) == (3, 20)
+    # host |L0|L1|....|L2|op 50|                L2 waits for a place until call 1 begins at 12: call 0 is on the path alone
+    full = simulate(program(*[row(api=1)] * 3, row(HOST, gap=50), queue_depth=1), [10.0, 5.0, 1.0]).critical
+    assert (full.host_us, full.device_us, full.calls.tolist()) == (51, 10, [True, False, False])
+    # s0  [backlog---30][31-36]                 work of an earlier step: neither host nor device of this one
+    late = simulate(program(row(gap=3, api=1), backlog=(30.0,)), [5.0]).critical
+    assert (late.host_us, late.device_us) == (0, 5)
+    wait = simulate(program(row(SYNC, gap=3, api=1, tail=4), backlog=(30.0,)), []).critical
+    assert (wait.host_us, wait.device_us) == (4, 0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_critical_path_holds_what_lengthens_the_step(seed: int) -> None:
+    """A time is on the path if, and only if, the step grows with it: host and device time, and each single call."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        row(int(rng.choice([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC])), lead=rng.exponential(3), gap=rng.exponential(3),
+            api=rng.exponential(2), tail=rng.exponential(2), stream=int(rng.integers(0, 3)), latency=rng.exponential(3),
+            thread=int(rng.integers(0, 2)), blocking=bool(rng.random() < 0.15))
+        for _ in range(15)
+    ]  # fmt: skip
+    built = program(
+        *rows, backlog=tuple(rng.exponential(5, 3) * (rng.random(3) < 0.5)), queue_depth=int(rng.integers(1, 4))
+    )
+    kernels, step = rng.exponential(8, built.call_count), 1e-7
+    t = simulate(built, kernels)
+
+    def growth(kernel_us: np.ndarray, host_scale: float = 1.0) -> float:
+        return float((simulate(built, kernel_us, host_scale=host_scale).step_us - t.step_us)[0]) / step
+
+    assert growth(kernels, 1 + step) == pytest.approx(t.critical.host_us, abs=1e-4)
+    assert growth(kernels * (1 + step)) == pytest.approx(t.critical.device_us, abs=1e-4)
+    each = [growth(kernels + step * (np.arange(len(kernels)) == call)) for call in range(len(kernels))]
+    assert np.array_equal(np.array(each) > 0.5, t.critical.calls)
 
 
 def test_kernel_times_must_fit_the_program() -> None:

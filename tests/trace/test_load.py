@@ -307,3 +307,11 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
         load_trace(tmp_path / "absent.json")
     with pytest.raises(TraceError, match="folder"):
         load_trace(tmp_path)
+
+
+def test_an_op_and_the_one_inside_it_may_tie_in_whole_microseconds(tmp_path: Path) -> None:
+    #   main     [aten::to      ]
+    #            [aten::_to_copy]   the ids tell which began first, whatever the names and the order in the file
+    events = [op("aten::_to_copy", 0, 20, **{"External id": 6}), op("aten::to", 0, 20, **{"External id": 5})]
+    linked = load_trace(write(tmp_path, events))
+    assert [linked.names[top] for top in linked.columns["top"]] == ["aten::to", "aten::to"]

@@ -121,6 +121,8 @@ def test_a_disguise_changes_little_or_nothing(datasets: Path, tmp_path: Path, ch
     plain, _ = predicted(datasets, tmp_path, None)
     # launch overheads are kept per API: another API's name finds the statistics of all of them
     tolerance = 0.03 if change in (by_the_driver, of_an_amd_gpu) else 1e-9
+    if change is without_external_ids:  # of ops that tie in whole microseconds ids tell which is the outer one
+        tolerance = 0.003
     assert predicted(datasets, tmp_path, change)[0] == pytest.approx(plain, rel=tolerance)
 
 

@@ -16,6 +16,11 @@ from pipeline.transfer.occupancy import blocks_per_sm, blocks_per_wave
     [
         ("V100", 256, 32, 0, 8),  # 2048 threads / 256
         ("V100", 128, 122, 0, 4),  # 128 registers x 32 lanes = 4096 a warp, 16384 a block, 65536 / 16384
+        ("V100", 64, 128, 0, 8),  # 4096 registers a warp: 4 warps in each of 4 partitions, 16 / 2
+        ("V100", 32, 168, 0, 12),  # 5376 registers a warp: 3 warps in a partition of 16384, 12 in all
+        ("V100", 192, 80, 0, 4),  # 2560 registers a warp: 6 in a partition, 24 / 6
+        ("P100", 32, 168, 0, 12),  # two partitions of 32768: 6 warps each
+        ("P4", 256, 168, 0, 1),  # 12 warps / 8
         ("V100", 256, 32, 40 * 1024, 2),  # 96 KiB / 40 KiB
         ("T4", 256, 32, 0, 4),  # 1024 threads / 256
         ("A100", 32, 16, 0, 32),  # the limit of blocks

@@ -62,6 +62,43 @@ def test_products_of_tensor_cores_are_moved_as_such(
     assert least < calls["predicted_us"][0] < most
 
 
+def convolution(
+    kernel_name: str, took: float, kind: str, images: list[int], weights: list[int]
+) -> list[dict[str, Any]]:
+    shapes = {"Input Dims": [images, weights, [], [], [], [], [], []], "Input type": [kind] * 2 + ["Scalar"] * 6}
+    shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
+    return [annotation("ProfilerStep#0", 0, 20), op("aten::cudnn_convolution", 1, 13, **shapes), launch(5, 7, 1),
+            kernel(kernel_name, 10, 10 + took, 1, **shape)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "dtype", "gpu", "least", "most"),
+    [
+        # 236.8 GFLOP; 1.5 ms on an A100 are 158 TFLOP/s, which halves reach there, and TF32 takes 2.5 ms
+        ("c10::Half", "sm80_xmma_fprop_implicit_gemm_f16f16_nhwc_tensor16x8x16", "fp16", "V100", 1.8, 4),  # 312 against 125
+        ("c10::BFloat16", "sm80_xmma_fprop_implicit_gemm_bf16_nhwc_tensor16x8x16", "bf16", "H100", 0.25, 0.6),
+        ("c10::Half", "sm80_xmma_fprop_implicit_gemm_f16f16_nhwc_tensor16x8x16", "fp16", "P100", 7, 25),  # in fp32, Winograd
+        ("float", "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc", "tf32", "V100", 2.5, 14),  # as before
+    ],
+)  # fmt: skip
+def test_convolutions_of_tensor_cores_are_moved_as_such(
+    tmp_path: Path, kind: str, name: str, dtype: str, gpu: str, least: float, most: float
+) -> None:
+    took = 2500.0 if dtype == "tf32" else 1500.0
+    events = convolution(name, took, kind, [64, 256, 56, 56], [256, 256, 3, 3])
+    a100 = [{**PROPERTIES[0], "name": "NVIDIA A100-PCIE-40GB"}]
+    calls = load_trace(write(tmp_path, events, deviceProperties=a100))._tracked.calls(gpu)
+    assert calls["dtype"][0] == dtype and calls["method"][0] == "tensor"
+    assert least < calls["predicted_us"][0] / took < most
+
+
+def test_a_convolution_keeps_its_groups_and_both_sides_of_its_window(tmp_path: Path) -> None:
+    events = convolution("cudnn_convolve", 100, "float", [8, 64, 17, 34], [96, 16, 1, 7])
+    call = load_trace(write(tmp_path, events, deviceProperties=V100))._tracked.calls("T4").iloc[0]
+    assert (call["kernel_size"], call["kernel_size_w"], call["padding"], call["padding_w"]) == (1, 7, 0, 3)
+    assert (call["input_size"], call["input_size_w"], call["groups"]) == (17, 34, 4)
+
+
 def test_what_a_call_is_follows_from_its_category_not_from_words_in_its_name(tmp_path: Path) -> None:
     def copy(name: str, at: float, i: int) -> list[dict[str, Any]]:
         return [op("aten::copy_", at, at + 9), launch(at + 2, at + 4, i), memcpy(name, at + 5, at + 8, i, 4096)]
