@@ -153,7 +153,7 @@ def fit_family(
     model, unseen = fitter.fit(variant)
     if not test.empty:
         scores = judge(model, test)
-    elif len(train) < FEWEST_FOR_PROCESS:
+    elif 1 < len(train) < FEWEST_FOR_PROCESS:
         scores = fitter.judge_each_by_others(variant)
     else:
         scores = fitter.judge(model, unseen)
@@ -351,11 +351,8 @@ class _Fitter:
     def judge_each_by_others(self, variant: str) -> pd.DataFrame:
         """Each training row with the prediction of a model of the other rows, in the form of `judge`.
 
-        So few rows only scale physics, and their median would know the row that it is compared with. A single row has no others:
-        it comes with its own model's prediction, which says nothing.
+        So few rows only scale physics, and their median would know the row that it is compared with.
         """
-        if len(self.train) == 1:
-            return judge(self.fit(variant)[0], self.train)
         tables = []
         for row in range(len(self.train)):
             others = self.train.drop(index=row).reset_index(drop=True)
