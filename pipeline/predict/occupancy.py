@@ -1,8 +1,7 @@
 """Which kernels of a trace fill the GPU, so that a kernel of another stream must wait for them to drain.
 
 Streams share the multiprocessors: a kernel whose blocks exceed what all of them hold at once leaves no room, and what
-another stream launches meanwhile begins when its last blocks drain. Resident blocks per multiprocessor follow from
-threads, registers and shared memory (CUDA C++ Programming Guide, "Hardware Multithreading").
+another stream launches meanwhile begins when its last blocks drain.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.hardware.occupancy import limits_of_device, resident_blocks
 from pipeline.trace.activity import Activity
 from pipeline.trace.columns import MISSING
 from pipeline.trace.fields import Category
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-
-MAX_RESIDENT_BLOCKS = 32
-"""Resident blocks per multiprocessor that no GPU of the last ten years exceeds."""
 
 
 def uses_multiprocessors(act: Activity, calls: Ints) -> Flags:
@@ -39,12 +36,9 @@ def fills_device(act: Activity, calls: Ints) -> Flags:
         return np.zeros(len(calls), bool)
     blocks = _product(act.trace.vocabulary["grid"])[columns["grid"][events]]
     threads = np.maximum(_product(act.trace.vocabulary["block"])[columns["block"][events]], 1)
-    registers = np.where(columns["registers"][events] == MISSING, 0, columns["registers"][events])
-    shared = np.where(columns["shared_memory"][events] == MISSING, 0, columns["shared_memory"][events])
-    resident = np.minimum(MAX_RESIDENT_BLOCKS, properties["maxThreadsPerMultiprocessor"] // threads)
-    resident = np.minimum(resident, properties["regsPerMultiprocessor"] // np.maximum(registers * threads, 1))
-    resident = np.minimum(resident, properties["sharedMemPerMultiprocessor"] // np.maximum(shared, 1))
-    full: Flags = (blocks > 0) & (blocks >= np.maximum(resident, 1) * properties["numSms"])
+    registers, shared = (_known(columns[name][events]) for name in ("registers", "shared_memory"))
+    resident = resident_blocks(limits_of_device(properties), threads, registers, shared)
+    full: Flags = (blocks > 0) & (blocks >= resident * properties["numSms"])
     return full & uses_multiprocessors(act, calls)
 
 
@@ -53,8 +47,14 @@ def _properties(act: Activity) -> Mapping[str, int] | None:
     listed = act.trace.metadata.get("deviceProperties")
     for entry in listed if isinstance(listed, list) else []:
         if isinstance(entry, dict) and all(_is_count(entry.get(key)) for key in keys):
-            return {key: int(entry[key]) for key in keys}
+            capability = [key for key in ("computeMajor", "computeMinor") if type(entry.get(key)) is int]
+            return {key: int(entry[key]) for key in (*keys, *capability)}
     return None
+
+
+def _known(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """NaN where the trace does not say."""
+    return np.where(values == MISSING, np.nan, values.astype(np.float64))
 
 
 def _is_count(value: Any) -> bool:

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.hardware.occupancy import blocks_per_wave
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.families import work_of
-from pipeline.transfer.occupancy import blocks_per_wave
 
 Array = npt.NDArray[np.float64]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.hardware.occupancy import blocks_per_sm, blocks_per_wave, limits_of, limits_of_device, resident_blocks
 from pipeline.hardware.spec import list_gpus, load_gpu
-from pipeline.transfer.occupancy import blocks_per_sm, blocks_per_wave
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,19 @@ def test_more_resources_per_block_never_raise_occupancy(threads: int, registers:
     for position, more in ((0, 32), (1, 8), (2, 1024)):
         larger = [value + (more if i == position else 0) for i, value in enumerate(arguments)]
         assert blocks_per_sm(spec, *larger)[0] <= base[0]
+
+
+V100_IN_A_TRACE = {
+    "computeMajor": 7, "computeMinor": 0, "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536,
+    "sharedMemPerMultiprocessor": 98304, "numSms": 80,
+}  # fmt: skip
+
+
+def test_a_device_of_a_trace_has_the_limits_of_its_architecture() -> None:
+    assert limits_of_device(V100_IN_A_TRACE) == limits_of(load_gpu("V100"))
+
+
+def test_a_device_of_an_unknown_architecture_keeps_what_the_trace_says() -> None:
+    properties = {key: value for key, value in V100_IN_A_TRACE.items() if "compute" not in key}
+    limits = limits_of_device(properties | {"maxThreadsPerMultiprocessor": 1024})
+    assert resident_blocks(limits, np.array([256.0]), np.array([32.0]), np.array([0.0]))[0] == 4

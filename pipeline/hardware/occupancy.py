@@ -1,0 +1,97 @@
+"""Resident thread blocks per SM, from threads, registers and shared memory per block and the architecture's limits.
+
+The arithmetic of NVIDIA's occupancy calculator (cuda_occupancy.h of the CUDA toolkit), vectorised: registers go to warps,
+each within one partition of the SM, so that a block of two warps takes those of two warps. Profiler traces carry registers and
+shared memory; the public kernel tables do not, for which `TYPICAL_REGISTERS` and no shared memory are assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.hardware.architectures import ARCHITECTURES, NAMES, Architecture
+from pipeline.hardware.spec import GpuSpec
+
+Array = npt.NDArray[np.float64]
+
+TYPICAL_REGISTERS = 32.0
+"""Registers per thread where a table does not say: element-wise PyTorch kernels take 16 to 40. Matrix kernels take more
+(128 x 128 tiles over 100), so that their residency, and with it the wave, is overestimated on both GPUs alike."""
+
+_DEFAULT = Architecture(2048, 64, 32, 65536, 98304, 64)
+
+
+def limits_of(gpu: GpuSpec) -> Architecture:
+    """Limits of one SM: those of the architecture, with what the GPU file says instead."""
+    return replace(
+        gpu.limits or _DEFAULT,
+        max_threads_per_sm=gpu.max_threads_per_sm,
+        max_warps_per_sm=gpu.max_warps_per_sm,
+        max_blocks_per_sm=gpu.max_blocks_per_sm,
+        registers_per_sm=gpu.registers_per_sm,
+        shared_memory_per_sm_bytes=gpu.shared_memory_per_sm_bytes,
+    )
+
+
+def limits_of_device(properties: Mapping[str, int]) -> Architecture:
+    """Limits of one SM of a device as PyTorch's profiler describes it.
+
+    Args:
+        properties: an entry of a trace's `deviceProperties`, counts as integers; where `computeMajor` and `computeMinor`
+            are absent or unknown, warps and blocks are those of a common SM.
+    """
+    capability = properties.get("computeMajor", 0) + properties.get("computeMinor", 0) / 10
+    return replace(
+        ARCHITECTURES.get((NAMES.get(capability, ""), capability), _DEFAULT),
+        max_threads_per_sm=properties["maxThreadsPerMultiprocessor"],
+        registers_per_sm=properties["regsPerMultiprocessor"],
+        shared_memory_per_sm_bytes=properties["sharedMemPerMultiprocessor"],
+    )
+
+
+def resident_blocks(
+    limits: Architecture, threads: Array, registers: Array | None = None, shared_bytes: Array | None = None
+) -> Array:
+    """Blocks that one SM holds at once.
+
+    Args:
+        limits: of the SM.
+        threads: threads per block, shape (rows,).
+        registers: registers per thread; NaN or None where unknown.
+        shared_bytes: static plus dynamic shared memory per block; NaN or None where unknown.
+
+    Returns:
+        Blocks per SM, shape (rows,), at least 1: a launch that ran fits the SM.
+    """
+    threads = np.maximum(np.asarray(threads, dtype=np.float64), 1.0)
+    known = np.full(threads.shape, np.nan) if registers is None else np.asarray(registers, dtype=np.float64)
+    per_thread = np.where(np.isnan(known), TYPICAL_REGISTERS, np.maximum(known, 1.0))
+    shared = np.zeros(threads.shape) if shared_bytes is None else np.nan_to_num(np.asarray(shared_bytes, np.float64))
+    warps = np.ceil(threads / limits.warp_size)
+    by_threads = np.floor(limits.max_threads_per_sm / (warps * limits.warp_size))
+    by_warps = np.floor(limits.max_warps_per_sm / warps)
+    per_warp = np.ceil(per_thread * limits.warp_size / limits.register_unit) * limits.register_unit
+    warps_with_registers = np.floor(limits.registers_per_sm / limits.partitions / per_warp) * limits.partitions
+    by_registers = np.floor(warps_with_registers / warps)
+    taken = np.ceil((shared + limits.shared_reserved_bytes) / limits.shared_unit_bytes) * limits.shared_unit_bytes
+    by_shared = np.where(taken > 0, np.floor(limits.shared_memory_per_sm_bytes / np.maximum(taken, 1.0)), np.inf)
+    least = np.minimum.reduce([by_threads, by_warps, by_registers, by_shared])
+    return np.asarray(np.clip(least, 1.0, limits.max_blocks_per_sm))
+
+
+def blocks_per_sm(
+    gpu: GpuSpec, threads: Array, registers: Array | None = None, shared_bytes: Array | None = None
+) -> Array:
+    """`resident_blocks` of a GPU."""
+    return resident_blocks(limits_of(gpu), threads, registers, shared_bytes)
+
+
+def blocks_per_wave(
+    gpu: GpuSpec, threads: Array, registers: Array | None = None, shared_bytes: Array | None = None
+) -> Array:
+    """Blocks that the whole GPU holds at once: W in wave scaling."""
+    return gpu.sms * blocks_per_sm(gpu, threads, registers, shared_bytes)
