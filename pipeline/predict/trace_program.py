@@ -14,7 +14,7 @@ from pipeline.overheads.model import OverheadModel
 from pipeline.predict.occupancy import fills_device, uses_multiprocessors
 from pipeline.predict.program import assemble
 from pipeline.predict.step import Items, Kind, Program, StepSequence
-from pipeline.trace.activity import Activity, stream_ids
+from pipeline.trace.activity import Activity, stream_ids, sync_details
 from pipeline.trace.fields import API_CATEGORIES, EVENT_SYNC_APIS, RECORD_APIS, Category
 from pipeline.trace.phases import DATA, PHASES
 
@@ -158,7 +158,8 @@ def _streams(act: Activity, actions: Ints) -> Ints:
     stream = np.full(len(act.action_event), -1, np.int64)
     stream[act.call_action[::-1]] = act.call_stream[::-1]
     columns = act.trace.columns
-    syncs = np.flatnonzero(act.trace.is_category(Category.SYNC) & (columns["stream"] >= 0))
+    syncs = sync_details(act.trace)
+    syncs = syncs[columns["stream"][syncs] >= 0]
     named = dict(zip(columns["correlation"][syncs].tolist(), stream_ids(act.trace, syncs).tolist(), strict=True))
     apis = act.trace.names[act.action_event]
     thread = columns["tid"][act.action_event]
@@ -180,15 +181,17 @@ def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> 
     a wait for an event stays a wait for everything.
     """
     columns, calls = act.trace.columns, iteration.calls
-    known = np.flatnonzero(act.trace.is_category(Category.SYNC) & (columns["wait_event"] >= 0))
+    known = sync_details(act.trace)
+    known = known[columns["wait_event"][known] >= 0]
     if not len(known):
         return program
     named = dict(zip(columns["correlation"][known].tolist(), known.tolist(), strict=True))
-    records = np.flatnonzero(act.trace.is_category(*API_CATEGORIES) & act.trace.texts_in("name", RECORD_APIS))
+    runtime = act.trace.is_category(*API_CATEGORIES) & (columns["pid"] == act.trace.process)
+    records = np.flatnonzero(runtime & act.trace.texts_in("name", RECORD_APIS))
     recorded = dict(zip(columns["correlation"][records].tolist(), columns["ts_ns"][records].tolist(), strict=True))
     events = act.action_event[iteration.actions]
     launched = act.action_start[act.call_action[calls]]
-    stream = columns["stream"][act.call_event[calls]]
+    stream, gpu = columns["stream"][act.call_event[calls]], columns["device"][act.call_event[calls]]
     lists = [program.wait_calls[a:b].tolist() for a, b in pairwise(program.wait_offsets.tolist())]
     kind = program.kind.copy()
     rows = np.flatnonzero(program.kind != Kind.HOST)  # one for each action
@@ -197,7 +200,8 @@ def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> 
         stamp = recorded.get(int(columns["wait_event"][sync])) if sync >= 0 else None
         if stamp is None:
             continue
-        ahead = np.flatnonzero((stream == columns["wait_stream"][sync]) & (launched < stamp))
+        awaited = (stream == columns["wait_stream"][sync]) & (gpu == columns["device"][sync])
+        ahead = np.flatnonzero(awaited & (launched < stamp))
         if len(ahead):
             lists[rows[at]] = [int(ahead[np.argmax(launched[ahead])])]
         else:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from pipeline.overheads.extract import ItemKeys
 from pipeline.predict.trace_program import Iteration
-from pipeline.trace.activity import Activity
-from pipeline.trace.fields import API_CATEGORIES, RECORD_APIS, WAIT_EVENT_APIS, Category
+from pipeline.trace.activity import Activity, sync_details
+from pipeline.trace.fields import API_CATEGORIES, RECORD_APIS, WAIT_EVENT_APIS
 
 Ints = npt.NDArray[np.int64]
 Edge = tuple[str, str, int, int, int]
@@ -82,7 +82,8 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
     last: dict[int, int] = {}  # stream -> latest call launched on it so far
     heads: dict[int, dict[int, int]] = {}  # record of an event -> `last` at that moment
     pending: list[_Pending] = []
-    recorded = set(correlation[act.trace.texts_in("name", RECORD_APIS)].tolist())
+    records = act.trace.texts_in("name", RECORD_APIS) & (act.trace.columns["pid"] == act.trace.process)
+    recorded = set(correlation[records].tolist())
     out = []
     events = sorted(
         [(int(stamp[c]), 2, int(c)) for c in order]
@@ -134,9 +135,10 @@ class _Pending:
 
 
 def _during(act: Activity, iteration: Iteration, apis: frozenset[str]) -> Ints:
-    """Events of some runtime calls during an iteration."""
+    """Events of some runtime calls during an iteration, of the process whose steps count."""
     trace = act.trace
     runtime = trace.is_category(*API_CATEGORIES) & trace.texts_in("name", apis)
+    runtime &= trace.columns["pid"] == trace.process
     stamp = trace.columns["ts_ns"]
     return np.flatnonzero(runtime & (stamp >= iteration.start_ns) & (stamp <= act.end[iteration.items].max()))
 
@@ -144,7 +146,8 @@ def _during(act: Activity, iteration: Iteration, apis: frozenset[str]) -> Ints:
 def _named(act: Activity) -> dict[int, _Named]:
     """Correlation id -> what a stream wait waits for, where the trace says so (`cuda_sync` events)."""
     columns = act.trace.columns
-    rows = np.flatnonzero(act.trace.is_category(Category.SYNC) & (columns["wait_stream"] >= 0))
+    rows = sync_details(act.trace)
+    rows = rows[columns["wait_stream"][rows] >= 0]
     values = [columns[name][rows].tolist() for name in ("correlation", "stream", "wait_stream", "wait_event")]
     return {corr: _Named(*(max(v, -1) for v in rest)) for corr, *rest in zip(*values, strict=True)}
 

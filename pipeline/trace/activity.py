@@ -131,6 +131,19 @@ def stream_ids(trace: Trace, events: Ints) -> Ints:
     return np.where(stream >= 0, stream + SECOND_GPU_STREAMS * np.searchsorted(used, device[events]), stream)
 
 
+def sync_details(trace: Trace) -> Ints:
+    """Events that say what a wait waits for (`cuda_sync`), of the GPUs that the process whose steps count drives.
+
+    Each process counts its ids from 1: in a file of several ranks those of another rank would describe waits of this one.
+    """
+    columns = trace.columns
+    rows = np.flatnonzero(trace.is_category(Category.SYNC))
+    launched = np.flatnonzero(columns["launch"] >= 0)
+    own = columns["pid"][columns["launch"][launched]] == trace.process
+    foreign = np.setdiff1d(columns["device"][launched[~own]], columns["device"][launched[own]])
+    return rows[~np.isin(columns["device"][rows], foreign)]
+
+
 def activity(trace: Trace) -> Activity:
     """Items, actions and calls of a whole trace."""
     columns = trace.columns
@@ -231,7 +244,8 @@ def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
 def _loading(trace: Trace, previous: Ints, start: Ints, end: Ints) -> Flags:
     """Whether a loader annotation begins between the end of the previous item and the start of this one."""
     loader = np.array([name.startswith(LOADER_MARKER) for name in trace.vocabulary["name"]] + [False], bool)
-    rows = np.flatnonzero(trace.is_category(Category.ANNOTATION) & loader[trace.columns["name"]])
+    own = trace.columns["pid"] == trace.process
+    rows = np.flatnonzero(trace.is_category(Category.ANNOTATION) & loader[trace.columns["name"]] & own)
     if not len(rows):
         return np.zeros(len(start), bool)
     stamps = trace.columns["ts_ns"][rows]

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from trace_drawing import annotation, kernel, launch, op, write
+from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import TraceError
 from pipeline.predict.replay import replay
+from pipeline.trace.activity import sync_details
 from pipeline.trace.load import load_trace
 
 Data = dict[str, Any]
@@ -133,13 +135,16 @@ def test_a_damaged_trace_is_still_predicted_sanely(
     assert abs(predicted(datasets, tmp_path, change)[1]) < 0.10
 
 
-def test_two_ranks_in_one_file_are_told_apart(datasets: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [1, 2, 3, 4])
+def test_two_ranks_in_one_file_are_told_apart(datasets: Path, tmp_path: Path, beside: int) -> None:
+    """Nothing of the other rank counts: calls, stream waits, data loading, nor kernels whose launches it lost."""
+
     def joined(data: Data) -> None:
-        other = datasets / "traces" / "v100x8_dlrm" / "rank2_kineto.json.gz"
+        other = datasets / "traces" / "v100x8_dlrm" / f"rank{beside}_kineto.json.gz"
         data["traceEvents"] += json.loads(gzip.decompress(other.read_bytes()))["traceEvents"]
 
     plain, _ = predicted(datasets, tmp_path, None)
-    assert predicted(datasets, tmp_path, joined)[0] == pytest.approx(plain, rel=0.01)
+    assert predicted(datasets, tmp_path, joined)[0] == pytest.approx(plain, rel=1e-9)
     assert any("2 processes" in note for note in load_trace(tmp_path / "odd.json").notes)
 
 
@@ -155,6 +160,39 @@ def test_ids_of_two_processes_do_not_mix(tmp_path: Path) -> None:
         for row, name in enumerate(trace.names) if name in "ab"
     }  # fmt: skip
     assert owner == {"a": 1, "b": 2}
+
+
+def test_kernels_without_launch_find_none_in_another_process(tmp_path: Path) -> None:
+    #   process 1  [mm L1 ]     process 2              [mm L2 ] ... [mm L11]       the launch of c, which has id 1 too, was lost
+    #   device 0        [a--]   device 1      [c-]         [b--]        [b--]
+    first = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 10, 15, 1)]
+    second = []
+    for number in range(2, 12):
+        at = 100 * number
+        second += [{**op("aten::mm", at, at + 20), "pid": 2}, {**launch(at + 5, at + 7, number), "pid": 2},
+                   on_device_1(kernel("b", at + 10, at + 15, number))]  # fmt: skip
+    trace = load_trace(write(tmp_path, [*first, *second, on_device_1(kernel("c", 50, 55, 1))]))
+    launched = {str(trace.names[row]): int(trace.columns["launch"][row])
+                for row in np.flatnonzero(trace.is_category("kernel"))}  # fmt: skip
+    assert launched["c"] == -1 and trace.columns["pid"][launched["b"]] == 2
+
+
+def on_device_1(event: Data) -> Data:
+    return {**event, "args": {**event["args"], "device": 1}}
+
+
+def test_what_another_process_says_of_its_waits_is_not_ours(tmp_path: Path) -> None:
+    #   process 1  [mm L1 wait for a stream ]   process 2 (device 1), 200 us later  [mm L1 wait 2: for stream 9]
+    first = [op("aten::mm", 0, 90), launch(5, 7, 1), kernel("a", 10, 60, 1), api("cudaStreamSynchronize", 12, 63, 2),
+             op("aten::add", 91, 95)]  # fmt: skip
+    detail = {"ph": "X", "cat": "cuda_sync", "name": "Stream Sync", "pid": 0, "tid": 9, "ts": 1012, "dur": 3,
+              "args": {"stream": 9, "device": 0, "correlation": 2}}  # fmt: skip
+    host = [op("aten::mm", 200, 290), launch(205, 207, 1), api("cudaStreamSynchronize", 212, 263, 2)]
+    second = [*({**event, "pid": 2} for event in host), on_device_1(kernel("b", 210, 260, 1)),
+              on_device_1({**detail, "ts": 1212})]  # fmt: skip
+    trace = load_trace(write(tmp_path, first + second))
+    assert trace.process == 1 and not len(sync_details(trace))
+    assert len(sync_details(load_trace(write(tmp_path, [*first, detail]))))
 
 
 def test_copies_are_told_from_empty_calls_that_look_alike(tmp_path: Path) -> None:
