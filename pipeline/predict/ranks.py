@@ -8,6 +8,8 @@ Arrivals depend on earlier collectives; passes over all ranks repeat until nothi
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,10 @@ from pipeline.trace.load import load_trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+COLLECTIVE = re.compile(r"(void )?[nr]ccl\w*kernel", re.IGNORECASE)
+"""Names of kernels of collectives: `ncclAllReduceRingLLKernel_sum_f32` until NCCL 2.7, `ncclKernel_AllReduce_...`, since 2.19
+`ncclDevKernel_...`, since 2.27 `ncclSymkDevKernel_...` beside it; RCCL's begin with either name."""
 
 MAX_PASSES = 20
 SETTLED_US = 0.01
@@ -71,7 +77,7 @@ def simulate_ranks(
     Args:
         programs: one program per rank.
         kernel_us: kernel times per rank, shape (calls,); those of collectives are what the rank measured.
-        collectives: per rank its collective calls, in launch order; the k-th ones belong together.
+        collectives: per rank its collective calls; the k-th ones belong together.
         begin_us: when each rank's step begins, on a common clock; all at once by default.
 
     Raises:
@@ -109,7 +115,7 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
 
     Raises:
         TraceError: a trace cannot be read, or holds no operators, or no work of a GPU that is tied to them.
-        InputError: fewer than two ranks, or ranks of different steps.
+        InputError: fewer than two ranks, one of them twice, ranks of different steps, or with other collectives.
     """
     if len(paths) < 2:
         raise InputError("co-simulation needs the traces of two ranks or more")
@@ -118,10 +124,12 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
         if not source.chosen:
             raise TraceError(f"{path}: no operators in any iteration")
         refuse_unlinked(source)
+    _refuse_twice(sources)
     steps = _same_step(sources)
+    collectives = _paired(sources, steps)
     lasting = [source.lasting for source in sources]
     samples = [learn([source])[0] for source in lasting]
-    programs, times, collectives = [], [], []
+    programs, times = [], []
     for rank, (source, iteration) in enumerate(zip(sources, steps, strict=True)):
         others = [number for number in range(len(sources)) if number != rank]
         model = OverheadModel(summarise(pd.concat([samples[number] for number in others], ignore_index=True)))
@@ -130,7 +138,6 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
             waits.learn(lasting[number].act, lasting[number].keys, lasting[number].chosen)
         programs.append(build(source, iteration, model, waits))
         times.append(iteration.kernel_us)
-        collectives.append(_collectives(source, iteration))
     starts = np.array([iteration.start_ns for iteration in steps])
     timelines, _ = simulate_ranks(programs, times, collectives, (starts - starts.min()) / 1000.0)
     out = []
@@ -147,30 +154,61 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     return out
 
 
+def _refuse_twice(sources: Sequence[Source]) -> None:
+    seen: dict[int, Source] = {}
+    for source in sources:
+        info = source.act.trace.metadata.get("distributedInfo")
+        rank = info.get("rank") if isinstance(info, dict) else None
+        if type(rank) is not int:
+            continue
+        if rank in seen and seen[rank].act.trace.opens.tolist() == source.act.trace.opens.tolist():
+            raise InputError(
+                f"{seen[rank].act.trace.path} and {source.act.trace.path} are the same trace of rank {rank}; give one trace "
+                "of each rank"
+            )
+        seen[rank] = source
+
+
 def _same_step(sources: Sequence[Source]) -> list[Iteration]:
     """The last step that all ranks hold, one iteration per rank."""
     numbered = [{step_number(source.act.trace, it.number): it for it in source.chosen} for source in sources]
-    if all(None not in steps for steps in numbered):
-        common = set.intersection(*(set(steps) for steps in numbered))
+    steps = [source.chosen[-1] for source in sources]
+    if all(None not in numbers for numbers in numbered):
+        common = set.intersection(*(set(numbers) for numbers in numbered))
         if not common:
             held = "; ".join(
-                f"{source.act.trace.path} holds {', '.join(str(n) for n in steps)}"
-                for source, steps in zip(sources, numbered, strict=True)
+                f"{source.act.trace.path} holds {', '.join(str(n) for n in numbers)}"
+                for source, numbers in zip(sources, numbered, strict=True)
             )
             raise InputError(f"the traces have no step in common ({held}); give traces of the same step")
-        return [steps[max(common, key=lambda n: n or 0)] for steps in numbered]
-    steps = [source.chosen[-1] for source in sources]
+        steps = [numbers[max(common, key=lambda n: n or 0)] for numbers in numbered]
     first = min(range(len(steps)), key=lambda i: steps[i].end_ns)
     last = max(range(len(steps)), key=lambda i: steps[i].start_ns)
     if steps[last].start_ns >= steps[first].end_ns:
         raise InputError(
-            f"the last iterations of {sources[first].act.trace.path} and {sources[last].act.trace.path} do not overlap in "
-            "time; give traces of the same step, by clocks that agree"
+            f"the steps of {sources[first].act.trace.path} and {sources[last].act.trace.path} do not overlap in time; give "
+            "traces of the same step, by clocks that agree"
         )
     return steps
 
 
-def _collectives(source: Source, iteration: Iteration) -> Ints:
-    """Collective calls of an iteration that all ranks take part in, by kernel name."""
-    names = source.act.trace.names[source.act.call_event[iteration.calls]]
-    return np.flatnonzero([name.lower().startswith(("ncclkernel", "nccldevkernel", "rcclkernel")) for name in names])
+def _paired(sources: Sequence[Source], steps: Sequence[Iteration]) -> list[Ints]:
+    """Collective calls of each rank's step; the k-th of a name on one rank is the k-th of that name on the others.
+
+    Communicators of their own may be used in another order on every rank: order alone would pair an all-reduce with another
+    rank's all-to-all.
+    """
+    calls, kinds = [], []
+    for source, step in zip(sources, steps, strict=True):
+        name = [str(text).partition("(")[0] for text in source.act.trace.names[source.act.call_event[step.calls]]]
+        found = sorted((i for i, text in enumerate(name) if COLLECTIVE.match(text)), key=lambda i: (name[i], i))
+        calls.append(np.array(found, np.int64))
+        kinds.append(Counter(name[i] for i in found))
+    for source, kind in zip(sources[1:], kinds[1:], strict=True):
+        if kind != kinds[0]:
+            other = min((kind - kinds[0]) + (kinds[0] - kind))
+            raise InputError(
+                f"{source.act.trace.path} takes part in {kind[other]} collectives {other}, {sources[0].act.trace.path} in "
+                f"{kinds[0][other]}; give whole traces of the same step"
+            )
+    return calls

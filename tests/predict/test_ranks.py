@@ -14,7 +14,10 @@ from pipeline.predict.ranks import replay_ranks
 from pipeline.predict.replay import replay
 
 
-def rank(folder: Path, numbers: list[int], shift: float = 0.0, marker: str = "ProfilerStep#") -> Path:
+def rank(
+    folder: Path, numbers: list[int], shift: float = 0.0, marker: str = "ProfilerStep#", collective: str = "ncclKernel_AllReduce",
+    wait: float = 0.0, **metadata: Any,
+) -> Path:  # fmt: skip
     """Steps of 200 us, number n at 200 n: an op that computes for 10 + n us and takes part in a collective of 5 us."""
     events: list[dict[str, Any]] = []
     for n in numbers:
@@ -22,10 +25,10 @@ def rank(folder: Path, numbers: list[int], shift: float = 0.0, marker: str = "Pr
         events += [
             annotation(f"{marker}{n}" if marker.endswith("#") else marker, at, at + 190), op("aten::mm", at + 1, at + 40),
             launch(at + 4, at + 6, ids), kernel("gemm", at + 9, at + 19 + n, ids),
-            launch(at + 30, at + 32, ids + 1), kernel("ncclKernel_AllReduce", at + 50, at + 55, ids + 1, stream=20),
+            launch(at + 30, at + 32, ids + 1), kernel(collective, at + 50, at + 55 + wait, ids + 1, stream=20),
         ]  # fmt: skip
     folder.mkdir()
-    return write(folder, events)
+    return write(folder, events, **metadata)
 
 
 def test_ranks_are_compared_in_the_last_step_that_all_of_them_hold(tmp_path: Path) -> None:
@@ -49,6 +52,42 @@ def test_unnumbered_steps_must_at_least_overlap_in_time(tmp_path: Path) -> None:
     assert len(replay_ranks([first, second])) == 2
     with pytest.raises(InputError, match=r"do not overlap in\s+time"):
         replay_ranks([first, late])
+
+
+def test_numbered_steps_of_another_hour_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a/trace.json and .*b/trace.json do not overlap in time"):
+        replay_ranks([rank(tmp_path / "a", [2, 3]), rank(tmp_path / "b", [2, 3], shift=3.6e9)])
+
+
+@pytest.mark.parametrize(
+    "collective", ["ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "ncclSendRecvKernel_copy_i8(ncclColl)",
+                   "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",
+                   "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+                   "ncclSymkDevKernel_AllReduce_LDMC_STMC_sum_bf16(ncclSymkDevWorkArgs4K)"],
+)  # fmt: skip
+def test_a_collective_of_any_age_ends_for_all_ranks_at_once(tmp_path: Path, collective: str) -> None:
+    """Rank a waits 30 us for b inside its collective, b's takes 5 us: both take 5 us once they are there."""
+    paths = [
+        rank(tmp_path / "a", [1, 2], 0, collective=collective, wait=30),
+        rank(tmp_path / "b", [1, 2], 30, collective=collective),
+    ]
+    results = replay_ranks(paths)
+    ends = [r.timeline.device_end[1, 0] + begin for r, begin in zip(results, (0, 30), strict=True)]
+    assert ends[0] == pytest.approx(ends[1])
+    assert results[1].communication_us == pytest.approx(5.0) and results[0].communication_us == pytest.approx(35.0)
+
+
+def test_ranks_with_other_collectives_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"b/trace.json takes part in 1 collectives ncclKernel_AllGather, .*a/trace.json in 0"
+    ):
+        replay_ranks([rank(tmp_path / "a", [2]), rank(tmp_path / "b", [2], collective="ncclKernel_AllGather")])
+
+
+def test_a_copy_of_a_rank_is_no_other_rank(tmp_path: Path) -> None:
+    paths = [rank(tmp_path / name, [2], distributedInfo={"rank": 3, "world_size": 8}) for name in "ab"]
+    with pytest.raises(InputError, match=r"are the same trace of rank 3"):
+        replay_ranks(paths)
 
 
 def test_launches_whose_kernels_the_profiler_lost_are_no_cpu_run(tmp_path: Path) -> None:
