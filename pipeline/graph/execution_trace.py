@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -47,7 +48,10 @@ def import_execution_trace(path: str | Path) -> Graph:
         TraceError: the file is missing, cut off, or no execution trace.
     """
     raw = read_execution_trace(path)
-    nodes = build_nodes(raw)
+    try:
+        nodes = build_nodes(raw)
+    except _NodeError as error:
+        raise TraceError(f"{path}: {error}") from None
     accelerator = any(
         _accelerated(value) for node in raw for side in ("inputs", "outputs") for value in node[side]["values"]
     )
@@ -62,13 +66,54 @@ def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        return [flatten(node) for node in _nodes(data)]
+        raw = [flatten(node) for node in _nodes(data)]
+    except RecursionError:
+        raise TraceError(f"{path}: nested without end; this is no execution trace") from None
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise TraceError(f"{path}: not a complete execution trace ({str(error).splitlines()[0]})") from None
     except (KeyError, TypeError, AttributeError):
         raise TraceError(f"{path}: no `nodes` as PyTorch's ExecutionTraceObserver writes them") from None
+    _check(path, raw)
+    return raw
+
+
+_FIELDS = {
+    "id": int,
+    "rf_id": int,
+    "parent": int,
+    "scope": int,
+    "tid": int,
+    "name": str,
+    "inputs": dict,
+    "outputs": dict,
+}
+"""What every node has. Each kind of list of a side's values is a list itself."""
+
+
+class _NodeError(Exception):
+    """A node that says what no operator can have."""
+
+
+def _check(path: Path, raw: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse nodes without what every node has, and files in which an id stands for two of them.
+
+    Raises:
+        TraceError: as said; the message names the node.
+    """
+    for place, node in enumerate(raw):
+        for key, kind in _FIELDS.items():
+            if type(node.get(key)) is not kind or (kind is int and not -(2**63) <= node[key] < 2**64):
+                raise TraceError(f"{path}: nodes[{place}] has no {key}, which PyTorch's ExecutionTraceObserver writes")
+        sides = [node[side].get(key) for side in ("inputs", "outputs") for key in ("values", "shapes", "types")]
+        if not all(isinstance(side, list) for side in sides):
+            raise TraceError(
+                f"{path}: nodes[{place}] has inputs or outputs that are no lists of values, shapes and types"
+            )
+    ids = [node["id"] for node in raw]
+    if len(set(ids)) < len(ids):
+        raise TraceError(f"{path}: several nodes have the same id; give one execution trace, of one process")
 
 
 NODE_END = b"\n      },\n"
@@ -145,8 +190,12 @@ def _place(
 ) -> tuple[int | None, str | None]:
     """The nearest operator above a node, and the phase that the annotations in between name."""
     parent, phase = by_id.get(raw["parent"]), None
+    steps = 0
     while parent is not None and parent["id"] not in kept:
         phase = phase or _named_phase(parent["name"])
+        steps += 1
+        if steps > len(by_id):
+            raise _NodeError(f"node {raw['id']} lies within itself; the file is damaged")
         parent = by_id.get(parent["parent"]) if parent["parent"] != parent["id"] else None
     return (None if parent is None else int(parent["id"])), phase
 
@@ -157,6 +206,15 @@ def _named_phase(annotation: str) -> str | None:
 
 
 def _node(raw: Mapping[str, Any], parent: int | None, order: int) -> Node:
+    try:
+        return _described(raw, parent, order)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise _NodeError(
+            f"node {raw['id']} ({raw['name']}) has inputs, outputs or attributes that no operator has"
+        ) from None
+
+
+def _described(raw: Mapping[str, Any], parent: int | None, order: int) -> Node:
     inputs, values = _arguments(raw["inputs"])
     outputs, _ = _arguments(raw["outputs"])
     attributes: dict[str, Any] = {"schema": raw["op_schema"].split("(")[0]} if raw.get("op_schema") else {}
@@ -196,6 +254,8 @@ def _tensor(kind: str, shape: Any, content: Any, stride: Any) -> Tensor | None:
     name = kind[len("Tensor(") : -1]
     if "nullptr" in name:
         return None
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{shape} is no shape")
     host = isinstance(content, list) and bool(content) and str(content[-1]).startswith("cpu")
     known = tuple(stride) if isinstance(stride, list) and len(stride) == len(shape) else None
     return Tensor(tuple(shape), DTYPES.get(name, name), known, host)

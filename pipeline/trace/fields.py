@@ -102,6 +102,17 @@ def api_name(name: str, args: object) -> str:
     return KERNEL_LAUNCH if launches else name
 
 
+_API_FORM = re.compile(r"_*(?:cuda|cu|hip)[A-Z]\w*?((?:_pt(?:sz|ds))?(?:_v\d+)?)")
+
+
+def plain_api(name: str) -> str:
+    """A name without what tells forms of one runtime call apart: `_ptsz`, `_ptds` (each host thread has its own default
+    stream) and CUPTI's versions (`_v3020`). Other names stay as they are.
+    """
+    form = _API_FORM.fullmatch(name)
+    return name[: form.start(1)] if form else name
+
+
 SYNC_APIS = frozenset({
     "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize",
     "cuCtxSynchronize", "cuEventSynchronize", "hipStreamSynchronize", "hipDeviceSynchronize", "hipEventSynchronize",

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace.columns import MISSING, Columns
-from pipeline.trace.fields import TEXT_ARGS
+from pipeline.trace.fields import TEXT_ARGS, plain_api
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -18,6 +18,8 @@ def ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], di
     for column in ("name", "category", *TEXT_ARGS):
         known = raw.vocabulary.get("cat" if column == "category" else column)
         texts = np.array(known.texts if known else [], object)
+        if column == "name":
+            texts[:] = [plain_api(text) for text in texts]
         vocabulary[column], rank = np.unique(texts, return_inverse=True)
         columns[column] = np.append(rank, -1).astype(np.int32)[columns[column]]  # type: ignore[assignment]
     order = _order(columns)

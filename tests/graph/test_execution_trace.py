@@ -65,6 +65,52 @@ def test_broken_files_are_named_in_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda nodes: nodes[0].update(id="4"), r"nodes\[0\] has no id"),
+        (lambda nodes: nodes[1].pop("name"), r"no `nodes`|nodes\[1\] has no name"),
+        (lambda nodes: nodes[1]["attrs"].pop(0), r"nodes\[1\] has no rf_id"),
+        (lambda nodes: nodes[2]["inputs"].update(types=None), r"nodes\[2\] has inputs"),
+        (lambda nodes: nodes[-2]["inputs"].update(shapes=[[4, -2], ["x"]]), r"node \d+ \(aten::add_\) has inputs"),
+        (lambda nodes: nodes[1].update(id=nodes[0]["id"]), r"several nodes have the same id"),
+        (lambda nodes: nodes[-1].update(ctrl_deps=nodes[-1]["id"] + 100, id=nodes[-1]["id"]), None),
+    ],
+)
+def test_a_node_that_is_none_is_named(trace, change, told):
+    whole = json.loads(gzip.decompress(trace.read_bytes()))
+    change(whole["nodes"])
+    trace.write_bytes(json.dumps(whole).encode())
+    if told is None:  # a parent that the file does not hold: the node stands at the top
+        assert len(import_execution_trace(trace).table) == 6
+        return
+    with pytest.raises(TraceError, match=told) as caught:
+        import_execution_trace(trace)
+    assert "\n" not in str(caught.value) and str(trace) in str(caught.value)
+
+
+def test_nodes_that_lie_within_each_other_are_refused_instead_of_followed_for_ever(trace):
+    whole = json.loads(gzip.decompress(trace.read_bytes()))
+    first, second = [dict(whole["nodes"][-1]) for _ in range(2)]
+    first.update(id=1000, ctrl_deps=1001)
+    second.update(id=1001, ctrl_deps=1000)
+    whole["nodes"][0]["ctrl_deps"] = 1000
+    trace.write_bytes(json.dumps({**whole, "nodes": [*whole["nodes"], first, second]}).encode())
+    with pytest.raises(TraceError, match="lies within itself"):
+        import_execution_trace(trace)
+
+
+def test_packed_data_with_a_flipped_bit_is_refused(trace):
+    packed, refused = trace.read_bytes(), 0
+    for place in range(10, len(packed)):
+        trace.write_bytes(packed[:place] + bytes([packed[place] ^ 0x10]) + packed[place + 1 :])
+        try:
+            import_execution_trace(trace)
+        except TraceError as error:
+            refused += str(trace) in str(error)
+    assert refused >= len(packed) - 10 - 8  # bits that fill up the last byte of the packed data say nothing
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(TraceError, match="no such file"):
         import_execution_trace(tmp_path / "nowhere.json")

@@ -14,7 +14,7 @@ from pipeline.trace.load import load_trace
 def execution_trace(folder: Path, names: list[str]) -> Path:
     """An execution trace of schema 1.0.1 with the ops given, record function ids from 1."""
     nodes = [
-        {"id": 10 + i, "name": name, "rf_id": 1 + i, "parent": 1, "tid": 1, "inputs": [], "input_shapes": [],
+        {"id": 10 + i, "name": name, "rf_id": 1 + i, "parent": 1, "tid": 1, "scope": 0, "inputs": [], "input_shapes": [],
          "input_types": [], "outputs": [], "output_shapes": [], "output_types": []} for i, name in enumerate(names)
     ]  # fmt: skip
     path = folder / "et.json"

@@ -16,6 +16,7 @@ from pipeline.errors import TraceError
 from pipeline.schemas import read_table, write_table
 from pipeline.trace import scan
 from pipeline.trace.export import write_events
+from pipeline.trace.fields import plain_api
 from pipeline.trace.load import load_trace
 
 #            0    5    10   15   20   25
@@ -108,6 +109,17 @@ def test_amd_and_driver_launches_count_as_launches(tmp_path: Path) -> None:
     ]  # fmt: skip
     loaded = load_trace(write(tmp_path, events))
     assert (loaded.columns["launch"] >= 0).sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("cudaStreamSynchronize_ptsz", "cudaStreamSynchronize"), ("cudaMemcpyAsync_ptsz_v7000", "cudaMemcpyAsync"),
+     ("cudaDeviceSynchronize_v3020", "cudaDeviceSynchronize"), ("__cudaLaunchKernel_v13000", "__cudaLaunchKernel"),
+     ("cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync"), ("hipLaunchKernel", "hipLaunchKernel"),
+     ("cutlass_gemm_v2", "cutlass_gemm_v2"), ("aten::add", "aten::add"), ("cudnn_conv_v7", "cudnn_conv_v7")],
+)  # fmt: skip
+def test_forms_of_a_runtime_call_are_one(name: str, plain: str) -> None:
+    assert plain_api(name) == plain
 
 
 def test_unsigned_64_bit_ids_still_link(tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ def by_the_driver(data: Data) -> None:
             event["name"], event["cat"] = "cuLaunchKernel", "cuda_driver"
 
 
+def by_forms_of_calls(data: Data) -> None:
+    """Names as CUPTI has them, of a program in which each host thread has its own default stream."""
+    for event in complete(data):
+        if event.get("cat") == "cuda_runtime":
+            event["name"] += "_ptsz_v7000" if "Async" in event["name"] else "_v3020"
+
+
 def of_an_amd_gpu(data: Data) -> None:
     for event in complete(data):
         if event.get("cat") == "cuda_runtime":
@@ -113,7 +120,7 @@ def predicted(datasets: Path, folder: Path, change: Callable[[Data], None] | Non
     return figures["predicted_us"], figures["error"]
 
 
-SAME = [without_flows, without_sync_details, without_external_ids, with_thread_names, with_a_base_time, by_the_driver,
+SAME = [by_forms_of_calls, without_flows, without_sync_details, without_external_ids, with_thread_names, with_a_base_time, by_the_driver,
         of_an_amd_gpu, shuffled, twice, with_python_frames]  # fmt: skip
 CLOSE = [without_some_operators, without_some_kernels, without_shapes, with_a_late_device_clock]
 
