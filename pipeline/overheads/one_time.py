@@ -28,14 +28,22 @@ KEPT_NS = 10_000
 """What a cut call keeps: the call itself when it has nothing to do."""
 
 
-def one_time_calls(act: Activity) -> Ints:
+def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = None) -> Ints:
     """Events of the runtime calls of a trace that are one-time costs, in time order.
 
     Waits, copies, and launches into a full queue last long for other reasons.
+
+    Args:
+        act: activity of the trace.
+        iterations: which iterations to look at (one flag each), the whole trace by default. What a call usually takes is
+            theirs alone: iterations that are evaluated must not decide what statistics leave out.
     """
     trace = act.trace
     duration = trace.columns["dur_ns"]
     runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
+    if iterations is not None:
+        inside = trace.columns["iteration"][runtime]
+        runtime = runtime[(inside >= 0) & np.append(iterations, False)[inside]]
     long = runtime[duration[runtime] >= LEAST_NS]
     if not len(long):
         return long

@@ -62,10 +62,7 @@ class Source:
     @cached_property
     def one_time(self) -> Ints:
         """Events of one-time runtime calls within the iterations that count."""
-        events = one_time_calls(self.act)
-        inside = self.act.trace.columns["iteration"][events]
-        out: Ints = events[(inside >= 0) & np.append(self.flags, False)[inside]]
-        return out
+        return one_time_calls(self.act, self.flags)
 
     @cached_property
     def lasting(self) -> Source:

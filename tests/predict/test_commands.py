@@ -94,8 +94,9 @@ def test_a_timeline_is_packed_as_its_name_says(tmp_path: Path, capsys: pytest.Ca
 def test_overheads_of_the_trace_itself_are_no_held_out_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace, other = steps(tmp_path), steps(tmp_path / "other")
-    for overheads, noted in ((trace, True), (other, False)):
+    trace, other, copy = steps(tmp_path), steps(tmp_path / "other", 5), tmp_path / "packed_copy.json.gz"
+    copy.write_bytes(gzip.compress(trace.read_bytes()))
+    for overheads, noted in ((trace, True), (copy, True), (other, False)):
         notes = json.loads(steptime(capsys, "replay", trace, "--overheads", overheads, "--json")[1])["notes"]
         assert any("no held-out figure" in note for note in notes) is noted
 

@@ -70,6 +70,23 @@ def test_a_one_time_cost_neither_rules_statistics_nor_goes_unnamed(tmp_path: Pat
     assert "cudaMalloc in aten::mm 40.0 ms" in notes and "leave out 1 one-time call" in notes
 
 
+@pytest.mark.parametrize("evaluated_us", [3, 30])
+def test_evaluated_iterations_do_not_decide_what_statistics_leave_out(tmp_path: Path, evaluated_us: int) -> None:
+    """Launches take 3 us and one of them 2 ms, in iterations 1 and 2; those of the evaluated 3 and 4 take 3 or 30 us."""
+    events = []
+    for step in range(5):
+        usual, late = (3 if step in (1, 2) else evaluated_us if step > 2 else 30), 0
+        events += [annotation(f"ProfilerStep#{step}", 20_000 * step, 20_000 * step + 19_000)]
+        for number in range(6):
+            took = 2000 if (step, number) == (1, 2) else usual
+            at, ids = 20_000 * step + 100 * number + late, 100 * step + number + 1
+            late += took - usual
+            events += [op("aten::mm", at, at + took + 10), launch(at + 2, at + 2 + took, ids),
+                       kernel("gemm", at + took + 4, at + took + 14, ids)]  # fmt: skip
+    found = {r.iteration.number: r for r in replay(write(tmp_path, events)).replayed}
+    assert found[3].program.api_us.mean() == pytest.approx(3.6, abs=0.5)  # 3 us, and 10 once
+
+
 def test_a_long_stretch_without_any_operator_is_named(tmp_path: Path) -> None:
     notes = replay(write(tmp_path, steps(4, idle=2))).as_dict()["notes"]
     assert any(note.startswith("iteration 2:") and "30.0 ms before aten::view" in note for note in notes)

@@ -120,8 +120,8 @@ def predicted(datasets: Path, folder: Path, change: Callable[[Data], None] | Non
     return figures["predicted_us"], figures["error"]
 
 
-SAME = [by_forms_of_calls, without_flows, without_sync_details, without_external_ids, with_thread_names, with_a_base_time, by_the_driver,
-        of_an_amd_gpu, shuffled, twice, with_python_frames]  # fmt: skip
+SAME = [without_flows, without_sync_details, without_external_ids, with_thread_names, with_a_base_time, by_the_driver,
+        by_forms_of_calls, of_an_amd_gpu, shuffled, twice, with_python_frames]  # fmt: skip
 CLOSE = [without_some_operators, without_some_kernels, without_shapes, with_a_late_device_clock]
 
 
