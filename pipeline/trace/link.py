@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace import tree
+from pipeline.trace.columns import MISSING
 from pipeline.trace.fields import (
     API_CATEGORIES,
     BACKWARD_PREFIX,
@@ -26,6 +27,9 @@ from pipeline.trace.phases import PHASES, phases
 
 if TYPE_CHECKING:
     from pipeline.trace.load import Trace
+
+CLOCK_NS = 2_000
+"""A device event may begin this much before its launch: stamps are rounded to a microsecond on both sides."""
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -71,6 +75,7 @@ def link(trace: Trace) -> None:
         columns[column][device] = np.where(found, columns[column][launch], -1)
     if (~found).any():
         trace.notes.append(f"{int((~found).sum())} of {len(device)} device events have no launch in the trace")
+    trace.notes += _doubts(trace, device, launch, runtime)
     trace.device = _device_name(trace.metadata, columns, device)
     _iterate(trace, annotation, host, device, launch, found)
     columns["phase"] = phases(trace, rows, parent, device, launch)
@@ -151,6 +156,37 @@ def _threads(pid: Ints, tid: Ints) -> Ints:
     pid_rank, tid_rank = np.unique(pid, return_inverse=True)[1], np.unique(tid, return_inverse=True)[1]
     both = np.unique(pid_rank * (int(tid_rank.max()) + 1) + tid_rank, return_inverse=True)[1]
     return np.asarray(both, np.int64)
+
+
+def _doubts(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> list[str]:
+    """What makes the links between device and host doubtful, a sentence each."""
+    columns, notes = trace.columns, []
+    if not len(device):
+        if trace.metadata.get("deviceProperties") and len(runtime) == 0 and trace.is_category(Category.OP).any():
+            notes.append(
+                "the trace lists GPUs but holds no work of them: the CPU is taken as the device; if a GPU worked, record "
+                "the trace with activities=[CPU, CUDA]"
+            )
+        return notes
+    device, launch = device[launch >= 0], launch[launch >= 0]
+    early = int((columns["ts_ns"][device] + CLOCK_NS < columns["ts_ns"][launch]).sum())
+    if early:
+        notes.append(
+            f"{early} of {len(device)} device events begin before their launch: the clocks of host and GPU disagree, and "
+            "latencies and waits learned from this trace are wrong; record it again"
+        )
+    order = runtime[np.lexsort((columns["correlation"][runtime], columns["pid"][runtime]))]
+    same = np.diff(columns["correlation"][order]) == 0
+    same &= (np.diff(columns["pid"][order]) == 0) & (columns["correlation"][order[1:]] != MISSING)
+    shared = np.zeros(len(trace), bool)
+    shared[order[1:][same]] = shared[order[:-1][same]] = True
+    repeated = int(shared[launch].sum())
+    if repeated:
+        notes.append(
+            f"{repeated} of {len(device)} device events carry a correlation id that several calls carry: each is tied to the "
+            "latest such call before it"
+        )
+    return notes
 
 
 def _device_name(metadata: dict[str, Any], columns: dict[str, Ints], device: Ints) -> str:

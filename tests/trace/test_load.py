@@ -143,6 +143,31 @@ def test_of_launches_with_one_id_the_latest_before_the_kernel_is_taken(tmp_path:
     assert list(tops) == ["aten::a", "aten::b"]
 
 
+def test_doubtful_links_are_told(tmp_path: Path) -> None:
+    #  main  [mm L1 L2 L2]     k1 begins 6 us before L1; two calls carry id 2
+    events = [op("aten::mm", 0, 40), launch(10, 12, 1), kernel("k1", 4, 9, 1), launch(15, 17, 2), launch(20, 22, 2),
+              kernel("k2", 25, 30, 2)]  # fmt: skip
+    notes = load_trace(write(tmp_path, events)).notes
+    assert any(note.startswith("1 of 2 device events begin before their launch") for note in notes)
+    assert any(
+        note.startswith("1 of 2 device events carry a correlation id that several calls carry") for note in notes
+    )
+    sound = [
+        op("aten::mm", 0, 40),
+        launch(10, 12, 1),
+        kernel("k1", 9, 14, 1),
+        launch(15, 17, 2),
+        kernel("k2", 25, 30, 2),
+    ]
+    assert not load_trace(write(tmp_path, sound)).notes
+
+
+def test_a_machine_with_gpus_whose_work_is_not_recorded_is_told(tmp_path: Path) -> None:
+    events = [op("aten::mm", 0, 40)]
+    assert "lists GPUs but holds no work of them" in load_trace(write(tmp_path, events)).notes[0]
+    assert not load_trace(write(tmp_path, events, deviceProperties=[])).notes
+
+
 def test_negative_durations_count_as_zero_and_are_reported(tmp_path: Path) -> None:
     loaded = load_trace(write(tmp_path, [op("aten::a", 5, 3)]))
     assert loaded.columns["dur_ns"].tolist() == [0]
