@@ -14,7 +14,7 @@ from pipeline.overheads.model import OverheadModel
 from pipeline.predict.occupancy import fills_device, uses_multiprocessors
 from pipeline.predict.program import assemble
 from pipeline.predict.step import Items, Kind, Program, StepSequence
-from pipeline.trace.activity import Activity, stream_ids, sync_details
+from pipeline.trace.activity import Activity, sync_details
 from pipeline.trace.fields import API_CATEGORIES, EVENT_SYNC_APIS, RECORD_APIS, Category
 from pipeline.trace.phases import DATA, PHASES
 
@@ -137,7 +137,7 @@ def program_from_trace(
         action_item=local_item[act.action_item[actions]],
         api=act.apis[actions],
         sync=act.action_sync[actions],
-        stream=_streams(act, actions),
+        stream=act.action_stream[actions],
         blocking=_blocking(act, actions),
         call=local_call[actions],
     )  # fmt: skip
@@ -147,31 +147,6 @@ def program_from_trace(
     if len(program.streams) > 1 and len(gpus) == 1:  # kernels of two GPUs leave each other room
         program = replace(program, fills=fills_device(act, calls), competes=uses_multiprocessors(act, calls))
     return _with_extra_calls(program, act, iteration, local_call)
-
-
-def _streams(act: Activity, actions: Ints) -> Ints:
-    """Stream of each action's first call; of a wait for a stream that stream, -1 for a wait for everything.
-
-    Newer traces name the stream (an event of category cuda_sync with the same correlation); in older ones a wait for a
-    stream is taken to mean the one on which its thread launched last: what `.item()` and copies do.
-    """
-    stream = np.full(len(act.action_event), -1, np.int64)
-    stream[act.call_action[::-1]] = act.call_stream[::-1]
-    columns = act.trace.columns
-    syncs = sync_details(act.trace)
-    syncs = syncs[columns["stream"][syncs] >= 0]
-    named = dict(zip(columns["correlation"][syncs].tolist(), stream_ids(act.trace, syncs).tolist(), strict=True))
-    apis = act.trace.names[act.action_event]
-    thread = columns["tid"][act.action_event]
-    latest: dict[int, int] = {}
-    for row in np.argsort(act.action_start, kind="stable").tolist():
-        if not act.action_sync[row]:
-            latest[int(thread[row])] = int(stream[row])
-            continue
-        known = named.get(int(columns["correlation"][act.action_event[row]]), -1)
-        guess = latest.get(int(thread[row]), -1) if "Stream" in apis[row] else -1
-        stream[row] = known if known >= 0 else guess
-    return stream[actions]
 
 
 def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> Program:

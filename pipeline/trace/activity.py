@@ -119,6 +119,30 @@ class Activity:
         """Stream of each call; see `stream_ids`."""
         return stream_ids(self.trace, self.call_event)
 
+    @cached_property
+    def action_stream(self) -> Ints:
+        """Stream of each action's first call; of a wait for a stream that stream, -1 for a wait for everything.
+
+        Newer traces name the stream (an event of category cuda_sync with the same correlation); in older ones a wait for a
+        stream is taken to mean the one on which its thread launched last: what `.item()` and copies do.
+        """
+        stream = np.full(len(self.action_event), -1, np.int64)
+        stream[self.call_action[::-1]] = self.call_stream[::-1]
+        columns = self.trace.columns
+        syncs = sync_details(self.trace)
+        syncs = syncs[columns["stream"][syncs] >= 0]
+        named = dict(zip(columns["correlation"][syncs].tolist(), stream_ids(self.trace, syncs).tolist(), strict=True))
+        apis, thread = self.trace.names[self.action_event], columns["tid"][self.action_event]
+        latest: dict[int, int] = {}
+        for row in np.argsort(self.action_start, kind="stable").tolist():
+            if not self.action_sync[row]:
+                latest[int(thread[row])] = int(stream[row])
+                continue
+            known = named.get(int(columns["correlation"][self.action_event[row]]), -1)
+            guess = latest.get(int(thread[row]), -1) if "Stream" in apis[row] else -1
+            stream[row] = known if known >= 0 else guess
+        return stream
+
 
 def stream_ids(trace: Trace, events: Ints) -> Ints:
     """Streams of some events, told apart between GPUs: those of the first GPU keep their number; -1 stays."""
