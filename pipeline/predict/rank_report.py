@@ -50,11 +50,13 @@ def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[st
         },
         "overheads": overhead_summary(pd.concat([r.overheads for r in results], ignore_index=True)),
         "ranks": rows,
+        "notes": [f"rank {number}: {note}" for number, r in enumerate(results) for note in r.notes],
     }
 
 
 def table(values: dict[str, Any]) -> Table:
     """Rich table of `facts`: one line per rank."""
+    from rich.markup import escape
     from rich.table import Table
 
     out = Table(title=f"{values['iterations']} ranks, {values['split']}")
@@ -66,6 +68,9 @@ def table(values: dict[str, Any]) -> Table:
             str(number), f"{row['measured_us']:,.1f}", f"{row['predicted_us']:,.1f}", f"{row['error']:+.2%}",
             f"{row['compute_us']:,.1f}", f"{row['communication_us']:,.1f}",
         )  # fmt: skip
+    if values["notes"]:
+        out.caption = "\n".join(f"note: {escape(note)}" for note in values["notes"])
+        out.caption_justify = "left"
     out.add_section()
     out.add_row("mean absolute error", "", "", f"{values['mean_absolute_error']:.2%}", "", "")
     for name, label in (("kernel_sum", "baseline: kernel sum"), ("train_mean", "baseline: mean of the other ranks")):

@@ -27,6 +27,7 @@ from pipeline.predict.source import Source, learn
 from pipeline.predict.step import Program
 from pipeline.predict.timeline import Timeline
 from pipeline.predict.trace_program import Iteration
+from pipeline.predict.unexplained import unforeseen
 from pipeline.predict.waits import WaitModel
 from pipeline.trace.iterations import step_number
 from pipeline.trace.load import load_trace
@@ -55,6 +56,7 @@ class RankResult:
         communication_us: active time of collectives, predicted.
         train_mean_us: mean span of the other ranks, whose statistics were used.
         overheads: the rank's own observations, which served the others.
+        notes: what was odd about its trace, and what cannot be foreseen in its step.
     """
 
     iteration: Iteration
@@ -64,6 +66,7 @@ class RankResult:
     communication_us: float
     train_mean_us: float
     overheads: pd.DataFrame
+    notes: tuple[str, ...] = ()
 
 
 def simulate_ranks(
@@ -149,17 +152,33 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
                 iteration, timeline, float(timeline.step_us[0] / iteration.span_us - 1.0),
                 float(timeline.active_of(~is_collective)[0]), float(timeline.active_of(is_collective)[0]),
                 float(np.mean([other.span_us for number, other in enumerate(steps) if number != rank])), samples[rank],
+                (*(_missing(sources) if rank == 0 else ()), *sources[rank].act.trace.notes,
+                 *unforeseen(sources[rank], iteration)),
             )
         )  # fmt: skip
     return out
 
 
+def _distributed(source: Source, key: str) -> int | None:
+    """What a trace says of its job (`rank`, `world_size`); None where it does not."""
+    info = source.act.trace.metadata.get("distributedInfo")
+    value = info.get(key) if isinstance(info, dict) else None
+    return value if type(value) is int else None
+
+
+def _missing(sources: Sequence[Source]) -> list[str]:
+    """A sentence where the job had more ranks than are given."""
+    world = max((_distributed(source, "world_size") or 0 for source in sources), default=0)
+    if world <= len(sources):
+        return []
+    return [f"of {world} ranks of the job {len(sources)} are given: a collective ends when the last of these arrives"]
+
+
 def _refuse_twice(sources: Sequence[Source]) -> None:
     seen: dict[int, Source] = {}
     for source in sources:
-        info = source.act.trace.metadata.get("distributedInfo")
-        rank = info.get("rank") if isinstance(info, dict) else None
-        if type(rank) is not int:
+        rank = _distributed(source, "rank")
+        if rank is None:
             continue
         if rank in seen and seen[rank].act.trace.opens.tolist() == source.act.trace.opens.tolist():
             raise InputError(

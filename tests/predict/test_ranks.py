@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import InputError, TraceError
-from pipeline.predict.rank_report import facts
+from pipeline.predict.rank_report import facts, table
 from pipeline.predict.ranks import replay_ranks
 from pipeline.predict.replay import replay
 
@@ -82,6 +83,20 @@ def test_ranks_with_other_collectives_are_refused_by_name(tmp_path: Path) -> Non
         InputError, match=r"b/trace.json takes part in 1 collectives ncclKernel_AllGather, .*a/trace.json in 0"
     ):
         replay_ranks([rank(tmp_path / "a", [2]), rank(tmp_path / "b", [2], collective="ncclKernel_AllGather")])
+
+
+def test_what_is_odd_about_a_rank_is_told(tmp_path: Path) -> None:
+    paths = [
+        rank(tmp_path / name, [2, 3], distributedInfo={"rank": at, "world_size": 8}) for at, name in enumerate("ab")
+    ]
+    events = json.loads(paths[1].read_text())
+    events["traceEvents"].append(kernel("lost", 650, 655, 999))
+    paths[1].write_text(json.dumps(events))
+    said = facts(paths, replay_ranks(paths))
+    assert "rank 1: 1 of 5 device events have no launch in the trace" in said["notes"]
+    assert not any(note.startswith("rank 0") and "launch" in note for note in said["notes"])
+    assert any("of 8 ranks of the job 2 are given" in note for note in said["notes"])
+    assert "no launch in the trace" in str(table(said).caption)
 
 
 def test_a_copy_of_a_rank_is_no_other_rank(tmp_path: Path) -> None:
