@@ -115,16 +115,24 @@ def extract_overheads(
 def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     """Observations of several workloads' traces as one table, from the iterations that are settled.
 
+    One-time calls (memory from the driver, code that is loaded) are cut out, as a replay does: no step after warm-up pays
+    them, and a single one among few iterations would rule its op's mean.
+
     Args:
         traces: (workload, trace file) pairs; each file is read before the next pair is asked for.
 
     Raises:
         TraceError: a trace is missing or damaged, or there is none.
     """
+    from pipeline.overheads.one_time import one_time_calls, without
+
     parts = []
     for workload, path in traces:
         trace = load_trace(path)
-        parts.append(extract_overheads(trace, workload, trace.settled))
+        act = activity(trace)
+        events = one_time_calls(act, trace.settled)
+        act = activity(without(trace, events)) if len(events) else act
+        parts.append(extract_overheads(act, workload, trace.settled))
     if not parts:
         raise TraceError("no traces to learn overheads from")
     return pd.concat(parts, ignore_index=True)

@@ -10,7 +10,7 @@ import pytest
 from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import InputError
-from pipeline.overheads.extract import extract_overheads
+from pipeline.overheads.extract import extract_overheads, extract_traces
 from pipeline.overheads.one_time import KEPT_NS, one_time_calls, without
 from pipeline.predict.replay import replay
 from pipeline.predict.source import Source
@@ -85,6 +85,12 @@ def test_evaluated_iterations_do_not_decide_what_statistics_leave_out(tmp_path: 
                        kernel("gemm", at + took + 4, at + took + 14, ids)]  # fmt: skip
     found = {r.iteration.number: r for r in replay(write(tmp_path, events)).replayed}
     assert found[3].program.api_us.mean() == pytest.approx(3.6, abs=0.5)  # 3 us, and 10 once
+
+
+def test_shared_statistics_are_free_of_one_time_costs(tmp_path: Path) -> None:
+    samples = extract_traces([("drawn", write(tmp_path, steps(5, slow=3)))])
+    host = samples[samples["type"].isin(["T1", "T2", "T3", "T5"])]
+    assert set(samples["iteration"]) == {1, 2, 3, 4} and host["value_us"].max() < 100
 
 
 def test_a_long_stretch_without_any_operator_is_named(tmp_path: Path) -> None:
