@@ -20,7 +20,7 @@ from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.graph.execution_trace import build_nodes
 from pipeline.graph.lean import read_chosen
 from pipeline.graph.normalise import normalise, prune
-from pipeline.graph.standins import as_on_cuda
+from pipeline.graph.standins import as_on_cuda, made_as_on_cuda
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 
 if TYPE_CHECKING:
@@ -82,8 +82,10 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
 
     from pipeline.workloads import make_step
 
+    own = config.get("architecture") == "custom"
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
-        step = make_step(config, batch_size, "cpu" if fake else "meta")
+        with made_as_on_cuda() if own else nullcontext():
+            step = make_step(config, batch_size, "cpu" if fake else "meta")
         return observe(step, fake, config)
 
 
