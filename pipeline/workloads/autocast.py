@@ -126,6 +126,13 @@ def lowered(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [_ACTIVE[-1].cast(tensor) for tensor in tensors] if _ACTIVE else list(tensors)
 
 
+def raised(function: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors as an operator of ours gets them that stands for `function`: in fp32 where autocast casts for that."""
+    on = bool(_ACTIVE) and _ACTIVE[-1].dtype is not None and function in UPPER
+    halves = (torch.float16, torch.bfloat16)
+    return [each.float() if on and each.dtype in halves else each for each in tensors]
+
+
 @contextmanager
 def _on_meta(dtype: torch.dtype | None) -> Iterator[None]:
     """Casts on the meta device. A mode sees a Python function as a whole and is off inside it, so that the products
