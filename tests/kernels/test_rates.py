@@ -1,5 +1,7 @@
 """Samples that no GPU can have measured are refused; numbers here are invented."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,3 +40,7 @@ def test_fast_samples_and_single_slips_are_not_refused():
     slipped.loc[0, "latency_us"] = 1e-3
     check_rates(slipped, load_gpu("V100"), "gemm")
     check_rates(products(1e4), load_gpu("V100"), "softmax")
+
+
+def test_a_device_whose_figures_are_assumed_refuses_nothing():
+    check_rates(products(120.0), replace(load_gpu("V100"), name="local"), "gemm")
