@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.graph.execution_trace import build_nodes
 from pipeline.graph.lean import read_chosen
-from pipeline.graph.normalise import normalise, prune
-from pipeline.graph.standins import as_on_cuda
+from pipeline.graph.normalise import normalise, prune, prune_meta
+from pipeline.graph.standins import as_on_cuda, made_as_on_cuda
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 
 if TYPE_CHECKING:
@@ -82,8 +82,10 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
 
     from pipeline.workloads import make_step
 
+    own = config.get("architecture") == "custom"
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
-        step = make_step(config, batch_size, "cpu" if fake else "meta")
+        with made_as_on_cuda() if own else nullcontext():
+            step = make_step(config, batch_size, "cpu" if fake else "meta")
         return observe(step, fake, config)
 
 
@@ -148,8 +150,22 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         finally:
             observer.stop()
             observer.unregister_callback()
-        raw = read_chosen(path, prune)
-    return normalise(build_nodes(raw, sequential=fake), config, fake), memory
+        raw = read_chosen(path, prune if fake else prune_meta)
+    return normalise(build_nodes(raw, sequential=fake), _as_allowed(config), fake), memory
+
+
+def _as_allowed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of a step of the user's, who may have allowed TF32 in products (and with it where cuDNN has it)."""
+    import torch
+
+    if config.get("architecture") != "custom" or config.get("dtype") not in (None, "fp32"):
+        return config
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        allowed = bool(matmul.allow_tf32)
+    except RuntimeError:  # set by PyTorch's newer names, of which the older ones want to know nothing
+        allowed = matmul.fp32_precision == "tf32"
+    return {**config, "dtype": "tf32"} if allowed else config
 
 
 def _needs_fake(config: Mapping[str, Any]) -> bool:

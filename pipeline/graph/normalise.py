@@ -18,6 +18,12 @@ from pipeline.graph.table import Argument, Node, Tensor
 SHARED = ("aten::_to_copy", "aten::clone")
 """Operators with children that are the same on all devices although their dispatch does not say so."""
 
+OF_CUDA_ALONE = ("aten::mish_backward", "aten::_fused_rms_norm")
+"""Operators written in others for all devices but CUDA, which has a kernel (ATen/native/native_functions.yaml)."""
+
+NO_STORAGE, UNDEFINED = b',0,0,0,0,""]', b"nullptr (uninitialized)"
+"""How an execution trace shows tensors that have no storage, and the type of those that are not defined."""
+
 RENAMED = {
     "NativeBatchNormBackward0": "CudnnBatchNormBackward0",
     "aten::native_batch_norm": "aten::cudnn_batch_norm",
@@ -86,16 +92,34 @@ def renumber(nodes: Sequence[Node]) -> list[Node]:
 @cache
 def is_composite(schema: str) -> bool:
     """Whether an operator (`aten::linear`, `aten::add.Tensor`) is implemented by others on every device."""
+    return schema not in OF_CUDA_ALONE and _has_kernel(schema, "CompositeImplicitAutograd")
+
+
+@cache
+def is_written_in_others(schema: str) -> bool:
+    """Whether an operator that the map does not know is written in others for every device (`aten::pixel_shuffle`), in C++
+    and without a kernel of the meta device's own, so that what lies under it is what lies under it on CUDA.
+    """
+    from pipeline.graph.opmap import rows
+
+    explicit = _has_kernel(schema, "CompositeExplicitAutograd")
+    return explicit and schema.split(".")[0] not in rows() and not _has_kernel(schema, "Meta")
+
+
+def _has_kernel(schema: str, key: str) -> bool:
     import torch
 
     try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd"))
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(schema, key))
     except RuntimeError:
         return False
 
 
-def prune(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Drop what lies under operators that every device implements in its own way (raw nodes of an execution trace)."""
+def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[str, Any]]:
+    """Drop what lies under operators that every device implements in its own way (raw nodes of an execution trace).
+
+    `meta`: of a step on the meta device; fake tensors do in Python what C++ does there.
+    """
     kept: list[Mapping[str, Any]] = []
     opaque: set[int] = set()
     raw = _without_casting_wrappers(raw)
@@ -105,9 +129,34 @@ def prune(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             continue
         kept.append(node)
         name, schema = node["name"], str(node["op_schema"]).split("(")[0]
-        if name.startswith("aten::") and name not in SHARED and not is_composite(schema or name):
+        open_ = name in SHARED or is_composite(schema or name) or (meta and is_written_in_others(schema or name))
+        if name.startswith("aten::") and not open_:
             opaque.add(node["id"])
     return kept
+
+
+def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """`prune` of a step on the meta device, of nodes as `pipeline.graph.lean` gives them. Operators on wrapped tensors (those
+    of `torch.vmap` and its like) are left out first: they show the shape of one sample, and what runs lies under them.
+    """
+    sparse = any("sparse_coo_tensor" in node["name"] for node in raw)  # such tensors have no storage either
+    ours = [] if sparse else [node for node in raw if node["name"].startswith("aten::") and _is_wrapped(node)]
+    if not ours:
+        return prune(raw, meta=not sparse)
+    wrapped = {node["id"]: node["parent"] for node in ours}
+
+    def above(parent: int) -> int:
+        while parent in wrapped:
+            parent = wrapped[parent]
+        return parent
+
+    return prune([{**node, "parent": above(node["parent"])} for node in raw if node["id"] not in wrapped], meta=True)
+
+
+def _is_wrapped(node: Mapping[str, Any]) -> bool:
+    """Whether an operator takes or gives a tensor without storage of its own; tensors that are undefined have none either."""
+    text = node.get("text", b"")
+    return bool(text.count(NO_STORAGE) > text.count(UNDEFINED))
 
 
 def _without_casting_wrappers(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -28,6 +28,10 @@ NAMES = {
     "SteptimeFlash": "aten::scaled_dot_product_attention",
     "SteptimeEfficientBackward": "ScaledDotProductEfficientAttentionBackward0",
     "SteptimeEfficient": "aten::scaled_dot_product_attention",
+    "SteptimeRmsBackward": "FusedRmsNormBackward0",
+    "SteptimeRms": "aten::rms_norm",
+    "steptime_norm::rms_backward": "aten::_fused_rms_norm_backward",
+    "steptime_norm::rms": "aten::_fused_rms_norm",
     "steptime_loss::read": "aten::_local_scalar_dense",
     "steptime_attention::flash_backward": "aten::_scaled_dot_product_flash_attention_backward",
     "steptime_attention::flash": "aten::_scaled_dot_product_flash_attention",
@@ -58,7 +62,7 @@ def name_standins(nodes: Sequence[Node]) -> list[Node]:
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """While the body runs, the meta device does as CUDA: fused dropout and attention, cuDNN's recurrent layers, autocast,
+    """While the body runs, the meta device does as CUDA: fused dropout, attention and RMS norm, cuDNN's recurrent layers, autocast,
     optimizers by lists of tensors.
 
     Code inside `torch.compile` runs as it is written, since what a compiler makes of it is not modelled.
@@ -68,21 +72,35 @@ def as_on_cuda() -> Iterator[None]:
 
     from pipeline.workloads.attention import fused_where_possible
     from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.norm import fused_norm
     from pipeline.workloads.own_optimizers import as_lists
     from pipeline.workloads.recurrent import cudnn_layers
+    from pipeline.workloads.scaling import own_scaler
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
-        for each in (fused_where_possible, cudnn_layers, own_autocast, as_lists):
+        for each in (fused_where_possible, fused_norm, cudnn_layers, own_autocast, own_scaler, as_lists):
             stack.enter_context(each())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if "transformers" in sys.modules:
             from pipeline.workloads.language import whole_sequences
 
             stack.enter_context(whole_sequences())
+        yield
+
+
+@contextmanager
+def made_as_on_cuda() -> Iterator[None]:
+    """While the body runs, contexts of autocast and scalers of gradients that a step makes beforehand are on, as where there
+    is a GPU.
+    """
+    from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.scaling import own_scaler
+
+    with own_autocast(), own_scaler():
         yield
 
 

@@ -24,6 +24,7 @@ from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.intervals import Quantiles, fit_quantiles
 from pipeline.kernels.parallel import Crew, run_jobs
 from pipeline.kernels.prediction import Floor
+from pipeline.kernels.rates import check_rates
 from pipeline.kernels.samples import assign_folds, clean_samples, families_of, split_by_shape
 from pipeline.kernels.scope import Scope
 from pipeline.kernels.work import Array, Dims
@@ -127,7 +128,7 @@ def fit_family(
 
     Raises:
         UnknownNameError: no such family or variant.
-        TableError: no usable sample.
+        TableError: no usable sample, or samples faster than the GPU (`rates.check_rates`).
         InputError: nothing is left to fit on, or more than the variant `process` can take.
     """
     family(name)
@@ -140,6 +141,7 @@ def fit_family(
     if test_rows is not None:
         table = table.assign(held_out=test_rows)
     table = clean_samples(table, f"samples of {name}")
+    check_rates(table, gpu, name)
     marked = table.pop("held_out").to_numpy(dtype=bool) if test_rows is not None else None
     test_mask = split_by_shape(table, test_share, seed) if marked is None else marked
     train, test = table[~test_mask].reset_index(drop=True), table[test_mask].reset_index(drop=True)

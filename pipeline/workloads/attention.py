@@ -91,7 +91,8 @@ class SteptimeFlash(SteptimeEfficient):
 def fused_where_possible() -> Iterator[None]:
     """While the body runs, `F.scaled_dot_product_attention` on the meta device is CUDA's fused operator.
 
-    What CUDA has no fused kernel for (other than four dimensions, fp64) is computed by its parts there too.
+    What CUDA has no fused kernel for is computed by its parts there too: other than four dimensions, fp64, and fewer heads of
+    keys than of queries where FlashAttention does not take it (ATen/native/transformers/cuda/sdp_utils.cpp).
     """
     plain = F.scaled_dot_product_attention
 
@@ -105,7 +106,10 @@ def fused_where_possible() -> Iterator[None]:
         mask = _added(attn_mask, lowered([query])[0].dtype)
         query, key, value, *masks = lowered([query, key, value, *([] if mask is None else [mask])])
         half = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= WIDEST
-        kernel = SteptimeFlash if half and mask is None else SteptimeEfficient
+        flash = half and mask is None and value.shape[-1] == query.shape[-1]
+        if not flash and key.shape[1] != query.shape[1]:
+            return plain(query, key, value, masks[0] if masks else None, dropout_p, is_causal, **options)
+        kernel = SteptimeFlash if flash else SteptimeEfficient
         return apply(kernel, query, key, value, masks[0] if masks else None, is_causal, dropout_p)
 
     with mock.patch.object(F, "scaled_dot_product_attention", attention):

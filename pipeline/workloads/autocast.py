@@ -1,7 +1,7 @@
 """Mixed precision: PyTorch's own on real devices, and its CUDA rules replayed on the meta device.
 
 Meta tensors do not take part in autocast. A function mode that casts the arguments of the listed functions does the
-same (list: PyTorch's documentation, "CUDA Ops that can autocast to float16 / to float32").
+same (lists: ATen/autocast_mode.h; `tests/workloads/test_autocast.py` holds them against the PyTorch that is installed).
 """
 
 from __future__ import annotations
@@ -15,30 +15,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from pipeline.errors import InputError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-LOWER = {
-    torch.matmul, torch.mm, torch.mv, torch.bmm, torch.addmm, torch.addmv, torch.addr, torch.baddbmm, torch.addbmm,
-    torch.einsum, torch.chain_matmul, torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d,
-    torch.conv_transpose2d, torch.conv_transpose3d, torch.prelu, torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell,
-    torch.rnn_relu_cell, torch.lstm, torch.gru, F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d,
-    F.conv_transpose2d, F.conv_transpose3d, F.prelu, F.scaled_dot_product_attention, Tensor.matmul, Tensor.__matmul__,
-    Tensor.mm, Tensor.mv, Tensor.bmm, Tensor.addmm, Tensor.addmv, Tensor.addr, Tensor.baddbmm, Tensor.addbmm,
-}  # fmt: skip
+LOWER_NAMES = """
+matmul __matmul__ mm mv bmm addmm addmv addr baddbmm addbmm einsum chain_matmul linalg_multi_dot linalg_vecdot linear
+conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu scaled_dot_product_attention
+lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell lstm gru
+"""
 """Functions that run in the lower precision."""
 
-UPPER = {
-    F.softmax, F.log_softmax, F.layer_norm, F.group_norm, F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss,
-    F.smooth_l1_loss, F.huber_loss, F.kl_div, F.softplus, F.cosine_similarity, torch.cosine_similarity, torch.logsumexp,
-    torch.cumprod, torch.reciprocal, torch.log2, torch.log10, torch.log1p, torch.expm1, Tensor.logsumexp, Tensor.cumprod,
-    Tensor.reciprocal, Tensor.log2, Tensor.log10, Tensor.log1p, Tensor.expm1,
-    F.binary_cross_entropy_with_logits, torch.softmax, torch.log_softmax, torch.exp, torch.log,
-    torch.pow, torch.sum, torch.cumsum, torch.prod, torch.norm, torch.rsqrt, Tensor.softmax, Tensor.log_softmax,
-    Tensor.exp, Tensor.log, Tensor.pow, Tensor.__pow__, Tensor.sum, Tensor.cumsum, Tensor.prod, Tensor.norm,
-    Tensor.rsqrt,
-}  # fmt: skip
+UPPER_NAMES = """
+softmax log_softmax layer_norm native_layer_norm group_norm rms_norm cross_entropy cross_entropy_loss nll_loss nll_loss2d
+nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss multi_margin_loss multilabel_margin_loss
+margin_ranking_loss triplet_margin_loss hinge_embedding_loss cosine_embedding_loss poisson_nll_loss kl_div
+binary_cross_entropy_with_logits softplus cosine_similarity cdist pdist dist renorm logsumexp
+norm linalg_norm linalg_vector_norm linalg_matrix_norm frobenius_norm nuclear_norm
+sum prod cumsum cumprod pow __pow__ __rpow__ __rdiv__ reciprocal rsqrt exp expm1 log log1p log2 log10
+acos asin cosh sinh tan erfinv
+upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _upsample_bilinear2d_aa
+_upsample_bicubic2d_aa
+"""
 """Functions that run in fp32."""
+
+WIDEST_NAMES = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot"
+"""Functions that run in the widest of the types that they are given."""
+
+
+def _functions(names: str) -> set[Any]:
+    """What Python calls by these names, wherever it lies."""
+    places: tuple[Any, ...] = (torch, Tensor, F, torch._C._nn, vars(torch._C)["_linalg"])
+    return {getattr(place, name) for name in names.split() for place in places if hasattr(place, name)}
+
+
+def _is_listed(name: str) -> bool:
+    """Whether the PyTorch that is installed casts for an operator."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"))
+
+
+LOWER = _functions(LOWER_NAMES)
+UPPER = _functions(UPPER_NAMES) - (set() if _is_listed("rms_norm") else _functions("rms_norm"))  # newer than the others
+WIDEST = _functions(WIDEST_NAMES)
 
 
 REPLAYED = ("cuda", "meta")
@@ -60,7 +81,7 @@ class MetaAutocast(TorchFunctionMode):
         """Cast, then call."""
         kwargs = kwargs or {}
         lower = self.dtype if self is _ACTIVE[-1] else None
-        target = None if lower is None else lower if func in LOWER else torch.float32 if func in UPPER else None
+        target = None if lower is None else _target(func, lower, (args, kwargs))
         if target is None:
             return func(*args, **kwargs)
         return func(*self._cast(args, target), **{key: self._cast(value, target) for key, value in kwargs.items()})
@@ -84,6 +105,18 @@ class MetaAutocast(TorchFunctionMode):
         return self.cache[id(value)]
 
 
+def _target(func: Any, lower: torch.dtype, given: Any) -> torch.dtype | None:
+    """What autocast casts the arguments of a function to; None where it leaves them alone."""
+    if func in LOWER:
+        return lower
+    if func in UPPER:
+        return torch.float32
+    if func not in WIDEST:
+        return None
+    floating = [t.dtype for t in tree_leaves(given) if isinstance(t, Tensor) and t.is_floating_point()]
+    return max(floating, key=lambda dtype: dtype.itemsize, default=None)
+
+
 _ACTIVE: list[MetaAutocast] = []
 """Contexts that are open now, the innermost last."""
 
@@ -93,18 +126,32 @@ def lowered(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [_ACTIVE[-1].cast(tensor) for tensor in tensors] if _ACTIVE else list(tensors)
 
 
+def raised(function: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors as an operator of ours gets them that stands for `function`: in fp32 where autocast casts for that."""
+    on = bool(_ACTIVE) and _ACTIVE[-1].dtype is not None and function in UPPER
+    halves = (torch.float16, torch.bfloat16)
+    return [each.float() if on and each.dtype in halves else each for each in tensors]
+
+
 @contextmanager
 def _on_meta(dtype: torch.dtype | None) -> Iterator[None]:
     """Casts on the meta device. A mode sees a Python function as a whole and is off inside it, so that the products
-    within `F.multi_head_attention_forward` would stay as they are: it is told that no mode is on, and runs its body.
+    within `F.multi_head_attention_forward`, or what `F.interpolate` calls, would stay as they are: these are told that no
+    mode is on, and run their bodies.
     """
     mode = MetaAutocast(dtype)
     _ACTIVE.append(mode)
+    asking: Any = {f"has_torch_function{kind}": _nobody for kind in ("", "_unary", "_variadic")}
     try:
-        with mode, mock.patch.object(F, "has_torch_function", lambda tensors: False):
+        with mode, mock.patch.multiple(F, **asking):
             yield
     finally:
         _ACTIVE.pop()
+
+
+def _nobody(*tensors: Any) -> bool:
+    """That no argument of a function has a say in how it runs."""
+    return False
 
 
 def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
@@ -119,22 +166,26 @@ def own_autocast() -> Iterator[None]:
     """While the body runs, a step's own `torch.autocast("cuda")` acts on the meta device, and code sees what is on.
 
     PyTorch has no autocast for the meta device, and switches CUDA's off where there is no GPU. Recomputation
-    (`torch.utils.checkpoint`) asks whether autocast is on, and enters it again.
+    (`torch.utils.checkpoint`) asks whether autocast is on, and enters it again. A context may be made once, before the
+    step that enters it.
     """
     kind: Any = torch.amp.autocast_mode.autocast
     init, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
 
     def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
-        if device_type not in REPLAYED:
-            init(self, device_type, dtype, enabled, cache_enabled)
-            return
-        wanted = torch.get_autocast_dtype("cuda") if dtype is None else dtype
-        self.lower = wanted if enabled and wanted in DTYPES.values() else None
-        self.entered = []
+        replayed = device_type in REPLAYED
+        init(self, "cuda" if replayed else device_type, dtype, enabled and not replayed, cache_enabled)
+        if replayed:
+            self._enabled = enabled and torch.cuda.is_available()  # for who enters it later, outside a capture
+            wanted = torch.get_autocast_dtype("cuda") if dtype is None else dtype
+            self.lower = wanted if enabled and wanted in DTYPES.values() else None
+            self.entered = []
 
     def on_enter(self: Any) -> Any:
         if not hasattr(self, "entered"):
-            return enter(self)
+            if self.device != "cuda":
+                return enter(self)
+            self.lower, self.entered = _made_before(self), []
         self.entered.append(_on_meta(self.lower))
         self.entered[-1].__enter__()
         return self
@@ -159,6 +210,20 @@ def own_autocast() -> Iterator[None]:
         mock.patch.object(torch._C, "_is_any_autocast_enabled", lambda: _lower() is not None),
     ):
         yield
+
+
+def _made_before(context: Any) -> torch.dtype | None:
+    """The lower precision of a `torch.autocast("cuda")` that was made before any capture, so that PyTorch had its say.
+
+    Raises:
+        InputError: PyTorch has switched it off for want of a GPU, or the user has: which of the two cannot be told.
+    """
+    if not context._enabled and not torch.cuda.is_available():
+        raise InputError(
+            "torch.autocast('cuda') was made before the step was asked for, where PyTorch switches it off without a GPU: "
+            "make it where it is entered, or in the function that model.target names"
+        )
+    return context.fast_dtype if context._enabled and context.fast_dtype in DTYPES.values() else None
 
 
 def _lower() -> torch.dtype | None:

@@ -86,8 +86,9 @@ def fused_backward(node: Node, rule: Rule) -> list[Work]:
 @size("bag_forward")
 def bag_forward(node: Node, rule: Rule) -> Work:
     """PyTorch's EmbeddingBag, one table: weight (E, D), indices, offsets."""
-    shape = _bag_shape(node.tensor(0), node.tensor(1), node.tensor(2))
-    return _lookup(shape, [0], node, "bag")
+    result = node.result()
+    bags = result.shape[0] if result is not None and len(result.shape) == 2 else node.tensor(2).numel
+    return _lookup(_bag_shape(node.tensor(0), node.tensor(1), bags), [0], node, "bag")
 
 
 @size("bag_backward")
@@ -97,17 +98,18 @@ def bag_backward(node: Node, rule: Rule) -> list[Work]:
     Source: ATen/native/EmbeddingBag.cpp `_embedding_bag_sparse_backward`, ATen/native/cuda/EmbeddingBag.cu and
     EmbeddingBackwardKernel.cu.
     """
-    gradient, indices, offsets = node.tensor(0), node.tensor(1), node.tensor(2)
+    gradient, indices = node.tensor(0), node.tensor(1)
+    bags = gradient.shape[0]
     rows = next((v for v in node.values if isinstance(v, int) and not isinstance(v, bool)), indices.numel)
     dim, count = gradient.shape[-1], indices.numel
     if _is_sparse(node):
         moved = float(count * dim * DTYPE_BYTES.get(gradient.dtype, 4))
-        shape = _bag_shape(Tensor((rows, dim), gradient.dtype), indices, offsets)
+        shape = _bag_shape(Tensor((rows, dim), gradient.dtype), indices, bags)
         dims, lists = _dims(shape, [0])
         read = float(gradient.bytes) + 16.0 * count  # gradient rows repeat within a bag: from the cache
         return [Work(dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=_describe(node, lists))]
     weight = Tensor((rows, dim), gradient.dtype)
-    return _dense_gradient(_bag_shape(weight, indices, offsets), weight, count, node, "dense")
+    return _dense_gradient(_bag_shape(weight, indices, bags), weight, count, node, "dense")
 
 
 @size("lookup_rows")
@@ -141,9 +143,11 @@ def _fused_shape(node: Node, weight: Tensor) -> dict[str, Any]:
             "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
 
 
-def _bag_shape(weight: Tensor, indices: Tensor, offsets: Tensor) -> dict[str, Any]:
-    batch = max(1, offsets.numel)
-    return {"B": batch, "T": 1, "rows": [weight.shape[0]], "lookups": [max(1, indices.numel // batch)],
+def _bag_shape(weight: Tensor, indices: Tensor, bags: int) -> dict[str, Any]:
+    """Bags may differ in length, and offsets may hold their end too: lookups are what a bag holds in the mean."""
+    batch = max(1, bags)
+    mean = indices.numel / batch
+    return {"B": batch, "T": 1, "rows": [weight.shape[0]], "lookups": [int(mean) if mean.is_integer() else mean],
             "D": weight.shape[1], "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
 
 
@@ -154,7 +158,7 @@ def _dims(shape: dict[str, Any], tables: Sequence[int]) -> tuple[dict[str, int],
         "B": shape["B"],
         "T": len(tables),
         "E": round(sum(rows) / count),
-        "L": round(sum(lookups) / count),
+        "L": max(1, round(sum(lookups) / count)),
         "D": shape["D"],
     }
     return dims, {"rows": rows, "lookups": lookups}

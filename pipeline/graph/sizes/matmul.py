@@ -42,6 +42,23 @@ def matmul(node: Node, rule: Rule) -> list[Work] | None:
     return [*works, auxiliary(dtype, "split_k")] if split else works
 
 
+@size("addbmm")
+def addbmm(node: Node, rule: Rule) -> list[Work] | None:
+    """addbmm(added, a, b): what is added becomes the result, to which one product after the other is added in place
+    (ATen/native/LinearAlgebra.cpp).
+    """
+    added, *factors = (node.tensor(i) for i in range(3))
+    pair = tuple(Tensor(t.shape[1:], t.dtype, t.strides and t.strides[1:]) for t in factors)
+    products = matmul(replace(node, inputs=pair, values=()), rule)
+    if products is None:
+        return None
+    products[0].read += products[0].written
+    out = int(products[0].written)
+    rows = {"B": pair[0].shape[0], "H": pair[1].shape[1], "inputs": added.stored_bytes, "outputs": out}
+    start = Work(rows, 0.0, float(added.stored_bytes), float(out), added.dtype, "elementwise", "copy")
+    return [start, *products * factors[0].shape[0]]
+
+
 @size("linear")
 def linear(node: Node, rule: Rule) -> list[Work] | None:
     """linear as one operator (CPU): input (..., N), weight (K, N), optional bias."""

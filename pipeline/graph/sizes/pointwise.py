@@ -98,9 +98,11 @@ def clone(node: Node, rule: Rule) -> Work | None:
 
 @size("reduction")
 def reduction(node: Node, rule: Rule) -> list[Work] | Work | None:
-    """sum, mean...: B rows of width H as the input lies; the op says which side is reduced."""
+    """sum, mean...: B rows of width H as the input lies; the op says which side is reduced. Option `dim`: where the dimensions
+    stand among the arguments (1).
+    """
     source = on_device(node.tensors())[0] if on_device(node.tensors()) else node.tensors()[0]
-    dims, side = _reduced(node, source)
+    dims, side = _reduced(node, source, int(rule.options.get("dim", 1)))
     if not source.numel:
         return None
     written = math.prod(size for i, size in enumerate(source.shape) if i not in dims)
@@ -166,10 +168,15 @@ def _expanded(tensor: Tensor) -> bool:
     return tensor.stored_bytes != tensor.bytes
 
 
-def _reduced(node: Node, source: Tensor) -> tuple[set[int], str]:
-    """Reduced dimensions and the side they make: rows, columns or all."""
+def _reduced(node: Node, source: Tensor, at: int) -> tuple[set[int], str]:
+    """Reduced dimensions (argument `at`) and the side they make: rows, columns or all."""
     given = next(
-        (v for v in node.values[1:2] if isinstance(v, list) or (isinstance(v, int) and not isinstance(v, bool))), None
+        (
+            v
+            for v in node.values[at : at + 1]
+            if isinstance(v, list) or (isinstance(v, int) and not isinstance(v, bool))
+        ),
+        None,
     )
     axes = [given] if isinstance(given, int) else given
     rank = len(source.shape)

@@ -45,6 +45,65 @@ def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
     ]
 
 
+@size("group_norm")
+def group_norm(node: Node, rule: Rule) -> list[Work]:
+    """native_group_norm(x, weight, bias, N, C, HxW, groups, eps): moments of the groups, a factor and an addend for every
+    channel (with a weight), and one pass that applies them.
+    """
+    x = node.tensor(0)
+    batch, count, groups = int(node.value(3, x.shape[0])), int(node.value(4, x.shape[1])), int(node.value(6, 1))
+    rows = batch * groups
+    dims = {"B": rows, "H": x.numel // rows, "inputs": x.bytes, "outputs": 8 * rows}
+    moments = Work(dims, 4.0 * x.numel, float(x.bytes), 8.0 * rows, x.dtype, "reduction", "var_columns")
+    return [moments, *_per_channel(node, batch * count), _applied(x, reads=1)]
+
+
+@size("group_norm_backward")
+def group_norm_backward(node: Node, rule: Rule) -> list[Work]:
+    """Sums over the pixels of every channel, factors from them, the gradient of x, and those of weight and bias."""
+    x = node.tensor(1)
+    batch, count = x.shape[0], x.shape[1]
+    dims = {"B": batch * count, "H": x.numel // (batch * count), "inputs": 2 * x.bytes, "outputs": 8 * batch * count}
+    sums = Work(dims, 4.0 * x.numel, 2.0 * x.bytes, 8.0 * batch * count, x.dtype, "reduction", "sum_columns")
+    factors = _per_channel(node, batch * count)
+    return [sums, *factors, _applied(x, reads=2), *factors]
+
+
+def _per_channel(node: Node, count: int) -> list[Work]:
+    """A small kernel over the channels of all samples; none where the norm has no weight."""
+    dims = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
+    weighed = any(len(tensor.shape) == 1 for tensor in node.tensors())
+    return [Work(dims, 2.0 * count, 8.0 * count, 8.0 * count, "fp32", "elementwise", "addcmul")] if weighed else []
+
+
+def _applied(x: Tensor, reads: int) -> Work:
+    """One pass over all elements."""
+    rows, width = x.rows_width()
+    dims = {"B": rows, "H": width, "inputs": reads * x.bytes, "outputs": x.bytes}
+    return Work(dims, 2.0 * x.numel, float(reads * x.bytes), float(x.bytes), x.dtype, "elementwise", "addcmul")
+
+
+@size("logsumexp")
+def logsumexp(node: Node, rule: Rule) -> list[Work]:
+    """Maxima, which replace infinities by zero, the sum of exponents of what is left, and its logarithm
+    (`logsumexp_out_impl`): five kernels over the results and two over all elements beside the two reductions.
+    """
+    x = node.tensor(0)
+    result = node.result() or x
+    whole = {"B": x.numel // max(x.shape[-1], 1), "H": x.shape[-1], "inputs": x.bytes, "outputs": x.bytes}
+    short = {"B": 1, "H": result.numel, "inputs": result.bytes, "outputs": result.bytes}
+    reduced = {**whole, "outputs": result.bytes}
+
+    def over(dims: dict[str, int], family: str, op: str) -> Work:
+        return Work(
+            dims, float(dims["B"] * dims["H"]), float(dims["inputs"]), float(dims["outputs"]), x.dtype, family, op
+        )
+
+    few = [over(short, "elementwise", op) for op in ("abs", "compare", "masked_fill", "log", "add")]
+    return [over(reduced, "reduction", "max_columns"), *few[:3], over(whole, "elementwise", "sub"),
+            over(whole, "elementwise", "exp"), over(reduced, "reduction", "sum_columns"), *few[3:]]  # fmt: skip
+
+
 @size("channels")
 def channels(node: Node, rule: Rule) -> Work | None:
     """batch_norm and pooling: B samples, C channels, HW pixels of the larger side.
@@ -74,11 +133,11 @@ def attention(node: Node, rule: Rule) -> Work:
     queries, FlashAttention-2 its loop). A mask is data to them: everything is computed, and the mask read beside.
     """
     first = 1 if rule.options.get("backward") else 0
-    q, k = node.tensor(first), node.tensor(first + 1)
+    q, k, v = (node.tensor(first + i) for i in range(3))
     batch, heads, tokens, width = q.shape
-    products = 5 if rule.options.get("backward") else 2
+    widths = 3 * width + 2 * v.shape[-1] if rule.options.get("backward") else width + v.shape[-1]
     causal = _flag(node, int(rule.options["causal"]))
-    flops = 2.0 * products * batch * heads * tokens * k.shape[2] * width * (0.5 if causal else 1.0)
+    flops = 2.0 * batch * heads * tokens * k.shape[2] * widths * (0.5 if causal else 1.0)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) == 4) or q.bytes)
     dims = {"B": batch * heads, "M": tokens, "N": k.shape[2], "K": width}
     at = int(rule.options.get("mask", -1))

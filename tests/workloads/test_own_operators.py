@@ -1,0 +1,181 @@
+"""Operators that people's own steps bring along: counted as CUDA runs them, with the sizes that they have."""
+
+import pytest
+import torch
+import yaml
+
+from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.capture import capture
+from pipeline.hardware.spec import load_gpu
+from pipeline.paths import config_dir
+
+MODULE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from pipeline.workloads.step import Step
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+
+def over(function, *inputs):
+    def make(config, batch_size, device):
+        with torch.device(device):
+            model = Scale()
+        batch = tuple(each(batch_size) for each in inputs)
+        forward = lambda x, *rest: function(x * model.weight, *rest)
+        return Step([model], [batch], forward, lambda y, *_: y.float().sum(), device, config)
+    return make
+
+
+def layer(make_layer, *inputs):
+    def make(config, batch_size, device):
+        with torch.device(device):
+            model = make_layer()
+        batch = tuple(each(batch_size) for each in inputs)
+        return Step([model], [batch], lambda *x: model(*x), lambda y, *_: y.float().sum(), device, config)
+    return make
+
+
+rows = lambda width: lambda batch: torch.rand(batch, width)
+heads = lambda count, width: lambda batch: torch.rand(batch, count, 16, width)
+image = lambda batch: torch.rand(batch, 4, 8, 8)
+labels = lambda *shape: lambda batch: torch.randint(4, (batch, *shape))
+
+vmapped = over(lambda x: torch.vmap(lambda row: torch.relu(row @ torch.ones(16, 8, device=x.device)))(x), rows(16))
+mish = over(F.mish, rows(16))
+rms = layer(lambda: nn.Sequential(nn.Linear(16, 16), nn.RMSNorm(16)), rows(16))
+group = layer(lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8)), image)
+shuffled = over(lambda x: F.pixel_shuffle(x, 2), image)
+rotated = over(lambda x: torch.rot90(x, 1, [2, 3]), image)
+larger = over(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), image)
+segmented = over(lambda x, y: F.cross_entropy(x, y), image, labels(8, 8))
+noisy = over(lambda x: x + torch.randn_like(x), rows(16))
+added = over(lambda x: torch.addbmm(torch.zeros(3, 4, device=x.device), x.view(-1, 3, 5), x.view(-1, 5, 3)[:, :, [0, 1, 2, 0]]),
+             rows(15))
+norm = over(lambda x: torch.linalg.vector_norm(x, 2, dim=1), rows(100))
+gap = over(lambda x: F.pairwise_distance(x, x + 1), rows(100))
+joined = over(lambda x: torch.logsumexp(x, 1), rows(100))
+
+plain = over(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), heads(4, 8), heads(4, 8), heads(4, 8))
+wide = over(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), heads(4, 8), heads(4, 8), heads(4, 16))
+half = lambda x: x.bfloat16()
+wide_half = over(lambda q, k, v: F.scaled_dot_product_attention(half(q), half(k), half(v)),
+                 heads(4, 8), heads(4, 8), heads(4, 16))
+few = over(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), heads(4, 8), heads(2, 8), heads(2, 8))
+few_half = over(lambda q, k, v: F.scaled_dot_product_attention(half(q), half(k), half(v), enable_gqa=True),
+                heads(4, 8), heads(2, 8), heads(2, 8))
+
+with_end = layer(lambda: nn.EmbeddingBag(100, 8, mode="sum", include_last_offset=True),
+                 lambda b: torch.randint(100, (10 * b,)), lambda b: torch.arange(0, 10 * b + 1, 10))
+uneven = layer(lambda: nn.EmbeddingBag(100, 8, mode="sum"),
+               lambda b: torch.randint(100, (b + b // 2,)), lambda b: torch.arange(b))
+
+
+def allowing(config, batch_size, device):
+    torch.set_float32_matmul_precision("high")
+    return layer(lambda: nn.Linear(64, 64), rows(64))(config, batch_size, device)
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "operators_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def captured(function, batch_size=4, **options):
+    config = yaml.safe_load((config_dir() / "model" / "custom.yaml").read_text())
+    return capture({**config, "target": f"operators_of_mine:{function}", "optimizer": "none", **options}, batch_size)
+
+
+def calls_of(function, batch_size=4, gpu=None, **options):
+    graph = captured(function, batch_size, **options)
+    calls = map_calls(graph, gpu)
+    assert unknown_operators(graph, calls) == {}
+    names = graph.table.set_index("node_id")["name"].str.removeprefix("aten::")
+    return calls.assign(name=calls["node_id"].map(names)).set_index("name")
+
+
+def test_what_runs_under_vmap_has_the_sizes_of_all_samples():
+    calls = calls_of("vmapped", 32)
+    products = calls[calls["family"] == "gemm"]
+    assert set(products["flops"]) == {2.0 * 32 * 16 * 8} and len(products) == 2  # forward, and the gradient of x
+    assert calls.loc["relu", "flops"] == 32 * 8
+
+
+@pytest.mark.parametrize(
+    "function, forward, backward",
+    [
+        ("mish", ["mish"], ["mish_backward"]),
+        ("shuffled", ["pixel_shuffle"], ["pixel_unshuffle"]),
+        ("larger", ["upsample_bilinear2d"], ["upsample_bilinear2d_backward"] * 2),
+        ("rotated", ["flip", "copy_"], ["copy_", "flip"]),
+        ("joined", ["logsumexp"] * 9, ["sub", "exp", "mul"]),
+        pytest.param(
+            "rms", ["_fused_rms_norm"], ["_fused_rms_norm_backward"] * 2,
+            marks=pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm_backward"), reason="newer PyTorch"),
+        ),
+        ("group", ["native_group_norm"] * 3, ["native_group_norm_backward"] * 4),
+    ],
+)  # fmt: skip
+def test_an_operator_launches_what_cuda_launches_for_it(function, forward, backward):
+    calls = calls_of(function)
+    beside = {"mul", "sum", "ones_like", "add_", "convolution", "convolution_backward", "addmm", "mm", "copy_"}
+    for phase, expected in (("forward", forward), ("backward", backward)):
+        found = [name for name in calls.index[calls["phase"] == phase] if name not in beside]
+        assert found == [name for name in expected if name not in beside]
+
+
+@pytest.mark.parametrize("function", ["segmented", "noisy", "added", "gap"])
+def test_operators_made_of_others_are_known(function):
+    assert (calls_of(function)["op"] != "unknown").all()
+
+
+def test_products_that_are_added_up_are_all_counted():
+    calls = calls_of("added", 6)
+    assert calls.loc["addbmm", "flops"].tolist() == [0.0, *[2.0 * 3 * 5 * 4] * 6]  # a copy of what is added to, first
+
+
+@pytest.mark.parametrize("function, name", [("norm", "linalg_vector_norm"), ("gap", "norm")])
+def test_a_norm_reduces_the_dimension_that_it_is_asked_for_and_not_the_one_of_its_order(function, name):
+    calls = calls_of(function, 8)
+    assert calls.loc[name, "op"] == "norm_columns" and calls.loc[name, "bytes_written"] == 4 * 8
+
+
+def test_attention_counts_values_of_another_width():
+    plain, wide = (
+        calls_of(function)["flops"][calls_of(function)["family"] == "attention"] for function in ("plain", "wide")
+    )
+    once = 2.0 * 4 * 4 * 16 * 16 * 8  # samples, heads, queries, keys, width
+    assert plain.tolist() == [2 * once, 5 * once] and wide.tolist() == [3 * once, 7 * once]
+
+
+@pytest.mark.parametrize(
+    "function, kernels",
+    [("plain", {"efficient"}), ("wide_half", {"efficient"}), ("few", set()), ("few_half", {"flash"})],
+)
+def test_fused_attention_is_what_cuda_has_a_kernel_for(function, kernels):
+    calls = calls_of(function)
+    assert set(calls["op"][calls["family"] == "attention"]) == kernels
+    assert (calls["family"] == "bmm").any() != bool(kernels)
+
+
+@pytest.mark.parametrize("function, bags, lookups", [("with_end", 32, 10), ("uneven", 32, 1.5)])
+def test_a_bag_counts_every_lookup(function, bags, lookups):
+    calls = calls_of(function, bags)
+    forward, backward = (calls[calls["family"] == f"embedding_{way}"].iloc[0] for way in ("forward", "backward"))
+    assert forward["B"] == backward["B"] == bags
+    assert forward["flops"] == backward["flops"] == bags * lookups * 8
+
+
+def test_tf32_that_the_user_allowed_is_used():
+    ampere, volta = load_gpu("A100"), load_gpu("V100")
+    assert set(calls_of("allowing", gpu=ampere)["dtype"].loc[["addmm", "mm"]]) == {"tf32"}
+    assert set(calls_of("allowing", gpu=volta)["dtype"].loc[["addmm", "mm"]]) == {"fp32"}
