@@ -155,11 +155,13 @@ def _refuse_repeated(overrides: Sequence[str]) -> None:
     """`batch_size=512 batch_size=1024` would be answered for one of the two.
 
     Raises:
-        ConfigError: a key is given twice, or taken away.
+        ConfigError: a key is given twice, taken away, or missing.
     """
     given: dict[str, str] = {}
     for text in overrides:
         key = text.partition("=")[0].lstrip("+")
+        if not key.strip():
+            raise ConfigError(f"{text!r} names no option: write key=value, for example gpu=V100")
         if key.startswith("~"):
             raise ConfigError(f"{text}: every option has a value: write {key[1:]}=value")
         if key in given:

@@ -46,7 +46,7 @@ def test_a_name_like_no_other_gets_the_list_alone() -> None:
     [
         "overheads.host_scale=inf", "overheads.host_scale=nan", "overheads.host_scale=0", "overheads.host_scale=fast",
         "overheads.profiler_event_us=abc", "overheads.profiler_event_us=-5", "predict.seed=-1", "predict.seed=abc",
-        "predict.draws=1.5", "predict.draws=0", "gpu.sms=abc", "gpu.memory_gib=-1", "gpu.dram_gb_per_s=0",
+        "predict.draws=1.5", "predict.draws=0", "predict.draws=9", "gpu.sms=abc", "gpu.memory_gib=-1", "gpu.dram_gb_per_s=0",
         "model.dim=abc", "model.dim=0", "model.bottom_mlp=5", "model.bottom_mlp=[]", "model.bottom_mlp=[512,abc,64]",
         "model.top_mlp=[1024,0,1]", "model.tables=0", "model.tables=2.5", "model.tables=[1,2]", "model.lookups=1.5",
         "model.rows=abc", "model.rows=[10,-3]", "model.dtype=null", "model.distribution=3",
