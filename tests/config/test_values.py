@@ -36,6 +36,14 @@ def test_the_section_alone_makes_no_option_alike() -> None:
         expand(["model=dlrm_default", "model.memory_format=channels_last"])
 
 
+def test_a_figure_that_the_file_leaves_out_can_be_added() -> None:
+    with pytest.raises(
+        ConfigError, match=r"gpu\.pcie_lanes: the file of gpu=V100 does not state it: add it with \+gpu"
+    ):
+        expand(["gpu=V100", "gpu.pcie_lanes=8"])
+    assert expand(["gpu=V100", "+gpu.pcie_lanes=8"])[0].config["gpu"]["pcie_lanes"] == 8
+
+
 def test_a_name_like_no_other_gets_the_list_alone() -> None:
     with pytest.raises(UnknownNameError, match="unknown GPU 'zzzzzz': choose one of"):
         expand(["gpu=zzzzzz"])
