@@ -102,7 +102,7 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
         rows = [
             p.as_dict() | ({"cost_per_million": c} if prices else {}) for p, c in zip(predictions, costs, strict=True)
         ]
-        _print_json({"predictions": rows, "largest_batch": largest})
+        _print_json({"predictions": rows, "largest_batch": largest} | ({"currency": currency()} if prices else {}))
         return
     from pipeline.report.tables import console, many
 

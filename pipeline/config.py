@@ -155,11 +155,13 @@ def _refuse_repeated(overrides: Sequence[str]) -> None:
     """`batch_size=512 batch_size=1024` would be answered for one of the two.
 
     Raises:
-        ConfigError: a key is given twice, or taken away.
+        ConfigError: a key is given twice, taken away, or missing.
     """
     given: dict[str, str] = {}
     for text in overrides:
         key = text.partition("=")[0].lstrip("+")
+        if not key.strip():
+            raise ConfigError(f"{text!r} names no option: write key=value, for example gpu=V100")
         if key.startswith("~"):
             raise ConfigError(f"{text}: every option has a value: write {key[1:]}=value")
         if key in given:
@@ -300,8 +302,12 @@ def _explain(error: Exception, keys: Iterable[str], overrides: Iterable[str]) ->
 
 
 def _unknown_option(key: str, keys: Iterable[str], overrides: Iterable[str]) -> str:
+    from pipeline.hardware.spec import may_state
+
     section = key.partition(".")[0]
     chosen = next((each for each in overrides if each.startswith(f"{section}=") and section in _GROUPS), None)
+    if section == "gpu" and may_state(key.removeprefix("gpu.")):
+        return f"{key}: the file{f' of {chosen}' if chosen else ''} does not state it: add it with +{key}=..."
     close = did_you_mean(key, keys) or did_you_mean(key, (*_GROUPS, "experiment"))
     owner = f" of {chosen}" if chosen else ""
     add = f"; add a new key with +{key}=..." if chosen == "model=custom" else ""

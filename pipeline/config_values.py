@@ -52,6 +52,10 @@ FRACTIONS = ("gpu", "overheads", "collect", "model.dropout", "model.label_smooth
 """Sections and keys whose numbers need not be whole where the file happens to state a whole one."""
 
 
+LEAST = {"predict.draws": 10}
+"""Least values of numbers that say nothing below: p10 and p90 are no longer draws of their own from ten on."""
+
+
 def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     """Check every value that differs from the files'.
 
@@ -122,6 +126,8 @@ def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
     if not number or value < 0 or (value == 0 and key not in ZERO_IS_MEANT) or (whole and value != int(value)):
         kind = "a whole number" if whole else "a number"
         raise ConfigError(f"{key}={written(shown)}: give {kind} {least}")
+    if value < LEAST.get(key, value):
+        raise ConfigError(f"{key}={written(shown)}: give {LEAST[key]} or more")
 
 
 def written(value: Any) -> str:

@@ -96,6 +96,7 @@ class Prediction:
             "evidence": [json.dumps(self.evidence)],
             "host_evidence": [json.dumps(self.host_evidence)],
             "families": [json.dumps(self.families)],
+            "unmodelled": [json.dumps(self.unmodelled)],
             "overrides": [json.dumps(self.overrides)],
             "measured_us": [self.measured_us],
             "error": [self.error],
@@ -126,8 +127,15 @@ class Prediction:
             evidence=json.loads(row["evidence"]),
             host_evidence=json.loads(row["host_evidence"]),
             unmodelled_share=row["unmodelled_share"],
-            families=json.loads(row.get("families") or "{}"),
+            families=_read(row.get("families")),
+            unmodelled=_read(row.get("unmodelled")),
             bound=row.get("bound") or "device",
             measured_us=None if measured is None or pd.isna(measured) else float(measured),
             overrides=tuple(json.loads(row.get("overrides") or "[]")),
         )
+
+
+def _read(text: object) -> dict[str, float]:
+    """A column of times by name; empty where a file of an earlier version has none."""
+    found: dict[str, float] = json.loads(text) if isinstance(text, str) else {}
+    return found

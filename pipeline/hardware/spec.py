@@ -135,6 +135,11 @@ _OPTIONAL = (
 )  # fmt: skip
 
 
+def may_state(key: str) -> bool:
+    """Whether a GPU file may hold this key."""
+    return key in _REQUIRED + _OPTIONAL
+
+
 def _from_mapping(values: Mapping[str, Any], where: str) -> GpuSpec:
     missing = [key for key in _REQUIRED if values.get(key) is None]
     unknown = [str(key) for key in values if key not in _REQUIRED + _OPTIONAL]

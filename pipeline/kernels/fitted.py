@@ -141,7 +141,7 @@ class FittedModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Estimate calls; sizes outside the samples' range are scaled from the nearest inside by physics."""
-        clamped, octaves = self.scope.clamp(calls)
+        clamped, octaves = self.scope.clamp(calls, self.gpu.l2_bytes)
         outside = octaves > 0
         ops = Dims(clamped).text("op")
         log_time = self.undisturbed(clamped)

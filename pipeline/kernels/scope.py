@@ -16,6 +16,12 @@ WINDOW = ("kernel_size", "stride", "padding", "groups", "dilation")
 
 WINDOW_DEFAULTS = {"stride": 1.0, "padding": 0.0, "groups": 1.0, "dilation": 1.0}
 
+FLAT = ("elementwise",)
+"""Families whose kernels see B x H elements in a row and nothing of the two dims: (458752, 14) is timed as (16384, 392)."""
+
+ELEMENT_BYTES = 8
+"""The least that an fp32 element of a flat family moves: it is read once, and one is written."""
+
 PHASELESS = ("gemm", "bmm")
 """Families whose kernels are the same in every phase: a gradient of a product is a product."""
 
@@ -62,11 +68,17 @@ class Scope:
             fine &= square & np.array([tuple(row) in known for row in windows(calls).tolist()], dtype=bool)
         return np.asarray(fine, dtype=bool)
 
-    def clamp(self, calls: pd.DataFrame) -> tuple[pd.DataFrame, Array]:
-        """Calls with every dim moved into its range, and by how many octaves the farthest was outside, (rows,)."""
+    def clamp(self, calls: pd.DataFrame, cache_bytes: float = 0.0) -> tuple[pd.DataFrame, Array]:
+        """Calls with every dim moved into its range, and by how many octaves the farthest was outside, (rows,).
+
+        Args:
+            calls: calls of the family.
+            cache_bytes: of the GPU's last cache; flat calls keep their elements where fewer would lie in it.
+        """
         d, clamped, octaves = Dims(calls), {}, np.zeros(len(calls))
+        folded = self._folded(d, cache_bytes) if self.name in FLAT and {"B", "H"} <= set(self.ranges) else {}
         for dim, (low, high) in self.ranges.items():
-            values = d(dim, WINDOW_DEFAULTS.get(dim, low))
+            values = folded[dim] if dim in folded else d(dim, WINDOW_DEFAULTS.get(dim, low))
             inside = np.clip(values, low, high)
             with np.errstate(divide="ignore", invalid="ignore"):
                 distance = np.abs(np.log2(np.maximum(values, 0.5) / np.maximum(inside, 0.5)))
@@ -75,6 +87,21 @@ class Scope:
         # other columns would change what the features see; the model knows these dims alone
         keep = [column for column in ("family", "op", "phase", "dtype", "attributes") if column in calls.columns]
         return calls[keep].assign(**clamped), octaves
+
+    def _folded(self, d: Dims, cache_bytes: float) -> dict[str, Array]:
+        """B and H of flat calls. Where moving both into their ranges would leave what the cache holds: as many elements in
+        another form with both inside, as far as there is one. A cache's time says nothing about the memory's.
+        """
+        dims = {name: d(name, self.ranges[name][0]) for name in ("B", "H")}
+        left = np.prod([np.clip(values, *self.ranges[name]) for name, values in dims.items()], axis=0)
+        cached = ELEMENT_BYTES * left <= cache_bytes
+        for long, short in (("B", "H"), ("H", "B")):
+            most, room = self.ranges[long][1], self.ranges[short][1] / np.maximum(dims[short], 1.0)
+            with np.errstate(invalid="ignore"):
+                parts = np.clip(np.ceil(dims[long] / max(most, 1.0)), 1.0, np.maximum(np.floor(room), 1.0))
+            parts = np.where(cached, parts, 1.0)
+            dims = {long: dims[long] / parts, short: dims[short] * parts}
+        return dims
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists."""

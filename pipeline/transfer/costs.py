@@ -12,64 +12,120 @@ No prices are shipped, because none would stay true. Write `config/prices.yaml` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from datetime import date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.spec import load_gpu
 from pipeline.paths import config_dir
 from pipeline.prediction import Prediction
+from pipeline.yaml_text import load_yaml
 
 PRICES = "prices.yaml"
 """The user's price table, under `config/`."""
+
+KEYS = ("gpu", "per_hour", "date", "source")
+"""What an entry of the table states, all of it."""
 
 
 def load_prices(path: str | Path | None = None) -> dict[str, float]:
     """Price per hour by GPU name; empty where the default file does not exist.
 
     Raises:
-        ConfigError: the named file is missing, or an entry lacks its date, its source or a positive price.
+        ConfigError: the named file is missing, an entry lacks its date, its source or a positive price, a GPU has two.
     """
-    file = config_dir() / PRICES if path is None else Path(path)
-    if not file.is_file():
-        if path is None:
-            return {}
-        raise ConfigError(f"{file}: no such price table")
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: not readable as YAML ({str(error).splitlines()[0]})") from None
-    if not isinstance(values, dict) or not isinstance(values.get("prices"), list):
-        raise ConfigError(f"{file}: expected a list `prices` of gpu, per_hour, date and source")
-    return dict(_entry(entry, f"{file}: entry {number}") for number, entry in enumerate(values["prices"], 1))
+    values = _read(path)
+    if values is None:
+        return {}
+    file, prices = _file(path), dict[str, float]()
+    for number, entry in enumerate(values["prices"], 1):
+        gpu, price = _entry(entry, f"{file}: entry {number}")
+        if gpu in prices:
+            raise ConfigError(f"{file}: entry {number}: {gpu} has a price already: keep the one that holds")
+        prices[gpu] = price
+    return prices
 
 
 def currency(path: str | Path | None = None) -> str:
-    """The currency that a price table names; `price table's currency` where it names none or does not exist."""
-    file = config_dir() / PRICES if path is None else Path(path)
-    values = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    named = values.get("currency") if isinstance(values, dict) else None
+    """The currency that a price table names; `price table's currency` where it names none or does not exist.
+
+    Raises:
+        ConfigError: as `load_prices`.
+    """
+    values = _read(path)
+    named = None if values is None else values.get("currency")
     return str(named) if named else "price table's currency"
+
+
+def _file(path: str | Path | None) -> Path:
+    return config_dir() / PRICES if path is None else Path(path)
+
+
+def _read(path: str | Path | None) -> dict[str, Any] | None:
+    """The table as it stands; None where the default file does not exist."""
+    file = _file(path)
+    if not file.is_file():
+        if path is None:
+            return None
+        raise ConfigError(f"{file}: no such price table")
+    try:
+        values = load_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{file}: not readable as YAML ({said})") from None
+    if not isinstance(values, dict) or not isinstance(values.get("prices"), list):
+        raise ConfigError(f"{file}: expected a list `prices` of gpu, per_hour, date and source")
+    _refuse_unknown(values, ("currency", "prices"), str(file))
+    if not isinstance(values.get("currency", ""), str):
+        raise ConfigError(f"{file}: currency {values['currency']!r} is no name: write currency: USD")
+    return values
+
+
+def _refuse_unknown(values: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
+    """`per_hour: 1,50` in braces is a price of 1 and a key 50."""
+    for key in values:
+        if key not in known:
+            raise ConfigError(
+                f"{where}: unknown key {key!r}: {did_you_mean(str(key), known)}{', '.join(known)} are read"
+            )
 
 
 def _entry(entry: object, where: str) -> tuple[str, float]:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: expected gpu, per_hour, date and source")
-    missing = [key for key in ("gpu", "per_hour", "date", "source") if not entry.get(key)]
+    missing = [key for key in KEYS if entry.get(key) in (None, "")]
     if missing:
         raise ConfigError(f"{where} misses {', '.join(missing)}: a price without it cannot be checked")
+    _refuse_unknown(entry, KEYS, where)
     try:
-        price = float(entry["per_hour"])
+        price = -1.0 if isinstance(entry["per_hour"], bool) else float(entry["per_hour"])
     except (TypeError, ValueError):
         price = -1.0
-    if price <= 0:
+    if not (math.isfinite(price) and price > 0):
         raise ConfigError(f"{where}: per_hour {entry['per_hour']!r} is not a positive number")
+    _check_date(entry["date"], where)
     try:
         return load_gpu(str(entry["gpu"])).name, price
     except UnknownNameError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_date(given: object, where: str) -> None:
+    """Refuse what is no day, or none that has come yet (anywhere on Earth)."""
+    try:
+        day = given.date() if isinstance(given, datetime) else given
+        day = day if isinstance(day, date) else date.fromisoformat(str(day)) if isinstance(day, str) else None
+    except ValueError:
+        day = None
+    if day is None:
+        raise ConfigError(f"{where}: date {given!r} is no day: write it as 2026-01-15")
+    if day > date.today() + timedelta(days=1):
+        raise ConfigError(f"{where}: date {day.isoformat()} has not come yet")
 
 
 def cost_per_million(prediction: Prediction, prices: Mapping[str, float]) -> float | None:

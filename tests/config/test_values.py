@@ -36,6 +36,14 @@ def test_the_section_alone_makes_no_option_alike() -> None:
         expand(["model=dlrm_default", "model.memory_format=channels_last"])
 
 
+def test_a_figure_that_the_file_leaves_out_can_be_added() -> None:
+    with pytest.raises(
+        ConfigError, match=r"gpu\.pcie_lanes: the file of gpu=V100 does not state it: add it with \+gpu"
+    ):
+        expand(["gpu=V100", "gpu.pcie_lanes=8"])
+    assert expand(["gpu=V100", "+gpu.pcie_lanes=8"])[0].config["gpu"]["pcie_lanes"] == 8
+
+
 def test_a_name_like_no_other_gets_the_list_alone() -> None:
     with pytest.raises(UnknownNameError, match="unknown GPU 'zzzzzz': choose one of"):
         expand(["gpu=zzzzzz"])
@@ -46,7 +54,7 @@ def test_a_name_like_no_other_gets_the_list_alone() -> None:
     [
         "overheads.host_scale=inf", "overheads.host_scale=nan", "overheads.host_scale=0", "overheads.host_scale=fast",
         "overheads.profiler_event_us=abc", "overheads.profiler_event_us=-5", "predict.seed=-1", "predict.seed=abc",
-        "predict.draws=1.5", "predict.draws=0", "gpu.sms=abc", "gpu.memory_gib=-1", "gpu.dram_gb_per_s=0",
+        "predict.draws=1.5", "predict.draws=0", "predict.draws=9", "gpu.sms=abc", "gpu.memory_gib=-1", "gpu.dram_gb_per_s=0",
         "model.dim=abc", "model.dim=0", "model.bottom_mlp=5", "model.bottom_mlp=[]", "model.bottom_mlp=[512,abc,64]",
         "model.top_mlp=[1024,0,1]", "model.tables=0", "model.tables=2.5", "model.tables=[1,2]", "model.lookups=1.5",
         "model.rows=abc", "model.rows=[10,-3]", "model.dtype=null", "model.distribution=3",

@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from pipeline import cli
+from pipeline import api, cli
+from pipeline.prediction import Prediction
+from pipeline.transfer import costs
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
@@ -27,6 +30,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("predict", "gpu=V10"), "did you mean 'V100'"),
         (("predict", "gpu"), "write key=value"),
         (("predict", "batch_size=1.5"), "batch_size=1.5"),
+        (("predict", "=3"), "'=3' names no option"),
         (("predit",), "Did you mean 'predict'"),
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
@@ -83,3 +87,21 @@ def test_an_interrupt_ends_in_one_line_and_130() -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (130, "steptime: interrupted\n")
+
+
+def test_a_comparison_in_json_names_the_currency_of_its_costs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    step = Prediction("V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0)
+    monkeypatch.setattr(api, "predict_point", lambda point: step)
+    monkeypatch.setattr(api, "largest_batch", lambda point: 4)
+    table = "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
+    (tmp_path / "prices.yaml").write_text(table)
+    monkeypatch.setattr(costs, "_file", lambda path: tmp_path / "prices.yaml")
+    code, out, _ = run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")
+    answer = json.loads(out)
+    assert (code, answer["currency"], answer["predictions"][0]["cost_per_million"]) == (0, "EUR", pytest.approx(10.0))
+    monkeypatch.setattr(costs, "_file", lambda path: tmp_path / "none.yaml")
+    assert "currency" not in json.loads(
+        run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")[1]
+    )

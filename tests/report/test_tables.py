@@ -48,7 +48,7 @@ def test_a_summary_row_comes_back_as_the_same_prediction(prediction: Prediction)
     measured = dataclasses.replace(prediction, measured_us=8200.0)
     row = to_arrow(measured.summary_row(), "summary").to_pandas().to_dict("records")[0]
     back = Prediction.from_summary(row)
-    assert dataclasses.replace(back, unmodelled=measured.unmodelled) == measured
+    assert back == measured
     assert row["error"] == pytest.approx(8000 / 8200 - 1)
 
 
@@ -152,6 +152,13 @@ def test_a_hashed_variant_is_shown_by_its_options(prediction: Prediction) -> Non
 
 def test_a_small_model_has_a_size(prediction: Prediction) -> None:
     assert "341 KiB" in text_of(one(dataclasses.replace(prediction, memory_bytes=349_000)))
+
+
+def test_a_summary_says_what_a_prediction_says(prediction: Prediction) -> None:
+    table = to_arrow(prediction.summary_row(), "summary").to_pandas()
+    assert Prediction.all_of(table)[0].as_dict() == prediction.as_dict()
+    earlier = table.drop(columns="unmodelled").assign(families=None)
+    assert Prediction.all_of(earlier)[0].families == {}
 
 
 def test_prices_that_the_user_keeps_become_a_column(prediction: Prediction) -> None:

@@ -23,7 +23,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     from pipeline.graph.calls import map_calls
     from pipeline.graph.capture import capture
 
-    point = expand(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=1"])[0]
+    point = expand(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"])[0]
     gpu, graph = gpu_of(point.config["gpu"]), capture(point.config["model"], point.batch_size)
     calls = map_calls(graph, gpu, graph.device)
     subject = Subject(

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
-from pipeline.transfer.costs import cost_per_million, load_prices
+from pipeline.transfer.costs import cost_per_million, currency, load_prices
 
 GOOD = "prices:\n  - {gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}\n"
 
@@ -38,3 +38,39 @@ def test_a_gpu_that_does_not_exist_is_named_with_its_entry(tmp_path: Path) -> No
     file.write_text(GOOD.replace("A100", "A1000"))
     with pytest.raises(ConfigError, match=r"prices.yaml: entry 1: unknown GPU 'A1000'"):
         load_prices(file)
+
+
+ENTRY = "{gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD.replace("1.5", ".nan"), "not a positive number"),
+        (GOOD.replace("1.5", ".inf"), "not a positive number"),
+        (GOOD.replace("1.5", "true"), "not a positive number"),
+        (GOOD.replace("1.5", "0"), "not a positive number"),
+        (GOOD.replace("1.5", "1,50"), "unknown key 50"),
+        (GOOD + f"  - {ENTRY.replace('A100', 'A100-PCIE-40GB')}\n", "entry 2: A100-PCIE-40GB has a price already"),
+        (GOOD.replace("per_hour: 1.5", "per_hour: 1.5, per_hour: 2"), "'per_hour' is given twice"),
+        (GOOD.replace("2026-01-15", "yesterday"), "'yesterday' is no day"),
+        (GOOD.replace("2026-01-15", "20260115"), "20260115 is no day"),
+        (GOOD.replace("2026-01-15", "2999-01-01"), "2999-01-01 has not come yet"),
+        ("curency: EUR\n" + GOOD, "did you mean 'currency'"),
+        ("currency: [EUR]\n" + GOOD, "is no name"),
+    ],
+)
+def test_a_price_that_cannot_be_meant_is_refused_by_its_entry(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"prices\.yaml") as refused:
+        load_prices(file)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_table_names_its_currency(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text("currency: EUR\n" + GOOD)
+    assert (currency(file), load_prices(file)) == ("EUR", {"A100-PCIE-40GB": 1.5})
+    file.write_text(GOOD)
+    assert currency(file) == "price table's currency"
