@@ -32,7 +32,7 @@ def switching(gemm_samples):
     more = [gemm_samples.assign(M=rng.integers(64, 4096, len(gemm_samples))) for _ in range(3)]
     table = pd.concat([gemm_samples, *more], ignore_index=True)
     large, split = (table["K"] > 512).to_numpy(), (table["N"] > 1024).to_numpy()
-    latency = 100.0 * (table["M"] / 512) ** 0.3 * np.where(large, 1.5, 1.0) * np.where(split, 0.5, 1.0)
+    latency = 1000.0 * (table["M"] / 512) ** 0.3 * np.where(large, 1.5, 1.0) * np.where(split, 0.5, 1.0)
     table = named(table, np.where(large, 128, 32), np.where(large, 64, 128), np.where(split, 4, 1))
     return table.assign(latency_us=latency, family="gemm", phase="forward", dtype="fp32")
 

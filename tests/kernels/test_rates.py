@@ -44,3 +44,7 @@ def test_fast_samples_and_single_slips_are_not_refused():
 
 def test_a_device_whose_figures_are_assumed_refuses_nothing():
     check_rates(products(120.0), replace(load_gpu("V100"), name="local"), "gemm")
+
+
+def test_a_constant_says_nothing_of_its_unit():
+    check_rates(products(120.0).assign(latency_us=0.05), load_gpu("V100"), "gemm")
