@@ -104,6 +104,17 @@ def test_without_a_campaign_one_line_says_how_to_make_one(
     assert "docs/measure_your_gpu.md" in capsys.readouterr().err
 
 
+def test_a_trial_is_refused_before_anything_is_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPTIME_MEASUREMENTS", str(folder.parent))
+    monkeypatch.setattr(measured, "run", lambda *_: pytest.fail("ran"))
+    manifest = {"schema": 2, "units": {}, "device": {"gpu": "H200", "tiny": True}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert measured.main(["H200", "--root", str(folder)]) == 2
+    assert "without --tiny" in capsys.readouterr().err
+
+
 def test_the_page_has_a_place_for_the_table() -> None:
     text = (ROOT / measured.PAGE).read_text()
     assert text.count(f"<!-- {measured.MARKER} -->") == text.count(f"<!-- /{measured.MARKER} -->") == 1
