@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,8 @@ def fit_and_track(
     def keep(fitted: FittedFamily) -> None:
         family, label, gmae = fitted.model.family, str(fitted.parameters["variant"]), fitted.metrics["gmae"]
         if (family, label) not in fits:
-            print(f"  {gpu} {family}: {label}, GMAE {gmae:.2%} on unseen shapes", flush=True)
+            judged = "a single sample, judged by nothing" if math.isnan(gmae) else f"GMAE {gmae:.2%} on unseen shapes"
+            print(f"  {gpu} {family}: {label}, {judged}", flush=True)
         fits.setdefault((family, label), fitted)
 
     with tempfile.TemporaryDirectory(prefix="steptime_fit_") as scratch:

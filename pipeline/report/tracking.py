@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -160,7 +161,7 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     """Give the tag and the alias `champion` to the registered model `name` of least GMAE; returns its run's id.
 
     Compared are the registered models of current runs on the same samples as `run_id`: errors on others say nothing of
-    which is better, and a superseded run is none to point at.
+    which is better, and a superseded run is none to point at. A fit of a single sample, which nothing judges, comes last.
     """
     client = _client(Path(folder))
     last = client.get_run(run_id)
@@ -169,7 +170,7 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     current = client.search_runs([last.info.experiment_id], asked, max_results=1000)
     versions = {version.run_id: version.version for version in client.search_model_versions(f"name = '{name}'")}
     able = [run for run in current if run.info.run_id in versions and run.data.tags["samples"] == tags["samples"]]
-    best = min(able, key=lambda run: run.data.metrics["gmae"])
+    best = min(able, key=lambda run: run.data.metrics.get("gmae", math.inf))
     for run in current:
         client.set_tag(run.info.run_id, "champion", "yes" if run is best else "no")
     client.set_registered_model_alias(name, "champion", versions[best.info.run_id])

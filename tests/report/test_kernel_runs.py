@@ -94,3 +94,13 @@ def test_another_seed_is_another_run_and_other_samples_another_contest(fit: Call
     client = fit(samples("T4", 40), "auto", seed=1)
     assert sorted(runs(client, "T4")) == ["T4 softmax auto", "T4 softmax auto seed 1"]
     assert champion(fit(samples("T4", 30), "roofline"), "T4") == "T4 softmax roofline"
+
+
+def test_a_single_sample_is_tracked_although_nothing_judges_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"name": "auto", "variants": ("auto",), "seed": 0}
+    fit_and_track(samples("A10", 1), "A10", settings, [folder / "A10" / "softmax" / "fitted"], folder / "mlflow")
+    assert "a single sample, judged by nothing" in capsys.readouterr().out
+    client = MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
+    assert champion(client, "A10") == "A10 softmax roofline"
