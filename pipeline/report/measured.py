@@ -119,7 +119,8 @@ def block(
              "Own overheads are those of the workload's own trace, others' those of all other workloads' traces.", "",
              _steps(found)]  # fmt: skip
     if warnings:
-        lines[4:4] = [f"The campaign warned: {'; '.join(warnings)}.", ""]
+        told = "; ".join(warnings)
+        lines[4:4] = [f"The campaign warned: {told}{'' if told.endswith('?') else '.'}", ""]
     if len(kernels):
         rows = [[FAMILY_TITLES.get(row["family"], row["family"]), _percent(row["gmae"]), _tested_on(row)]
                 for row in kernels.to_dict("records")]  # fmt: skip
