@@ -14,7 +14,7 @@ from pipeline.overheads.model import OverheadModel
 from pipeline.predict.occupancy import fills_device, uses_multiprocessors
 from pipeline.predict.program import assemble
 from pipeline.predict.step import Items, Kind, Program, StepSequence
-from pipeline.trace.activity import Activity, sync_details
+from pipeline.trace.activity import Activity
 from pipeline.trace.fields import API_CATEGORIES, EVENT_SYNC_APIS, RECORD_APIS, Category
 from pipeline.trace.phases import DATA, PHASES
 
@@ -156,7 +156,7 @@ def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> 
     a wait for an event stays a wait for everything.
     """
     columns, calls = act.trace.columns, iteration.calls
-    known = sync_details(act.trace)
+    known = act.sync_details
     known = known[columns["wait_event"][known] >= 0]
     if not len(known):
         return program

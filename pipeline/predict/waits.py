@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pipeline.overheads.extract import ItemKeys
 from pipeline.predict.trace_program import Iteration
-from pipeline.trace.activity import Activity, sync_details
+from pipeline.trace.activity import Activity
 from pipeline.trace.fields import API_CATEGORIES, RECORD_APIS, WAIT_EVENT_APIS
 
 Ints = npt.NDArray[np.int64]
@@ -146,7 +146,7 @@ def _during(act: Activity, iteration: Iteration, apis: frozenset[str]) -> Ints:
 def _named(act: Activity) -> dict[int, _Named]:
     """Correlation id -> what a stream wait waits for, where the trace says so (`cuda_sync` events)."""
     columns = act.trace.columns
-    rows = sync_details(act.trace)
+    rows = act.sync_details
     rows = rows[columns["wait_stream"][rows] >= 0]
     values = [columns[name][rows].tolist() for name in ("correlation", "stream", "wait_stream", "wait_event")]
     return {corr: _Named(*(max(v, -1) for v in rest)) for corr, *rest in zip(*values, strict=True)}

@@ -17,7 +17,6 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.collect.output import read_manifest
 from pipeline.collect.reader import measured_step, provenance, read_step_times
 from pipeline.config import choices
 from pipeline.errors import InputError, SteptimeError
@@ -70,18 +69,6 @@ def grids(gpu: str, folder: Path) -> list[Grid]:
     for (model, options), sizes in batches.items():
         together[options, tuple(sorted(sizes))].append(model)
     return [Grid(gpu, tuple(models), options, sizes) for (options, sizes), models in together.items()]
-
-
-def refuse_trial(folder: Path) -> None:
-    """Refuse a trial of the command, whose steps have sizes of their own, before minutes are spent on it.
-
-    Raises:
-        InputError: the folder is a trial's, or no campaign's.
-    """
-    if dict(read_manifest(folder)["device"] or {}).get("tiny"):
-        raise InputError(
-            f"{folder}: a trial (--tiny) holds no step at the published sizes; run the campaign without --tiny"
-        )
 
 
 def collect(flows: Sequence[Flow]) -> pd.DataFrame:
@@ -206,7 +193,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         blocks = []
         for gpu in gpus:
             folder = measurements_dir() / gpu
-            refuse_trial(folder)
+            told = provenance(folder)
+            device = told["device"] if isinstance(told["device"], dict) else {}
+            if device.get("tiny"):
+                raise InputError(
+                    f"{folder}: a trial (--tiny) holds no step at the published sizes; run the campaign without --tiny"
+                )
             flows = list(run(grids(gpu, folder), options.results))
             found = collect(flows)
             if found.empty:
@@ -214,8 +206,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{folder}: no fp32 step of a model that is known here; run the campaign with its part steps"
                 )
             models = kernel_errors(with_gpus(fitted_models(flows[0])))
-            told = provenance(folder)
-            device = told["device"] if isinstance(told["device"], dict) else {}
             blocks.append(block(gpu, found, models, device, warnings_of(told)))
         rewrite(options.root / PAGE, {MARKER: "\n\n".join(blocks)})
     except SteptimeError as error:

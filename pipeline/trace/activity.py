@@ -129,7 +129,7 @@ class Activity:
         stream = np.full(len(self.action_event), -1, np.int64)
         stream[self.call_action[::-1]] = self.call_stream[::-1]
         columns = self.trace.columns
-        syncs = sync_details(self.trace)
+        syncs = self.sync_details
         syncs = syncs[columns["stream"][syncs] >= 0]
         named = dict(zip(columns["correlation"][syncs].tolist(), stream_ids(self.trace, syncs).tolist(), strict=True))
         apis, thread = self.trace.names[self.action_event], columns["tid"][self.action_event]
@@ -143,6 +143,19 @@ class Activity:
             stream[row] = known if known >= 0 else guess
         return stream
 
+    @cached_property
+    def sync_details(self) -> Ints:
+        """Events that say what a wait waits for (`cuda_sync`), of the GPUs that the process whose steps count drives.
+
+        Each process counts its ids from 1: in a file of several ranks those of another rank would describe waits of this one.
+        """
+        columns = self.trace.columns
+        rows = np.flatnonzero(self.trace.is_category(Category.SYNC))
+        launched = np.flatnonzero(columns["launch"] >= 0)
+        own = columns["pid"][columns["launch"][launched]] == self.trace.process
+        foreign = np.setdiff1d(columns["device"][launched[~own]], columns["device"][launched[own]])
+        return rows[~np.isin(columns["device"][rows], foreign)]
+
 
 def stream_ids(trace: Trace, events: Ints) -> Ints:
     """Streams of some events, told apart between GPUs: those of the first GPU keep their number; -1 stays."""
@@ -153,19 +166,6 @@ def stream_ids(trace: Trace, events: Ints) -> Ints:
     if len(used) < 2:
         return stream
     return np.where(stream >= 0, stream + SECOND_GPU_STREAMS * np.searchsorted(used, device[events]), stream)
-
-
-def sync_details(trace: Trace) -> Ints:
-    """Events that say what a wait waits for (`cuda_sync`), of the GPUs that the process whose steps count drives.
-
-    Each process counts its ids from 1: in a file of several ranks those of another rank would describe waits of this one.
-    """
-    columns = trace.columns
-    rows = np.flatnonzero(trace.is_category(Category.SYNC))
-    launched = np.flatnonzero(columns["launch"] >= 0)
-    own = columns["pid"][columns["launch"][launched]] == trace.process
-    foreign = np.setdiff1d(columns["device"][launched[~own]], columns["device"][launched[own]])
-    return rows[~np.isin(columns["device"][rows], foreign)]
 
 
 def activity(trace: Trace) -> Activity:

@@ -15,7 +15,7 @@ from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import TraceError
 from pipeline.predict.replay import replay
-from pipeline.trace.activity import sync_details
+from pipeline.trace.activity import activity
 from pipeline.trace.load import load_trace
 
 Data = dict[str, Any]
@@ -198,8 +198,8 @@ def test_what_another_process_says_of_its_waits_is_not_ours(tmp_path: Path) -> N
     second = [*({**event, "pid": 2} for event in host), on_device_1(kernel("b", 210, 260, 1)),
               on_device_1({**detail, "ts": 1212})]  # fmt: skip
     trace = load_trace(write(tmp_path, first + second))
-    assert trace.process == 1 and not len(sync_details(trace))
-    assert len(sync_details(load_trace(write(tmp_path, [*first, detail]))))
+    assert trace.process == 1 and not len(activity(trace).sync_details)
+    assert len(activity(load_trace(write(tmp_path, [*first, detail]))).sync_details)
 
 
 def test_copies_are_told_from_empty_calls_that_look_alike(tmp_path: Path) -> None:
