@@ -315,9 +315,10 @@ def ui(
     results: Annotated[Path, typer.Option(help="results folder of the run")] = Path("results"),
 ) -> None:
     """Open the MLflow UI on the project's database, to compare kernel-model variants."""
+    from pipeline.paths import Artifacts
     from pipeline.report.tracking import serve
 
-    serve(port, results / "mlflow")
+    serve(port, Artifacts(str(results)).tracking)
 
 
 def main() -> None:

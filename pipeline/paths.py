@@ -67,6 +67,11 @@ class Artifacts:
             return f"{self.root}/{gpu}/{{overheads}}.parquet"
         return f"{self.root}/{gpu}/{'overheads' if choice == 'shared' else f'overheads-{choice}'}.parquet"
 
+    @property
+    def tracking(self) -> str:
+        """Folder of the MLflow database and its artifacts."""
+        return f"{self.root}/mlflow"
+
     def overhead_samples(self, gpu: str) -> str:
         """Raw overhead observations of a GPU's host."""
         return f"{self.root}/{gpu}/overhead_samples.parquet"

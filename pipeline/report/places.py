@@ -27,7 +27,7 @@ def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
         found = {"artifacts": f"{root}/"}
     if not Path(found["artifacts"]).is_dir():  # the table was copied elsewhere
         found = {}
-    if (root / "mlflow" / "mlflow.db").is_file():
+    if (Path(artifacts.tracking) / "mlflow.db").is_file():
         command = "make ui" if str(root) == "results" else f"steptime ui --results {root}"
         found["kernel models"] = f"{command} (MLflow on http://127.0.0.1:5000)"
     return found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOMS = (
     ("collect", "#0072B2", ("collect_step", "import_graph", "capture_graph", "convert_trace", "map_calls")),
     ("kernel models", "#009E73", ("local_samples", "public_samples", "campaign_samples", "fit_kernels",
-                                  "fit_measured_kernels", "tracking_database")),
+                                  "fit_measured_kernels")),
     ("overheads", "#CC79A7", ("local_overheads", "public_overheads", "overhead_statistics")),
     ("prediction", "#D55E00", ("predict", "summary", "error_parts")),
     ("what people look at", "#555555", ("figures", "accuracy", "report", "all")),

@@ -1,7 +1,7 @@
 """MLflow: one database per results folder, one run per GPU x family x variant, the best variant tagged `champion`.
 
-The database and its experiments are made by one rule before any fit starts: several processes that create a fresh
-database at once crash (MLflow 3). MLflow is imported inside the functions because that costs seconds.
+Whoever logs first makes the database and its experiments, one process at a time: several that create a fresh database at
+once crash (MLflow 3). MLflow is imported inside the functions because that costs seconds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import json
 import math
 import os
 import sys
@@ -19,7 +18,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from pipeline.errors import InputError
-from pipeline.schemas import atomic_path
 
 KERNEL_MODELS, OVERHEADS = "kernel models", "overheads"
 EXPERIMENTS = {
@@ -50,31 +48,6 @@ def _alone(function: Callable[Concatenate[str | Path, P], T]) -> Callable[Concat
 
 
 @_alone
-def initialise(folder: str | Path) -> Path:
-    """Create the tracking database and its experiments under a folder; safe to repeat.
-
-    Returns:
-        Path of the JSON file that names the tracking URI and the experiments.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    client = _client(folder)
-    for name in EXPERIMENTS:
-        if client.get_experiment_by_name(name) is None:
-            client.create_experiment(
-                name, artifact_location=(folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
-            )
-    facts = {name: client.get_experiment_by_name(name).experiment_id for name in EXPERIMENTS}
-    for name, number in facts.items():
-        client.set_experiment_tag(number, "mlflow.experimentKind", "custom_model_development")
-        if _NOTE not in client.get_experiment(number).tags:
-            client.set_experiment_tag(number, _NOTE, EXPERIMENTS[name])
-    with atomic_path(folder / "experiments.json") as part:
-        part.write_text(json.dumps({"database": "mlflow.db", "experiments": facts}, indent=1) + "\n")
-    return folder / "experiments.json"
-
-
-@_alone
 def log_run(
     folder: str | Path,
     experiment: str,
@@ -89,24 +62,20 @@ def log_run(
     """Log one finished run and mark earlier runs of the same name as superseded; returns its id.
 
     Args:
-        folder: the folder given to `initialise`.
+        folder: the tracking folder (`Artifacts.tracking`); made where there is none.
         artifacts: folder inside the run -> file or folder to copy there.
         figures: file name inside the run -> matplotlib figure.
     """
     import mlflow
 
     client = _client(Path(folder))
-    owner = client.get_experiment_by_name(experiment)
-    if owner is None:
-        raise InputError(
-            f"{folder}: no MLflow experiment {experiment!r}; delete {folder}/experiments.json and run again"
-        )
+    owner = _experiment(client, Path(folder), experiment)
     mlflow.set_tracking_uri(_uri(Path(folder)))
-    earlier = client.search_runs([owner.experiment_id], f"attributes.run_name = '{name}' and tags.current = 'yes'")
+    earlier = client.search_runs([owner], f"attributes.run_name = '{name}' and tags.current = 'yes'")
     for run in earlier:
         client.set_tag(run.info.run_id, "current", "no")
         client.delete_run(run.info.run_id)
-    with mlflow.start_run(experiment_id=owner.experiment_id, run_name=name, tags={**tags, "current": "yes"}) as run:
+    with mlflow.start_run(experiment_id=owner, run_name=name, tags={**tags, "current": "yes"}) as run:
         mlflow.log_params({key: str(value)[:480] for key, value in params.items()})
         mlflow.log_metrics(
             {key: float(value) for key, value in metrics.items() if value is not None and value == value}
@@ -123,7 +92,7 @@ def log_run(
 def describe_kernel_models(folder: str | Path) -> None:
     """Write links above the kernel models' runs: each shows the variants of a family on a GPU, least GMAE first."""
     client = _client(Path(folder))
-    owner = client.get_experiment_by_name(KERNEL_MODELS).experiment_id
+    owner = _experiment(client, Path(folder), KERNEL_MODELS)
     families: dict[str, set[str]] = {}
     for run in client.search_runs([owner], "tags.current = 'yes'", max_results=50_000):
         if {"gpu", "family"} <= run.data.tags.keys():
@@ -190,7 +159,7 @@ def serve(port: int, folder: str | Path) -> None:
             f"{folder}/mlflow.db: no such file; run the pipeline first (make run), or name its folder with --results"
         )
     os.environ.update(_ENVIRONMENT)
-    owner = json.loads((folder / "experiments.json").read_text(encoding="utf-8"))["experiments"][KERNEL_MODELS]
+    owner = _experiment(_client(folder), folder, KERNEL_MODELS)
     print(
         f"MLflow UI (stop with Ctrl-C); kernel models: http://127.0.0.1:{port}/#/experiments/{owner}/runs", flush=True
     )
@@ -210,6 +179,18 @@ def _check_port(port: int) -> None:
     except (OverflowError, OSError) as error:
         reason = getattr(error, "strerror", None) or "ports go from 1 to 65535"
         raise InputError(f"--port {port}: {reason}; give another one, such as --port 5001") from None
+
+
+def _experiment(client: Any, folder: Path, name: str) -> str:
+    """Id of an experiment of `EXPERIMENTS`, which is made where the database has none of that name."""
+    if (known := client.get_experiment_by_name(name)) is not None:
+        return str(known.experiment_id)
+    made = client.create_experiment(
+        name, artifact_location=(folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
+    )
+    client.set_experiment_tag(made, "mlflow.experimentKind", "custom_model_development")
+    client.set_experiment_tag(made, _NOTE, EXPERIMENTS[name])
+    return str(made)
 
 
 def _uri(folder: Path) -> str:

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 from pipeline.kernels import fit as fitting
 from pipeline.report.kernel_runs import fit_and_track
-from pipeline.report.tracking import KERNEL_MODELS, initialise
+from pipeline.report.tracking import KERNEL_MODELS
 
 ERRORS = {"auto": 0.02, "trees": 0.03, "roofline": 0.4}
 
@@ -29,7 +29,6 @@ def samples(gpu: str, rows: int) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("fits")
-    initialise(place / "mlflow")
     return place
 
 

@@ -18,7 +18,6 @@ from pipeline.report.tracking import (
     KERNEL_MODELS,
     choose_champion,
     describe_kernel_models,
-    initialise,
     log_run,
     register_model,
     variants_address,
@@ -29,7 +28,6 @@ from pipeline.report.tracking import (
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tmp_path = tmp_path_factory.mktemp("ui")
     folder = tmp_path / "mlflow"
-    initialise(folder)
     model = tmp_path / "model"
     model.mkdir()
     (model / "family.json").write_text("{}")

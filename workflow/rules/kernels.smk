@@ -2,16 +2,6 @@
 # here takes no part: its models come from the shipped pack, or from other GPUs by transfer.
 
 KERNELS = FLOW.artifacts.kernels("{gpu}")
-TRACKING = f"{FLOW.artifacts.root}/mlflow/experiments.json"
-
-
-rule tracking_database:
-    output:
-        experiments=TRACKING,
-    message:
-        "MLflow database"
-    script:
-        "../scripts/tracking_database.py"
 
 
 rule public_samples:
@@ -76,7 +66,6 @@ rule local_samples:
 rule fit_kernels:
     input:
         samples=FLOW.samples("{gpu}", Source.PUBLIC),
-        tracking=ancient(TRACKING),
     output:
         models=[directory(path) for path in FLOW.models("{gpu}", "{kernels}", Source.PUBLIC)],
     log:
@@ -89,6 +78,7 @@ rule fit_kernels:
     params:
         settings=FLOW.kernel_settings,
         gpu=FLOW.card,
+        tracking=FLOW.artifacts.tracking,
         code=FLOW.code("kernels", "hardware", "report/tracking.py"),
     message:
         "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow: takes minutes (docs/kernels.md)"
@@ -99,7 +89,6 @@ rule fit_kernels:
 use rule fit_kernels as fit_measured_kernels with:
     input:
         samples=FLOW.samples("{gpu}", Source.LOCAL),
-        tracking=ancient(TRACKING),
     output:
         models=[directory(path) for path in FLOW.models("{gpu}", "{kernels}", Source.LOCAL)],
     wildcard_constraints:

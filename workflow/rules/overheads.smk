@@ -59,7 +59,6 @@ rule local_overheads:
 rule overhead_statistics:
     input:
         samples=FLOW.overhead_samples,
-        tracking=ancient(TRACKING),
     output:
         overheads=OVERHEADS,
     log:
@@ -68,6 +67,7 @@ rule overhead_statistics:
         overheads=r"overheads(-[A-Za-z0-9_\-]+)?",
     params:
         settings=FLOW.overhead_settings,
+        tracking=FLOW.artifacts.tracking,
         code=FLOW.code("overheads", "schemas.py", "report/tracking.py"),
     message:
         "Overhead statistics for {wildcards.gpu} ({wildcards.overheads})"

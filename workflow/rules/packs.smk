@@ -46,7 +46,6 @@ rule half_samples:
 use rule fit_kernels as fit_half with:
     input:
         samples=[f"{HALF}/gemm/samples.parquet"],
-        tracking=ancient(TRACKING),
     output:
         models=[directory(f"{HALF}/gemm/{{kernels}}")],
     log:

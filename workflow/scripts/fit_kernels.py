@@ -16,6 +16,6 @@ if __name__ == "__main__":  # worker processes of the fit import this file again
             snakemake.wildcards.gpu,
             snakemake.params.settings,
             [Path(path) for path in snakemake.output.models],
-            Path(snakemake.input.tracking).parent,
+            Path(snakemake.params.tracking),
             snakemake.threads,
         )

@@ -13,4 +13,4 @@ with job(snakemake):
     observations = read_table(snakemake.input.samples, "overhead_samples")
     statistics = overhead_statistics(observations, gpu, settings)
     write_table(statistics, snakemake.output.overheads, "overheads", provenance(snakemake))
-    track_overheads(observations, statistics, gpu, settings, Path(snakemake.input.tracking).parent)
+    track_overheads(observations, statistics, gpu, settings, Path(snakemake.params.tracking))
