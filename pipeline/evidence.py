@@ -23,7 +23,7 @@ PUBLIC_KERNEL_GPUS = ("V100", "P100", "P4", "T4", "A100-PCIE-40GB")
 """GPUs of the public kernel latencies."""
 
 PUBLIC_OVERHEAD_GPUS = ("V100", "A100-PCIE-40GB")
-"""GPUs with a pack for which public training traces show a host of theirs (`pipeline/overheads/public.py`)."""
+"""GPUs with a pack for which public training traces show a host of theirs (`pipeline/overheads/traces.py`)."""
 
 
 OVERHEAD_DONOR = "V100"

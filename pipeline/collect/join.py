@@ -54,7 +54,7 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
         )
     if out.exists() and any(out.iterdir()):
         raise InputError(f"--out {out}: holds files already; name a new folder")
-    traces = {_place(member): member for folder in folders for member in read_traces(folder)}
+    traces = {member.workload: member for folder in folders for member in read_traces(folder)}
     device = {**manifests[-1]["device"], "gpu": names[0]}
     target = CampaignFolder(out, device)
     for table, read, name in ((SAMPLES, read_samples, "samples"), (STEP_TIMES, read_step_times, "step_times")):
@@ -68,7 +68,7 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
     order = sorted(
         traces.values(), key=lambda member: "dtype-" in member.variant
     )  # by those in fp32, accuracy is judged
-    left_out = [_place(member) for member in order if not _archived(target, member)]
+    left_out = [member.workload for member in order if not _archived(target, member)]
     # the manifest last: without it the folder is no campaign's
     write_manifest(
         {
@@ -108,15 +108,11 @@ def _together(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return joined.where(joined.notna(), None)
 
 
-def _place(member: TraceMember) -> str:
-    return f"{member.model}/{member.variant}/b{member.batch_size}"
-
-
 def _archived(target: CampaignFolder, member: TraceMember) -> bool:
     """Put a step's traces into the archives; False where these are full."""
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         files = [path for path in member.extract(Path(scratch)) if path is not None]
-        return target.archive({f"{_place(member)}/{path.name}": _compressed(path) for path in files}) is not None
+        return target.archive({f"{member.workload}/{path.name}": _compressed(path) for path in files}) is not None
 
 
 def _compressed(path: Path) -> bytes:

@@ -36,6 +36,11 @@ class TraceMember:
     kineto: str
     execution_trace: str | None
 
+    @property
+    def workload(self) -> str:
+        """`model/variant/b<batch>`, as grid points name theirs."""
+        return f"{self.model}/{self.variant}/b{self.batch_size}"
+
     def extract(self, folder: Path) -> tuple[Path, Path | None]:
         """Write the traces to a folder; returns the paths of `kineto.json.gz` and `execution_trace.json.gz`.
 

@@ -17,18 +17,15 @@ Observations are per occurrence and keep their iteration, so that any statistics
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.errors import TraceError
 from pipeline.overheads.names import ANY, full_signature, switch_signature
 from pipeline.trace.activity import Activity, activity
-from pipeline.trace.load import Trace, load_trace
+from pipeline.trace.load import Trace
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -110,32 +107,6 @@ def extract_overheads(
     filled = [part for part in parts if len(part)]
     frame = pd.concat(filled, ignore_index=True) if filled else parts[0]
     return frame.assign(workload=workload)[COLUMNS]
-
-
-def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
-    """Observations of several workloads' traces as one table, from the iterations that are settled.
-
-    One-time calls (memory from the driver, code that is loaded) are cut out, as a replay does: no step after warm-up pays
-    them, and a single one among few iterations would rule its op's mean.
-
-    Args:
-        traces: (workload, trace file) pairs; each file is read before the next pair is asked for.
-
-    Raises:
-        TraceError: a trace is missing or damaged, or there is none.
-    """
-    from pipeline.overheads.one_time import one_time_calls, without
-
-    parts = []
-    for workload, path in traces:
-        trace = load_trace(path)
-        act = activity(trace)
-        events = one_time_calls(act, trace.settled)
-        act = activity(without(trace, events)) if len(events) else act
-        parts.append(extract_overheads(act, workload, trace.settled))
-    if not parts:
-        raise TraceError("no traces to learn overheads from")
-    return pd.concat(parts, ignore_index=True)
 
 
 def _rows(kind: str, op: Texts, value_ns: Ints, iteration: Ints, signature: Texts, api: Texts | None) -> pd.DataFrame:
@@ -254,10 +225,7 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
 def previous_end(act: Activity) -> Ints:
     """End of the call ahead of each call on its stream, ns; far in the past for the first."""
     order = np.lexsort((act.call_start, act.call_stream))
-    ends = np.maximum.accumulate(act.call_end[order]) if len(order) else act.call_end
-    stream = act.call_stream[order]
+    stream, end = act.call_stream[order], act.call_end[order]
     out = np.full(len(order), -(2**62), np.int64)
-    same = np.concatenate([[False], stream[1:] == stream[:-1]]) if len(order) else np.empty(0, bool)
-    ahead = np.concatenate([[0], act.call_end[order][:-1]]) if len(order) else ends
-    out[order] = np.where(same, ahead, -(2**62))
+    out[order[1:]] = np.where(stream[1:] == stream[:-1], end[:-1], -(2**62))
     return out

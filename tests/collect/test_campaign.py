@@ -89,7 +89,7 @@ def test_a_trace_of_the_campaign_is_read_by_the_trace_room(measured: Path, tmp_p
 
 
 def test_traces_of_the_campaign_give_overheads_by_workload(measured: Path) -> None:
-    from pipeline.overheads.campaign import extract_campaign
+    from pipeline.overheads.traces import extract_campaign
 
     observations = extract_campaign(measured)
     assert {"dlrm_default/embedding-joint_sparse/b16", "dlrm_ddp/embedding-joint_sparse/b16"} <= set(

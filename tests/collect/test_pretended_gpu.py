@@ -92,7 +92,7 @@ def test_steps_are_timed_by_events_beside_the_host_with_the_gpus_state(measured:
 
 
 def test_traces_give_overheads_of_every_type(measured: Path, tmp_path: Path) -> None:
-    from pipeline.overheads.campaign import extract_campaign
+    from pipeline.overheads.traces import extract_campaign
     from pipeline.trace.load import load_trace
 
     members = list(reader.read_traces(measured))

@@ -15,9 +15,9 @@ from pipeline.errors import UnknownNameError
 from pipeline.overheads.extract import extract_overheads
 from pipeline.overheads.model import GLOBAL, OP, SIGNATURE, OverheadModel
 from pipeline.overheads.names import normalised
-from pipeline.overheads.public import extract_public
 from pipeline.overheads.share import calibrate, coverage, merged
 from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, group_statistics, summarise
+from pipeline.overheads.traces import extract_public
 from pipeline.schemas import to_arrow
 from pipeline.trace.load import load_trace
 

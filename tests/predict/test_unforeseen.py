@@ -10,8 +10,9 @@ import pytest
 from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import InputError
-from pipeline.overheads.extract import extract_overheads, extract_traces
+from pipeline.overheads.extract import extract_overheads
 from pipeline.overheads.one_time import KEPT_NS, one_time_calls, without
+from pipeline.overheads.traces import extract_traces
 from pipeline.predict.replay import replay
 from pipeline.predict.source import Source
 from pipeline.trace.activity import activity
