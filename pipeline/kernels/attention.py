@@ -22,7 +22,7 @@ from pipeline.kernels.embedding import attributes_of
 from pipeline.kernels.half import DTYPES
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.intervals import Quantiles
-from pipeline.kernels.prediction import ESTIMATE_COLUMNS, Estimate, KernelModel, merge
+from pipeline.kernels.prediction import Estimate, KernelModel, merge
 from pipeline.kernels.work import Array, Dims, is_one_of
 
 FAMILY = "attention"
@@ -240,14 +240,9 @@ class AttentionModel(KernelModel):
         for rows, spread in (
             (shape.backward, BACKWARD_SPREAD), (~found.inside, OUTSIDE_SPREAD), (masked, MASKED_SPREAD)
         ):  # fmt: skip
-            found = merge(found, _rows(found.widen(spread), rows), rows)
+            found = merge(found, found.widen(spread).rows(rows), rows)
         return found
 
     def _inside(self, shape: Shape) -> npt.NDArray[np.bool_]:
         low, high = self.fitted.widths
         return np.asarray((shape.width >= low) & (shape.width <= high) & (shape.causal | self.fitted.open))
-
-
-def _rows(estimate: Estimate, rows: npt.NDArray[np.bool_]) -> Estimate:
-    """Some rows of an estimate."""
-    return Estimate(*(getattr(estimate, name)[rows] for name in ESTIMATE_COLUMNS))

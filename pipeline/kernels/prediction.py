@@ -37,6 +37,10 @@ class Estimate:
         ends = np.maximum(rest + low, np.minimum(floor, latency)), np.maximum(rest + high, latency)
         return cls(latency, kernel, low, high, np.ones(len(kernel), dtype=bool), *ends)
 
+    def rows(self, kept: npt.NDArray[np.bool_]) -> Estimate:
+        """The rows of a mask of shape (rows,)."""
+        return Estimate(*(getattr(self, name)[kept] for name in ESTIMATE_COLUMNS))
+
     def scale(self, factor: Array | float, spread: Array | float = 1.0) -> Estimate:
         """Kernel times times `factor`; the interval's half-widths (in log) grow by `spread`. The offset stays."""
         kernel = self.kernel * factor

@@ -23,7 +23,7 @@ from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.half import with_half
 from pipeline.kernels.heuristics import PHYSICS_SPREAD, Physics
-from pipeline.kernels.prediction import ESTIMATE_COLUMNS, Estimate, Floor, KernelModel, merge
+from pipeline.kernels.prediction import Estimate, Floor, KernelModel, merge
 from pipeline.kernels.recurrent import recurrent_us
 from pipeline.kernels.store import find_families, read_description
 from pipeline.kernels.transferred import transferred_models
@@ -98,7 +98,7 @@ class KernelPredictor:
             if derived is not None:
                 usable = np.isfinite(derived.kernel)
                 at = np.flatnonzero(~native)[usable]
-                formula = merge(formula, _take(derived, usable), at)
+                formula = merge(formula, derived.rows(usable), at)
                 evidence[at] = origin[usable]
         return formula, evidence
 
@@ -119,10 +119,6 @@ class KernelPredictor:
     def physics_evidence(self, name: str) -> str:
         """Movement over a fitted bandwidth curve rests on samples of that GPU; all else on the spec file."""
         return self.physics.evidence if FAMILIES[name].law is Law.MOVEMENT else "roofline"
-
-
-def _take(estimate: Estimate, mask: Any) -> Estimate:
-    return Estimate(*(np.asarray(getattr(estimate, name))[mask] for name in ESTIMATE_COLUMNS))
 
 
 def load_predictor(
