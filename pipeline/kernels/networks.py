@@ -2,22 +2,25 @@
 
 One network is a stack of layers of equal width with SiLU activations; `residual` adds each hidden layer's input to its
 output. Inputs are standardised and clipped; the output is standardised log time, or one score for each of several
-choices. Beside each input, the first layer may
-take a few units made of its sines and cosines, whose frequencies are learned (Gorishniy et al., "On Embeddings for
-Numerical Features in Tabular Deep Learning", NeurIPS 2022, "PLR"): times that jump where another kernel, tile or wave
-begins are hard for smooth layers alone.
+choices. Beside each input, the first layer may take a few units made of its sines and cosines, whose frequencies are
+learned (Gorishniy et al., "On Embeddings for Numerical Features in Tabular Deep Learning", NeurIPS 2022, "PLR"): times that
+jump where another kernel, tile or wave begins are hard for smooth layers alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackError
 from pipeline.kernels.work import Array
+
+if TYPE_CHECKING:
+    import torch
 
 Float32 = npt.NDArray[np.float32]
 
@@ -241,7 +244,7 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
         at += batch
         value = _loss(_forward(_extend(x[rows], embedding), parameters, recipe.residual), y[rows], recipe.loss)
         optimiser.zero_grad()
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
     arrays = [parameter.detach().numpy().copy() for parameter in parameters]
@@ -250,7 +253,7 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
     return Network(mean, scale, target_mean, target_scale, weights, biases, recipe.residual, periodic)
 
 
-def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generator) -> list[torch.Tensor]:  # type: ignore[name-defined]  # noqa: F821
+def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generator) -> list[torch.Tensor]:
     """What `Periodic` holds, untrained."""
     import torch
 
@@ -260,7 +263,7 @@ def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generato
     return [frequency, weight, torch.zeros(columns, recipe.units)]
 
 
-def _extend(x: torch.Tensor, embedding: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
+def _extend(x: torch.Tensor, embedding: list[torch.Tensor]) -> torch.Tensor:
     """`Periodic.extend`, in torch."""
     import torch
 
@@ -274,7 +277,7 @@ def _extend(x: torch.Tensor, embedding: list[torch.Tensor]) -> torch.Tensor:  # 
     return torch.cat([columns, units.flatten(0, 1)]).T
 
 
-def _loss(found: torch.Tensor, wanted: torch.Tensor, loss: str) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
+def _loss(found: torch.Tensor, wanted: torch.Tensor, loss: str) -> torch.Tensor:
     import torch
 
     if loss == "odds":
@@ -283,7 +286,7 @@ def _loss(found: torch.Tensor, wanted: torch.Tensor, loss: str) -> torch.Tensor:
     return error.abs().mean() if loss == "l1" else (error * error).mean()
 
 
-def _forward(x: torch.Tensor, parameters: list[torch.Tensor], residual: bool) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
+def _forward(x: torch.Tensor, parameters: list[torch.Tensor], residual: bool) -> torch.Tensor:
     import torch
 
     silu = torch.nn.functional.silu
