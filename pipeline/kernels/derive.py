@@ -89,9 +89,10 @@ def _on_fp32_cores(
             alike = alike.assign(in_channels=calls["out_channels"], out_channels=calls["in_channels"])
         sampled = forward.native(alike)
         if sampled.any():
-            estimate = forward.predict(alike)
-            blank = estimate.scale(np.where(sampled, 1.0, np.nan))
-            found = blank if found is None else merge(found, forward.predict(alike[sampled]), sampled)
+            if found is None:
+                found = forward.predict(alike).scale(np.where(sampled, 1.0, np.nan))
+            else:
+                found = merge(found, forward.predict(alike[sampled]), sampled)
             evidence = forward.evidence
     if found is None:
         return None, ""
