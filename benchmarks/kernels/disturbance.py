@@ -53,7 +53,7 @@ def main() -> None:
         own = clean_samples(samples[samples["family"] == FAMILY].reset_index(drop=True), FAMILY)
         physics = Physics.of(gpu)
         if memory is not None:
-            physics = physics.calibrate({"memory": memory.to_json()}, "fitted")
+            physics = physics.calibrate(memory, "fitted")
         scope = Scope.of(
             FAMILY, own, ("B", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
         )

@@ -211,7 +211,7 @@ def embedding_forward(d: Dims) -> Work:
 
 
 def embedding_backward(d: Dims) -> Work:
-    """Plain traffic of a backward: by op, as `embedding_time.backward_us` refines with L2.
+    """Plain traffic of a backward: by op; `lookups.lookup_us` refines it with L2.
 
     `fused_sgd` reads and writes each looked-up row and reads the output gradient once; `sparse` writes one gradient
     row per lookup; `dense` scatters into a gradient of the whole table (clearing it is a memset call of its own).

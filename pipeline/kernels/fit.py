@@ -195,7 +195,7 @@ class _Fitter:
         self.notes: dict[str, Any] = {}
         physics = Physics.of(gpu)
         if memory is not None:
-            physics = physics.calibrate({"memory": memory.to_json()}, "fitted")
+            physics = physics.calibrate(memory, "fitted")
         measured, self.timed = floors.kernel_times(train)
         floor = floors.estimate_floor(train, physics, offset_us)
         self.measured = measured

@@ -86,7 +86,7 @@ class FittedModel(KernelModel):
     @property
     def physics(self) -> Physics:
         """Formulas with this model's bandwidth curve."""
-        return Physics.of(self.gpu).calibrate({"memory": self.memory.to_json()}, self.evidence)
+        return Physics.of(self.gpu).calibrate(self.memory, self.evidence)
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that the samples' scope covers."""

@@ -1,15 +1,12 @@
 """Kernel times from physics: roofline with waves, bandwidth curves, embedding traffic, links and collectives.
 
-These are the variants `roofline`, `curve`, `plain` and `enhanced` of the registry, the fallback for every family that
-has no fitted model, and the prior for kernels that are too short for the samples to show (DESIGN section 2). Times are
-kernel times: no launch, no latency floor.
+They are the fallback for every family that has no fitted model, and the prior for kernels that are too short for the
+samples to show (DESIGN section 2). Times are kernel times: no launch, no latency floor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -78,9 +75,9 @@ traces (docs/kernels.md), where about 80 % fall inside."""
 
 @dataclass(frozen=True)
 class Physics:
-    """The figures of one GPU that the formulas need; `calibrated` ones were fitted on samples of that GPU.
+    """The figures of one GPU that the formulas need: from its spec file, or with a bandwidth curve fitted on its samples.
 
-    `memory` moves bytes to and from DRAM, `link` over PCIe. `throughput_share` scales the peak throughput by family.
+    `memory` moves bytes to and from DRAM, `link` over PCIe; `evidence` says what times over `memory` rest on.
     """
 
     gpu: GpuSpec
@@ -104,10 +101,9 @@ class Physics:
         link = BandwidthCurve.flat(max(gpu.pcie_gb_per_s, 1.0), LINK_START_US["pinned"])
         return cls(gpu, memory, link, gpu.peak_l2_gb_per_s())
 
-    def calibrate(self, values: Mapping[str, Any], evidence: str) -> Physics:
-        """Replace curves by fitted ones: keys `memory`, `link` as `BandwidthCurve.to_json` gives them."""
-        curves = {key: BandwidthCurve.from_json(values[key]) for key in ("memory", "link") if key in values}
-        return replace(self, **curves, evidence=evidence)  # type: ignore[arg-type]
+    def calibrate(self, memory: BandwidthCurve, evidence: str) -> Physics:
+        """With a bandwidth curve of device memory that was fitted, and what it rests on."""
+        return replace(self, memory=memory, evidence=evidence)
 
     def kernel_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Kernel time of calls of one family, us, shape (rows,); NaN where neither dims nor bytes are known."""

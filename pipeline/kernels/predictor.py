@@ -17,6 +17,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.attention_pack import with_attention
+from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.collectives import collective_model
 from pipeline.kernels.derive import derive
 from pipeline.kernels.families import FAMILIES, Law
@@ -140,7 +141,8 @@ def load_predictor(
     for name, folder in find_families(model_dirs, variant).items():
         description = read_description(folder)
         if "physics" in description:
-            physics = physics.calibrate(description["physics"], str(description["evidence"]))
+            curve = BandwidthCurve.from_json(description["physics"]["memory"])
+            physics = physics.calibrate(curve, str(description["evidence"]))
             if "floor" in description:
                 floor = Floor(**description["floor"])
         if "variant" in description and description["variant"] != "curve":
