@@ -13,19 +13,8 @@ import numpy as np
 
 from pipeline.kernels.choice import ChosenKernel, Labels, Menu, Observed
 from pipeline.kernels.choice_teachers import train_teacher
-from pipeline.kernels.learned import (
-    FREQUENCIES,
-    LABEL_REPEATS,
-    Lesson,
-    Outcome,
-    Problem,
-    Shares,
-    Teachers,
-    distil,
-    member_recipe,
-    student_recipe,
-    synthetic_calls,
-)
+from pipeline.kernels.distil import LABEL_REPEATS, Lesson, Shares, Teachers, distil, student_recipe, synthetic_calls
+from pipeline.kernels.learned import FREQUENCIES, Outcome, Problem, member_recipe
 from pipeline.kernels.networks import Float32, Network, Recipe, train_network
 from pipeline.kernels.samples import assign_folds
 from pipeline.kernels.trees import Trees, train_trees
@@ -41,7 +30,7 @@ much as plain ones, but elsewhere (two splits by shape, with trees in the mean: 
 1.83, eight of each 1.86); on A100, P4 and T4, told the kernel, by 6 to 11 % more than plain ones (one development split)."""
 
 SYNTHETIC_ROWS = 30_000
-"""Sizes at which teachers are asked, more than in `learned`: kernels change from one size to the next, and with 20,000 products
+"""Sizes at which teachers are asked, more than in `distil`: kernels change from one size to the next, and with 20,000 products
 err more on unseen shapes, though the teachers do not (one development split: V100 1.83 and 1.97 %, A100 1.80 and 1.84)."""
 
 CHOOSER = Recipe(

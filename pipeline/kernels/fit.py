@@ -15,7 +15,7 @@ import pandas as pd
 
 from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels import choice, choice_fit, drift, features, floors, learned
+from pipeline.kernels import choice, choice_fit, distil, drift, features, floors, learned
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.evaluate import gmae, metrics
 from pipeline.kernels.families import family
@@ -275,7 +275,7 @@ class _Fitter:
 
     def _observed(self) -> choice.Observed | None:
         """Which kernels ran, where the samples say so."""
-        if self.name not in ("gemm", "bmm") or len(self.train) < learned.FEWEST_FOR_NETWORKS:
+        if self.name not in ("gemm", "bmm") or len(self.train) < distil.FEWEST_FOR_NETWORKS:
             return None
         inputs, columns = features.derived_features(self.name, self.clamped, self.gpu, self.base.scope.ops)
         return choice.observe(self.train, inputs, columns, self.gpu.sms)
@@ -305,7 +305,7 @@ class _Fitter:
         elif observed is not None:
             outcome = choice_fit.fit_choice(problem, observed, self.seed)
         else:
-            outcome = learned.fit_average(problem, self.seed)
+            outcome = distil.fit_average(problem, self.seed)
         return outcome, base
 
     def _height(self, calls: pd.DataFrame) -> Array:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, PackError
-from pipeline.kernels import choice, choice_fit, choice_teachers, fit, learned, trees
+from pipeline.kernels import choice, choice_fit, choice_teachers, distil, fit, learned, trees
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit import fit_family
 from pipeline.kernels.fitted import FittedModel
@@ -100,8 +100,8 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
     for module, name, value in (
         (choice_teachers, "STEPS", 300), (choice_fit, "FOLDS", 4), (choice_fit, "SYNTHETIC_ROWS", 2000),
         (choice_fit, "CHOOSER", replace(choice_fit.CHOOSER, steps=400)), (trees, "JUDGES_ROUNDS", 30),
-        (learned, "STEPS", (300, 300)), (learned, "STUDENT_STEPS", 600),
-        (learned, "FEW_STUDENT_STEPS", 600), (learned, "FEW_STEPS", 200),
+        (learned, "STEPS", (300, 300)), (distil, "STUDENT_STEPS", 600),
+        (distil, "FEW_STUDENT_STEPS", 600), (learned, "FEW_STEPS", 200),
         (fit, "MOST_FOR_PROCESS", 100),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
-from pipeline.kernels import drift, learned, trees
+from pipeline.kernels import distil, drift, learned, trees
 from pipeline.kernels.commands import fit_command, predict_command
 from pipeline.kernels.evaluate import gmae, metrics
 from pipeline.kernels.families import Law
@@ -26,9 +26,9 @@ def quick(monkeypatch):
     monkeypatch.setattr(learned, "FEW_STEPS", 120)
     monkeypatch.setattr(learned, "WIDTHS", {})
     monkeypatch.setattr(learned, "FEW_WIDTH", (48, 3))
-    monkeypatch.setattr(learned, "STUDENT_STEPS", 200)
-    monkeypatch.setattr(learned, "FEW_STUDENT_STEPS", 200)
-    monkeypatch.setattr(learned, "SYNTHETIC_ROWS", 500)
+    monkeypatch.setattr(distil, "STUDENT_STEPS", 200)
+    monkeypatch.setattr(distil, "FEW_STUDENT_STEPS", 200)
+    monkeypatch.setattr(distil, "SYNTHETIC_ROWS", 500)
     monkeypatch.setattr(trees, "ROUNDS", 120)
 
 
@@ -168,7 +168,7 @@ def test_kernels_under_the_floor_stay_below_the_latency_and_grow_with_size(sampl
 
 
 def test_trees_and_networks_mix_apart_at_the_floor():
-    shares = learned.Shares(floor=1.0, above=0.25)
+    shares = distil.Shares(floor=1.0, above=0.25)
     mixed = shares.mix(np.array([True, False]), np.array([1.0, 1.0]), np.array([3.0, 3.0]))
     np.testing.assert_allclose(mixed, [1.0, 2.5])
 
