@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, PackError
-from pipeline.kernels import choice, choice_fit, choice_teachers, distil, fit, learned, trees
+from pipeline.kernels import choice, choice_fit, choice_teachers, distil, fitter, learned, trees
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit import fit_family
 from pipeline.kernels.fitted import FittedModel
@@ -102,7 +102,7 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
         (choice_fit, "CHOOSER", replace(choice_fit.CHOOSER, steps=400)), (trees, "JUDGES_ROUNDS", 30),
         (learned, "STEPS", (300, 300)), (distil, "STUDENT_STEPS", 600),
         (distil, "FEW_STUDENT_STEPS", 600), (learned, "FEW_STEPS", 200),
-        (fit, "MOST_FOR_PROCESS", 100),
+        (fitter, "MOST_FOR_PROCESS", 100),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     fitted = fit_family(switching, v100, "gemm", test_share=0.2, seed=1)

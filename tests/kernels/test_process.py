@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, PackError
-from pipeline.kernels import fit, process
+from pipeline.kernels import fit, fitter, process
 from pipeline.kernels.evaluate import gmae
 from pipeline.kernels.fit import fit_family, fit_gpu
 from pipeline.kernels.fitted import FittedModel
@@ -92,7 +92,7 @@ def test_a_damaged_process_is_refused(wave, damage):
 
 def test_auto_takes_processes_for_few_samples_and_networks_for_many(curved, v100, monkeypatch):
     assert fit_family(curved.head(60), v100, "gemm").model.variant == "process"
-    monkeypatch.setattr(fit, "MOST_FOR_PROCESS", 59)
+    monkeypatch.setattr(fitter, "MOST_FOR_PROCESS", 59)
     assert fit_family(curved.head(60), v100, "gemm").model.variant == "average"
 
 
