@@ -8,6 +8,7 @@ on fake CPU tensors instead; a custom one shows only when it is tried.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import tempfile
 import traceback
@@ -117,26 +118,25 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     """Run a step twice (the first makes gradients and optimizer state) and record the second, or the first if asked."""
     from torch.profiler import ExecutionTraceObserver
 
-    from pipeline.graph.working import WorkingSet
+    from pipeline.graph.memory import WorkingSet, saved_activations
     from pipeline.workloads.own_optimizers import state_bytes, stepping
-    from pipeline.workloads.step import saved_activations
 
     with as_on_cuda(), saved_activations(step) as saved, stepping() as stepped:
         if not step.training:
             with WorkingSet() as working:
                 step.run(0)
-            saved.bytes = max(working.bytes - step.input_bytes, 0)
-        elif not first:
-            step.run(0)
+            activations = max(working.bytes - step.input_bytes, 0)
+        else:
+            if not first:
+                step.run(0)
+            activations = saved.bytes
     made = [each for each in stepped if all(each is not one for one in step.optimizers)]
-    unused = bool(made) and len(made) == len(
-        stepped
-    )  # a step with an optimizer of its own leaves what it is given alone
+    unused = bool(made) and len(made) == len(stepped)  # a step's own optimizer leaves what the step is given alone
     memory = Memory(
         step.parameters_bytes + step.buffers_bytes,
         step.gradient_bytes,
         (0 if unused else step.optimizer_bytes) + state_bytes(made),
-        saved.bytes,
+        activations,
         step.input_bytes,
     )
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder, _quiet():
@@ -174,20 +174,15 @@ def _needs_fake(config: Mapping[str, Any]) -> bool:
     )
 
 
-class _quiet:  # noqa: N801 - reads as a function in `with _quiet()`
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Keeps the observer's notes off the terminal (they go straight to file descriptor 2)."""
-
-    def __enter__(self) -> None:
-        import os
-        import sys
-
-        sys.stderr.flush()
-        self._kept = os.dup(2)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
         with Path(os.devnull).open("w") as null:
             os.dup2(null.fileno(), 2)
-
-    def __exit__(self, *_: object) -> None:
-        import os
-
-        os.dup2(self._kept, 2)
-        os.close(self._kept)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -6,15 +6,12 @@ phases can be told apart in captured and in measured steps alike.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -228,11 +225,6 @@ class Step:
         """One batch on the device."""
         return sum(tensor.nbytes for tensor in self.pool[0])
 
-    def memory_bytes(self) -> int:
-        """All of the above; the activations that capture counts come on top."""
-        parts = (self.parameters_bytes, self.buffers_bytes, self.gradient_bytes, self.optimizer_bytes, self.input_bytes)
-        return sum(parts)
-
     def _sparse_weights(self) -> dict[int, int]:
         """Weights with sparse gradients by id, with the bytes of such a gradient (values and int64 indices)."""
         parts = [
@@ -296,73 +288,3 @@ def is_dry(device: str) -> bool:
 def host_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A host tensor that is never touched, so that it takes no memory."""
     return torch.empty(*shape, dtype=dtype, device="cpu")
-
-
-class Kept:
-    """A tensor as autograd holds it until the backward pass has used it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
-class Saved:
-    """Bytes of the tensors that backward passes still need, at most: the activations that stay in memory.
-
-    Of several backward passes each frees its own, so that a batch in parts needs the room of one part.
-    """
-
-    def __init__(self, ignored: Sequence[Tensor]) -> None:
-        self.bytes, self._now = 0, 0
-        self._ignored = {t.untyped_storage()._cdata for t in ignored}
-        self._users: dict[int, int] = {}
-
-    def add(self, tensor: Tensor) -> Kept:
-        """Count a tensor's storage, once, until nothing keeps it."""
-        kept, storage = Kept(tensor), tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._ignored:
-            return kept
-        if key not in self._users:
-            self._users[key] = 0
-            self._now += size
-            self.bytes = max(self.bytes, self._now)
-        self._users[key] += 1
-        weakref.finalize(kept, self._drop, key, size).atexit = False
-        return kept
-
-    def _drop(self, key: int, size: int) -> None:
-        self._users[key] -= 1
-        if not self._users[key]:
-            del self._users[key]
-            self._now -= size
-
-
-@contextmanager
-def saved_activations(step: Step) -> Iterator[Saved]:
-    """Count what autograd saves while the body runs, what `torch.utils.checkpoint` computes again included."""
-    saved = Saved([*step.parameters(), *step.in_kernel])
-    again: Any = torch.utils.checkpoint._recomputation_hook
-
-    class Counted(again):  # type: ignore[misc]
-        """Its hooks stand before ours; what it keeps is alive together when a part has been computed again."""
-
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            kept: list[Kept] = []
-            keep: Callable[[Tensor], Any] = vars(self)["pack_hook"]
-
-            def count(tensor: Tensor) -> Any:
-                kept.append(saved.add(tensor))
-                return keep(tensor)
-
-            self.kept, self.pack_hook = kept, count
-
-        def __exit__(self, *error: object) -> None:
-            super().__exit__(*error)
-            self.kept.clear()
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(saved.add, lambda kept: kept.tensor),
-        mock.patch.object(torch.utils.checkpoint, "_recomputation_hook", Counted),
-    ):
-        yield saved

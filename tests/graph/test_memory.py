@@ -8,7 +8,7 @@ from torch import nn
 from pipeline.api import largest_batch
 from pipeline.config import point
 from pipeline.graph.capture import capture
-from pipeline.graph.working import WorkingSet
+from pipeline.graph.memory import WorkingSet
 from pipeline.paths import config_dir
 
 
