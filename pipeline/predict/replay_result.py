@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.predict.step import Program
@@ -54,6 +55,10 @@ class ReplayResult:
 
     def mean(self, what: str) -> float:
         """Mean over the evaluated iterations: `measured`, `predicted`, `active_measured`, `active_predicted`, ..."""
+        return float(np.mean(self._each(what)))
+
+    def _each(self, what: str) -> npt.NDArray[np.float64]:
+        """A figure of every evaluated iteration, us, shape (iterations,)."""
         pick: dict[str, Callable[[Replayed], float]] = {
             "measured": lambda r: r.iteration.span_us,
             "predicted": lambda r: r.predicted_us,
@@ -64,7 +69,7 @@ class ReplayResult:
             "train_mean": lambda r: r.train_mean_us,
             "absolute_error": lambda r: abs(r.error),
         }
-        return float(np.mean([pick[what](r) for r in self.replayed]))
+        return np.array([pick[what](r) for r in self.replayed])
 
     def as_dict(self) -> dict[str, Any]:
         """What `steptime replay --json` prints."""
@@ -105,12 +110,8 @@ class ReplayResult:
         }  # fmt: skip
 
     def _baseline_error(self, which: str) -> float:
-        value = {
-            "kernel_sum": [r.iteration.kernel_us.sum() for r in self.replayed],
-            "train_mean": [r.train_mean_us for r in self.replayed],
-        }[which]
-        spans = np.array([r.iteration.span_us for r in self.replayed])
-        return float(np.mean(np.abs(np.array(value) / spans - 1.0)))
+        """Mean absolute error of a baseline, as a fraction."""
+        return float(np.mean(np.abs(self._each(which) / self._each("measured") - 1.0)))
 
     def critical_path(self) -> dict[str, Any]:
         """What the predicted step consists of along its critical path, means over the evaluated iterations.

@@ -14,6 +14,7 @@ from pipeline.overheads.model import OverheadModel
 from pipeline.predict.occupancy import fills_device, uses_multiprocessors
 from pipeline.predict.program import assemble
 from pipeline.predict.step import Items, Kind, Program, StepSequence
+from pipeline.predict.timeline import union_us
 from pipeline.trace.activity import Activity
 from pipeline.trace.fields import API_CATEGORIES, EVENT_SYNC_APIS, RECORD_APIS, Category
 from pipeline.trace.phases import DATA, PHASES
@@ -59,8 +60,6 @@ def iterations(act: Activity) -> list[Iteration]:
     A step begins behind the data loader and with an op: loading and waits outside any op count in the middle of a step
     only, not at its ends (a `torch.cuda.synchronize()` between steps belongs to none).
     """
-    from pipeline.predict.timeline import union_us
-
     out = []
     outside = (act.trace.columns["phase"][act.item] == DATA) | _bare_waits(act)
     call_start, call_end = act.call_start, act.call_end
