@@ -26,6 +26,7 @@ from pipeline.trace.fields import (
     SYNC_APIS,
     Category,
 )
+from pipeline.trace.link import thread_numbers
 from pipeline.trace.load import Trace
 
 Ints = npt.NDArray[np.int64]
@@ -224,10 +225,7 @@ def _roles(trace: Trace, item: Ints) -> Ints:
     """Role of each item's thread: 0 the one with most forward items, 1 the autograd thread, then by first use."""
     if not len(item):
         return np.empty(0, np.int64)
-    pid, tid = trace.columns["pid"][item], trace.columns["tid"][item]
-    _, pid_code = np.unique(pid, return_inverse=True)
-    _, tid_code = np.unique(tid, return_inverse=True)
-    code = np.unique(pid_code * (int(tid_code.max()) + 1) + tid_code, return_inverse=True)[1]
+    code = thread_numbers(trace.columns["pid"][item], trace.columns["tid"][item])
     prefixed = np.array([name.startswith(BACKWARD_PREFIX) for name in trace.vocabulary["name"]], bool)
     backward = prefixed[trace.columns["name"][item]]
     count = int(code.max()) + 1

@@ -68,6 +68,7 @@ class Columns:
         seen: number of elements in the event array, of any kind.
         clamped: number of events with a negative duration, read as 0.
         unlinked: number of ids that do not fit 64 bits, read as absent.
+        ignored: number of begin and end events, which profilers do not write.
     """
 
     path: Path

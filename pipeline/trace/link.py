@@ -42,7 +42,7 @@ def link(trace: Trace) -> None:
     host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
     annotation = trace.is_category(Category.ANNOTATION)
     op = trace.is_category(Category.OP)
-    thread = _threads(columns["pid"][host], columns["tid"][host])
+    thread = thread_numbers(columns["pid"][host], columns["tid"][host])
     rank = np.select([annotation[host], op[host]], [0, 1], 2)
     order = np.lexsort((host, rank, -columns["dur_ns"][host], columns["ts_ns"][host], thread))
     rows = host[order]
@@ -149,8 +149,8 @@ def _label(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
     return plain[trace.columns["name"][rows]] & has_child & is_op
 
 
-def _threads(pid: Ints, tid: Ints) -> Ints:
-    """Small consecutive number of each (process, thread)."""
+def thread_numbers(pid: Ints, tid: Ints) -> Ints:
+    """Small consecutive number of each (process, thread), in the order of their ids, shape (events,)."""
     if not len(pid):
         return np.empty(0, np.int64)
     pid_rank, tid_rank = np.unique(pid, return_inverse=True)[1], np.unique(tid, return_inverse=True)[1]

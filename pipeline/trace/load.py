@@ -42,7 +42,6 @@ class Trace:
     Attributes:
         path: the file.
         device: name of the GPU, `cpu` where nothing ran on a GPU.
-        kind: `kineto`.
         process: the process whose steps count, where several ran operators.
         marker: what marked the iterations; empty where nothing did and the trace is one iteration.
         opens: start of each iteration's window, ns.
@@ -55,14 +54,12 @@ class Trace:
 
     path: Path
     device: str
-    kind: str
     marker: str
     opens: Ints
     closes: Ints
     columns: dict[str, Ints]
     vocabulary: dict[str, npt.NDArray[np.object_]]
     metadata: dict[str, Any]
-    bytes_read: int
     notes: list[str] = field(default_factory=list)
     process: int = 0
 
@@ -148,14 +145,12 @@ def load_trace(path: str | Path) -> Trace:
     trace = Trace(
         path=path,
         device="",
-        kind="kineto",
         marker="",
         opens=np.empty(0, np.int64),
         closes=np.empty(0, np.int64),
         columns=columns,
         vocabulary=vocabulary,
         metadata=scanner.metadata,
-        bytes_read=scanner.bytes_read,
         notes=_notes(raw, scanner, copies),
     )
     link(trace)
