@@ -116,23 +116,23 @@ def _check(path: Path, raw: Sequence[Mapping[str, Any]]) -> None:
         raise TraceError(f"{path}: several nodes have the same id; give one execution trace, of one process")
 
 
-NODE_END = b"\n      },\n"
-"""What PyTorch 2.x writes between two nodes."""
+NODES, NODE_END = b'"nodes": [', b"\n      },\n"
+"""What PyTorch 2.x writes before the first node, and between two."""
 
 
 def _nodes(data: bytes) -> Iterator[dict[str, Any]]:
     """The nodes of a trace, one by one where the file is laid out as PyTorch 2.x does it: that halves the memory."""
-    start = data.find(b'"nodes": [')
+    start = data.find(NODES)
     pieces = data.count(NODE_END)
     if start < 0 or pieces < 1000:
         yield from parse(data)["nodes"]
         return
-    at = start + len(b'"nodes": [')
+    at = start + len(NODES)
     for _ in range(pieces):
         end = data.index(NODE_END, at)
         yield parse(data[at:end] + b"}")
         at = end + len(NODE_END)
-    yield from parse(b'{"nodes": [' + data[at:].rstrip())["nodes"]
+    yield from parse(b"{" + NODES + data[at:].rstrip())["nodes"]
 
 
 def parse(data: bytes) -> Any:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.graph.execution_trace import NODE_END, flatten, parse, read_execution_trace
+from pipeline.graph.execution_trace import NODE_END, NODES, flatten, parse, read_execution_trace
 
-NODES = b'"nodes": ['
 LIST_END = re.compile(rb"\}\s*\],\s*\"finish_ts\"")
 HEAD = re.compile(rb'\s*\{\s*"id": (\d+), "name": "([^"\\]*)", "ctrl_deps": (\d+),')
 RF_ID = rb'\{"name": "rf_id", "type": "uint64", "value": (\d+)\}'

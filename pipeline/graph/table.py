@@ -19,11 +19,10 @@ from typing import Any
 
 import pandas as pd
 
-DTYPE_BYTES = {
-    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
-    "bool": 1, "fp8": 1, "complex64": 8, "complex128": 16,
-}  # fmt: skip
-"""Bytes of one element."""
+from pipeline.kernels.work import ELEMENT_BYTES
+
+DTYPE_BYTES = {**ELEMENT_BYTES, "complex64": 8, "complex128": 16}
+"""Bytes of one element; kernel models know no complex numbers."""
 
 FORWARD_THREAD, BACKWARD_THREAD = 0, 1
 
