@@ -197,13 +197,12 @@ def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
 
     Peaks that a campaign of ours measured stand in where the configuration has none.
     """
-    from pipeline.hardware.altered import catalogue
-    from pipeline.hardware.spec import GpuSpec, load_gpu
+    from pipeline.hardware.altered import composed_gpu
+    from pipeline.hardware.spec import load_gpu
 
     if values["name"] == LOCAL_GPU:
         return load_gpu(LOCAL_GPU)
-    card = catalogue(str(values["name"]))
-    gpu = GpuSpec.from_mapping(values, "gpu", card)
+    gpu, card = composed_gpu(values)
     return _with_measured_peaks(gpu, card or gpu)
 
 

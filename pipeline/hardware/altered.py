@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import UnknownNameError
 from pipeline.hardware.local import LOCAL
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.spec import GpuSpec, check_plausible, load_gpu, read_figures
 
 _CLOCKED = ("sms", "boost_clock_mhz")
 
@@ -77,11 +77,28 @@ def bounds(gpu: GpuSpec, card: GpuSpec) -> tuple[float, float]:
     return (1.0 if less else 0.0), (1.0 if more else np.inf)
 
 
+def composed_gpu(values: Mapping[str, Any]) -> tuple[GpuSpec, GpuSpec | None]:
+    """The GPU that the `gpu` node of a composed configuration describes, and the catalogue's card of that name.
+
+    Figures that hang on altered ones have followed.
+
+    Raises:
+        ConfigError: a key is missing or unknown, a figure is no number or implausible.
+    """
+    gpu, card = read_figures(values, "gpu"), catalogue(str(values["name"]))
+    if card is not None:
+        gpu = following(gpu, card)
+    check_plausible(gpu, "gpu")
+    return gpu, card
+
+
 def is_altered(values: Mapping[str, Any]) -> bool:
     """Whether the `gpu` node of a composed configuration is a what-if that times depend on.
 
     Raises:
         ConfigError: a figure is implausible.
     """
-    card = catalogue(str(values["name"]))
-    return card is not None and bool(differing(GpuSpec.from_mapping(values, "gpu", card), card))
+    if catalogue(str(values["name"])) is None:
+        return False
+    gpu, card = composed_gpu(values)
+    return card is not None and bool(differing(gpu, card))

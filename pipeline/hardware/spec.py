@@ -98,27 +98,17 @@ class GpuSpec:
         return self.measured_l2_gb_per_s or L2_BYTES_PER_SM_CLOCK * self.sms * self.boost_clock_mhz / 1e3
 
     @classmethod
-    def from_mapping(
-        cls, values: Mapping[str, Any], where: str = "GPU specification", card: GpuSpec | None = None
-    ) -> GpuSpec:
-        """Build a spec from the keys of a GPU file (also the `gpu` node of a composed config).
+    def from_mapping(cls, values: Mapping[str, Any], where: str = "GPU specification") -> GpuSpec:
+        """Build a spec from the keys of a GPU file.
 
         Args:
             values: figures by key.
             where: what an error message names.
-            card: the card whose figures `values` alter; figures that hang on altered ones follow (`altered.following`).
 
         Raises:
             ConfigError: a key is missing or unknown, a figure is no number or implausible.
         """
-        try:
-            spec = _from_mapping(values, where)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"{where}: {error}") from None
-        if card is not None:
-            from pipeline.hardware.altered import following
-
-            spec = following(spec, card)
+        spec = read_figures(values, where)
         check_plausible(spec, where)
         return spec
 
@@ -140,7 +130,19 @@ def may_state(key: str) -> bool:
     return key in _REQUIRED + _OPTIONAL
 
 
-def _from_mapping(values: Mapping[str, Any], where: str) -> GpuSpec:
+def read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
+    """The figures of a GPU in this project's units, plausible or not.
+
+    Raises:
+        ConfigError: a key is missing or unknown, or a figure is no number.
+    """
+    try:
+        return _read_figures(values, where)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     missing = [key for key in _REQUIRED if values.get(key) is None]
     unknown = [str(key) for key in values if key not in _REQUIRED + _OPTIONAL]
     if missing or unknown:
