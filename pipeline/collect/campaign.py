@@ -104,14 +104,8 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     from pipeline.collect.head import HEAD
     from pipeline.collect.output import CampaignFolder, check
     from pipeline.collect.preflight import ProfilerError
-    from pipeline.collect.runner import (
-        EXIT_DAMAGED,
-        EXIT_DEVICE_LOST,
-        EXIT_DONE,
-        EXIT_NO_KERNELS,
-        Campaign,
-        DeviceLostError,
-    )
+    from pipeline.collect.runner import Campaign, DeviceLostError
+    from pipeline.collect.supervisor import EXIT_DAMAGED, EXIT_DEVICE_LOST, EXIT_DONE, EXIT_NO_KERNELS
 
     calls = read_calls(args.calls) if args.calls else {}
     device = select_device(args.device)

@@ -122,16 +122,13 @@ class CampaignFolder:
 
     def archive_room(self) -> int:
         """Bytes of traces for which there is room."""
-        names = [self.path / f"traces_{letter}.tar" for letter in "abcdefgh"[:ARCHIVES]]
-        free = sum(FILE_BYTES - (name.stat().st_size if name.exists() else 0) for name in names)
+        free = sum(FILE_BYTES - size for size in self._archives().values())
         return max(min(free, self.room() - FILE_BYTES), 0)
 
     def archive(self, members: Mapping[str, bytes]) -> str | None:
         """Add files to the first trace archive with room for all of them; its name, or None when none has."""
         need = sum(1024 + len(data) for data in members.values()) + 10240  # headers, padding, end of the archive
-        for letter in "abcdefgh"[:ARCHIVES]:
-            target = self.path / f"traces_{letter}.tar"
-            size = target.stat().st_size if target.exists() else 0
+        for target, size in self._archives().items():
             # the samples must still find room, they are worth more than a further trace
             if size + need > FILE_BYTES or need > self.room() - FILE_BYTES:
                 continue
@@ -147,6 +144,11 @@ class CampaignFolder:
                         tar.addfile(info, io.BytesIO(data))
             return target.name
         return None
+
+    def _archives(self) -> dict[Path, int]:
+        """Every trace archive that there may be, with its bytes so far."""
+        paths = [self.path / f"traces_{letter}.tar" for letter in "abcdefgh"[:ARCHIVES]]
+        return {path: path.stat().st_size if path.exists() else 0 for path in paths}
 
     def _open(self, device: Mapping[str, Any]) -> None:
         self.manifest = read_manifest(self.path)

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.collect import standalone
-from pipeline.collect.output import PEAKS, SAMPLES, SCHEMA_VERSION, STEP_TIMES, read_manifest, read_peaks
+from pipeline.collect.output import PEAK_SCHEMA, PEAKS, SAMPLES, SCHEMA_VERSION, STEP_TIMES, read_manifest, read_peaks
 from pipeline.collect.tracing import EXECUTION_TRACE, KINETO
 from pipeline.errors import InputError, TraceError
 from pipeline.paths import CAMPAIGN
@@ -189,13 +189,9 @@ def read_traces(folder: str | Path) -> Iterator[TraceMember]:
 
 
 def read_peaks_of(folder: str | Path) -> pd.DataFrame:
-    """Peaks and host costs of a campaign: `name, size, value, unit, note`; empty where none were measured."""
+    """Peaks and host costs of a campaign: columns of `output.PEAK_SCHEMA`; empty where none were measured."""
     path = Path(folder) / PEAKS
-    return (
-        read_peaks(path)
-        if path.exists()
-        else pd.DataFrame(columns=["unit_name", "name", "size", "value", "unit", "note"])
-    )
+    return read_peaks(path) if path.exists() else pd.DataFrame(columns=PEAK_SCHEMA.names)
 
 
 def measured_peaks(folder: str | Path) -> dict[str, float]:

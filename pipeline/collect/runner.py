@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import answers, out_of_memory, release
 from pipeline.collect.output import CampaignFolder
+from pipeline.collect.supervisor import EXIT_HUNG
 from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ WRITE_RESERVE_S = 4.0
 """Seconds kept for the last writes."""
 GRACE_S, LAST_RESORT_S = 25.0, 5.0
 """A unit that hangs is ended this long after the limit; this much later also one that never lets Python run again."""
-EXIT_DONE, EXIT_DAMAGED, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 1, 3, 4, 5
-
 Outcome = dict[str, Any]
 
 

@@ -24,6 +24,7 @@ from pipeline.collect.device import (
     select_device,
     set_tf32,
 )
+from pipeline.collect.output import STEP_TIMES
 from pipeline.collect.timing import Step, StepTimes, step_times_row, time_steps, warm_up
 from pipeline.collect.tracing import EXECUTION_TRACE, KINETO, Profile, execution_trace, profile_steps, write_gzip
 from pipeline.errors import MeasurementError
@@ -31,8 +32,6 @@ from pipeline.schemas import write_table
 
 if TYPE_CHECKING:
     import torch
-
-STEP_TIMES = "step_times.parquet"
 
 ROUNDS = 3
 """Passes of each kind; the trace kept is the one with the shortest median step."""

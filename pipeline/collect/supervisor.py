@@ -19,7 +19,10 @@ from pathlib import Path
 
 from pipeline.paths import CAMPAIGN
 
-EXIT_DEVICE_LOST, EXIT_HUNG, EXIT_UNFORESEEN = 4, 5, 70  # the last as in sysexits.h
+EXIT_DONE, EXIT_DAMAGED, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 1, 3, 4, 5
+"""Exit codes of a campaign; 2 is for bad arguments."""
+
+EXIT_UNFORESEEN = 70  # as in sysexits.h
 
 STALL_SECONDS, STALL_SHARE = 120.0, 0.25
 """A process is ended when no unit began or ended in it for this long, or for this share of the time where that is more:
