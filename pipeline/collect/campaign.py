@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -76,6 +77,18 @@ def command_line() -> int:
 
     args = parse_args()
     return supervise(sys.argv[1:], args.out, args.minutes, T0)
+
+
+def child(arguments: Sequence[str]) -> int:
+    """What the campaign's own process does: the campaign, as long as the process that `arguments` begin with lives."""
+    from pipeline.collect.supervisor import EXIT_UNFORESEEN, end_with
+
+    end_with(int(arguments[0]))
+    try:
+        return main(arguments[1:])
+    except Exception:  # a poisoned process may fail anywhere
+        traceback.print_exc()
+        return EXIT_UNFORESEEN
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +37,7 @@ LOOK_SECONDS = 0.25
 CHILD = (
     sys.executable,
     "-c",
-    "import sys; from pipeline.collect.supervisor import child; sys.exit(child(sys.argv[1:]))",
+    "import sys; from pipeline.collect.campaign import child; sys.exit(child(sys.argv[1:]))",
 )
 """The campaign's own process; its first argument is the process that it must not outlive."""
 
@@ -72,18 +71,6 @@ def supervise(arguments: Sequence[str], out: Path, minutes: float, begin: float,
     if code < 0:
         print(f"error: the process was lost ({_told(code)}). Run again to go on", file=sys.stderr, flush=True)
     return code if code >= 0 else 128 - code
-
-
-def child(arguments: Sequence[str]) -> int:
-    """What the campaign's own process does: the campaign, as long as the process that `arguments` begin with lives."""
-    end_with(int(arguments[0]))
-    from pipeline.collect.campaign import main
-
-    try:
-        return main(arguments[1:])
-    except Exception:  # a poisoned process may fail anywhere
-        traceback.print_exc()
-        return EXIT_UNFORESEEN
 
 
 def end_with(parent: int) -> None:
