@@ -14,11 +14,12 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, InputError, SteptimeError
-from pipeline.graph.execution_trace import build_nodes
+from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.lean import read_chosen
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.standins import as_on_cuda, made_as_on_cuda
@@ -44,6 +45,22 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
     with without_collection():
         nodes, memory = record(config, batch_size)
         return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size)
+
+
+def traced(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:
+    """The graph of a recorded step of a workload, with the memory need of a captured one, which a trace does not say.
+
+    Args:
+        path: the step's execution trace.
+        config: as for `capture`.
+        batch_size: samples per step.
+
+    Raises:
+        TraceError: the trace is missing, cut off, or no execution trace.
+        SteptimeError: as `capture`.
+    """
+    graph, model = import_execution_trace(path), str(config.get("name", ""))
+    return replace(graph, memory=capture(config, batch_size).memory, model=model, batch_size=batch_size)
 
 
 @contextmanager
