@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.graph.sizes.movement import sort_works
+from pipeline.graph.sizes.movement import contiguous_copy, sort_works
 from pipeline.graph.sizes.work import Rule, Work, on_device, size
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
@@ -80,7 +80,7 @@ def fused_backward(node: Node, rule: Rule) -> list[Work]:
     wide = {**shape, "D": shape["D"] * (1 + int(node.attributes.get("states", 0)))}
     updates = [_update(wide, long, node, "fused_sgd"), _update(wide, short, node, "fused_sgd")]
     return [linear, *sort_works(count, key_bits, index + 4.0), *zeros, start, runs, _fill(1, 4), start, scan,
-            _fill(1, 4), _fill(1, 4), find, *updates, *_gradient_copy(gradient)]  # fmt: skip
+            _fill(1, 4), _fill(1, 4), find, *updates, *contiguous_copy(gradient)]  # fmt: skip
 
 
 @size("bag_forward")
@@ -116,8 +116,7 @@ def bag_backward(node: Node, rule: Rule) -> list[Work]:
 def lookup_rows(node: Node, rule: Rule) -> Work:
     """aten::embedding: one row per index, by index_select."""
     weight, indices = node.tensor(0), node.tensor(1)
-    shape = {"B": indices.numel, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": weight.shape[1],
-             "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+    shape = _shape(indices.numel, [weight.shape[0]], [1], weight)
     return _lookup(shape, [0], node, "gather")
 
 
@@ -128,8 +127,7 @@ def rows_backward(node: Node, rule: Rule) -> list[Work]:
     """
     gradient, indices = node.tensor(0), node.tensor(1)
     weight = Tensor((int(node.value(2, indices.numel)), gradient.shape[-1]), gradient.dtype)
-    shape = {"B": indices.numel, "T": 1, "rows": [weight.shape[0]], "lookups": [1], "D": weight.shape[1],
-             "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+    shape = _shape(indices.numel, [weight.shape[0]], [1], weight)
     if indices.numel <= FEW_INDICES:
         update = _update(shape, [0], node, "dense")
         return [_zeros(weight), replace(update, attributes={**update.attributes, "sorted": False})]
@@ -139,16 +137,20 @@ def rows_backward(node: Node, rule: Rule) -> list[Work]:
 def _fused_shape(node: Node, weight: Tensor) -> dict[str, Any]:
     rows, lookups = node.attributes["rows"], node.attributes["lookups"]
     offsets = next(t for t in reversed(on_device(node.tensors())) if len(t.shape) == 1)
-    return {"B": offsets.numel // len(rows), "T": len(rows), "rows": rows, "lookups": lookups, "D": weight.shape[-1],
-            "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+    return _shape(offsets.numel // len(rows), rows, lookups, weight)
 
 
 def _bag_shape(weight: Tensor, indices: Tensor, bags: int) -> dict[str, Any]:
     """Bags may differ in length, and offsets may hold their end too: lookups are what a bag holds in the mean."""
     batch = max(1, bags)
     mean = indices.numel / batch
-    return {"B": batch, "T": 1, "rows": [weight.shape[0]], "lookups": [int(mean) if mean.is_integer() else mean],
-            "D": weight.shape[1], "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+    return _shape(batch, [weight.shape[0]], [int(mean) if mean.is_integer() else mean], weight)
+
+
+def _shape(batch: int, rows: Sequence[int], lookups: Sequence[float], weight: Tensor) -> dict[str, Any]:
+    """Samples, and rows and lookups by table; the tables' width and dtype are those of a weight."""
+    return {"B": batch, "T": len(rows), "rows": rows, "lookups": lookups, "D": weight.shape[-1],
+            "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
 
 
 def _dims(shape: dict[str, Any], tables: Sequence[int]) -> tuple[dict[str, int], dict[str, Any]]:
@@ -225,14 +227,6 @@ def _zeros(weight: Tensor) -> Work:
 def _fill(count: int, element: int) -> Work:
     dims = {"B": 1, "H": count, "inputs": 0, "outputs": count * element}
     return Work(dims, 0.0, 0.0, float(count * element), "int32", "elementwise", "fill")
-
-
-def _gradient_copy(gradient: Tensor) -> list[Work]:
-    if gradient.contiguous:
-        return []
-    rows, width = gradient.rows_width()
-    dims = {"B": rows, "H": width, "bytes": gradient.bytes, "inputs": gradient.bytes, "outputs": gradient.bytes}
-    return [Work(dims, 0.0, float(gradient.bytes), float(gradient.bytes), gradient.dtype, "copy", "transpose")]
 
 
 def _is_sparse(node: Node) -> bool:

@@ -115,8 +115,7 @@ def index_put(node: Node, rule: Rule) -> list[Work] | None:
     small = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
     one = Work(small, float(count), 8.0 * count, 8.0 * count, "int64", "elementwise", "index_arithmetic")
     arithmetic = sum(3 if not t.host else 0 for t in indices)  # remainder, multiply, add per index tensor
-    copies = [] if values.contiguous else [_contiguous(values)]
-    return [*[one] * arithmetic, *copies, one, one, *sort_works(count, 64, 16.0), main]
+    return [*[one] * arithmetic, *contiguous_copy(values), one, one, *sort_works(count, 64, 16.0), main]
 
 
 def scatter_into(values: Tensor, indices: list[Tensor]) -> Work:
@@ -171,9 +170,12 @@ def _widths(parts: list[Tensor]) -> list[int]:
     return [part.shape[-1] if part.shape else 1 for part in parts[:16]]
 
 
-def _contiguous(values: Tensor) -> Work:
+def contiguous_copy(values: Tensor) -> list[Work]:
+    """The copy that makes a tensor's elements lie row by row; none where they do."""
+    if values.contiguous:
+        return []
     dims = {**rows_width(values), "bytes": values.bytes, "inputs": values.bytes, "outputs": values.bytes}
-    return Work(dims, 0.0, float(values.bytes), float(values.bytes), values.dtype, "copy", "transpose")
+    return [Work(dims, 0.0, float(values.bytes), float(values.bytes), values.dtype, "copy", "transpose")]
 
 
 @size("item")
