@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import json
 import os
 import sys
@@ -326,6 +327,9 @@ def main() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     _collect_seldom()
     warnings.showwarning = _warn
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an encoding without arrows and stars shows a question mark
     try:
         code = app(prog_name="steptime", standalone_mode=False)
         if code == INTERRUPTED:  # newer typer turns the exception into this code

@@ -36,7 +36,7 @@ def did_you_mean(name: object, choices: Iterable[str]) -> str:
     begins like it; empty if none does.
 
     Of a dotted name the last part is compared, with those of its own section; of a plain one with those of all others where
-    its own have none.
+    its own have none. Where no section is called like that of a dotted name, the whole of it is compared.
     """
     section, dot, last = str(name).lower().rpartition(".")
     folded = {choice.lower(): choice for choice in choices}
@@ -45,6 +45,8 @@ def did_you_mean(name: object, choices: Iterable[str]) -> str:
     close += [own[each] for each in sorted(own) if len(last) > 2 and each.startswith(last)]
     if not dot:  # `dtype` and `model_dtype` for `model.dtype`
         close += [folded[choice] for choice in folded if last in (choice.rpartition(".")[2], choice.replace(".", "_"))]
+    elif not own:  # `modle.mode`
+        close += [folded[each] for each in get_close_matches(str(name).lower(), folded, n=1, cutoff=0.8)]
     return f"did you mean {close[0]!r}? " if close else ""
 
 

@@ -184,11 +184,11 @@ class FittedModel(KernelModel):
                     part.write_text(member.text(), encoding="utf-8")
                 former.discard(folder / f"trees{i}.txt")
         if networks:
-            from safetensors.numpy import save_file
+            from safetensors.numpy import save
 
             tensors = {key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()}
             with atomic_path(folder / "networks.safetensors") as part:
-                save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, part)
+                part.write_bytes(save({key: np.ascontiguousarray(value) for key, value in tensors.items()}))
             former.discard(folder / "networks.safetensors")
         values = {
             **self.description,

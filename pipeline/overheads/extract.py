@@ -192,7 +192,7 @@ def _api_times(act: Activity, keys: ItemKeys, use: Flags, waiting: bool) -> pd.D
 
 
 def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
-    """Launch latency on an idle stream, gap between queued calls, and return of a wait."""
+    """Launch latency on an idle stream, gap between queued calls (of calls that no other stream held), return of a wait."""
     if not len(act.call_event):
         return []
     launch_start = act.action_start[act.call_action]
@@ -201,13 +201,16 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     before_end = previous_end(act)
     iteration = act.iteration[act.action_item[act.call_action]]
     kept = use[act.action_item[act.call_action]]
+    ends = np.sort(end)
+    ready = np.searchsorted(ends, np.maximum(launch_start, before_end), side="right")
+    # a call of another stream that ended since then may be what this one waited for
+    kept &= np.searchsorted(ends, start, side="right") - (end <= start) <= ready
     idle = np.flatnonzero(kept & (before_end < launch_start) & (before_end > -(2**62)).any())
     queued = np.flatnonzero(kept & (before_end > launch_end + QUEUED_NS))
     apis = act.apis[act.call_action]
     any_name = np.full(len(act.call_event), ANY, object)
     stream_key = np.where(act.call_stream == act.call_stream[0], "main", "other").astype(object)
     waits = np.flatnonzero(act.action_sync & use[act.action_item])
-    ends = np.sort(end)
     at = np.searchsorted(ends, act.action_end[waits], side="right") - 1
     awaited = np.where(at >= 0, ends[np.maximum(at, 0)], -(2**62))
     waited = awaited > act.action_start[waits]

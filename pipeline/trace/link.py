@@ -98,7 +98,7 @@ def _mark(trace: Trace) -> None:
 
 def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
     columns = trace.columns
-    trace.process = _main_process(trace)
+    trace.process = _main_process(trace, launch[found])
     main = columns["pid"] == trace.process
     marks = np.flatnonzero(annotation & main)
     busy = np.concatenate([host, device])
@@ -124,15 +124,16 @@ def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: 
     columns["iteration"] = iteration
 
 
-def _main_process(trace: Trace) -> int:
-    """The process whose steps count: the one with most operators (the first of equals)."""
+def _main_process(trace: Trace, launches: Ints) -> int:
+    """The process whose steps count: of those that launched work the one with most operators (the first of equals)."""
     columns = trace.columns
     ops = np.flatnonzero(trace.is_category(Category.OP))
     ops = ops if len(ops) else np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
     if not len(ops):
         return 0
     processes, count = np.unique(columns["pid"][ops], return_counts=True)
-    main = int(processes[np.argmax(count)])
+    launched = np.isin(processes, columns["pid"][launches])
+    main = int(processes[np.argmax(np.where(launched, count + len(ops), count))])
     if len(processes) > 1:
         trace.notes.append(
             f"{len(processes)} processes ran operators; iterations are those of process {main}, "

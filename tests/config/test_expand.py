@@ -76,7 +76,8 @@ def test_of_several_models_the_one_that_lacks_an_option_is_named() -> None:
         expand(["model=dlrm_default,resnet50", "model.tables=4"])
 
 
-@pytest.mark.parametrize(("wrong", "meant"), [("gpus=V100", "gpu"), ("overides=model.tables=4", "overrides")])
+@pytest.mark.parametrize(("wrong", "meant"), [("gpus=V100", "gpu"), ("overides=model.tables=4", "overrides"),
+                                            ("modle.mode=train", "model.mode")])  # fmt: skip
 def test_a_misspelt_key_is_answered_by_the_nearest_one(wrong: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
         expand([wrong])

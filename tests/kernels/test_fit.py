@@ -1,6 +1,7 @@
 """Fitting: what can be learned is learned, intervals cover, saved models answer as before, few samples fall back."""
 
 import json
+import resource
 
 import numpy as np
 import pandas as pd
@@ -59,6 +60,18 @@ def test_a_saved_model_answers_as_before(samples, v100, tmp_path):
     np.testing.assert_allclose(before.latency, after.latency, rtol=2e-3)
     np.testing.assert_allclose(before.p90, after.p90, rtol=1e-2)
     assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".txt"}
+
+
+def test_a_model_that_finds_no_room_is_one_line_and_leaves_no_part(samples, v100, tmp_path):
+    fitted = fit_family(samples, v100, "gemm", "mlp")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        with pytest.raises(SteptimeError, match=r"networks\.safetensors: cannot be written"):
+            fitted.save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("variant", ["auto", "average"])

@@ -65,3 +65,21 @@ def test_a_stream_waits_for_what_had_been_launched_when_the_event_was_recorded(t
     names = source.act.trace.names[source.act.call_event[iteration.calls]]
     edges = waits.edges(source.act, source.keys, iteration)
     assert {names[waiter]: [names[c] for c in calls] for waiter, calls in edges.items()} == {"k3": ["k0"]}
+
+
+def test_a_kernel_that_waits_for_another_stream_says_nothing_of_launches(tmp_path: Path) -> None:
+    # main  L0(s7) record wait(s8) L1(s8)
+    # s7    [k0 .................]
+    # s8                          [k1]  begins 94 us behind its launch: not its latency, nor that of the next step
+    events = []
+    for step in range(4):
+        at, i = 300 * step, 10 * step
+        events += [
+            annotation(f"ProfilerStep#{step}", at, at + 250), op("aten::mm", at + 1, at + 40),
+            launch(at + 2, at + 4, i + 1), kernel("k0", at + 8, at + 100, i + 1), api("cudaEventRecord", at + 5, at + 6, i + 2),
+            api("cudaStreamWaitEvent", at + 6, at + 7, i + 3), named(i + 3, at + 6, i + 2, 7, 8),
+            launch(at + 7, at + 9, i + 4), kernel("k1", at + 101, at + 111, i + 4, stream=8),
+        ]  # fmt: skip
+    result = replay(write(tmp_path, events)).as_dict()
+    assert result["overheads"]["launch_latency"]["mean_us"] == 6
+    assert result["error"] == pytest.approx(0.0, abs=0.01)

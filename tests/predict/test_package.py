@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import pipeline
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,7 @@ print(callable(pipeline.predict.replay.replay))
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("batch_size=0: give a whole number") == 2 and run.stdout.endswith("True\n")
+
+
+def test_type_checkers_of_users_are_told_that_the_package_is_typed() -> None:
+    assert (Path(pipeline.__file__).parent / "py.typed").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -87,6 +88,13 @@ def test_an_interrupt_ends_in_one_line_and_130() -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (130, "steptime: interrupted\n")
+
+
+def test_an_encoding_without_our_signs_shows_a_table_all_the_same() -> None:
+    code = "import sys; from pipeline.cli import main; sys.argv = ['steptime', 'predict', 'model=dlrm_small']; main()"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and "dlrm_small" in done.stdout
 
 
 def test_a_comparison_in_json_names_the_currency_of_its_costs(

@@ -188,6 +188,12 @@ def on_device_1(event: Data) -> Data:
     return {**event, "args": {**event["args"], "device": 1}}
 
 
+def test_a_process_that_only_loads_data_is_not_the_one_that_trains(tmp_path: Path) -> None:
+    step = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 10, 15, 1)]
+    loader = [{**op("aten::stack", 10 * number, 10 * number + 5), "pid": 2} for number in range(5)]
+    assert load_trace(write(tmp_path, [*loader, *step])).process == 1
+
+
 def test_what_another_process_says_of_its_waits_is_not_ours(tmp_path: Path) -> None:
     #   process 1  [mm L1 wait for a stream ]   process 2 (device 1), 200 us later  [mm L1 wait 2: for stream 9]
     first = [op("aten::mm", 0, 90), launch(5, 7, 1), kernel("a", 10, 60, 1), api("cudaStreamSynchronize", 12, 63, 2),
