@@ -1,7 +1,7 @@
 """What a call would take at full utilisation, and what it looks like: the inputs of a utilisation model.
 
 Most families have one way to be computed. Convolutions (`convolution.py`) and batched products (`products.py`) have
-several, each with terms of its own.
+several, each with terms of its own; softmax (`softmax.py`) has features of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.transfer.convolution import ROUTES, Route, convolution_routes, routes_taken
 from pipeline.transfer.features import ARITHMETIC, describe
 from pipeline.transfer.products import Tiled, batched_tiles, tiles_taken
+from pipeline.transfer.softmax import softmax_features
 from pipeline.transfer.tensor import FAMILY as TENSOR
 from pipeline.transfer.tensor import TensorTile, tensor_tiles
 
@@ -33,6 +34,10 @@ the others) among them, but 4.7 to 12 per 2048 resident threads, with the P100 f
 
 NOMINAL_ISSUE_CYCLES = 10.0
 """Cycles per element and scheduler lane that an issue-bound step is quoted in; the network scales it."""
+
+SOFTMAX_NORM = 2.0
+"""Exponent of the norm over arithmetic and memory in softmax, whose exponentials wait for the loads of their own row. The
+family's larger one is for what overlaps: L2, DRAM and the issue of instructions."""
 
 SEEN_L2_PER_SM = 40 * 2**20 / 108
 """Most L2 for each SM among the GPUs of the samples, bytes: the A100's."""
@@ -136,6 +141,9 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
     # memory-bound kernels issue few instructions: their rate is the clock's, not the power-limited product rate
     flops = np.maximum(seen.flops, 1.0)
     arithmetic = arithmetic_us(gpu, flops) if family in ARITHMETIC else flops / gpu.fp32_gflop_per_s / 1e3
+    x, norm = seen.x, None
+    if family == "softmax":
+        x, norm = softmax_features(calls, gpu), SOFTMAX_NORM
     limits = gpu.limits
     if family in ISSUE_BOUND and limits is not None:
         cycles, threads = NOMINAL_ISSUE_CYCLES, limits.schedulers_per_sm * limits.warp_size
@@ -147,7 +155,8 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
         np.log(cycles * seen.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
         np.log(flops / _tile_intensity(family, gpu) / sustained_dram_gb_per_s(gpu) / 1e3) - _kept(gpu),
         np.log(seen.bytes / gpu.l2_bytes),
-        seen.x,
+        x,
+        norm,
     )
 
 

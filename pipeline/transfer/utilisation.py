@@ -3,10 +3,11 @@
 A kernel takes the p-norm of three times: arithmetic over the sustained throughput, traffic over the sustained DRAM
 bandwidth (L2's where the working set fits), and thread steps over the threads that the device keeps resident (or, for
 softmax, over the warp instructions that its schedulers issue). Each is divided by a utilisation that a small network
-reads from device-normalised features (`features.py`). Bandwidth, clock and throughput enter as divisors only, so that
-more of any of them never predicts a slower kernel. Convolutions have a network for each route of cuDNN
-(`convolution.py`), batched products a time for each tile of cuBLAS (`products.py`), and the shortest counts, smoothly. A
-latency, as event timing sees it, is the larger of the host's floor and the launch offset plus the kernel, smoothly.
+reads from device-normalised features (`features.py`); softmax needs none and is linear in a few (`softmax.py`).
+Bandwidth, clock and throughput enter as divisors only, so that more of any of them never predicts a slower kernel.
+Convolutions have a network for each route of cuDNN (`convolution.py`), batched products a time for each tile of cuBLAS
+(`products.py`), and the shortest counts, smoothly. A latency, as event timing sees it, is the larger of the host's floor
+and the launch offset plus the kernel, smoothly.
 
 Inference is NumPy; training is in `train.py`. Several networks (seeds) are averaged in log time.
 """
@@ -52,7 +53,7 @@ class Shape:
     """What a family's networks look like.
 
     Attributes:
-        width, depth: hidden layers of the network.
+        width, depth: hidden layers of the network; without any, the utilisations' logits are linear in the features.
         compute_bound: largest utilisation of throughput; above 1 where algorithms save arithmetic (Winograd).
         memory_low, memory_high: range of the utilisation of bandwidth; the low end is traffic amplification by tiles
             that L2 does not hold, above 1 where the sustained figure is cautious.

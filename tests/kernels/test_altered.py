@@ -124,7 +124,10 @@ def test_unaltered_figures_and_memory_leave_every_prediction_alone() -> None:
 @needs_pack
 def test_half_the_bandwidth_makes_memory_bound_calls_twice_as_long_and_arithmetic_hardly() -> None:
     found = ratios("V100", "dram_gb_per_s=450")
-    assert found[list(MEMORY_BOUND)].between(1.75, 2.0).all(), found
+    # a block's softmax waits for its passes too: a V100 reaches 0.7 of its bandwidth in rows of 4096 (public table)
+    assert found[list(MEMORY_BOUND)].between(1.7, 2.0).all() and found["softmax"] == found[list(MEMORY_BOUND)].min(), (
+        found
+    )
     assert 1.0 <= found["gemm"] < 1.1
     assert found[["memcpy_h2d", "memcpy_d2h"]].eq(1.0).all()
 
