@@ -20,11 +20,11 @@ Parameters = Mapping[str, npt.NDArray[np.float32]]
 
 def write_model(path: Path, kind: str, parameters: Parameters, facts: Mapping[str, Any]) -> None:
     """Write a model of a kind, atomically."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     arrays = {key: np.ascontiguousarray(value) for key, value in parameters.items()}
     with atomic_path(path) as part:
-        save_file(arrays, part, metadata={kind: json.dumps(facts, sort_keys=True)})
+        part.write_bytes(save(arrays, metadata={kind: json.dumps(facts, sort_keys=True)}))
 
 
 def read_model(path: Path, kind: str, build: Callable[[dict[str, Any], Parameters], T]) -> T:
