@@ -19,12 +19,14 @@ def read_page(file: Path, told: str = "docs/accuracy.md") -> str:
         told: the document that says where it comes from.
 
     Raises:
-        TableError: it is missing.
+        TableError: it is missing, or no text.
     """
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise missing(file, told) from None
+    except (UnicodeDecodeError, OSError):
+        raise TableError(f"{file}: not a readable text file; {told} says where it comes from") from None
 
 
 def missing(file: Path, told: str = "docs/accuracy.md") -> TableError:

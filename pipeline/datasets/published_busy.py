@@ -53,7 +53,7 @@ def read_busy(datasets: str | Path) -> pd.DataFrame:
             for model, steps in models.items()
             for batch, (active, step, kernels) in zip(batches, steps, strict=True)
         ]  # fmt: skip
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, ZeroDivisionError):
         raise TableError(f"{file}: states errors in another form than three a batch size") from None
     found = pd.DataFrame(rows, columns=list(COLUMNS))
     if not (found["busy"].between(0, 1).all() and (found["published_busy"] > 0).all()):
@@ -74,6 +74,8 @@ def _stated(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[float]
         stated = _assigned(re.sub(r"^# ?", "", source, flags=re.MULTILINE))
         batches, errors = stated.get("batch_sizes"), stated.get("errors")
         if batches and errors:
+            if not isinstance(errors, dict) or not all(isinstance(models, dict) for models in errors.values()):
+                raise TableError(f"{file}: states errors in another form than by GPU and model")
             if not set(errors) <= set(GPUS) or not all(set(models) <= set(MODELS) for models in errors.values()):
                 raise TableError(f"{file}: names a GPU or model that is not known here")
             return batches, errors
@@ -84,11 +86,11 @@ def _assigned(code: str) -> dict[str, Any]:
     """What a cell assigns to names, where that is made of literals; nothing of it is run."""
     try:
         found = [node for node in ast.parse(code).body if isinstance(node, ast.Assign)]
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         return {}
     values: dict[str, Any] = {}
     for node in found:
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError):
             values |= {
                 target.id: ast.literal_eval(node.value) for target in node.targets if isinstance(target, ast.Name)
             }

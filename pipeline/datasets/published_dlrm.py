@@ -54,7 +54,12 @@ def read_steps(datasets: str | Path) -> pd.DataFrame:
     for version in VERSIONS:
         file = Path(datasets) / "nvidia" / f"dlrm-README-{version}.md"
         text = read_page(file)
-        rows = _training(version, text) + _inference(version, text)
+        try:
+            rows = _training(version, text) + _inference(version, text)
+        except (ValueError, ZeroDivisionError, IndexError):
+            raise TableError(
+                f"{file}: a rate or latency is no positive number; take the page as it is published"
+            ) from None
         if not rows:
             raise TableError(f"{file}: holds no performance of one GPU")
         found += rows
@@ -67,12 +72,15 @@ def read_rows(datasets: str | Path) -> list[int]:
     Raises:
         TableError: the file is missing or no feature specification.
     """
+    from yaml import YAMLError
+
     file = Path(datasets) / "nvidia" / "dlrm-criteo_f15.yaml"
-    content = load_yaml(read_page(file))
+    text = read_page(file)
     try:
+        content = load_yaml(text)
         names = content["channel_spec"]["categorical"]
         return [int(content["feature_spec"][name]["cardinality"]) for name in names]
-    except (KeyError, TypeError, ValueError):
+    except (YAMLError, KeyError, TypeError, ValueError):
         raise TableError(f"{file}: no feature specification with the cardinality of each categorical feature") from None
 
 

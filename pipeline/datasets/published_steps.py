@@ -83,16 +83,23 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
     folder = Path(datasets) / "lambda"
     found = []
     for precision in ("fp32", "fp16"):
-        speed, batch = (_table(folder / f"pytorch-train-{what}-{precision}.csv") for what in ("throughput", "bs"))
+        files = [folder / f"pytorch-train-{what}-{precision}.csv" for what in ("throughput", "bs")]
+        speed, batch = map(_table, files)
         for name, gpu in LAMBDA_GPUS.items():
             if name not in speed or name not in batch:
                 continue  # not every card was measured in both precisions
             for column, model in WORKLOADS.items():
                 rate, size = speed[name][column], int(batch[name][column])
+                if rate > 0 and size < 1:
+                    raise TableError(f"{files[1]}: gives {name} no batch of {column}, of which there is a throughput")
                 if rate > 0:
                     dtype = full_precision(gpu) if precision == "fp32" else precision
                     row = ("lambda", gpu, model, "train", dtype, "contiguous", size, 1e6 * size / rate, gpu in SET_ON)
                     found.append(row)
+    if not found:
+        raise TableError(
+            f"{folder}/pytorch-train-*.csv: names no card that is known here; take the tables as they are published"
+        )
     return pd.DataFrame(found, columns=list(COLUMNS))
 
 
@@ -124,8 +131,13 @@ def read_networks(datasets: str | Path) -> pd.DataFrame:
     for layout, memory_format in LAYOUTS.items():
         file = Path(datasets) / "timm" / f"benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv"
         table = _table(file, "model", ("train_batch_size", "train_step_time"))
-        for name in (name for name in NETWORKS if name in table):
+        known = [name for name in NETWORKS if name in table]
+        if not known:
+            raise TableError(f"{file}: names no network that is read here; take the table as it is published")
+        for name in known:
             size, milli = table[name].values()
+            if size < 1 or milli <= 0:
+                raise TableError(f"{file}: {name} has no batch size or no time; take the table as it is published")
             found.append(("timm", "RTX3090", name, "train", "fp16", memory_format, int(size), 1e3 * milli, False))
     return pd.DataFrame(found, columns=list(COLUMNS))
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from pipeline.config import LOCAL_GPU, method_label
+from pipeline.errors import TableError
 from pipeline.evidence import HAS_MODELS, Source, kernel_source, overhead_source
 from pipeline.hardware.altered import is_altered
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
 from pipeline.paths import config_dir, packs_dir
+from pipeline.schemas import read_arrow
 from pipeline.transfer.costs import PRICES
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
 """What ships beside the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
+
+REMEDIES = ("run the rule that makes it", "delete it to rebuild")
+"""What to do about an artifact that is missing, and about one that is damaged."""
 
 
 def fitted_models(flow: Flow) -> list[str]:
@@ -101,9 +106,21 @@ def pack_digests() -> dict[str, str]:
 
 
 def read_any(paths: Sequence[str]) -> pd.DataFrame:
-    """Parquet or CSV tables, one below the other; empty where there are none."""
-    parts = [pd.read_csv(path) if path.endswith(".csv") else pd.read_parquet(path) for path in paths]
+    """Parquet or CSV tables, one below the other; empty where there are none.
+
+    Raises:
+        TableError: one is missing or damaged.
+    """
+    parts = [_read_csv(path) if path.endswith(".csv") else read_arrow(path, *REMEDIES).to_pandas() for path in paths]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _read_csv(path: str) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path)
+    except (OSError, ValueError) as error:  # pandas' own errors of CSV files are ValueErrors
+        said = str(error).splitlines()[0]
+        raise TableError(f"{path}: not a readable CSV file ({said}); docs/transfer.md says how to rebuild it") from None
 
 
 def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:

@@ -64,6 +64,41 @@ def test_a_recurrent_layer_is_the_one_that_the_call_says(said: dict[str, int], c
     assert sum(each.numel() for each in matrices) == weights
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_recurrent_layer_is_of_the_calls_dtype(phase: str) -> None:
+    """Calls of mixed precision were measured in fp32 and kept as bf16."""
+    case = build_case(Spec("rnn", "lstm", phase, "bf16", {"B": 2, "T": 4, "I": 3, "H": 8}), Maker(torch.device("cpu")))
+    if case.prepare is not None:
+        case.prepare()
+    out = case.run()
+    assert {each.dtype for each in (out if isinstance(out, tuple) else [out])} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("op", ["mse", "bce", "logits"])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_loss_is_of_the_calls_dtype(op: str, phase: str) -> None:
+    op = f"{op}_backward" if phase == "backward" else op
+    case = build_case(Spec("loss", op, phase, "bf16", {"B": 4, "H": 2}), Maker(torch.device("cpu")))
+    assert case.produced[0].dtype == torch.bfloat16
+    assert case.run().dtype == torch.bfloat16
+
+
+def test_an_update_is_of_the_calls_dtype_and_bytes() -> None:
+    spec = Spec("optimizer", "foreach_sqrt", "optimizer", "bf16", {"bytes": 64, "tensors": 2})
+    roots = build_case(spec, Maker(torch.device("cpu"))).run()
+    assert [(root.numel(), root.dtype) for root in roots] == [(16, torch.bfloat16)] * 2
+
+
+@pytest.mark.parametrize(("b", "h"), [(64, 8), (8, 64)])
+@pytest.mark.parametrize("per_row", [True, False])
+def test_a_broadcast_operand_is_a_row_or_a_column_as_its_bytes_say(b: int, h: int, per_row: bool) -> None:
+    """One number a row was taken for a whole row where there are more rows than columns."""
+    second = b if per_row else h
+    made = Maker(torch.device("cpu"))
+    build_case(Spec("elementwise", "mul", "forward", "fp32", {"B": b, "H": h, "inputs": 4 * (b * h + second)}), made)
+    assert made.bytes == 4 * (b * h + second)
+
+
 def test_attention_with_a_mask_is_not_measured_without_one() -> None:
     spec = Spec("attention", "efficient", "forward", "fp32", {"B": 2, "M": 4, "N": 4, "K": 8}, {"mask": 64})
     with pytest.raises(UnsupportedCallError, match="mask"):

@@ -44,6 +44,9 @@ def test_shares_are_quotients_of_the_stated_errors(tmp_path):
         (CELL.replace("-37.5", "237.5"), "busy for longer"),
         (CELL.replace("512, 1024", "512"), "another form"),
         (CELL.replace("-37.5", "'?'"), "another form"),
+        (CELL.replace("25.0", "-100.0"), "another form"),
+        ("batch_sizes = [512]\nerrors = [[25.0, 0.0, -37.5]]", "by GPU and model"),
+        ("batch_sizes = [512]\nerrors = {[1]: 2}", "no cell states"),
     ],
 )
 def test_other_contents_are_refused(tmp_path, cell, message):

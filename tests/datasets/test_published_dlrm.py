@@ -100,3 +100,15 @@ def test_a_missing_page_and_one_without_tables_are_named(data: Path) -> None:
     (data / "nvidia" / "dlrm-criteo_f15.yaml").write_text("channel_spec: {categorical: [a]}\n")
     with pytest.raises(TableError, match="no feature specification"):
         read_rows(data)
+
+
+def test_damaged_contents_are_refused_in_one_line(data: Path) -> None:
+    page = data / "nvidia" / "dlrm-README-2020-04.md"
+    for rate in ("-", "0k"):
+        page.write_text(FIRST.replace("500k", rate))
+        with pytest.raises(TableError, match=r"2020-04\.md: a rate or latency is no positive number"):
+            read_steps(data)
+    (data / "nvidia" / "dlrm-criteo_f15.yaml").write_text("channel_spec: {categorical: [a\n")
+    with pytest.raises(TableError, match="no feature specification") as caught:
+        read_rows(data)
+    assert "\n" not in str(caught.value)

@@ -20,6 +20,7 @@ from pipeline.hardware.spec import load_gpu
 HEADER = "name_gpu,num_gpu,watt,price,ssd,bert_base_squad,bert_large_squad,gnmt,resnet50,tacotron2,waveglow\r\n"
 THROUGHPUT = "RTX 3090,1,350,2750,1,80,20,1,500,1,1\r\nLambdaCloud 1x V100 16GB,1,300,9,1,40,10,1,0,1,1\r\n"
 BATCH = "RTX 3090,1,350,2750,1,40,10,1,250,1,1\r\nLambdaCloud 1x V100 16GB,1,300,9,1,20,5,1,128,1,1\r\n"
+TIMM = "model,train_samples_per_sec,train_step_time,train_batch_size\n"
 
 PAGE = """# ResNet-50
 
@@ -56,7 +57,7 @@ def data(tmp_path: Path) -> Path:
     (tmp_path / "nvidia" / "resnet50v1.5-README.md").write_text(PAGE)
     (tmp_path / "timm").mkdir()
     for layout, milli in (("nchw", 600.5), ("nhwc", 400.5)):
-        text = f"model,train_samples_per_sec,train_step_time,train_batch_size\nresnet50,1,{milli},512\nother,1,1,1\n"
+        text = f"{TIMM}resnet50,1,{milli},512\nother,1,1,1\n"
         (tmp_path / "timm" / f"benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv").write_text(text)
     return tmp_path
 
@@ -108,8 +109,11 @@ def test_every_card_has_a_specification() -> None:
         ("lambda/pytorch-train-bs-fp16.csv", "name_gpu,resnet50\nRTX 3090,1\n", "misses column"),
         ("lambda/pytorch-train-bs-fp16.csv", HEADER + BATCH.replace("250", "many"), "other than a number"),
         ("lambda/pytorch-train-bs-fp16.csv", "", "not a readable CSV"),
+        ("lambda/pytorch-train-bs-fp16.csv", HEADER + BATCH.replace("250", "0"), "no batch of resnet50"),
         ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", None, "no such file"),
         ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", "model\nresnet50\n", "misses column"),
+        ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", f"{TIMM}other,1,1,1\n", "names no network"),
+        ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", f"{TIMM}resnet50,1,0,512\n", "no time"),
         ("nvidia/resnet50v1.5-README.md", None, "no such file"),
         ("nvidia/resnet50v1.5-README.md", "# nothing", "no tables"),
     ],
@@ -121,3 +125,22 @@ def test_damaged_files_are_named(data: Path, name: str, text: str | None, says: 
     with pytest.raises(TableError, match=says) as caught:
         {"lambda": read_training, "timm": read_networks, "nvidia": read_resnet50}[name.split("/")[0]](data)
     assert name in str(caught.value)
+
+
+def test_tables_that_name_no_known_card_are_refused(data: Path) -> None:
+    """Their rows vanished without a word."""
+    for file in (data / "lambda").iterdir():
+        file.write_text(file.read_text().replace("RTX 3090", "some card").replace("1x V100", "8x V100"))
+    with pytest.raises(TableError, match="names no card that is known here"):
+        read_training(data)
+
+
+def test_a_page_that_is_no_text_is_named(data: Path) -> None:
+    page = data / "nvidia" / "resnet50v1.5-README.md"
+    page.write_bytes(b"\xff\xfe#")
+    with pytest.raises(TableError, match=r"README\.md: not a readable text file"):
+        read_resnet50(data)
+    page.unlink()
+    page.mkdir()
+    with pytest.raises(TableError, match=r"README\.md: not a readable text file"):
+        read_resnet50(data)

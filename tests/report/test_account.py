@@ -9,11 +9,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pipeline.errors import TableError
 from pipeline.paths import packs_dir, project_dir
 from pipeline.report.account import Evidence, kernel_table, left_out_errors, long, outdated, short
+from pipeline.report.checks.passes import measured_passes
 from pipeline.report.checks.replays import FULL, KERNEL_SUM, mean_errors
 from pipeline.report.figures import evidence, tables
 from pipeline.report.figures.gallery import Artifacts
+from pipeline.report.grid import read_any
 from pipeline.report.markdown import markdown, replaced
 from pipeline.report.readme import PLACES, gather, shipped_families
 
@@ -87,3 +90,25 @@ def test_the_picture_shows_all_three_parts(found: Evidence) -> None:
 def test_a_table_has_a_line_per_row() -> None:
     assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
     assert json.dumps(markdown(["a"], [])) == json.dumps("| a |\n| --- |")
+
+
+@pytest.mark.parametrize("name", ["replays.parquet", "pair_errors.csv"])
+def test_a_damaged_table_is_one_line_that_names_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(TableError, match="rebuild") as caught:
+        read_any([str(tmp_path / name)])
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_public_table_of_passes_that_is_missing_or_of_another_form_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "neusight" / "model_latency.parquet"
+    with pytest.raises(TableError, match=r"model_latency\.parquet: no such file; download the public data"):
+        measured_passes(tmp_path)
+    file.parent.mkdir()
+    file.write_bytes(b"PAR1")
+    with pytest.raises(TableError, match="not a readable parquet file"):
+        measured_passes(tmp_path)
+    pd.DataFrame({"gpu": ["V100"], "model": ["opt_13"]}).to_parquet(file)
+    with pytest.raises(TableError, match="misses column mode, seq_len"):
+        measured_passes(tmp_path)

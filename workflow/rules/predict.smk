@@ -3,6 +3,7 @@
 from pipeline.report.grid import pack_digests
 
 PREDICTING = ("kernels", "overheads", "predict", "transfer", "hardware", "evaluate.py", "api.py", "prediction.py")
+MEASURED = ("trace", "collect/reader.py")  # what reads the measured step and its trace
 
 
 rule predict:
@@ -23,7 +24,7 @@ rule predict:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
         packs=pack_digests(),
-        code=FLOW.code(*PREDICTING),
+        code=FLOW.code(*PREDICTING, *MEASURED),
     message:
         "Step time of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:

@@ -31,7 +31,7 @@ rule error_parts:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
         packs=pack_digests(),
-        code=FLOW.code(*PREDICTING, "report/parts.py"),
+        code=FLOW.code(*PREDICTING, *MEASURED, "report/parts.py"),
     message:
         "Errors of {wildcards.model} at batch {wildcards.batch}, part by part"
     script:
@@ -58,7 +58,7 @@ rule figures:
     params:
         shipped=GRID.shipped_models(FLOW),
         checks=GRID.checks_at_hand(FLOW.artifacts.root),
-        code=FLOW.code("report/figures", "report/grid.py", "report/checks"),
+        code=FLOW.code("report/figures", "report/grid.py", "report/checks", "report/parts.py", "transfer/costs.py"),
     message:
         "Figures of the grid"
     script:
@@ -82,7 +82,9 @@ rule accuracy:
     params:
         missing=GRID.missing_evidence(FLOW),
         shipped=GRID.shipped_models(FLOW),
-        code=FLOW.code("report/figures", "report/grid.py", "report/accuracy.py"),
+        code=FLOW.code(
+            "report/figures", "report/grid.py", "report/accuracy.py", "report/markdown.py", "report/parts.py"
+        ),
     message:
         "Accuracy of the grid"
     script:
@@ -100,6 +102,7 @@ rule report:
     params:
         snakefile=str(workflow.main_snakefile),
         targets=["figures", "accuracy"],
+        code=FLOW.code("report/html.py"),
     message:
         "Report of the grid, one page that opens offline"
     script:

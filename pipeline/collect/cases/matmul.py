@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases.base import Case, Maker, Spec, UnsupportedCallError
+from pipeline.collect.device import torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,8 +82,8 @@ def rnn(spec: Spec, make: Maker) -> Case:
     both = int(spec.attributes.get("directions", 1)) == 2
     net = kind(spec["I"], spec["H"], spec.get("layers", 1), batch_first=True, bidirectional=both,
                **({"proj_size": projected} if projected else {}))  # fmt: skip
-    net = net.to(make.device)
-    x = make.tensor(spec["B"], spec["T"], spec["I"]).requires_grad_()
+    net = net.to(make.device, torch_dtype(spec.dtype))
+    x = make.tensor(spec["B"], spec["T"], spec["I"], dtype=spec.dtype).requires_grad_()
     if not spec.backward:
 
         def forward() -> Tensor:
@@ -90,7 +91,7 @@ def rnn(spec: Spec, make: Maker) -> Case:
                 return net(x)[0]  # type: ignore[no-any-return]
 
         return Case(spec, forward, (x,))
-    grad = make.tensor(spec["B"], spec["T"], (projected or spec["H"]) * (2 if both else 1))
+    grad = make.tensor(spec["B"], spec["T"], (projected or spec["H"]) * (2 if both else 1), dtype=spec.dtype)
     wrt, last = [x, *net.parameters()], {}
 
     def prepare() -> None:

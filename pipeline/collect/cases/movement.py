@@ -85,10 +85,11 @@ def optimizer(spec: Spec, make: Maker) -> Case:
     import torch
 
     count = max(spec.get("tensors", 1), 1)
-    elements = max(spec["bytes"] // 4, count)
-    parameters = [torch.nn.Parameter(make.tensor(n)) for n in _split(elements, count)]
+    elements = max(spec["bytes"] // FLOAT_BYTES.get(spec.dtype, 4), count)
+    dtype = spec.dtype if spec.dtype in FLOAT_BYTES else "fp32"
+    parameters = [torch.nn.Parameter(make.tensor(n, dtype=dtype)) for n in _split(elements, count)]
     for parameter in parameters:
-        parameter.grad = make.tensor(parameter.numel())
+        parameter.grad = make.tensor(parameter.numel(), dtype=dtype)
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "sgd": torch.optim.SGD,
         "sgd_momentum": lambda p, **k: torch.optim.SGD(p, momentum=0.9, **k),

@@ -97,7 +97,8 @@ def elementwise(spec: Spec, make: Maker) -> Case:
             name = f"{name}u" if f"{name}u" in unary else name
             y = make.tensor(1, 1, dtype=spec.dtype)
         else:
-            y = make.tensor(1, h, dtype=spec.dtype) if second * b >= full else make.tensor(b, 1, dtype=spec.dtype)
+            column = second * b < full or (second * h == full and b != h)  # one number a row
+            y = make.tensor(b, 1, dtype=spec.dtype) if column else make.tensor(1, h, dtype=spec.dtype)
         if name in binary:
             return Case(spec, _in_place(binary[name], name, x, y) if in_place else lambda: binary[name](x, y), (x,))
     if name not in unary:
@@ -153,8 +154,8 @@ def loss(spec: Spec, make: Maker) -> Case:
     kind = spec.name.removesuffix("_backward").removesuffix("_loss").removesuffix("_forward")
     kind = {"binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "logits"}.get(kind, kind)
     if kind in ("mse", "bce", "logits"):
-        x, y = make.tensor(b * h).abs_().clamp_(0.01, 0.99), make.tensor(b * h).abs_().clamp_(0.01, 0.99)
-        one = make.tensor(1).squeeze()
+        x, y = (make.tensor(b * h, dtype=spec.dtype).abs_().clamp_(0.01, 0.99) for _ in range(2))
+        one = make.tensor(1, dtype=spec.dtype).squeeze()
         run: dict[tuple[str, bool], Callable[[], Any]] = {
             ("mse", False): lambda: F.mse_loss(x, y),
             ("bce", False): lambda: F.binary_cross_entropy(x, y),

@@ -12,8 +12,12 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.errors import TableError
+from pipeline.schemas import read_arrow
 
 MODES = {"inf": "inference", "train": "train"}
+
+COLUMNS = ("gpu", "model", "mode", "seq_len", "batch_size", "option", "e2e_latency_us")
+"""Columns of the public table that are read."""
 
 WORKLOADS = ("bert_large", "gpt2_large", "gpt3_xl", "gpt3_27", "opt_13")
 """Models of the public table that a workload of ours describes."""
@@ -23,12 +27,13 @@ def measured_passes(data: Path) -> pd.DataFrame:
     """The measured rows that a workload of ours describes.
 
     Raises:
-        TableError: the table is missing.
+        TableError: the table is missing, unreadable, or lacks columns.
     """
     file = data / "neusight" / "model_latency.parquet"
-    if not file.is_file():
-        raise TableError(f"{file}: no such file; download the public data")
-    table = pd.read_parquet(file)
+    table: pd.DataFrame = read_arrow(file, "download the public data", "download it again").to_pandas()
+    missing = [name for name in COLUMNS if name not in table.columns]
+    if missing:
+        raise TableError(f"{file}: misses column {', '.join(missing)}; download it again")
     kept = table["model"].isin(WORKLOADS) & table["option"].fillna("").astype(str).eq("") & table["mode"].isin(MODES)
     return table[kept].sort_values(["model", "mode", "seq_len", "batch_size", "gpu"], ignore_index=True)
 
