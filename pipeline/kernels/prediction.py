@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,6 +50,11 @@ class Estimate:
         bottom = latency * (self.latency_p10 / self.latency) ** spread
         top = latency * (self.latency_p90 / self.latency) ** spread
         return Estimate(latency, kernel, low, high, self.inside, bottom, top)
+
+    def floored(self, floor: Array) -> Estimate:
+        """No latency below a host's floor, shape (rows,), µs; kernels and lower ends stay."""
+        latency = np.maximum(self.latency, floor)
+        return replace(self, latency=latency, latency_p90=np.maximum(self.latency_p90, latency))
 
     def widen(self, spread: Array | float) -> Estimate:
         """Add an independent uncertainty of a factor `spread` up and down to the kernel's interval; the latency's follows."""

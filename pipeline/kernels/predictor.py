@@ -108,6 +108,9 @@ class KernelPredictor:
         if name == "rnn" and self.gpu.limits is not None:
             return recurrent_us(calls, partial(self._family, "gemm"), self.physics, self.floor)
         derived, origin = derive(name, calls, self.models, self.physics)
+        if derived is not None:
+            # a latency at the host's floor does not show what the scaling takes off the kernel
+            derived = derived.floored(self.floor.of(Dims(calls).text("op")))
         return derived, np.full(len(calls), origin, dtype=object)
 
     def formula(self, name: str, calls: pd.DataFrame) -> Estimate:

@@ -139,7 +139,8 @@ class TrackedTrace:
             Columns `gpu, predicted_us, p10_us, p90_us, samples_per_s, bound, cost_per_million` (of samples, in the
             currency of the price table; null without a price).
         """
-        names = list(gpus) or [spec.name for spec in list_gpus()]
+        # a lone name is a sequence too, of letters
+        names = [gpus] if isinstance(gpus, str) and gpus else list(gpus) or [spec.name for spec in list_gpus()]
         table, rows = load_prices(prices), []
         for name in names:
             found = self.to(name)

@@ -39,6 +39,17 @@ def test_a_product_taller_than_any_sample_is_left_to_physics(v100: KernelPredict
     assert np.all(found["kernel_us"] < 2.0 * physics) and np.all(found["kernel_us"] > 0.5 * physics)
 
 
+@pytest.mark.parametrize("gpu", ["H100", "V100"])
+def test_half_precision_takes_no_latency_below_the_floor(gpu: str) -> None:
+    rows = [1, 64, 1024, 4096, 16384, 65536, 131072, 1 << 20]
+    calls = pd.DataFrame({"B": rows}).assign(H=33, family="softmax", op="softmax", phase="forward", dtype="fp16")
+    predictor = load_predictor(load_gpu(gpu), [packs_dir() / gpu / "kernels"])
+    found = predictor.predict(calls)
+    assert (found["predicted_us"] >= predictor.floor.of(Dims(calls).text("op")) - 1e-9).all()
+    assert (found["latency_p10_us"] <= found["predicted_us"]).all()
+    assert (found["predicted_us"] <= found["latency_p90_us"]).all()
+
+
 @pytest.mark.parametrize("family", ["conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"])
 def test_what_a_call_takes_does_not_depend_on_its_neighbours(v100: KernelPredictor, family: str) -> None:
     shapes = [(64, 64, 3, 56, 1), (64, 64, 1, 56, 1), (256, 256, 3, 14, 1), (512, 2048, 1, 7, 1)]

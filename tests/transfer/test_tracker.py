@@ -38,6 +38,10 @@ def test_all_gpus_come_fastest_first(tracked: TrackedTrace) -> None:
     assert table["cost_per_million"].isna().all()
 
 
+def test_one_gpu_may_be_named_without_a_list(tracked: TrackedTrace) -> None:
+    assert list(tracked.to_all("T4")["gpu"]) == ["T4"]
+
+
 def test_every_call_says_how_it_was_moved(tracked: TrackedTrace) -> None:
     calls = tracked.calls("T4")
     assert set(calls["method"]) <= {
