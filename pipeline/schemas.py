@@ -221,6 +221,25 @@ def read_arrow(path: str | Path, missing: str, damaged: str) -> pa.Table:
         raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}") from None
 
 
+def read_columns(path: str | Path, columns: Sequence[str], missing: str, damaged: str) -> pd.DataFrame:
+    """A parquet file of another origin than this pipeline, which must hold some columns and may hold others.
+
+    Args:
+        path: the file.
+        columns: what it must hold.
+        missing: what to do where there is none.
+        damaged: what to do where it cannot be read or lacks columns.
+
+    Raises:
+        TableError: the file is missing or damaged, or lacks columns, with what to do.
+    """
+    table: pd.DataFrame = read_arrow(path, missing, damaged).to_pandas()
+    lacking = [name for name in columns if name not in table.columns]
+    if lacking:
+        raise TableError(f"{path}: misses column {', '.join(lacking)}; {damaged}")
+    return table
+
+
 def refuse_folder(path: Path) -> None:
     """A folder of parquet files would be read as one table, in whatever order and types they have.
 

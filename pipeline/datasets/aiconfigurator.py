@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.errors import TableError, UnknownNameError
-from pipeline.schemas import read_arrow
+from pipeline.schemas import read_columns
 
 PACKAGE = "aiconfigurator_core"
 
@@ -109,11 +109,7 @@ def table_path(gpu: str, folder: Path | None = None, collectives: bool = False) 
 
 def _read(file: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     remedy = f"install aiconfigurator-core {RELEASE}"
-    table: pd.DataFrame = read_arrow(file, remedy, remedy).to_pandas()
-    missing = [name for name in columns if name not in table.columns]
-    if missing:
-        raise TableError(f"{file}: misses column {', '.join(missing)}; {remedy}")
-    return table
+    return read_columns(file, columns, remedy, remedy)
 
 
 def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:

@@ -24,6 +24,9 @@ PRODUCT_TILES = ((128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32)
 CONV_TILES = ((128, 128), (128, 64), (128, 32), (64, 64))
 """Tiles (along positions, along channels) in the names of the cuDNN and cuBLAS kernels of convolutions."""
 
+WARP_WIDTH = 1024
+"""Longest row that a warp of PyTorch's softmax holds in registers (`softmax_warp_forward`)."""
+
 LOG_FLOOR = 1e-9
 
 
@@ -189,7 +192,7 @@ def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
         columns.add("alignment width", alignment(width))
         columns.add("alignment elements", alignment(elements))
         columns.log("padded width", np.exp2(np.ceil(np.log2(np.maximum(width, 1.0)))))
-        columns.add("short rows", (width <= 1024.0).astype(np.float64))
+        columns.add("short rows", (width <= WARP_WIDTH).astype(np.float64))
         columns.log("l2 share", elements * size / max(gpu.l2_bytes, 1))
         for rows_per_block in (1.0, 4.0, 8.0):
             wave_columns(

@@ -159,13 +159,19 @@ def serve(port: int, folder: str | Path) -> None:
             f"{folder}/mlflow.db: no such file; run the pipeline first (make run), or name its folder with --results"
         )
     os.environ.update(_ENVIRONMENT)
-    owner = _experiment(_client(folder), folder, KERNEL_MODELS)
+    owner = _kernel_models(folder)
     print(
         f"MLflow UI (stop with Ctrl-C); kernel models: http://127.0.0.1:{port}/#/experiments/{owner}/runs", flush=True
     )
     # one worker: of several, each that takes over five seconds to import MLflow on a busy machine is killed, again and again
     options = ["--backend-store-uri", _uri(folder), "--port", str(port), "--workers", "1"]
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
+
+
+@_alone
+def _kernel_models(folder: str | Path) -> str:
+    """Id of the experiment of kernel models."""
+    return _experiment(_client(Path(folder)), Path(folder), KERNEL_MODELS)
 
 
 def _check_port(port: int) -> None:

@@ -15,15 +15,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.features import WARP_WIDTH
 from pipeline.kernels.work import Dims
 
 Array = npt.NDArray[np.float64]
 
 WARP = 32
 """Threads of a warp."""
-
-WARP_WIDTH = 1024
-"""Longest row that a warp holds in registers (`softmax_warp_forward`)."""
 
 VECTOR = 4
 """fp32 elements that a thread of a block reads at once (16 bytes)."""

@@ -85,8 +85,8 @@ def optimizer(spec: Spec, make: Maker) -> Case:
     import torch
 
     count = max(spec.get("tensors", 1), 1)
-    elements = max(spec["bytes"] // FLOAT_BYTES.get(spec.dtype, 4), count)
     dtype = spec.dtype if spec.dtype in FLOAT_BYTES else "fp32"
+    elements = max(spec["bytes"] // FLOAT_BYTES[dtype], count)
     parameters = [torch.nn.Parameter(make.tensor(n, dtype=dtype)) for n in _split(elements, count)]
     for parameter in parameters:
         parameter.grad = make.tensor(parameter.numel(), dtype=dtype)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.errors import TableError
-from pipeline.schemas import read_arrow
+from pipeline.schemas import read_columns
 
 MODES = {"inf": "inference", "train": "train"}
 
@@ -30,10 +29,7 @@ def measured_passes(data: Path) -> pd.DataFrame:
         TableError: the table is missing, unreadable, or lacks columns.
     """
     file = data / "neusight" / "model_latency.parquet"
-    table: pd.DataFrame = read_arrow(file, "download the public data", "download it again").to_pandas()
-    missing = [name for name in COLUMNS if name not in table.columns]
-    if missing:
-        raise TableError(f"{file}: misses column {', '.join(missing)}; download it again")
+    table = read_columns(file, COLUMNS, "download the public data", "download it again")
     kept = table["model"].isin(WORKLOADS) & table["option"].fillna("").astype(str).eq("") & table["mode"].isin(MODES)
     return table[kept].sort_values(["model", "mode", "seq_len", "batch_size", "gpu"], ignore_index=True)
 
