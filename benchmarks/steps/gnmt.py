@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from masters import Masters
 from torch import Tensor, nn
 
 from pipeline.workloads.reading import read
@@ -21,14 +22,6 @@ WIDTH, DROPOUT, SMOOTHING, CLIP, SCALE = 1024, 0.2, 0.1, 5.0, 512.0
 
 VOCABULARY = {"fp32": 31794, "tf32": 31794, "fp16": 31800}
 """Padded to a multiple of eight in fp16 (the logs of Lambda's benchmark)."""
-
-
-class Masters(nn.Module):
-    """fp32 copies of a model's parameters."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.copies = nn.ParameterList([nn.Parameter(p.detach().float()) for p in model.parameters()])
 
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:

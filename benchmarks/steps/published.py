@@ -32,6 +32,9 @@ from pipeline.report.markdown import rewrite
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NEWER = ("B200",)
+"""Cards that ran PyTorch 2; the others' is 1.13, which fills gradients with zeros where later ones drop them."""
+
 LEAST_BATCH = 16
 """Inference on fewer images waits for a host that the page says nothing of."""
 
@@ -46,9 +49,8 @@ def predicted(row: pd.Series) -> Prediction:
     elif row["model"] == "resnet50":
         name = "resnet50"
     else:
-        options |= {"model.target": "squad:make_step", "+model.options.size": row["model"], "model.optimizer": "adam"}
-        if row["dtype"] == "fp16":
-            options["model.precision"] = "pure"  # apex's O2 casts the whole model
+        options |= {"model.target": "squad:make_step", "+model.options.size": row["model"], "model.optimizer": "none",
+                    "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in NEWER}  # fmt: skip
     if row["memory_format"] != "contiguous":
         options["model.memory_format"] = row["memory_format"]
     return predict(gpu=row["gpu"], model=name, batch_size=int(row["batch_size"]), **options)

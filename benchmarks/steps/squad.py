@@ -1,40 +1,125 @@
-"""BERT fine-tuned on SQuAD: a head for the ends of the answer over 384 tokens, as a step of `model=custom`."""
+"""NVIDIA's BERT fine-tuned on SQuAD in PyTorch, as a step of `model=custom`: a head for the ends of the answer, 384 tokens.
+
+The loop around the model is the published one (`run_squad.py`): gradients are clipped by their common norm, which the host
+reads, and the host reads the loss at the end. In fp32 the optimizer goes parameter by parameter, clips each gradient once
+more and leaves nothing fused; PyTorch before 2.0 fills gradients with zeros between steps and adds to them. In fp16 the model
+lies in half precision beside fp32 masters (apex O2), which a fused Adam updates.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from masters import Masters
 from torch import Tensor, nn
 
-from pipeline.workloads.step import Step, host_empty
+from pipeline.workloads.reading import read
+from pipeline.workloads.step import Batch, Step, host_empty, phase
 
 TOKENS = 384
 
 SIZES = {"bert_base": (768, 12, 12), "bert_large": (1024, 24, 16)}
 """Width, layers and heads."""
 
+VOCABULARY, CLIP, RATE, DECAY, SCALE = 30528, 1.0, 5e-5, 0.01, 512.0
+
+
+class PlainAdam:
+    """Adam without bias correction, one operator at a time (`BertAdam`); weights but biases and norms decay."""
+
+    def __init__(
+        self, parameters: Sequence[Tensor], first: float = 0.9, second: float = 0.999, small: float = 1e-6
+    ) -> None:
+        self.parameters, self.first, self.second, self.small = list(parameters), first, second, small
+        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update of every parameter that has a gradient."""
+        for parameter, (mean, square) in zip(self.parameters, self.moments, strict=True):
+            if parameter.grad is None:
+                continue
+            nn.utils.clip_grad_norm_(parameter, CLIP, foreach=False)
+            grad = parameter.grad
+            mean.mul_(self.first).add_(grad, alpha=1.0 - self.first)
+            square.mul_(self.second).addcmul_(grad, grad, value=1.0 - self.second)
+            update = mean / (square.sqrt() + self.small)
+            if parameter.dim() > 1:
+                update += DECAY * parameter
+            parameter.add_(-(RATE * update))
+
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The step; `model.options.size` is one of `SIZES`."""
+    """The step; `model.options.size` is one of `SIZES`, `model.options.zero` whether gradients are filled with zeros."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers as hf
 
     width, layers, heads = SIZES[config["options"]["size"]]
-    sizes = hf.BertConfig(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+    half, zero = config["dtype"] == "fp16", bool(config["options"].get("zero", False))
+    sizes = hf.BertConfig(vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
                           intermediate_size=4 * width, attn_implementation="eager")  # fmt: skip
     with torch.device(device):
         model = hf.BertForQuestionAnswering(sizes)
-    ids, mask = host_empty(batch_size, TOKENS, dtype=torch.long), host_empty(batch_size, 1, 1, TOKENS)
+        masters = Masters(model) if half else None
+    if half:
+        model.half()
+    ids, kinds, mask = (host_empty(batch_size, TOKENS, dtype=torch.long) for _ in range(3))
     first, last = (host_empty(batch_size, dtype=torch.long) for _ in range(2))
+    own = list(model.parameters())
+    optimizer = PlainAdam(own) if masters is None else torch.optim.Adam(masters.copies, RATE, fused=True)
 
-    def forward(ids: Tensor, mask: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        output = model(input_ids=ids, attention_mask=mask)
+    def forward(*batch: Tensor) -> tuple[Tensor, Tensor]:
+        seen = (1.0 - batch[2][:, None, None, :].to(own[0].dtype)) * -10000.0
+        output = model(input_ids=batch[0], token_type_ids=batch[1], attention_mask=seen)
         return output.start_logits, output.end_logits
 
-    def loss(output: tuple[Tensor, Tensor], ids: Tensor, mask: Tensor, first: Tensor, last: Tensor) -> Tensor:
-        return (nn.functional.cross_entropy(output[0], first) + nn.functional.cross_entropy(output[1], last)) / 2
+    def procedure(batch: Batch, _: Sequence[torch.optim.Optimizer]) -> None:
+        with phase("forward"):
+            logits = forward(*batch)
+        with phase("loss"):
+            ends = [nn.functional.cross_entropy(found, end.clamp_(0, TOKENS), ignore_index=TOKENS)
+                    for found, end in zip(logits, batch[3:], strict=True)]  # fmt: skip
+            loss = (ends[0] + ends[1]) / 2
+        with phase("backward"):
+            (loss.float() * SCALE if half else loss).backward()
+        with phase("optimizer"):
+            updated = own
+            if masters is not None:
+                updated = unscaled(masters, own)
+            clip(updated)
+            optimizer.step()
+            if masters is not None:
+                with torch.no_grad():
+                    torch._foreach_copy_(own, updated)
+        with phase("zero_grad"):
+            for parameter in own:
+                if zero and parameter.grad is not None:
+                    parameter.grad.zero_()
+                elif not zero:
+                    parameter.grad = None
+        with phase("loss"):
+            read(loss)
 
-    return Step([model], [(ids, mask, first, last)], forward, loss, device, config)
+    modules = [model] if masters is None else [model, masters]
+    return Step(modules, [(ids, kinds, mask, first, last)], forward, None, device, config, procedure=procedure)
+
+
+def unscaled(masters: Masters, own: Sequence[Tensor]) -> list[Tensor]:
+    """The masters, with the gradients of the model's own parameters; the host reads whether one has overflown."""
+    found = [(copy, p.grad) for copy, p in zip(masters.copies, own, strict=True) if p.grad is not None]
+    grads = [torch.empty_like(copy) for copy, _ in found]
+    torch._foreach_copy_(grads, [grad for _, grad in found])
+    for (copy, _), grad in zip(found, grads, strict=True):
+        copy.grad = grad
+    read(grads[0].flatten()[:1])
+    return list(masters.copies)
+
+
+def clip(parameters: Sequence[Tensor]) -> None:
+    """Scale all gradients by one factor, from their common norm on the host."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    read(torch.stack(torch._foreach_norm(grads)).norm())
+    torch._foreach_mul_(grads, 0.5)
