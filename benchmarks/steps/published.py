@@ -3,9 +3,9 @@
     python benchmarks/steps/published.py [DATASETS_DIR] [--model resnet50 ...] [--write docs/accuracy.md]
         [--draw docs/images]
 
-The files and where they come from: `pipeline/datasets/published_steps.py`. What ran there differs from what is predicted
-in ways that the tables do not settle: software of 2020 to 2024, fused layer norm and GELU in BERT, and, in its half
-precision, fp32 master weights with a fused Adam. Rows marked `seen` had constants set with them in view.
+The files and where they come from: `pipeline/datasets/published_steps.py`. BERT's step is the published loop with its
+optimizers (`benchmarks/steps/squad.py`). What ran still differs in ways that the tables do not settle: software of 2020 to 2024,
+fused layer norm and GELU in BERT, hosts of all kinds. Rows marked `seen` had constants set with them in view.
 """
 
 from __future__ import annotations
