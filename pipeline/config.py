@@ -198,7 +198,8 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
         try:
             parsed.append(parser.parse_override(text))
         except HydraException:
-            close = did_you_mean(text.partition("=")[0], (*_GROUPS, "experiment", "batch_size", "overrides", "results"))
+            key, options = text.partition("=")[0], (*_GROUPS, "experiment", "batch_size", "overrides", "results")
+            close = "" if key in options else did_you_mean(key, options)
             raise ConfigError(
                 f"cannot read the override {text!r}: {close}write key=value, several values as a,b"
             ) from None

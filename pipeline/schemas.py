@@ -164,22 +164,27 @@ def write_table(
         pq.write_table(table, part, compression="zstd")
 
 
-def write_parquet(frame: pd.DataFrame, path: str | Path, labels: bool = False) -> None:
+def write_parquet(
+    frame: pd.DataFrame, path: str | Path, labels: bool = False, provenance: Mapping[str, Any] | None = None
+) -> None:
     """Write a table that no schema fixes (a user's own columns, a check's figures), completely or not at all.
 
     Args:
         frame: the table.
         path: the file.
         labels: whether row labels that are no plain count are written too, as pandas does: those of a user's table.
+        provenance: what made it, kept in the file's metadata.
 
     Raises:
         SteptimeError: the file cannot be written, or a column holds values that parquet cannot.
     """
     try:
         with atomic_path(path) as part:
-            pq.write_table(
-                pa.Table.from_pandas(frame, preserve_index=None if labels else False), part, compression="zstd"
-            )
+            table = pa.Table.from_pandas(frame, preserve_index=None if labels else False)
+            if provenance is not None:
+                text = json.dumps(dict(provenance), sort_keys=True, default=str)
+                table = table.replace_schema_metadata({**(table.schema.metadata or {}), PROVENANCE_KEY: text.encode()})
+            pq.write_table(table, part, compression="zstd")
     except pa.ArrowException as error:
         raise SteptimeError(f"{path}: cannot be written ({_first_line(error)})") from None
 

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,7 @@ def _told(error: SteptimeError) -> str:
 
 def provenance(snakemake: Any) -> dict[str, Any]:
     """What made an artifact: rule, params, digests of the inputs (a model folder's description), versions, git commit."""
-    import platform
-    from importlib.metadata import version
-
     from pipeline.kernels.store import DESCRIPTION
-    from pipeline.packs import file_digest
 
     given = [Path(str(path)) for path in snakemake.input]
     files = [path for each in given for path in (each, each / DESCRIPTION) if path.is_file()]
@@ -64,6 +60,18 @@ def provenance(snakemake: Any) -> dict[str, Any]:
     return {
         "rule": snakemake.rule,
         "params": params,
+        **made_from(files),
+    }
+
+
+def made_from(files: Sequence[Path]) -> dict[str, Any]:
+    """Provenance of what no rule makes: digests of the files it was made from, versions, git commit."""
+    import platform
+    from importlib.metadata import version
+
+    from pipeline.packs import file_digest
+
+    return {
         "inputs": {str(path): file_digest(path)[:16] for path in files},
         "steptime": version("steptime"),
         "commit": _git_commit(),

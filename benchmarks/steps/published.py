@@ -191,8 +191,12 @@ def main() -> int:
     read = (read_training, read_networks, read_resnet50)
     rows = pd.concat([one(args.datasets) for one in read], ignore_index=True)
     rows = rows[(rows["mode"] == "train") | (rows["batch_size"] >= LEAST_BATCH)]
-    rows = rows[rows["model"].isin(args.model)] if args.model else rows
-    rows = rows[rows["gpu"].isin(args.gpu)] if args.gpu else rows
+    for name, chosen in (("model", args.model), ("gpu", args.gpu)):
+        if strange := sorted(set(chosen or ()) - set(rows[name])):
+            parser.error(
+                f"no step was published of {', '.join(strange)}; choose from {', '.join(sorted(set(rows[name])))}"
+            )
+        rows = rows[rows[name].isin(chosen)] if chosen else rows
     half = np.where(rows["memory_format"] == "channels_last", "fp16, NHWC", "fp16")
     rows = compare(rows.assign(dtype_of_table=np.where(rows["dtype"] == "fp16", half, "fp32 or TF32")))
     right, pairs = ordered(rows[rows["mode"] == "train"])

@@ -1,6 +1,6 @@
 """Predicted training steps of translators against what others published: GNMT on 13 cards, the big Transformer on three.
 
-    python benchmarks/steps/translation.py [DATASETS_DIR] [--gpu V100 ...] [--write docs/accuracy.md]
+    python benchmarks/steps/translation.py [DATASETS_DIR] [--gpu RTX4090 ...] [--write docs/accuracy.md]
     python benchmarks/steps/translation.py [DATASETS_DIR] --transformer [--write docs/notes/recurrent.md]
 
 The files and where they come from: `pipeline/datasets/published_translation.py`; GNMT's step: `benchmarks/steps/gnmt.py`, a mean
@@ -96,6 +96,10 @@ def main() -> int:
             rewrite(args.write, {"transformer": "\n".join(lines)})
         return 0
     rows = read_translation(args.datasets)
+    if args.gpu and (strange := sorted(set(args.gpu) - set(rows["gpu"]))):
+        parser.error(
+            f"no step was published of {', '.join(strange)}; choose from {', '.join(sorted(set(rows['gpu'])))}"
+        )
     rows = rows[rows["gpu"].isin(args.gpu)] if args.gpu else rows
     rows = rows.assign(dtype_of_table=np.where(rows["dtype"] == "fp16", "fp16", "fp32 or TF32"))
     rows = compare(rows.sort_values("dtype_of_table", kind="stable", ascending=False))

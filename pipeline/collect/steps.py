@@ -50,6 +50,7 @@ def collect_step(
     gpu: str = "local",
     model: str | None = None,
     variant: str = "default",
+    provenance: Mapping[str, Any] | None = None,
 ) -> None:
     """Run, time and profile a training step.
 
@@ -64,6 +65,7 @@ def collect_step(
         gpu: `gpu` column of the step-times row.
         model: its `model` column; the config's name where it is not given.
         variant: its `variant` column.
+        provenance: what asked for the measurement, kept in the table's metadata beside the device.
 
     Raises:
         InputError: there is no such device, or the config is wrong.
@@ -102,7 +104,9 @@ def collect_step(
         "batch_size": batch_size,
         "source": "collect",
     }
-    write_table(pd.DataFrame([row]), folder / STEP_TIMES, "step_times", {"device": describe(place)})
+    write_table(
+        pd.DataFrame([row]), folder / STEP_TIMES, "step_times", {**(provenance or {}), "device": describe(place)}
+    )
     del step
     release(place)
 

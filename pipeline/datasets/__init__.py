@@ -1,1 +1,1 @@
-"""Readers of public measurements, and their download with checksums."""
+"""Readers of public measurements, as they lie in a folder of the user's; nothing is downloaded."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError, InputError, SteptimeError
+from pipeline.errors import ConfigError, InputError, SteptimeError, TraceError
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.lean import read_chosen
 from pipeline.graph.normalise import normalise, prune, prune_meta
@@ -167,7 +167,14 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         finally:
             observer.stop()
             observer.unregister_callback()
-        raw = read_chosen(path, prune if fake else prune_meta)
+        try:
+            raw = read_chosen(path, prune if fake else prune_meta)
+        except TraceError:  # of our own making: it can only be cut off
+            place = tempfile.gettempdir()
+            raise SteptimeError(
+                f"{place}: what the captured step ran could not be written whole; make room there, or name another "
+                "folder in $TMPDIR"
+            ) from None
     return normalise(build_nodes(raw, sequential=fake), _as_allowed(config), fake), memory
 
 

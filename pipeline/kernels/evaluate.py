@@ -11,6 +11,13 @@ SMALLEST_ERROR = 1e-6
 """Errors are clipped below, so that one exact hit does not make a geometric mean zero (DESIGN section 13)."""
 
 
+DECILES = tuple(f"gmae_size_{tenth}0" for tenth in range(1, 11))
+"""GMAE of each tenth of the calls by their traffic in bytes: the smallest tenth is `gmae_size_10`, the largest `_100`."""
+
+FEWEST_BY_SIZE = 100
+"""Rows from which errors are told by size: ten in each tenth, fewer say little."""
+
+
 def gmae(predicted: Array, measured: Array) -> float:
     """Geometric mean of |predicted - measured| / measured, as a fraction."""
     return float(np.exp(np.mean(np.log(np.maximum(np.abs(predicted / measured - 1.0), SMALLEST_ERROR)))))
@@ -41,3 +48,17 @@ def metrics(test: pd.DataFrame) -> dict[str, float]:
     if above.any():
         found["above_floor_gmae"] = gmae(predicted[above], measured[above])
     return found
+
+
+def gmae_by_size(test: pd.DataFrame, size: Array) -> dict[str, float]:
+    """GMAE of each tenth of the calls by size, as `DECILES`; empty where there are too few rows (`FEWEST_BY_SIZE`).
+
+    Args:
+        test: table with `latency_us` and `predicted_us`.
+        size: bytes that each call moves, shape (rows,).
+    """
+    if len(test) < FEWEST_BY_SIZE:
+        return {}
+    measured, predicted = (test[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us"))
+    tenths = np.array_split(np.argsort(size, kind="stable"), len(DECILES))
+    return {name: gmae(predicted[rows], measured[rows]) for name, rows in zip(DECILES, tenths, strict=True)}

@@ -17,8 +17,8 @@ from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features, fitter, floors
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.evaluate import metrics
-from pipeline.kernels.families import family
+from pipeline.kernels.evaluate import gmae_by_size, metrics
+from pipeline.kernels.families import family, work_of
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.fitter import Fitter, judge, typical_error
 from pipeline.kernels.parallel import Crew, run_jobs
@@ -135,7 +135,8 @@ def fit_family(
     at = time.perf_counter()
     model.predict(rows)
     speed = (time.perf_counter() - at) / len(rows) * 1e6
-    found = metrics(scores) | {"fit_s": fit_s, "predict_us_per_row": speed}
+    found = metrics(scores) | gmae_by_size(scores, work_of(name, scores).bytes)
+    found |= {"fit_s": fit_s, "predict_us_per_row": speed}
     if test.empty and len(train) == 1:
         found |= dict.fromkeys(("gmae", "mape", "bias", "coverage", "above_floor_gmae"), float("nan"))
     description = _describe(table, train, test, found, evidence, seed, steps.notes)

@@ -8,6 +8,7 @@ from html import escape
 
 import pandas as pd
 
+from pipeline.kernels.evaluate import DECILES
 from pipeline.report.figures.published import PUBLISHED
 from pipeline.report.markdown import markdown as table
 
@@ -41,6 +42,7 @@ def sections(
             `pipeline.report.figures.tables`.
         missing: sentences about evidence that is not at hand.
     """
+    by_size = kernels[kernels[DECILES[0]].notna()]
     return [
         _table("Steps", "Predicted step with its p10 to p90 interval; unprofiled measurements where there are any. "
                "Evidence: what the device time and the host time rest on.", steps, _STEP),
@@ -51,6 +53,8 @@ def sections(
         _table("Kernel models", "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model was "
                "not trained on; above the floor: calls longer than twice the latency floor."
                if len(kernels) else "No kernel model of these GPUs was fitted here or shipped.", kernels, _KERNEL),
+        *([_table("Kernel models by size", "GMAE of each tenth of the calls, by the bytes that they move: smallest, then larger "
+                  "ones.", by_size, _BY_SIZE)] if len(by_size) else []),
         Section("Published, for comparison", "Other models, GPUs and software; not measured by this project.",
                 ("figure", "error", "source"), tuple((p.what, f"{p.percent:g} %", p.source) for p in PUBLISHED)),
         Section("What is missing", "" if missing else "Nothing.", ("evidence that is not at hand",) if missing else (),
@@ -107,6 +111,10 @@ def _error(row: pd.Series) -> str:
     return _percent(row["predicted_us"] / row["measured_us"] - 1, "+")
 
 
+def _share_of(name: str) -> Cell:
+    return lambda row: _percent(row[name])
+
+
 _STEP: Mapping[str, Cell] = {
     "GPU": lambda r: str(r["gpu"]),
     "model": lambda r: str(r["model_variant"]),
@@ -149,6 +157,12 @@ _KERNEL: Mapping[str, Cell] = {
     "MAPE": lambda r: _percent(r["mape"]),
     "inside p10 to p90": lambda r: _percent(r["coverage"]),
     "samples": lambda r: "" if pd.isna(r["samples"]) else f"{int(r['samples']):,}",
+}
+
+_BY_SIZE: Mapping[str, Cell] = {
+    "family": lambda r: str(r["family"]),
+    "GPU": lambda r: str(r["gpu"]),
+    **{f"to {10 * tenth} %": _share_of(name) for tenth, name in enumerate(DECILES, 1)},
 }
 
 

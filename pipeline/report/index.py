@@ -10,6 +10,7 @@ import pandas as pd
 from pipeline.errors import TableError
 from pipeline.paths import Artifacts
 from pipeline.schemas import read_table, write_table
+from pipeline.scripting import made_from
 
 
 def refresh(root: str | Path) -> Path | None:
@@ -19,14 +20,15 @@ def refresh(root: str | Path) -> Path | None:
     so: this run's own points are not among them.
     """
     pattern = Artifacts("").point("*", "*", "*", "*").lstrip("/") + "/summary.parquet"
-    rows = []
+    rows, read = [], []
     for path in sorted(Path(root).glob(pattern)):
         try:
             rows.append(read_table(path, "summary"))
+            read.append(path)
         except TableError as error:
             print(f"steptime: left out of {root}/summary.parquet: {error}", file=sys.stderr)
     if not rows:
         return None
     target = Path(root) / "summary.parquet"
-    write_table(pd.concat(rows, ignore_index=True), target, "summary", {"points": len(rows)})
+    write_table(pd.concat(rows, ignore_index=True), target, "summary", {"points": len(rows), **made_from(read)})
     return target

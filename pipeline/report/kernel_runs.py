@@ -15,6 +15,7 @@ import pandas as pd
 
 from pipeline.errors import SteptimeError
 from pipeline.report.tracking import KERNEL_MODELS, choose_champion, describe_kernel_models, log_run, register_model
+from pipeline.schemas import atomic_path, write_parquet
 
 if TYPE_CHECKING:
     from pipeline.kernels.fit import FittedFamily
@@ -30,6 +31,7 @@ def fit_and_track(
     models: Sequence[Path],
     tracking: Path,
     workers: int = 1,
+    provenance: Mapping[str, Any] | None = None,
 ) -> None:
     """Fit every family that has samples, into its model folder, and track the fits.
 
@@ -42,6 +44,7 @@ def fit_and_track(
         models: one folder per family, named `<family>/<name>`; a family without samples gets a note instead.
         tracking: MLflow folder.
         workers: processes.
+        provenance: what made the models, kept beside their test predictions.
     """
     from pipeline.hardware.spec import load_gpu
     from pipeline.kernels.fit import fit_gpu
@@ -73,6 +76,8 @@ def fit_and_track(
     runs = {}
     for (family, _), fitted in fits.items():
         won = best[family] is fitted
+        if won:
+            _keep_errors(fitted, folders[family], provenance)
         name, run = _track(
             fitted, gpu, folders[family] if won else None, tracking, samples[samples["family"] == family]
         )
@@ -84,6 +89,17 @@ def fit_and_track(
     describe_kernel_models(tracking)
 
 
+def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any] | None) -> None:
+    """Write how good a model is into its folder: figures, the predictions behind them, and their quantiles."""
+    from pipeline.report.figures.tables import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
+
+    with atomic_path(folder / METRICS) as part:
+        part.write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_parquet(fitted.test, folder / TEST_PREDICTIONS, provenance=provenance or {})
+    with atomic_path(folder / ERROR_QUANTILES) as part:
+        error_quantiles(fitted.test).to_csv(part, index=False, lineterminator="\n")
+
+
 def _track(
     fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path, samples: pd.DataFrame
 ) -> tuple[str, str]:
@@ -93,16 +109,11 @@ def _track(
         The name under which such models are registered, and the run's id.
     """
     from pipeline.report.figures.kernels import error_histogram, predicted_against_measured
-    from pipeline.report.figures.tables import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
 
     family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
     dtypes = "-".join(fitted.model.scope.dtypes)
     kind = family if "fp32" in fitted.model.scope.dtypes else f"{family}-{dtypes}"
     title = f"{kind} on {gpu} ({variant})"
-    if folder is not None:
-        (folder / METRICS).write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        test.to_parquet(folder / TEST_PREDICTIONS, index=False)
-        error_quantiles(test).to_csv(folder / ERROR_QUANTILES, index=False, lineterminator="\n")
     seed, name = fitted.parameters["seed"], f"{gpu}-{kind}"
     # MLflow's charts show two places: 0.02 for errors of 1.9 and of 2.4 %
     percent = {f"{key}_percent": 100.0 * fitted.metrics[key] for key in ("gmae", "mape")}

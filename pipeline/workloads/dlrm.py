@@ -101,7 +101,8 @@ def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{where}: no such file, neither in {Path.cwd()} nor in {project_dir()}") from None
+        places = [] if named.is_absolute() else list(dict.fromkeys(map(str, (Path.cwd(), project_dir()))))
+        raise ConfigError(f"{where}: no such file{' in ' if places else ''}{' or '.join(places)}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: not a readable JSON file ({str(error).splitlines()[0]})") from None
     found = content.get("tables") if isinstance(content, dict) else content

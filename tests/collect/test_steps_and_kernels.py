@@ -13,7 +13,7 @@ from pipeline.collect.model_config import load_model, parse
 from pipeline.collect.reader import read_step_time
 from pipeline.collect.steps import collect_step
 from pipeline.errors import ConfigError, InputError, UnknownNameError
-from pipeline.schemas import read_table, write_table
+from pipeline.schemas import read_provenance, read_table, write_table
 
 TINY = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
 
@@ -21,7 +21,8 @@ TINY = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tab
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("step")
-    collect_step({**load_model("dlrm_small"), **TINY}, 16, "cpu", out, iterations=3, seconds=0.2)
+    collect_step({**load_model("dlrm_small"), **TINY}, 16, "cpu", out, iterations=3, seconds=0.2,
+                 provenance={"commit": "abc"})  # fmt: skip
     return out
 
 
@@ -30,6 +31,8 @@ def test_a_step_leaves_its_times_and_both_traces(folder: Path) -> None:
     assert row["model"] == "dlrm_small"
     assert 0 < row["p10_us"] <= row["step_us"] <= row["p90_us"]
     assert read_step_time(folder / "step_times.parquet") == row["step_us"]
+    made = read_provenance(folder / "step_times.parquet")
+    assert made["commit"] == "abc" and made["device"]
     load = pytest.importorskip("pipeline.trace.load")
     trace = load.load_trace(folder / "kineto.json.gz")
     assert (trace.device, len(trace.iterations)) == ("cpu", 3)

@@ -207,7 +207,7 @@ def test_a_name_that_can_be_no_folder_is_one_line(copied: Path) -> None:
         ("gpu=glob(Z*)", r"gpu=glob\(Z\*\): no name fits"),
         ("batch_size=glob(*)", r"batch_size=glob\(\*\): no name fits"),
         ("model=resnet50 batch_size=32", "cannot read the override 'model=resnet50 batch_size=32'"),
-        ("batch_size=1,,2", "cannot read the override 'batch_size=1,,2'"),
+        ("batch_size=1,,2", "cannot read the override 'batch_size=1,,2': write key=value"),
         ("model=bert", "did you mean 'bert_large'"),
     ],
 )

@@ -1,10 +1,13 @@
 """Capture without a GPU: what is recorded, how it is named, and that nothing is left out silently."""
 
+import resource
+import tempfile
+
 import pandas as pd
 import pytest
 import yaml
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, SteptimeError
 from pipeline.graph.calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
 from pipeline.graph.normalise import FUSED_AUTOGRAD, FUSED_FORWARD
@@ -232,3 +235,14 @@ def test_activations_of_a_transformer_layer_follow_the_published_formula():
     sizes = {"width": 256, "heads": 8, "vocabulary": 100, "positions": 512, "seq_len": 512}
     one, three = (capture(config_of("bert_large", layers=n, **sizes), 4).memory.activations for n in (1, 3))
     assert (three - one) / 2 == pytest.approx(512 * 4 * 256 * (66 + 9 * 8 * 512 / 256), rel=0.01)
+
+
+def test_a_full_temporary_folder_is_said_and_is_no_bad_input():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(SteptimeError, match=f"{tempfile.gettempdir()}: .* could not be written whole") as raised:
+            capture(config_of("dlrm_small"), 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.exit_code == 1

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
 from pipeline.kernels import distil, drift, learned, trees
 from pipeline.kernels.commands import fit_command, predict_command
-from pipeline.kernels.evaluate import gmae, metrics
+from pipeline.kernels.evaluate import gmae, gmae_by_size, metrics
 from pipeline.kernels.families import Law
 from pipeline.kernels.fit import fit_family, fit_gpu
 from pipeline.kernels.fitted import FittedModel
@@ -349,3 +349,15 @@ def test_errors_are_geometric_and_clipped():
     assert found["coverage"] == 0.5
     assert found["above_floor_rows"] == 1
     assert found["above_floor_gmae"] == pytest.approx(0.05)
+
+
+def test_errors_are_told_by_tenths_of_the_size():
+    size = np.random.default_rng(0).permutation(200).astype(float)
+    table = pd.DataFrame(
+        {"latency_us": 100.0, "predicted_us": 100.0 + np.where(size < 20, 10.0, size // 100 + 1.0)}, index=range(200)
+    )
+    found = gmae_by_size(table, size)
+    assert list(found) == [f"gmae_size_{tenth}0" for tenth in range(1, 11)]
+    assert found["gmae_size_10"] == pytest.approx(0.10)
+    assert [found[f"gmae_size_{tenth}0"] for tenth in (2, 5, 6, 10)] == pytest.approx([0.01, 0.01, 0.02, 0.02])
+    assert gmae_by_size(table.head(99), size[:99]) == {}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pandas as pd
 
 from pipeline.config import expand
 from pipeline.flow import Flow
+from pipeline.kernels.evaluate import DECILES
 from pipeline.paths import Artifacts as Paths
 from pipeline.report import accuracy
 from pipeline.report.figures import tables
@@ -28,6 +32,17 @@ def test_it_shows_steps_errors_kernels_and_gaps(artifacts: Artifacts) -> None:
                   "2.0 %", "| V100 | dlrm_default b2048 | step, overheads of this workload | 6.34 | 6.66 | -4.8 % |",
                   "held-out shapes", "published", "P100: no trace"):  # fmt: skip
         assert words.lower() in text.lower(), words
+
+
+def test_errors_by_size_have_a_table_where_a_model_keeps_them(summary: pd.DataFrame, tmp_path: Path) -> None:
+    metrics = {"gmae": 0.02, **{name: 0.01 * place for place, name in enumerate(DECILES, 1)}}
+    facts = {"family": "gemm", "variant": "auto", "evidence": "fitted", "metrics": {"gmae": 0.02}}
+    (tmp_path / "family.json").write_text(json.dumps(facts))
+    without = account(Artifacts(summary, models=(("V100", tmp_path),)), [])
+    assert "Kernel models by size" not in without
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    text = account(Artifacts(summary, models=(("V100", tmp_path),)), [])
+    assert "| gemm | V100 | 1.0 % | 2.0 % | 3.0 % |" in text
 
 
 def test_the_title_says_what_the_grid_holds(summary: pd.DataFrame) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
 
@@ -16,6 +17,7 @@ from pipeline.kernels import fit as fitting
 from pipeline.kernels import fitter
 from pipeline.report.kernel_runs import fit_and_track
 from pipeline.report.tracking import KERNEL_MODELS
+from pipeline.schemas import read_provenance
 
 ERRORS = {"auto": 0.02, "trees": 0.03, "roofline": 0.4}
 
@@ -94,6 +96,18 @@ def test_another_seed_is_another_run_and_other_samples_another_contest(fit: Call
     client = fit(samples("T4", 40), "auto", seed=1)
     assert sorted(runs(client, "T4")) == ["T4 softmax auto", "T4 softmax auto seed 1"]
     assert champion(fit(samples("T4", 30), "roofline"), "T4") == "T4 softmax roofline"
+
+
+def test_the_predictions_behind_an_error_say_what_made_them(tmp_path: Path) -> None:
+    settings, models = (
+        {"name": "fitted", "variants": ("roofline",), "seed": 0},
+        tmp_path / "P100" / "softmax" / "fitted",
+    )
+    fit_and_track(samples("P100", 12), "P100", settings, [models], tmp_path / "mlflow", provenance={"commit": "abc"})
+    kept = models / "test_predictions.parquet"
+    assert read_provenance(kept)["commit"] == "abc"
+    assert pq.ParquetFile(kept).metadata.row_group(0).column(0).compression == "ZSTD"
+    assert {"predicted_us", "latency_us"} <= set(pd.read_parquet(kept))
 
 
 def test_a_single_sample_is_tracked_although_nothing_judges_it(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.paths import project_dir
@@ -48,6 +49,16 @@ def test_every_stage_leaves_its_artifact(finished: Path) -> None:
         assert read_provenance(point / f"{name}.parquet")["steptime"]
     assert (point / "timeline.json.gz").stat().st_size > 0
     assert len(read_table(finished / "results/summary.parquet", "summary")) == 1
+
+
+def test_every_table_says_what_made_it(finished: Path) -> None:
+    tables = sorted((finished / "results").rglob("*.parquet"))
+    assert finished / "results/summary.parquet" in tables
+    for path in tables:
+        made = read_provenance(path)
+        assert {"commit", "inputs", "versions"} <= set(made), path
+        assert made["inputs"] or path.name == "graph.parquet"  # which is captured, not read
+        assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
 
 
 def test_the_summary_adds_up(finished: Path) -> None:

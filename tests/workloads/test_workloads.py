@@ -7,7 +7,7 @@ import torch
 from small import config_of
 
 from pipeline.errors import ConfigError, InputError, UnknownNameError
-from pipeline.paths import config_dir
+from pipeline.paths import config_dir, project_dir
 from pipeline.workloads import make_step
 
 MODELS = sorted(path.stem for path in (config_dir() / "model").glob("*.yaml") if path.stem != "custom")
@@ -139,13 +139,19 @@ def test_sequences_longer_than_the_positions_are_refused():
         make_step(config_of("gpt2_large", seq_len=4096), 1, "meta")
 
 
-def test_tables_may_come_from_a_file(tmp_path):
+def test_tables_may_come_from_a_file(tmp_path, monkeypatch):
     path = tmp_path / "tables.json"
     path.write_text('[{"num_embeddings": 10, "pooling_factor": 2.4}, {"num_embeddings": 7}, {"num_embeddings": 5}]')
     step = make_step(config_of("dlrm_open_source", table_configs=str(path), tables=[0, 2]), 4, "meta")
     assert step.in_kernel[0].shape == (15, 128)
-    with pytest.raises(ConfigError, match="no such file"):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"no such file in {tmp_path} or {project_dir()}$"):
         make_step(config_of("dlrm_open_source", table_configs="nowhere.json"), 4, "meta")
+    monkeypatch.chdir(project_dir())
+    with pytest.raises(ConfigError, match=f"no such file in {project_dir()}$"):
+        make_step(config_of("dlrm_open_source", table_configs="nowhere.json"), 4, "meta")
+    with pytest.raises(ConfigError, match=r"no such file$"):
+        make_step(config_of("dlrm_open_source", table_configs="/nowhere.json"), 4, "meta")
 
 
 def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):

@@ -11,6 +11,8 @@ wildcard_constraints:
     family=r"[a-z0-9_]+",
 
 
+# the last two: rows that a sparse gradient holds, and bytes of an element
+CAPTURING = ("graph", "workloads", "kernels/embedding.py", "kernels/work.py")
 POINT = FLOW.artifacts.point("{gpu}", "{model}", "{variant}", "{batch}")
 
 
@@ -24,7 +26,7 @@ rule capture_graph:
     params:
         model=FLOW.section("model"),
         files=FLOW.files,
-        code=FLOW.code("graph", "workloads", "schemas.py"),
+        code=FLOW.code(*CAPTURING, "schemas.py"),
     message:
         "Graph of {wildcards.model} at batch {wildcards.batch}, captured without a GPU"
     script:
@@ -65,7 +67,7 @@ rule import_graph:
         gpu="local",
     params:
         model=FLOW.section("model"),
-        code=FLOW.code("graph", "schemas.py"),
+        code=FLOW.code(*CAPTURING, "schemas.py"),
     message:
         "Graph of {wildcards.model} at batch {wildcards.batch}, from its execution trace"
     script:
@@ -98,7 +100,7 @@ rule map_calls:
         f"{POINT}/logs/map_calls.log",
     params:
         gpu=FLOW.section("gpu"),
-        code=FLOW.code("graph", "hardware", "schemas.py"),
+        code=FLOW.code("graph", "hardware", "kernels/work.py", "schemas.py"),
     message:
         "Device calls of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:

@@ -9,6 +9,7 @@ CHECKS = f"{FLOW.artifacts.root}/checks"
 ACCURACY = f"{FLOW.artifacts.root}/accuracy/{FLOW.grid}"
 PAIR_ERRORS = f"{FLOW.artifacts.root}/transfer/{{family}}.parquet"
 MODEL_ERRORS = f"{FLOW.artifacts.root}/transfer_models.parquet"
+TRANSFERRING = ("transfer", "hardware", "kernels", "datasets/neusight.py")
 
 
 report: "../report/workflow.rst"
@@ -117,7 +118,7 @@ rule pair_errors:
     log:
         f"{FLOW.artifacts.root}/transfer/logs/{{family}}.log",
     params:
-        code=FLOW.code("transfer", "hardware"),
+        code=FLOW.code(*TRANSFERRING),
     message:
         "Errors of {wildcards.family} between all GPUs with public samples"
     script:
@@ -134,7 +135,7 @@ rule transfer_models:
     log:
         f"{FLOW.artifacts.root}/transfer/logs/models.log",
     params:
-        code=FLOW.code("transfer", "hardware"),
+        code=FLOW.code(*TRANSFERRING),
     message:
         "Errors of whole models between all GPUs with public samples"
     script:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.scripting import job
+from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.report import accuracy
@@ -22,7 +22,7 @@ with job(snakemake):
     ):
         with atomic_path(Path(path)) as part:
             part.write_text(text, encoding="utf-8")
-    write_parquet(steps, snakemake.output.steps)
-    write_parquet(kernels, snakemake.output.kernels)
+    write_parquet(steps, snakemake.output.steps, provenance=provenance(snakemake))
+    write_parquet(kernels, snakemake.output.kernels, provenance=provenance(snakemake))
     for line in snakemake.params.missing:
         print(f"  missing: {line}", flush=True)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.scripting import job
+from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.collect.steps import collect_step
@@ -18,4 +18,5 @@ with job(snakemake):
         gpu=snakemake.wildcards.gpu,
         model=snakemake.wildcards.model,
         variant=snakemake.wildcards.variant,
+        provenance=provenance(snakemake),
     )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.scripting import job
+from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.api import gpu_of, kernel_predictor
@@ -25,4 +25,4 @@ with job(snakemake):
     observations = read_table(given.observations, "overhead_samples")
     prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]
     table = parts_of(prediction, Path((given.trace or given.measured)[0]), point, observations)
-    write_parquet(table, snakemake.output.parts)
+    write_parquet(table, snakemake.output.parts, provenance=provenance(snakemake))

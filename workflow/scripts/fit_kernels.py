@@ -5,7 +5,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # worker processes of the fit import this file again
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the rule's threads are these processes
-    from pipeline.scripting import job
+    from pipeline.scripting import job, provenance
 
     with job(snakemake):
         from pipeline.report.kernel_runs import fit_and_track
@@ -18,4 +18,5 @@ if __name__ == "__main__":  # worker processes of the fit import this file again
             [Path(path) for path in snakemake.output.models],
             Path(snakemake.params.tracking),
             snakemake.threads,
+            provenance(snakemake),
         )

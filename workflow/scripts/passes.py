@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
-from pipeline.scripting import job
+from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.report.checks.passes import predicted_passes
     from pipeline.schemas import write_parquet
 
-    write_parquet(predicted_passes(Path(snakemake.input.latencies).parents[1]), snakemake.output.passes)
+    write_parquet(
+        predicted_passes(Path(snakemake.input.latencies).parents[1]),
+        snakemake.output.passes,
+        provenance=provenance(snakemake),
+    )

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from pipeline.scripting import job
+from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.report.checks.replays import replay_spans
     from pipeline.schemas import write_parquet
 
-    write_parquet(replay_spans(Path(snakemake.input.traces)), snakemake.output.spans)
+    write_parquet(replay_spans(Path(snakemake.input.traces)), snakemake.output.spans, provenance=provenance(snakemake))

@@ -1,6 +1,6 @@
 """Errors of kernels carried from each GPU to each other, with the destination left out of training."""
 
-from pipeline.scripting import job
+from pipeline.scripting import job, provenance
 
 with job(snakemake):
     import pandas as pd
@@ -13,4 +13,4 @@ with job(snakemake):
     errors = pd.concat(
         [pair_errors(samples, fold) for fold in folds(samples, snakemake.wildcards.family)], ignore_index=True
     )
-    write_parquet(errors, snakemake.output.errors)
+    write_parquet(errors, snakemake.output.errors, provenance=provenance(snakemake))

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
-from pipeline.scripting import job
+from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.schemas import write_parquet
     from pipeline.transfer.paper import paper_surfer
 
-    write_parquet(paper_surfer(Path(snakemake.input.latencies).parents[1]), snakemake.output.errors)
+    write_parquet(
+        paper_surfer(Path(snakemake.input.latencies).parents[1]),
+        snakemake.output.errors,
+        provenance=provenance(snakemake),
+    )

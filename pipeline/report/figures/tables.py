@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.kernels.evaluate import gmae, mape
+from pipeline.kernels.evaluate import DECILES, gmae, mape
 from pipeline.prediction import Prediction
 from pipeline.report import parts
 from pipeline.report.parts import label
@@ -110,7 +110,8 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
 
     Returns:
         gpu, family, variant, evidence, split, measured_on, samples, held_out, and as fractions gmae, mape, bias,
-        coverage, above_floor_gmae.
+        coverage, above_floor_gmae, and the GMAE of each tenth of the calls by size (`DECILES`), missing where a model
+        does not keep it.
     """
     rows = []
     for gpu, folder in folders:
@@ -119,8 +120,8 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
             continue
         facts = json.loads(file.read_text(encoding="utf-8"))
         metrics = dict(facts.get("metrics") or {})
-        if "gmae" not in metrics and (folder / METRICS).is_file():
-            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        if (folder / METRICS).is_file():
+            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8")) | metrics
         if "gmae" in metrics:
             rows.append(_errors_row(gpu, facts, metrics))
     columns = [*_FACTS, *_FIGURES]
@@ -235,7 +236,7 @@ def passes_moved(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 _FACTS = ("gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out")
-_FIGURES = ("gmae", "mape", "bias", "coverage", "above_floor_gmae")
+_FIGURES = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", *DECILES)
 
 
 def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
