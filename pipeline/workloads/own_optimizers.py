@@ -6,6 +6,7 @@ has fused kernels; elsewhere it goes parameter by parameter, which is hundreds o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -24,6 +25,9 @@ LACKING = ("_fused_sgd_", "_fused_adagrad_")
 MODULES = tuple(import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"))
 """Where optimizers, and gradient clipping, look up what a device has kernels for."""
 
+CAPTURABLE = "_get_capturable_supported_devices"
+"""What every optimizer asks, in its own module, before it keeps its counters on the device (`capturable=True`)."""
+
 
 @contextmanager
 def as_lists() -> Iterator[None]:
@@ -35,6 +39,12 @@ def as_lists() -> Iterator[None]:
                 name = f"_get_{kind}_kernels_supported_devices"
                 usual = getattr(module, name)
                 stack.enter_context(mock.patch.object(module, name, lambda usual=usual: [*usual(), "meta"]))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.optim.") and hasattr(module, CAPTURABLE):
+                usual = getattr(module, CAPTURABLE)
+                stack.enter_context(
+                    mock.patch.object(module, CAPTURABLE, lambda *_, usual=usual, **__: [*usual(), "meta"])
+                )
         yield
 
 

@@ -1,0 +1,176 @@
+"""What training loops of today bring along: values read, masks of libraries, wrappers, routed experts, sparse optimizers."""
+
+import importlib.util
+import warnings
+
+import pytest
+import torch
+import yaml
+
+from pipeline.errors import InputError, SteptimeWarning
+from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.capture import capture
+from pipeline.paths import config_dir
+
+MODULE = """
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from pipeline.workloads.step import Step
+
+
+def net():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+
+
+def by(run, make=net, inputs=lambda b: torch.rand(b, 64)):
+    def make_step(config, batch_size, device):
+        with torch.device(device):
+            model = make()
+        step = run(model, config["options"])
+        return Step([model], [(inputs(batch_size),)], None, None, device, config, procedure=lambda b, _: step(b[0]))
+    return make_step
+
+
+def optimized(model, options):
+    own = getattr(torch.optim, options["kind"])(model.parameters(), lr=0.1, **options.get("of", {}))
+
+    def step(x):
+        own.zero_grad()
+        for part in x.chunk(options.get("parts", 1)):
+            model(part).sum().backward()
+        own.step()
+    return step
+
+
+def read(model, options):
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        own.zero_grad()
+        loss = model(x).sum()
+        if options["how"] == "nan" and torch.isnan(loss):
+            return
+        if options["how"] == "finite" and not torch.isfinite(loss).all():
+            return
+        loss.backward()
+        own.step()
+        if options["how"] == "logged" and not math.isfinite(loss.item()):
+            raise SystemExit
+        if options["how"] == "compared" and loss > 3:
+            raise SystemExit
+        if options["how"] == "counted":
+            (x > 0).sum().item()
+    return step
+
+
+def policy(model, options):
+    def step(x):
+        chosen = torch.distributions.Categorical(logits=model(x))
+        chosen.log_prob(x.argmax(1)).mean().backward()
+    return step
+
+
+def wrapped(config, batch_size, device):
+    with torch.device(device):
+        model = net()
+    if config["options"]["ddp"]:
+        model = DDP(model)
+    return Step([model], [(torch.rand(batch_size, 64),)], lambda x: model(x), lambda y, *_: y.sum(), device, config)
+
+
+def masked(config, batch_size, device):
+    import transformers
+    sizes = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+                                    attn_implementation="sdpa")
+    with torch.device(device):
+        model = transformers.BertForMaskedLM(sizes)
+    ids = torch.randint(99, (batch_size, 16))
+    batch = (ids, torch.ones_like(ids)) if config["options"]["mask"] else (ids,)
+    def loss(ids, mask=None):
+        return model(input_ids=ids, attention_mask=mask, labels=ids).loss
+    return Step([model], [batch], loss, None, device, config)
+
+
+reading, choosing, own_optimizer = by(read), by(policy), by(optimized)
+matrices = by(optimized, lambda: nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "steps_of_today.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def captured(function, batch_size=4, **options):
+    config = yaml.safe_load((config_dir() / "model" / "custom.yaml").read_text())
+    return capture({**config, "target": f"steps_of_today:{function}", **options}, batch_size)
+
+
+def calls_of(function, batch_size=4, **options):
+    graph = captured(function, batch_size, **options)
+    calls = map_calls(graph)
+    assert unknown_operators(graph, calls) == {}
+    names = graph.table.set_index("node_id")["name"].str.removeprefix("aten::")
+    return calls.assign(name=calls["node_id"].map(names))
+
+
+@pytest.mark.parametrize("how, waits", [("never", 0), ("logged", 1), ("nan", 1), ("finite", 1)])
+def test_a_value_that_is_logged_or_checked_is_a_wait_and_the_step_goes_on(how, waits):
+    """Every loop that logs `loss.item()` was refused."""
+    calls = calls_of("reading", options={"how": how})
+    assert calls["blocking"].sum() == waits
+    assert list(calls["family"][calls["blocking"]]) == ["memcpy_d2h"] * waits
+    assert (calls["name"] == "_foreach_add_").sum() == 1, "the update is not skipped"
+
+
+@pytest.mark.parametrize("how", ["compared", "counted"])
+def test_a_value_that_decides_or_counts_is_refused(how):
+    with pytest.raises(
+        InputError, match=r"Tensor.item\(\) cannot be called on meta tensors in steps_of_today.py, line"
+    ):
+        captured("reading", options={"how": how})
+
+
+def test_reading_is_as_before_once_a_step_is_captured():
+    captured("reading", options={"how": "logged"})
+    assert "item" not in vars(torch.Tensor)
+    assert torch.tensor(3.5).item() == 3.5 and not torch.tensor(0.0)
+    with pytest.raises(RuntimeError):
+        torch.empty((), device="meta").item()
+
+
+def test_distributions_that_check_their_arguments_are_captured():
+    assert calls_of("choosing")["blocking"].any()
+
+
+@pytest.mark.parametrize("kind, of", [("Adafactor", {}), ("ASGD", {}), ("AdamW", {"capturable": True}), ("Muon", {})])
+def test_optimizers_that_read_or_count_on_the_device_are_captured(kind, of):
+    found = calls_of("own_optimizer" if kind != "Muon" else "matrices", options={"kind": kind, "of": of})
+    update = found[found["phase"] == "optimizer"]
+    assert update["bytes_written"].sum() >= 2 * 64 * 64 * 4
+    assert update["blocking"].any() == (kind in ("Adafactor", "ASGD"))
+
+
+def test_a_model_for_several_gpus_is_the_module_within_and_says_what_is_left_out():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        spread = calls_of("wrapped", options={"ddp": True})
+    assert [str(each.message) for each in said if each.category is SteptimeWarning] == [
+        "DistributedDataParallel: predicted is what one GPU computes; the exchange of gradients is left out"
+    ]
+    alone = calls_of("wrapped", options={"ddp": False})
+    assert spread.drop(columns="node_id").equals(alone.drop(columns="node_id"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+def test_a_mask_of_a_library_is_taken_to_hide_something():
+    """`transformers` asks the device whether it does, which refused every batch with an `attention_mask`."""
+    plain, masked = (
+        calls_of("masked", options={"mask": mask}).query("family == 'attention'") for mask in (False, True)
+    )
+    assert len(plain) == len(masked) == 2
+    assert "mask" not in plain["attributes"].iloc[0] and "mask" in masked["attributes"].iloc[0]
