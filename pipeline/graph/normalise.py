@@ -40,7 +40,7 @@ ALIASES = {
 
 TF32_OPERATORS = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::convolution_backward",
-    "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward",
+    "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_grouped_mm",
 )  # fmt: skip
 """Operators that use TF32 where it is allowed."""
 

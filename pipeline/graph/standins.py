@@ -72,6 +72,7 @@ def as_on_cuda() -> Iterator[None]:
 
     from pipeline.workloads.attention import fused_where_possible
     from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.experts import grouped_products
     from pipeline.workloads.norm import fused_norm
     from pipeline.workloads.own_optimizers import as_lists
     from pipeline.workloads.reading import read_by_steps
@@ -93,6 +94,7 @@ def as_on_cuda() -> Iterator[None]:
             as_lists,
             read_by_steps,
             unwrapped,
+            grouped_products,
         ):
             stack.enter_context(each())
         stack.enter_context(torch.compiler.set_stance("force_eager"))

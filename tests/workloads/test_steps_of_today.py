@@ -7,9 +7,10 @@ import pytest
 import torch
 import yaml
 
-from pipeline.errors import InputError, SteptimeWarning
+from pipeline.errors import ConfigError, InputError, SteptimeWarning
 from pipeline.graph.calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
+from pipeline.hardware.spec import load_gpu
 from pipeline.paths import config_dir
 
 MODULE = """
@@ -94,6 +95,59 @@ def masked(config, batch_size, device):
     return Step([model], [batch], loss, None, device, config)
 
 
+def grouped(config, batch_size, device):
+    dtype = torch.bfloat16 if config["options"]["half"] else torch.float32
+
+    def make():
+        weight = nn.Parameter(torch.empty(4, 64, 128, dtype=dtype))
+        return nn.ParameterList([weight])
+
+    with torch.device(device):
+        weight, gate = make()[0], nn.Linear(64, 4)
+
+    def forward(x):
+        x = x.flatten(0, 1)
+        ends = torch.arange(1, 5, device=x.device, dtype=torch.int32)
+        rows = x[torch.argsort(gate(x).argmax(1))].to(dtype).requires_grad_()
+        return F.grouped_mm(rows, weight, offs=ends)
+
+    modules = [nn.ParameterList([weight]), gate]
+    return Step(modules, [(torch.rand(batch_size, 16, 64),)], forward, lambda y, *_: y.float().sum(), device, config)
+
+
+def picked(config, batch_size, device):
+    how = config["options"]["how"]
+    with torch.device(device):
+        model = nn.Linear(64, 64)
+
+    def forward(x, chosen):
+        y, mask = model(x), chosen > 0
+        if how == "select":
+            return y.masked_select(mask[:, None])
+        return y[mask] if how == "index" else y[torch.where(mask)[0]]
+
+    batch = torch.rand(batch_size, 64), torch.rand(batch_size)
+    return Step([model], [batch], forward, lambda y, *_: y.sum(), device, config)
+
+
+def applied(use):
+    def make_step(config, batch_size, device):
+        with torch.device(device):
+            model = nn.Linear(64, 64)
+        return Step([model], [(torch.rand(batch_size, 64),)], lambda x: use(model, x), lambda y, *_: y.sum(), device, config)
+    return make_step
+
+
+def attended(model, x):
+    from torch.nn.attention.flex_attention import flex_attention
+    y = model(x).view(1, 1, -1, 64)
+    return flex_attention(y, y, y)
+
+
+on_cuda = applied(lambda model, x: model(x).cuda())
+flexible = applied(attended)
+gradient = applied(lambda model, x: torch.func.grad(lambda y: model(y).sum())(x))
+distinct = applied(lambda model, x: model(x) + torch.unique(x).sum())
 reading, choosing, own_optimizer = by(read), by(policy), by(optimized)
 matrices = by(optimized, lambda: nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)))
 """
@@ -174,3 +228,59 @@ def test_a_mask_of_a_library_is_taken_to_hide_something():
     )
     assert len(plain) == len(masked) == 2
     assert "mask" not in plain["attributes"].iloc[0] and "mask" in masked["attributes"].iloc[0]
+
+
+def products(function, options, gpu=None, **given):
+    calls = map_calls(captured(function, 8, options=options, **given), gpu)
+    return calls, calls[
+        calls["family"].isin(["gemm", "bmm"]) & (calls["N"] != 4) & (calls["K"] != 4) & (calls["M"] != 4)
+    ]
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="newer PyTorch")
+@pytest.mark.parametrize(
+    "half, gpu, kernels, waits", [(True, "H100", 3, 0), (True, "A100", 12, 3), (False, "H100", 12, 3)]
+)
+def test_grouped_products_count_every_row_once_and_run_as_pytorch_runs_them_there(half, gpu, kernels, waits):
+    """Refused in fp32 and unknown in bf16, in which every routed model of `transformers` runs."""
+    calls, found = products("grouped", {"half": half}, load_gpu(gpu))
+    once = 2.0 * 8 * 16 * 64 * 128  # tokens, widths: forward, and the gradients of rows and of weights
+    assert found["flops"].sum() == 3 * once
+    assert len(found) == kernels and set(found["family"]) == {"bmm" if kernels == 3 else "gemm"}
+    assert calls["blocking"].sum() == waits
+    assert set(found["dtype"]) == {"bf16" if half else "fp32"}
+
+
+@pytest.mark.parametrize("how", ["index", "select", "where"])
+def test_what_is_picked_by_truth_values_needs_to_be_told_their_share(how):
+    with pytest.raises(InputError, match=r"say what share of them is true, model.picked=0.5"):
+        captured("picked", options={"how": how})
+    few, many = (calls_of("picked", 64, options={"how": how}, picked=share) for share in (0.25, 0.5))
+    assert (few["family"] == "memcpy_d2h").sum() >= 1 and few["blocking"].any(), "the host waits for how many there are"
+    for calls, count in ((few, 16), (many, 32)):
+        rows = calls[(calls["name"] == "index") & (calls["op"] == "index")]
+        assert list(rows["bytes_written"]) == [count * 64 * 4]
+
+
+def test_masks_are_refused_again_once_a_step_with_a_share_is_captured():
+    captured("picked", options={"how": "index"}, picked=0.5)
+    with pytest.raises(InputError, match=r"model\.picked"):
+        captured("picked", options={"how": "index"})
+
+
+@pytest.mark.parametrize("share", [0, 1.5, "half", True])
+def test_a_share_is_a_share(share):
+    with pytest.raises(ConfigError, match=f"model.picked={share}: give the share"):
+        captured("picked", options={"how": "index"}, picked=share)
+
+
+@pytest.mark.parametrize("function, advice", [
+    ("on_cuda", "on the `device` that the function is given"), ("flexible", "write it as F.scaled_dot_product_attention"),
+    ("gradient", "give the module and a loss"), ("distinct", "the size of its result is data"),
+])  # fmt: skip
+def test_what_cannot_be_captured_says_what_to_do_in_a_line_that_can_be_read(function, advice):
+    with pytest.raises(InputError, match=r"steps_of_today.py, line \d+") as refused:
+        captured(function)
+    said = str(refused.value)
+    assert said.endswith(f"{advice})") or advice in said
+    assert len(said) < 420 and "\n" not in said
