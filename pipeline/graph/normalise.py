@@ -102,7 +102,7 @@ def is_written_in_others(schema: str) -> bool:
     """
     from pipeline.graph.opmap import rows
 
-    explicit = _has_kernel(schema, "CompositeExplicitAutograd")
+    explicit = any(_has_kernel(schema, f"CompositeExplicitAutograd{kind}") for kind in ("", "NonFunctional"))
     return explicit and schema.split(".")[0] not in rows() and not _has_kernel(schema, "Meta")
 
 

@@ -55,8 +55,9 @@ def _by_index(usual: Any) -> Any:
         if not is_empty(x):
             whole: Tensor = usual(x, mask, **named)
             return whole
-        spread, where = torch.broadcast_tensors(x, mask)
-        return spread[where]
+        spread, where = torch.broadcast_tensors(x, mask)  # type: ignore[no-untyped-call]
+        picked: Tensor = spread[where]
+        return picked
 
     return select
 
