@@ -113,7 +113,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from torch.profiler import ExecutionTraceObserver
 
     from pipeline.graph.memory import WorkingSet, saved_activations
-    from pipeline.workloads.own_optimizers import state_bytes, stepping
+    from pipeline.workloads.own_optimizers import state_bytes, stepping, update_of
 
     with as_on_cuda(), saved_activations(step) as saved, stepping() as stepped:
         if not step.training:
@@ -145,6 +145,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
             observer.stop()
             observer.unregister_callback()
         raw = read_chosen(path, prune if fake else prune_meta)
+    if unused:
+        config = {**config, "optimizer": update_of(made)}
     return normalise(build_nodes(raw, sequential=fake), _as_allowed(config), fake), memory
 
 

@@ -74,7 +74,7 @@ def as_on_cuda() -> Iterator[None]:
     from pipeline.workloads.autocast import own_autocast
     from pipeline.workloads.experts import grouped_products
     from pipeline.workloads.norm import fused_norm
-    from pipeline.workloads.own_optimizers import as_lists
+    from pipeline.workloads.own_optimizers import as_lists, sparse_updates_shown
     from pipeline.workloads.reading import read_by_steps
     from pipeline.workloads.recurrent import cudnn_layers
     from pipeline.workloads.scaling import own_scaler
@@ -92,6 +92,7 @@ def as_on_cuda() -> Iterator[None]:
             own_autocast,
             own_scaler,
             as_lists,
+            sparse_updates_shown,
             read_by_steps,
             unwrapped,
             grouped_products,

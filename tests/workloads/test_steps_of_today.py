@@ -144,6 +144,19 @@ def attended(model, x):
     return flex_attention(y, y, y)
 
 
+def pooled(config, batch_size, device):
+    with torch.device(device):
+        model = nn.Linear(64, 64)
+    x = torch.rand(batch_size, 64)
+    pool = {"dict": [{"x": x}], "tensor": x, "mixed": [(x, 3)], "empty": []}[config["options"]["pool"]]
+    return Step([model], pool, lambda x: model(x), lambda y, *_: y.sum(), device, config)
+
+
+def looked_up(batch):
+    return torch.randint(5000, (4 * batch, 5))
+
+
+sparse = by(optimized, lambda: nn.EmbeddingBag(5000, 32, sparse=True, mode="sum"), looked_up)
 on_cuda = applied(lambda model, x: model(x).cuda())
 flexible = applied(attended)
 gradient = applied(lambda model, x: torch.func.grad(lambda y: model(y).sum())(x))
@@ -284,3 +297,30 @@ def test_what_cannot_be_captured_says_what_to_do_in_a_line_that_can_be_read(func
     said = str(refused.value)
     assert said.endswith(f"{advice})") or advice in said
     assert len(said) < 420 and "\n" not in said
+
+
+@pytest.mark.parametrize("pool, said", [
+    ("dict", "no dict: forward gets them in this order"), ("tensor", r"such as \[\(x, y\)\]"),
+    ("mixed", "no tuple of other things"), ("empty", "of at least one"),
+])  # fmt: skip
+def test_batches_are_tuples_of_tensors(pool, said):
+    with pytest.raises(InputError, match=said):
+        captured("pooled", options={"pool": pool})
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("kind, additions, states", [("SparseAdam", 3, 2), ("Adagrad", 2, 1), ("SGD", 1, 0)])
+def test_a_sparse_optimizer_of_the_steps_own_updates_the_rows_of_all_parts_once(kind, additions, states, parts):
+    """`SparseAdam` found no row in a gradient without data: its update was left out, and nothing said so."""
+    graph = captured("sparse", options={"kind": kind, "parts": parts})
+    calls = map_calls(graph)
+    assert unknown_operators(graph, calls) == {}
+    last = calls["node_id"] > calls["node_id"][calls["op"] == "sparse"].max()
+    rows = calls[last & (calls["op"] == "index_add")]
+    assert len(rows) == additions + (parts > 1)
+    used = 5000 * (1 - (1 - 1 / 5000) ** 80)  # of 80 rows, uniformly
+    looked_up = 80 if kind == "SGD" else round(used)
+    assert rows["B"].iloc[-1] == looked_up
+    assert (calls["op"] == "coalesce").sum() == (kind != "SGD")
+    assert graph.memory.optimizer == states * 5000 * 32 * 4
+    assert not (calls["bytes_read"] > 5000 * 32).any(), "nothing reads the table"
