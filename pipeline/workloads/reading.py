@@ -46,10 +46,11 @@ def read(value: Tensor) -> None:
 def read_by_steps() -> Iterator[None]:
     """While the body runs, numbers and checks that a step reads are waits of the host with an answer (`NUMBER`, `USUAL`).
 
-    A floating number is mostly logged, or checked for being one. Whole numbers, which become sizes, and truth values of
-    comparisons have no usual answer: PyTorch refuses them.
+    So is a copy to the host (`.cpu()`), of which nothing but its shape comes along. A floating number is mostly logged, or
+    checked for being one. Whole numbers, which become sizes, and truth values of comparisons have no usual answer: PyTorch
+    refuses them.
     """
-    plain = {name: getattr(Tensor, name) for name in ("item", "__bool__", "__float__")}
+    plain = {name: getattr(Tensor, name) for name in ("item", "__bool__", "__float__", "cpu")}
 
     def item(self: Tensor) -> Any:
         known = _answer(self)
@@ -63,8 +64,15 @@ def read_by_steps() -> Iterator[None]:
         known = _answer(self)
         return float(plain["__float__"](self) if known is None else known)
 
+    def copied(self: Tensor, *given: Any, **named: Any) -> Tensor:
+        if not is_empty(self) or is_fake(self):
+            found: Tensor = plain["cpu"](self, *given, **named)
+            return found
+        read(self)  # all of its bytes; what is done with it there is the host's
+        return self.view_as(self)
+
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(Tensor, item=item, __bool__=truth, __float__=number))
+        stack.enter_context(mock.patch.multiple(Tensor, item=item, __bool__=truth, __float__=number, cpu=copied))
         for name, usual in USUAL.items():
             for place in (torch, Tensor):
                 if hasattr(place, name):

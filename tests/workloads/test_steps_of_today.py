@@ -60,6 +60,8 @@ def read(model, options):
         own.step()
         if options["how"] == "logged" and not math.isfinite(loss.item()):
             raise SystemExit
+        if options["how"] == "kept":
+            model(x).detach().cpu()
         if options["how"] == "compared" and loss > 3:
             raise SystemExit
         if options["how"] == "counted":
@@ -185,7 +187,7 @@ def calls_of(function, batch_size=4, **options):
     return calls.assign(name=calls["node_id"].map(names))
 
 
-@pytest.mark.parametrize("how, waits", [("never", 0), ("logged", 1), ("nan", 1), ("finite", 1)])
+@pytest.mark.parametrize("how, waits", [("never", 0), ("logged", 1), ("nan", 1), ("finite", 1), ("kept", 1)])
 def test_a_value_that_is_logged_or_checked_is_a_wait_and_the_step_goes_on(how, waits):
     """Every loop that logs `loss.item()` was refused."""
     calls = calls_of("reading", options={"how": how})
