@@ -74,7 +74,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         {"event_id": _I, "category": _S, "name": _S, "ts_ns": _I, "dur_ns": _I, "pid": _I, "tid": _I},
         {"stream": _I, "device": _I, "correlation": _I, "external_id": _I, "record_function_id": _I, "iteration": _I,
          "phase": _S, "parent": _I, "top": _I, "op": _I, "launch": _I, "grid": _S, "block": _S, "registers": _I,
-         "shared_memory": _I, "bytes": _I, "input_shapes": _S, "input_dtypes": _S, "sequence": _I,
+         "shared_memory": _I, "bytes": _I, "input_shapes": _S, "input_dtypes": _S, "input_values": _S, "sequence": _I,
          "forward_thread": _I, "wait_event": _I, "wait_stream": _I, "collective": _S, "ranks": _I},
     ),
     # one row per measured kernel call

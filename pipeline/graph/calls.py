@@ -80,6 +80,8 @@ def claimed(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
             continue
         if node.node_id in wrappers:  # one overload that calls another of the same name
             continue
+        if node.name == "aten::where" and len(node.inputs) == 1:  # of a condition alone: `nonzero`, which lies under it
+            continue
         row = find(f"{node.name} (sparse)" if "sparse_rows" in node.attributes else node.name)
         if row is None or (row.leaf and node.node_id in parents):
             continue

@@ -11,15 +11,15 @@ import gc
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError, InputError, SteptimeError, TraceError
+from pipeline.errors import SteptimeError, TraceError
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace
+from pipeline.graph.explained import explained
 from pipeline.graph.lean import read_chosen
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.standins import as_on_cuda, made_as_on_cuda
@@ -91,7 +91,7 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
     except SteptimeError:
         raise
     except known as error:
-        raise _explained(config, error) from error
+        raise explained(config, error) from error
 
 
 def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[list[Node], Memory]:
@@ -99,36 +99,13 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from pipeline.workloads import make_step
+    from pipeline.workloads.picking import picking
 
     own = config.get("architecture") == "custom"
-    with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
+    with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext(), picking(config.get("picked")):
         with made_as_on_cuda() if own else nullcontext():
             step = make_step(config, batch_size, "cpu" if fake else "meta")
         return observe(step, fake, config)
-
-
-def _explained(config: Mapping[str, Any], error: BaseException) -> SteptimeError:
-    """What PyTorch (or the user's module) says of a step that cannot be made or run, as one line."""
-    reason = " ".join((str(error).splitlines() or [""])[0].split())
-    if isinstance(error, MemoryError) or "can't allocate memory" in reason:
-        return ConfigError(
-            "batch_size: one batch's inputs are more than this machine's memory holds; take a smaller one"
-        )
-    if config.get("architecture") == "custom":
-        return InputError(
-            f"model.target={config.get('target')}: its step fails on the meta device with {type(error).__name__}: "
-            f"{reason}{_place(error)} (docs/workloads.md says what a step may not do)"
-        )
-    return ConfigError(
-        f"model={config.get('name')}: these sizes do not fit together ({type(error).__name__}: {reason})"
-    )
-
-
-def _place(error: BaseException) -> str:
-    """` in my_module.py, line 7`: the innermost line of the user's own code; empty where there is none."""
-    ours = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<")
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(ours)]
-    return f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 
 
 def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:
@@ -136,7 +113,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from torch.profiler import ExecutionTraceObserver
 
     from pipeline.graph.memory import WorkingSet, saved_activations
-    from pipeline.workloads.own_optimizers import state_bytes, stepping
+    from pipeline.workloads.own_optimizers import state_bytes, stepping, update_of
 
     with as_on_cuda(), saved_activations(step) as saved, stepping() as stepped:
         if not step.training:
@@ -175,6 +152,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
                 f"{place}: what the captured step ran could not be written whole; make room there, or name another "
                 "folder in $TMPDIR"
             ) from None
+    if unused:
+        config = {**config, "optimizer": update_of(made)}
     return normalise(build_nodes(raw, sequential=fake), _as_allowed(config), fake), memory
 
 

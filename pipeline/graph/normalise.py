@@ -40,7 +40,7 @@ ALIASES = {
 
 TF32_OPERATORS = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::convolution_backward",
-    "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward",
+    "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_grouped_mm",
 )  # fmt: skip
 """Operators that use TF32 where it is allowed."""
 
@@ -102,7 +102,7 @@ def is_written_in_others(schema: str) -> bool:
     """
     from pipeline.graph.opmap import rows
 
-    explicit = _has_kernel(schema, "CompositeExplicitAutograd")
+    explicit = any(_has_kernel(schema, f"CompositeExplicitAutograd{kind}") for kind in ("", "NonFunctional"))
     return explicit and schema.split(".")[0] not in rows() and not _has_kernel(schema, "Meta")
 
 

@@ -119,14 +119,21 @@ def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: s
     """
     found: list[Node] = []
     waiting = list(tables)
+    parts: dict[tuple[int, ...], float] = {}  # rows of gradients that accumulate, by the weight's shape
+    accumulating = {node.node_id for node in nodes if node.name.endswith("AccumulateGrad")}
     fresh = 1 + max((node.node_id for node in nodes), default=0)
     for node in nodes:
         if not waiting or not _is_addition(node, waiting[0]):
             found.append(node)
             continue
         table = waiting.pop(0)
+        shape = node.tensors()[0].shape
+        if node.parent_id in accumulating:
+            parts[shape] = parts.get(shape, 0.0) + table.accesses
+        elif shape in parts:
+            table = replace(table, batch=round(table.accesses + parts.pop(shape)), lookups=1.0)
         node.attributes["sparse_rows"] = round(table.accesses)
-        if optimizer not in RECIPES:
+        if optimizer not in RECIPES or node.parent_id in accumulating:
             found.append(node)
             continue
         made = [_node(node, line, table) for line in RECIPES[optimizer]]

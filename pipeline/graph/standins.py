@@ -72,17 +72,31 @@ def as_on_cuda() -> Iterator[None]:
 
     from pipeline.workloads.attention import fused_where_possible
     from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.experts import grouped_products
     from pipeline.workloads.norm import fused_norm
-    from pipeline.workloads.own_optimizers import as_lists
+    from pipeline.workloads.own_optimizers import as_lists, sparse_updates_shown
+    from pipeline.workloads.reading import read_by_steps
     from pipeline.workloads.recurrent import cudnn_layers
     from pipeline.workloads.scaling import own_scaler
+    from pipeline.workloads.wrappers import unwrapped
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
-        for each in (fused_where_possible, fused_norm, cudnn_layers, own_autocast, own_scaler, as_lists):
+        for each in (
+            fused_where_possible,
+            fused_norm,
+            cudnn_layers,
+            own_autocast,
+            own_scaler,
+            as_lists,
+            sparse_updates_shown,
+            read_by_steps,
+            unwrapped,
+            grouped_products,
+        ):
             stack.enter_context(each())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if "transformers" in sys.modules:
@@ -95,12 +109,13 @@ def as_on_cuda() -> Iterator[None]:
 @contextmanager
 def made_as_on_cuda() -> Iterator[None]:
     """While the body runs, contexts of autocast and scalers of gradients that a step makes beforehand are on, as where there
-    is a GPU.
+    is a GPU, and wrappers for several GPUs hold what they wrap.
     """
     from pipeline.workloads.autocast import own_autocast
     from pipeline.workloads.scaling import own_scaler
+    from pipeline.workloads.wrappers import unwrapped
 
-    with own_autocast(), own_scaler():
+    with own_autocast(), own_scaler(), unwrapped():
         yield
 
 

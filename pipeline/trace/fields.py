@@ -64,6 +64,7 @@ TEXT_ARGS: dict[str, tuple[str, ...]] = {
     "block": ("block",),
     "input_shapes": ("Input Dims", "Input dims"),
     "input_dtypes": ("Input type",),
+    "input_values": ("Concrete Inputs",),
     "collective": ("Collective name",),
 }
 """Text column (JSON text where the value is a list) -> the argument keys it may come from."""
@@ -71,7 +72,7 @@ TEXT_ARGS: dict[str, tuple[str, ...]] = {
 _DEVICE_ARGS = ("stream", "device", "correlation", "external_id", "bytes")
 COLUMNS_OF: dict[str, tuple[str, ...]] = {
     Category.OP: ("external_id", "record_function_id", "sequence", "forward_thread", "input_shapes", "input_dtypes",
-                  "collective", "ranks"),
+                  "input_values", "collective", "ranks"),
     Category.ANNOTATION: ("external_id", "record_function_id", "input_shapes", "input_dtypes", "collective", "ranks"),
     Category.RUNTIME: ("correlation", "external_id"),
     Category.DRIVER: ("correlation", "external_id"),

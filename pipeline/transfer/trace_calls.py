@@ -36,6 +36,9 @@ CONVOLUTION_DIMS = (
     "groups",
 )
 
+WINDOW_DIMS = ("stride", "stride_w", "padding", "padding_w", "dilation")
+"""How the window moves, where a trace holds values of inputs."""
+
 PRODUCT_KERNELS = "gemm|cutlass|gemv|nvjet"
 """What the names of matrix-product kernels hold (`nvjet` are cuBLAS's own since Hopper); other kernels of such an op
 (bias, split-K reduction) go by waves."""
@@ -83,16 +86,22 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     half = np.array([_half(text) for text in types], object)
     tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
     frame["dtype"] = np.where(half != "", half, np.where(tf32, "tf32", "fp32"))
-    dims = pd.DataFrame([_dims(str(o), s) for o, s in zip(op, shapes, strict=True)], index=frame.index)
-    for column in ("family", "B", "M", "N", "K", *CONVOLUTION_DIMS):
+    values = (
+        events["input_values"].astype(object).to_numpy()[row] if "input_values" in events else np.full(len(row), None)
+    )
+    found = [_dims(str(o), s, v) for o, s, v in zip(op, shapes, values, strict=True)]
+    dims = pd.DataFrame(found, index=frame.index)
+    for column in ("family", "B", "M", "N", "K", *CONVOLUTION_DIMS, *WINDOW_DIMS):
         frame[column] = dims.get(column, np.nan)
     main = name.str.contains(PRODUCT_KERNELS, case=False) | (
         (frame["family"] == "conv2d_forward") & name.str.contains(CONVOLUTION_KERNELS, case=False)
     )
     frame["family"] = frame["family"].where(main, "other").fillna("other")
     # shapes of inputs say neither stride nor padding: as in most convolutions, and in those the models learned from
-    frame["stride"] = 1
-    frame["padding"], frame["padding_w"] = np.floor(frame["kernel_size"] / 2), np.floor(frame["kernel_size_w"] / 2)
+    usual = {"stride": 1.0, "stride_w": 1.0, "dilation": 1.0, "padding": np.floor(frame["kernel_size"] / 2),
+             "padding_w": np.floor(frame["kernel_size_w"] / 2)}  # fmt: skip
+    for column, value in usual.items():
+        frame[column] = frame[column].astype(float).fillna(value)
     return frame
 
 
@@ -102,8 +111,8 @@ def _half(types: Any) -> str:
     return next((short for name, short in HALF_TYPES.items() if f'"{name}"' in text), "")
 
 
-def _dims(op: str, shapes: Any) -> dict[str, Any]:
-    """Family and dims of an op from the JSON text of its input shapes; empty where they do not say."""
+def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:
+    """Family and dims of an op from the JSON texts of its input shapes and values; empty where shapes do not say."""
     try:
         sizes = [s for s in json.loads(shapes) if isinstance(s, list) and s and isinstance(s[0], int)]
     except (TypeError, ValueError):
@@ -125,5 +134,21 @@ def _dims(op: str, shapes: Any) -> dict[str, Any]:
         (b, c, height, width), (out, per_group, window, window_w) = sizes[:2]
         return {"family": "conv2d_forward", "B": b, "in_channels": c, "out_channels": out, "kernel_size": window,
                 "kernel_size_w": window_w, "input_size": height, "input_size_w": width,
-                "groups": max(c // max(per_group, 1), 1)}  # fmt: skip
+                "groups": max(c // max(per_group, 1), 1), **_window(op, values)}  # fmt: skip
     return {}
+
+
+def _window(op: str, values: Any) -> dict[str, int]:
+    """How a convolution's window moves, from the values that PyTorch records beside shapes since 2.1; empty without them."""
+    stride, padding, dilation = (3, 2, 4) if op == "aten::cudnn_convolution" else (3, 4, 5)
+    try:
+        given = json.loads(values)
+        (high, wide), (above, left), (apart, _) = (_pair(given[at]) for at in (stride, padding, dilation))
+    except (TypeError, ValueError, IndexError):
+        return {}
+    return {"stride": high, "stride_w": wide, "padding": above, "padding_w": left, "dilation": apart}
+
+
+def _pair(text: str) -> tuple[int, int]:
+    first, *rest = (int(each) for each in text.strip("[]").split(","))
+    return first, rest[-1] if rest else first

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -59,12 +59,21 @@ def _takes_ready_masks() -> bool:
 
 @contextmanager
 def whole_sequences() -> Iterator[None]:
-    """While the body runs, `transformers` does not ask the device whether sequences are packed (which would wait)."""
+    """While the body runs, `transformers` does not ask the device whether sequences are packed (which would wait), nor
+    whether a mask hides anything: one that a step gives does, as in a batch with padding.
+    """
     masking_utils: Any = importlib.import_module("transformers.masking_utils") if _takes_ready_masks() else None
-    if not hasattr(masking_utils, "find_packed_sequence_indices"):
-        yield
-        return
-    with mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None):
+    with ExitStack() as stack:
+        if hasattr(masking_utils, "find_packed_sequence_indices"):
+            packed = mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+            stack.enter_context(packed)
+        if hasattr(masking_utils, "is_tracing"):
+            asked = masking_utils.is_tracing
+
+            def is_tracing(tensor: Tensor | None = None) -> bool:
+                return bool(asked(tensor)) or (tensor is not None and tensor.device.type == "meta")
+
+            stack.enter_context(mock.patch.object(masking_utils, "is_tracing", is_tracing))
         yield
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, InputError
 from pipeline.workloads.autocast import DTYPES, autocast
 from pipeline.workloads.lookup import epsilon
 from pipeline.workloads.reading import read
@@ -106,6 +106,7 @@ class Step:
     dtype: str = field(init=False)
 
     def __post_init__(self) -> None:
+        _check_pool(self.pool)
         self.training = self.config.get("mode", "train") == "train"
         self.dtype = str(self.config.get("dtype", "fp32"))
         self.pure = self.config.get("precision") == "pure"
@@ -238,6 +239,22 @@ class Step:
             id(part.weight): looked_up // len(parts) * (part.embedding_dim * part.weight.element_size() + 8)
             for part in parts
         }
+
+
+def _check_pool(pool: object) -> None:
+    """Refuse what is no list of batches, each a tuple of tensors.
+
+    Raises:
+        InputError: as said.
+    """
+    if isinstance(pool, Tensor) or not isinstance(pool, Sequence) or not pool:
+        raise InputError("Step: pool is a list of batches, such as [(x, y)], of at least one")
+    for batch in pool:
+        if not isinstance(batch, list | tuple) or not all(isinstance(part, Tensor) for part in batch):
+            raise InputError(
+                f"Step: a batch of the pool is a tuple of tensors, such as (x, y), and no {type(batch).__name__}"
+                f"{' of other things' if isinstance(batch, list | tuple) else ''}: forward gets them in this order"
+            )
 
 
 def stored_dtype(config: Mapping[str, Any]) -> torch.dtype:

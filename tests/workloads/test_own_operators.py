@@ -76,6 +76,23 @@ uneven = layer(lambda: nn.EmbeddingBag(100, 8, mode="sum"),
                lambda b: torch.randint(100, (b + b // 2,)), lambda b: torch.arange(b))
 
 
+spectrum = over(lambda x: torch.fft.irfft(torch.fft.rfft(x, norm="ortho") * 2, n=128), rows(128))
+far = over(lambda x: torch.cdist(x, x + 1), lambda batch: torch.rand(batch, 32, 16))
+sampled = over(lambda x, where: F.grid_sample(x, where, align_corners=False), image, lambda batch: torch.rand(batch, 6, 6, 2))
+both = layer(lambda: nn.Bilinear(16, 8, 4), rows(16), rows(8))
+class Weighed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag, self.scale = nn.EmbeddingBag(100000, 8, mode="sum", max_norm=1.0), nn.Linear(5, 5)
+
+    def forward(self, i, w):
+        return self.bag(i, per_sample_weights=self.scale(w))
+
+
+weighed = layer(Weighed, lambda b: torch.randint(100000, (b, 5)), rows(5))
+least = over(lambda x: torch.amin(x, 1) + torch.prod(x, 1) + torch.argmin(x, 1) + torch.eye(4, device=x.device).sum(), rows(16))
+
+
 def allowing(config, batch_size, device):
     torch.set_float32_matmul_precision("high")
     return layer(lambda: nn.Linear(64, 64), rows(64))(config, batch_size, device)
@@ -173,6 +190,52 @@ def test_a_bag_counts_every_lookup(function, bags, lookups):
     forward, backward = (calls[calls["family"] == f"embedding_{way}"].iloc[0] for way in ("forward", "backward"))
     assert forward["B"] == backward["B"] == bags
     assert forward["flops"] == backward["flops"] == bags * lookups * 8
+
+
+def test_a_fourier_transform_is_a_pass_over_its_elements():
+    calls = calls_of("spectrum", 8)
+    passes = calls[calls["op"] == "fft"]
+    lines, halves = 8 * 128, 8 * 65  # real numbers, and complex ones of 8 bytes
+    assert list(zip(passes["bytes_read"], passes["bytes_written"], strict=True))[:2] == [
+        (4 * lines, 8 * halves), (8 * halves, 4 * lines)
+    ]  # fmt: skip
+    assert set(passes["flops"]) <= {2.5 * lines * 7, 5.0 * lines * 7} and len(passes) == 4
+    of_forward = calls[calls["phase"] == "forward"].groupby("name", sort=False)["op"].agg(list)
+    assert of_forward["_fft_r2c"] == ["fft", "mulu"] and of_forward["_fft_c2r"] == ["copy", "fft", "mulu"]
+
+
+def test_distances_are_a_product_of_joined_sides():
+    calls = calls_of("far")
+    assert calls.loc["_euclidean_dist", "flops"].max() == 2.0 * 4 * 32 * 32 * (16 + 2)
+    assert list(calls.loc["_euclidean_dist", "family"]).count("bmm") == 1
+
+
+def test_a_bilinear_layer_is_the_products_under_it():
+    calls = calls_of("both", 32)
+    once = 2.0 * 32 * 16 * 8 * 4  # samples, both inputs, outputs; forward, and the gradient of the weight
+    assert calls["flops"][calls["family"].isin(["gemm", "bmm"])].sum() == pytest.approx(2 * once, rel=0.2)
+
+
+def test_images_are_sampled_once_and_their_gradient_is_cleared_first():
+    calls = calls_of("sampled")
+    image, where, result = 4 * 4 * 64 * 4, 4 * 36 * 2 * 4, 4 * 4 * 36 * 4
+    forward, back = calls.loc[["grid_sampler_2d"]], calls.loc["grid_sampler_2d_backward"]
+    assert (forward["bytes_read"].item(), forward["bytes_written"].item()) == (image + where, result)
+    assert list(back["op"]) == ["fill", "grid_sampler"]
+    assert (back["bytes_written"] == [image, image]).all() or back["bytes_written"].iloc[1] == image + where
+
+
+def test_what_looks_rows_up_does_not_read_the_table():
+    """An operator that the map did not know counted all of its table."""
+    calls = calls_of("weighed", 8)
+    assert calls.loc["_embedding_bag_per_sample_weights_backward", "bytes_read"] == 2 * 40 * 32 + 8 * 40
+    assert calls.loc["embedding_renorm_", "bytes_read"] == 40 * 32 + 8 * 40
+
+
+def test_reductions_that_were_not_known():
+    calls = calls_of("least", 8)
+    assert (calls.loc[["amin", "prod", "argmin"], "bytes_read"] == 8 * 16 * 4).all()
+    assert list(calls.loc["eye", "bytes_written"]) == [64, 16]
 
 
 def test_tf32_that_the_user_allowed_is_used():

@@ -174,7 +174,7 @@ def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
     make_step(config, 4, "cpu").run(0)
     assert "gemm" in set(map_calls(capture(config, 4))["family"])
     (tmp_path / "my_bad_model.py").write_text(
-        (tmp_path / "my_tiny_model.py").read_text().replace("(output, y)", "(output, y).item()")
+        (tmp_path / "my_tiny_model.py").read_text().replace("(output, y)", "(output, y).long().item()")
     )
     with pytest.raises(InputError, match=r"my_bad_model:make_step: its step fails on the meta device.*item"):
         capture({**config, "target": "my_bad_model:make_step"}, 4)

@@ -13,4 +13,14 @@ __all__ = ["SIZES", "Rule", "Work", "load_all"]
 
 def load_all() -> None:
     """Register every size function."""
-    from pipeline.graph.sizes import convolution, embedding, matmul, movement, optimizer, pointwise, rows, sparse  # noqa: F401
+    from pipeline.graph.sizes import (  # noqa: F401
+        convolution,
+        embedding,
+        matmul,
+        movement,
+        optimizer,
+        pointwise,
+        rows,
+        sparse,
+        transforms,
+    )

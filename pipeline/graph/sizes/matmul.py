@@ -59,6 +59,45 @@ def addbmm(node: Node, rule: Rule) -> list[Work] | None:
     return [start, *products * factors[0].shape[0]]
 
 
+GROUPED_KERNEL = range(9, 11)
+"""Major compute capabilities for which PyTorch has a kernel for groups in bf16 (ATen/native/cuda/GroupedBlas.cpp)."""
+
+
+@size("grouped")
+def grouped(node: Node, rule: Rule) -> list[Work] | None:
+    """_grouped_mm(a, b, offsets): each group of rows, columns or summands of a side that has two dimensions, against its own
+    matrix; how long groups are is data, and taken as even. One kernel in bf16 on Hopper and Blackwell; elsewhere the host
+    reads the offsets, waiting for them, and launches a product a group (`_grouped_mm_fallback` in GroupedMMUtils.h).
+    """
+    a, b = node.tensor(0), node.tensor(1)
+    offsets = node.inputs[2] if len(node.inputs) > 2 else None
+    groups = offsets.numel if isinstance(offsets, Tensor) else a.shape[0]
+    m, n, k = a.shape[-2], a.shape[-1], b.shape[-1]
+    if not groups * m * n * k:
+        return None
+    flat = (len(a.shape) == 2, len(b.shape) == 2)
+    once = 1 if any(flat) else groups  # a side that is split among the groups is whole in the sizes read above
+    flops = 2.0 * once * m * n * k
+    if flat == (True, True):
+        n = -(-n // groups)
+    elif flat[0]:
+        m = -(-m // groups)
+    elif flat[1]:
+        k = -(-k // groups)
+    result = node.result()
+    written = float(result.bytes if result else groups * m * k * DTYPE_BYTES.get(a.dtype, 4))
+    dtype = "tf32" if node.attributes.get("tf32") and a.dtype == "fp32" else a.dtype
+    dims = {"B": groups, "M": m, "N": n, "K": k, "trans_a": _transposed(a), "trans_b": _transposed(b)}
+    if (a.dtype == "bf16" and int(rule.capability) in GROUPED_KERNEL) or not isinstance(offsets, Tensor):
+        return [Work(dims, flops, float(a.bytes + b.bytes), written, dtype)]
+    one = Work({**dims, "B": 1}, flops / groups, (a.bytes + b.bytes) / groups, written / groups, dtype, "gemm", "mm")
+    moved = float(offsets.bytes)
+    told = Work(
+        {"bytes": offsets.bytes}, 0.0, moved, moved, offsets.dtype, "memcpy_d2h", "pageable", "cudaMemcpyAsync", True
+    )
+    return [told, *[one] * groups]
+
+
 @size("linear")
 def linear(node: Node, rule: Rule) -> list[Work] | None:
     """linear as one operator (CPU): input (..., N), weight (K, N), optional bias."""

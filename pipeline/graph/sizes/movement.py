@@ -91,6 +91,40 @@ def index(node: Node, rule: Rule) -> Work | None:
     return found
 
 
+@size("nonzero")
+def nonzero(node: Node, rule: Rule) -> list[Work]:
+    """nonzero: CUB counts what is true, the host reads the count and waits, CUB puts the places of what is true in a row (two
+    kernels), and one more makes an index of each dimension out of every place.
+    """
+    result = node.result()
+    return _places(node.tensor(0), result.shape[0] if result and result.shape else node.tensor(0).numel)
+
+
+@size("nonzero_of_masks")
+def nonzero_of_masks(node: Node, rule: Rule) -> list[Work]:
+    """An index that has masks among its indices finds their places first (`expandTensors` in ATen/native/IndexingUtils.h)."""
+    masks = [t for t in node.tensors()[1:] if t.dtype in ("bool", "uint8") and not t.host and t.shape]
+    picked = node.tensors()[-1] if node.name.startswith(("aten::index_put", "aten::_index_put")) else node.result()
+    masks = masks if picked not in masks or len(masks) > 1 else []
+    rest = math.prod(node.tensor(0).shape[len(masks[0].shape) :]) if masks else 1
+    count = max(1, picked.numel // max(rest, 1)) if picked else 1
+    return [work for mask in masks for work in _places(mask, count)]
+
+
+def _places(mask: Tensor, count: int) -> list[Work]:
+    wide, found = mask.numel, 8 * count
+    line = {"B": 1, "H": wide, "inputs": mask.bytes, "outputs": found}
+    counted = Work({**line, "outputs": 8}, float(wide), float(mask.bytes), 8.0, mask.dtype, "reduction", "sum_all")
+    told = Work({"bytes": 8}, 0.0, 8.0, 8.0, "int64", "memcpy_d2h", "pageable", "cudaMemcpyAsync", True)
+    first = Work({"B": 1, "H": 1, "inputs": 0, "outputs": 8}, 0.0, 0.0, 8.0, "int64", "elementwise", "fill")
+    put = Work(line, float(wide), float(mask.bytes), float(found), mask.dtype)
+    sides = {"B": 1, "H": count, "inputs": found, "outputs": found * len(mask.shape)}
+    split = Work(
+        sides, float(count), float(found), float(found * len(mask.shape)), "int64", "elementwise", "index_arithmetic"
+    )
+    return [counted, told, first, put, split]
+
+
 @size("index_put")
 def index_put(node: Node, rule: Rule) -> list[Work] | None:
     """index_put with accumulation: positions are wrapped, made linear and sorted, then added segment by segment.
@@ -111,7 +145,7 @@ def index_put(node: Node, rule: Rule) -> list[Work] | None:
     if features:
         main.dims = {"B": target.shape[0], "F": features}
         main.family, main.op = "tril_index_backward", "index_put"
-    count = max((t.numel for t in indices), default=1)
+    count = max((values.shape[0] if t.dtype == "bool" and values.shape else t.numel for t in indices), default=1)
     small = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
     one = Work(small, float(count), 8.0 * count, 8.0 * count, "int64", "elementwise", "index_arithmetic")
     arithmetic = sum(3 if not t.host else 0 for t in indices)  # remainder, multiply, add per index tensor

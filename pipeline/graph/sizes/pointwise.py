@@ -46,6 +46,18 @@ def fill(node: Node, rule: Rule) -> Work | None:
     return Work(dims, 0.0, 0.0, float(result.bytes), result.dtype)
 
 
+@size("diagonal")
+def diagonal(node: Node, rule: Rule) -> Work | None:
+    """Writes a constant to the diagonal of the result (`eye`)."""
+    result = plain_result(node)
+    if not result.numel or result.host:
+        return None
+    each = result.bytes // result.numel * min(result.shape[-2:])
+    return Work(
+        {"B": 1, "H": min(result.shape[-2:]), "inputs": 0, "outputs": each}, 0.0, 0.0, float(each), result.dtype
+    )
+
+
 @size("fill_input")
 def fill_input(node: Node, rule: Rule) -> Work | None:
     """Zeros of the second input's shape: the gradient that a scatter then fills."""

@@ -1,0 +1,39 @@
+"""Grouped products (`F.grouped_mm`), by which routed experts run, on the meta device: of every dtype, as CUDA takes them.
+
+PyTorch's own shapes for the meta device take bf16 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._meta_registrations
+from torch import Tensor
+
+PLACE, NAME = torch._meta_registrations, "_meta_grouped_mm_common"
+"""The function that PyTorch's shapes of grouped products come from."""
+
+
+@contextmanager
+def grouped_products() -> Iterator[None]:
+    """While the body runs, grouped products on the meta device take what CUDA does."""
+    usual: Any = getattr(PLACE, NAME, None)
+    if usual is None:  # a PyTorch without them
+        yield
+        return
+
+    def product(mat_a: Tensor, mat_b: Tensor, scale_a: Tensor | None, *given: Any, **named: Any) -> Tensor:
+        offsets, dtype = named.get("offs"), named.get("out_dtype") or mat_a.dtype
+        if scale_a is not None or mat_a.dtype == torch.bfloat16 or mat_a.dtype != mat_b.dtype:
+            found: Tensor = usual(mat_a, mat_b, scale_a, *given, **named)
+            return found
+        groups = [] if offsets is None or mat_a.dim() != mat_b.dim() else [offsets.shape[0]]
+        groups = [mat_a.shape[0]] if mat_a.dim() == mat_b.dim() == 3 else groups
+        return mat_a.new_empty(*groups, mat_a.shape[-2], mat_b.shape[-1], dtype=dtype)
+
+    with mock.patch.object(PLACE, NAME, product):
+        yield
