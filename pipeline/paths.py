@@ -14,6 +14,9 @@ _PACKAGE = Path(__file__).resolve().parent
 CAMPAIGN = "manifest.json"
 """The file that makes a folder under `measurements/` a campaign."""
 
+KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
+"""The traces of a step that was measured."""
+
 
 def project_dir() -> Path:
     """The folder that holds `config/` and `packs/`: the checkout, or the data installed inside the package."""

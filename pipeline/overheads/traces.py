@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.collect.reader import read_traces
 from pipeline.errors import TraceError, UnknownNameError
 from pipeline.overheads.extract import extract_overheads
 from pipeline.overheads.one_time import one_time_calls, without
@@ -83,6 +82,8 @@ def extract_campaign(folder: str | Path) -> pd.DataFrame:
         InputError: the folder is no campaign's.
         TraceError: it holds no traces, or a damaged one.
     """
+    from pipeline.collect.reader import read_traces
+
     members = list(read_traces(folder))
     if not members:
         raise TraceError(f"{folder}: the campaign holds no traces; run it again with --parts steps")
