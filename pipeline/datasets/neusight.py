@@ -13,7 +13,7 @@ from pipeline.errors import TableError
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
 from pipeline.kernels.samples import with_launches
-from pipeline.schemas import read_arrow
+from pipeline.schemas import read_columns
 
 COMMIT = "6945927d"
 """Commit of the data that figures in this project refer to."""
@@ -51,10 +51,7 @@ def read_samples(path: str | Path, gpu: str | None = None) -> pd.DataFrame:
         UnknownNameError: no such GPU.
     """
     file = kernels_path(path)
-    table = read_arrow(file, "name NeuSight's kernels.parquet or download it", "download it again").to_pandas()
-    missing = [name for name in ("op", "latency_us") if name not in table.columns]
-    if missing:
-        raise TableError(f"{file}: misses column {', '.join(missing)}; expected NeuSight's table")
+    table = read_columns(file, ("op", "latency_us"), remedy := "name NeuSight's kernels.parquet or download it", remedy)
     if gpu is not None and "gpu" in table.columns:
         table = select_gpu(table, load_gpu(gpu).name)
     return to_samples(table, default_gpu=gpu or "unknown")
