@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.errors import InputError, SteptimeError, SteptimeWarning
+from pipeline.errors import InputError, SteptimeError, show_warning
 
 if TYPE_CHECKING:
     from pipeline.kernels.fit import FittedFamily
@@ -326,7 +326,7 @@ def main() -> None:
     """Entry point: run the command and turn errors into one line and an exit code."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     _collect_seldom()
-    warnings.showwarning = _warn
+    warnings.showwarning = show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an encoding without arrows and stars shows a question mark
@@ -363,12 +363,6 @@ def _collect_seldom() -> None:
     """
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
-
-
-def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """A warning of ours as one line; those of libraries about themselves are not for users."""
-    if issubclass(category, SteptimeWarning):
-        print("steptime: warning: " + " ".join(str(message).split()), file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> None:

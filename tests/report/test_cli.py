@@ -62,11 +62,11 @@ def test_catalogues_are_one_json_object(capsys: pytest.CaptureFixture[str], monk
 def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
     import warnings
 
-    from pipeline.errors import SteptimeWarning
+    from pipeline.errors import SteptimeWarning, show_warning
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = cli._warn
+        warnings.showwarning = show_warning
         warnings.warn("a.parquet: 1 of 480 samples\ndropped", SteptimeWarning, stacklevel=1)
         warnings.warn("internal matters", RuntimeWarning, stacklevel=1)
     assert capsys.readouterr().err == "steptime: warning: a.parquet: 1 of 480 samples dropped\n"
