@@ -71,7 +71,6 @@ class GpuSpec:
     measured_fp32_gflop_per_s: float | None = None
     measured_dram_gb_per_s: float | None = None
     measured_l2_gb_per_s: float | None = None
-    measured_shared_gb_per_s: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     @property
@@ -120,7 +119,7 @@ _REQUIRED = (
 _OPTIONAL = (
     "aliases", "sources", "base_clock_mhz", "tf32_tflop_per_s", "bf16_tflop_per_s", "pcie_lanes",
     "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s", "measured_l2_gb_per_s",
-    "measured_shared_gb_per_s", "max_threads_per_sm", "max_warps_per_sm", "max_blocks_per_sm", "registers_per_sm",
+    "max_threads_per_sm", "max_warps_per_sm", "max_blocks_per_sm", "registers_per_sm",
     "shared_memory_per_sm_bytes",
 )  # fmt: skip
 

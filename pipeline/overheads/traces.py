@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipeline.errors import TraceError, UnknownNameError
 from pipeline.overheads.extract import extract_overheads
-from pipeline.overheads.one_time import one_time_calls, without
+from pipeline.overheads.one_time import lasting
 from pipeline.trace.activity import activity
 from pipeline.trace.load import load_trace
 
@@ -46,10 +46,7 @@ def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     parts = []
     for workload, path in traces:
         trace = load_trace(path)
-        act = activity(trace)
-        events = one_time_calls(act, trace.settled)
-        act = activity(without(trace, events)) if len(events) else act
-        parts.append(extract_overheads(act, workload, trace.settled))
+        parts.append(extract_overheads(lasting(activity(trace), trace.settled), workload, trace.settled))
     if not parts:
         raise TraceError("no traces to learn overheads from")
     return pd.concat(parts, ignore_index=True)
