@@ -346,6 +346,11 @@ def main() -> None:
         sys.exit(1)
     except MemoryError:
         _fail("not enough memory for this input", 1)
+    except UnicodeEncodeError as error:
+        if error.reason != "surrogates not allowed":  # how Python keeps bytes of a name that it cannot read
+            raise
+        encoding = sys.getfilesystemencoding()
+        _fail(f"a name is not {encoding} text: rename it, or use a UTF-8 locale and leave PYTHONUTF8 unset", 2)
     except OSError as error:
         _fail(f"{error.filename or 'file'}: {error.strerror or error}", 1)
     except Exception as error:

@@ -36,6 +36,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
         (("transfer", "--from", "V100", "--to", "T4", "--in", "nowhere", "--out", "x"), "nowhere: no such file"),
+        (("transfer", "--from", "V100", "--to", "T4", "--in", "\udcff", "--out", "x"), "a name is not utf-8 text"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
