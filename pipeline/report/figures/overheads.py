@@ -12,6 +12,7 @@ from pipeline.report.figures.style import (
     bar_height,
     footnote,
     label_rows,
+    legend_above,
     new_figure,
     new_panels,
     plain_ticks,
@@ -86,9 +87,7 @@ def dominant_operators(spread: pd.DataFrame) -> Figure:
             axes.set_title(title, fontsize=9)
             axes.set_xlim(left=0)
             label_rows(axes, [_shorter(name) for name in labels])
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=8
-    )
+    legend_above(figure, panels[0], columns=2)
     footnote(figure, f"Bar: 5th to 95th percentile. {AS_PROFILED}")
     return figure
 
