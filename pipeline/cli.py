@@ -94,9 +94,9 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
         ]
         print_json({"predictions": rows, "largest_batch": largest} | ({"currency": currency()} if prices else {}))
         return
-    from pipeline.report.tables import console, many
+    from pipeline.report.tables import Comparison, console
 
-    console().print(many(predictions, largest, costs, currency()))
+    console().print(Comparison(predictions, largest, costs, currency()))
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipeline.overheads.names import HOST_TYPES
 from pipeline.report.figures.style import (
     COLOURS,
     bar_height,
@@ -34,7 +35,7 @@ SHORTER = {"autograd::engine::evaluate_function: ": "autograd: ", "torch::autogr
 def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
     """Box per overhead type (T1 to T5) on a logarithmic axis; whiskers from the 5th to the 95th percentile."""
     figure, axes = new_figure()
-    types = [name for name in ("T1", "T2", "T3", "T4", "T5") if (observations["type"] == name).any()]
+    types = [name for name in HOST_TYPES if (observations["type"] == name).any()]
     values = [observations.loc[observations["type"] == name, "value_us"].clip(lower=0.05).to_numpy() for name in types]
     if types:
         boxes = axes.boxplot(values, whis=(5, 95), showfliers=False, patch_artist=True, widths=0.6)
