@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.kernels.commands import predict_command
-from pipeline.paths import packs_dir, project_dir
+from pipeline.paths import project_dir, transfer_dir
 from pipeline.report.checks.bars import TRANSFER_MAPE
 from pipeline.report.checks.replays import mean_errors
 from pipeline.report.figures import evidence, tables
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=project_dir() / "docs" / "images")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    drawn = {"kernels": kernels(), "transfer": transfer(pd.read_csv(packs_dir() / "transfer" / PAIR_ERRORS))}
+    drawn = {"kernels": kernels(), "transfer": transfer(pd.read_csv(transfer_dir() / PAIR_ERRORS))}
     replays = options.results / "checks" / "replays.parquet"
     if replays.is_file():
         drawn["replays"] = evidence.replay_errors(mean_errors(pd.read_parquet(replays)))

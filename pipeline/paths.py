@@ -33,6 +33,11 @@ def packs_dir() -> Path:
     return project_dir() / "packs"
 
 
+def transfer_dir() -> Path:
+    """The folder of shipped cross-GPU models, and of their errors."""
+    return packs_dir() / "transfer"
+
+
 def measurements_dir() -> Path:
     """The folder of our own measurements, one per GPU: $STEPTIME_MEASUREMENTS, else the project's."""
     return Path(os.environ.get("STEPTIME_MEASUREMENTS") or project_dir() / "measurements")

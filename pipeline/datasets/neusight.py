@@ -28,7 +28,8 @@ KERNELS_FILE = Path("neusight") / "kernels.parquet"
 SIBLINGS = {"A100-PCIE-40GB": "A100-PCIE-80GB"}
 """GPU whose samples stand in for families that a GPU lacks: A100 convolutions were measured on the 80 GB card only."""
 
-_DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+"""Columns that are dimensions of an op; those of other ops are empty."""
 
 
 def kernels_path(path: str | Path) -> Path:
@@ -91,7 +92,7 @@ def to_samples(table: pd.DataFrame, default_gpu: str) -> pd.DataFrame:
         },
         index=table.index,
     )
-    for name in _DIMS:
+    for name in DIMS:
         if name in table.columns:
             samples[name] = table[name]
     samples["cold"] = False

@@ -10,7 +10,8 @@ import pytest
 from pipeline.datasets import aiconfigurator
 from pipeline.errors import TableError, UnknownNameError
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.half import Layered, half_model, measured_gpus
+from pipeline.kernels.half import half_model, measured_gpus
+from pipeline.kernels.layered import Layered
 from pipeline.kernels.prediction import Estimate, KernelModel
 from pipeline.kernels.predictor import load_predictor
 from pipeline.kernels.tensor import tensor_models
