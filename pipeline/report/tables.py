@@ -21,9 +21,14 @@ PIPE_WIDTH = 140
 
 
 def console() -> Console:
-    """The terminal; output that goes to a file or a pipe is as wide as a wide terminal."""
-    found = Console()
-    return found if found.is_terminal else Console(width=max(found.width, PIPE_WIDTH))
+    """The terminal, on which text stands as it is: names and paths hold brackets.
+
+    Output that goes to a file or a pipe is as wide as a wide terminal.
+    """
+    found = Console(markup=False, emoji=False)
+    if not found.is_terminal:
+        found.width = max(found.width, PIPE_WIDTH)
+    return found
 
 
 def milliseconds(us: float) -> str:
@@ -235,4 +240,4 @@ def show(predictions: Sequence[Prediction], places: Mapping[str, str] | None = N
     screen = console()
     screen.print(one(predictions[0]) if len(predictions) == 1 else Comparison(predictions))
     for name, place in (places or {}).items():
-        screen.print(f"[dim]{name}:[/dim] {place}", soft_wrap=True, highlight=False)
+        screen.print(Text.assemble((f"{name}:", "dim"), f" {place}"), soft_wrap=True, highlight=False)

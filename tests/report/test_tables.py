@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.prediction import Prediction
-from pipeline.report.tables import Comparison, one
+from pipeline.report.tables import Catalogue, Comparison, console, one, show
 from pipeline.schemas import to_arrow
 
 
@@ -35,6 +35,17 @@ def test_parts_of_a_step_add_up(prediction: Prediction) -> None:
     assert prediction.idle_us == 2000.0
     assert prediction.step_time_us == prediction.predicted_us
     assert prediction.samples_per_s == pytest.approx(256_000)
+
+
+def test_brackets_of_names_and_paths_are_text(prediction: Prediction, capsys: pytest.CaptureFixture[str]) -> None:
+    console().print(Catalogue([{"file": "runs[/b].parquet", "says": "[Errno 2] :cat:"}]))
+    other = dataclasses.replace(
+        prediction, variant="v0123456789", overrides=("model.sizes=[a,b]", f"model.x={'1' * 60}")
+    )
+    show([other], {"timeline": "runs[red]/t.json"})
+    shown = capsys.readouterr().out
+    for text in ("runs[/b].parquet", "[Errno 2] :cat:", "sizes=[a,b]", "timeline: runs[red]/t.json"):
+        assert text in shown
 
 
 def test_the_public_keys_are_there_and_are_json(prediction: Prediction) -> None:
