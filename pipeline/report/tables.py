@@ -57,7 +57,7 @@ def gibibytes(size: float) -> str:
 
 
 def shares(parts: Mapping[str, float]) -> str:
-    """`fitted 92 %, roofline 8 %`, largest first."""
+    """`fitted 92%, roofline 8%`, largest first."""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "none"
 
