@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.kernels.commands import predict_command
-from pipeline.paths import packs_dir, project_dir
+from pipeline.paths import project_dir, transfer_dir
 from pipeline.report.checks.bars import TRANSFER_MAPE
 from pipeline.report.checks.replays import mean_errors
 from pipeline.report.figures import evidence, tables
@@ -28,6 +28,7 @@ from pipeline.report.figures.style import (
     MARKERS,
     footnote,
     label_rows,
+    legend_above,
     new_figure,
     new_panels,
     plain_ticks,
@@ -110,9 +111,7 @@ def transfer(errors: pd.DataFrame) -> Figure:
         errors: `pair_errors.csv`: family, origin, destination, method, mape (%).
     """
     means = errors.groupby(["family", "method"])["mape"].mean().unstack()
-    figure, axes = new_figure(8.0, 3.8)
-    axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
-    axes.grid(visible=False, axis="y")
+    figure, axes = new_figure(8.0, 3.8, grid="x")
     colours = ("#999999", COLOURS[1], COLOURS[4], COLOURS[0], COLOURS[2])
     for (method, label), colour, marker in zip(METHODS.items(), colours, ("x", "^", "s", "o", "D"), strict=True):
         axes.plot(means[method].reindex(FAMILY_ORDER), range(len(FAMILY_ORDER)), marker, color=colour, label=label)
@@ -121,7 +120,7 @@ def transfer(errors: pd.DataFrame) -> Figure:
     label_rows(axes, FAMILY_ORDER)
     axes.set(xscale="log", xlabel="MAPE above twice the latency floor (%)")
     plain_ticks(axes.xaxis)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    legend_above(figure, axes, columns=3)
     footnote(figure, "Mean over the ordered pairs of V100, P100, P4, T4 and A100; the destination was left out of "
                      "training.")  # fmt: skip
     return figure
@@ -133,7 +132,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=project_dir() / "docs" / "images")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    drawn = {"kernels": kernels(), "transfer": transfer(pd.read_csv(packs_dir() / "transfer" / PAIR_ERRORS))}
+    drawn = {"kernels": kernels(), "transfer": transfer(pd.read_csv(transfer_dir() / PAIR_ERRORS))}
     replays = options.results / "checks" / "replays.parquet"
     if replays.is_file():
         drawn["replays"] = evidence.replay_errors(mean_errors(pd.read_parquet(replays)))

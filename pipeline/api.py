@@ -52,8 +52,8 @@ def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
     return predict_point(points[0])
 
 
-def predict_point(point: Point, results: str | Path = "results") -> Prediction:
-    """Predict one grid point from what is fitted under `results`, shipped, or transferred.
+def predict_point(point: Point, results: str | Path | None = "results") -> Prediction:
+    """Predict one grid point from what is fitted under `results` (None: nothing), shipped, or transferred.
 
     Raises:
         InputError: `gpu=local`, and the machine was not measured yet.
@@ -62,7 +62,7 @@ def predict_point(point: Point, results: str | Path = "results") -> Prediction:
     from pipeline.graph.calls import map_calls
 
     if point.local:
-        return _measured_here(point, Path(results))
+        return _measured_here(point, Path(results or "results"))
     gpu = gpu_of(point.config["gpu"])
     graph = _captured(_frozen(point.config["model"]), point.batch_size)
     calls = map_calls(graph, gpu, graph.device)

@@ -5,27 +5,16 @@ Errors are one line on stderr; the exit code is 2 for bad input and 1 for any ot
 
 from __future__ import annotations
 
-import atexit
-import gc
-import io
-import json
-import os
-import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.errors import InputError, SteptimeError, SteptimeWarning
+from pipeline.errors import InputError
+from pipeline.terminal import catalogue, print_json, progress, run_app, working
 
 if TYPE_CHECKING:
     from pipeline.kernels.fit import FittedFamily
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 app = typer.Typer(
     name="steptime",
@@ -73,10 +62,10 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     points = expand(_overrides(overrides))
     if len(points) > 1:
         raise InputError(f"predict takes one point, these overrides make {len(points)}: use `steptime compare`")
-    with _working("predicting"):
+    with working("predicting"):
         prediction = predict_point(points[0])
     if as_json:
-        _print_json(prediction.as_dict())
+        print_json(prediction.as_dict())
         return
     from pipeline.report.tables import show
 
@@ -91,9 +80,9 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     from pipeline.transfer.costs import cost_per_million, currency, load_prices
 
     points, prices = expand(_overrides(overrides)), load_prices()
-    predictions = [predict_point(point) for point in _progress(points, "predicting")]
+    predictions = [predict_point(point) for point in progress(points, "predicting")]
     largest: dict[str, int | None] = {}
-    with _working("looking for the largest batches"):
+    with working("looking for the largest batches"):
         for point in points:
             key = f"{point.gpu}/{point.model}/{point.variant}"
             if key not in largest:
@@ -103,11 +92,11 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
         rows = [
             p.as_dict() | ({"cost_per_million": c} if prices else {}) for p, c in zip(predictions, costs, strict=True)
         ]
-        _print_json({"predictions": rows, "largest_batch": largest} | ({"currency": currency()} if prices else {}))
+        print_json({"predictions": rows, "largest_batch": largest} | ({"currency": currency()} if prices else {}))
         return
-    from pipeline.report.tables import console, many
+    from pipeline.report.tables import Comparison, console
 
-    console().print(many(predictions, largest, costs, currency()))
+    console().print(Comparison(predictions, largest, costs, currency()))
 
 
 @app.command()
@@ -115,7 +104,7 @@ def gpus(as_json: Json = False) -> None:
     """List the GPUs that can be predicted, with the evidence at hand for each."""
     from pipeline.report.catalogue import gpu_rows
 
-    _catalogue(gpu_rows(), as_json)
+    catalogue(gpu_rows(), as_json)
 
 
 @app.command()
@@ -123,7 +112,7 @@ def models(as_json: Json = False) -> None:
     """List the workloads that can be predicted."""
     from pipeline.report.catalogue import model_rows
 
-    _catalogue(model_rows(), as_json)
+    catalogue(model_rows(), as_json)
 
 
 @app.command()
@@ -132,7 +121,7 @@ def doctor(as_json: Json = False) -> None:
     from pipeline.report.doctor import examine
 
     rows = examine()
-    _catalogue(rows, as_json)
+    catalogue(rows, as_json)
     if any(row["status"] == "broken" for row in rows):
         raise typer.Exit(1)
 
@@ -164,7 +153,7 @@ def replay(
 
     result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
     if as_json:
-        _print_json(result.as_dict())
+        print_json(result.as_dict())
         return
     from pipeline.predict.replay_table import table
     from pipeline.report.tables import console
@@ -178,7 +167,7 @@ def _replay_ranks(paths: list[Path], as_json: bool) -> None:
 
     values = facts(paths, replay_ranks(paths))
     if as_json:
-        _print_json(values)
+        print_json(values)
         return
     from pipeline.report.tables import console
 
@@ -207,7 +196,7 @@ def trace(
         "notes": loaded.notes,
     }
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         print(f"{facts['events']:,} events, {facts['iterations']} iterations on {facts['device']} -> {out}")
         for note in loaded.notes:
@@ -226,7 +215,7 @@ def kernels_fit(
     from pipeline.kernels.commands import fit_command
 
     done: list[str] = []
-    with _working(what := "fitting, minutes for families of thousands of samples") as say:
+    with working(what := "fitting, minutes for families of thousands of samples") as say:
 
         def tell(fitted: FittedFamily) -> None:
             done.append(fitted.model.family)
@@ -236,7 +225,7 @@ def kernels_fit(
     if not as_json:
         percent = {"gmae": "GMAE %", "mape": "MAPE %", "coverage": "in p10-p90 %"}
         rows = [{percent.get(k, k): _percent(v) if k in percent else v for k, v in row.items()} for row in rows]
-    _catalogue(rows, as_json)
+    catalogue(rows, as_json)
 
 
 def _percent(share: float | None) -> float | str:
@@ -259,7 +248,7 @@ def kernels_predict(
 
     facts = predict_command(gpu, models, source, out, probes)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     from pipeline.report.tables import shares
 
@@ -282,7 +271,7 @@ def transfer(
 
     facts = transfer_command(from_gpu, to_gpu, method, source, out, probes)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     from pipeline.report.tables import shares
 
@@ -305,7 +294,7 @@ def summary(
 
     predictions = Prediction.all_of(read_table(file, "summary"))
     if as_json:
-        _print_json({"predictions": [p.as_dict() for p in predictions]})
+        print_json({"predictions": [p.as_dict() for p in predictions]})
     else:
         show(predictions, places(predictions, file.parent))
 
@@ -322,61 +311,6 @@ def ui(
     serve(port, Artifacts(str(results)).tracking)
 
 
-def main() -> None:
-    """Entry point: run the command and turn errors into one line and an exit code."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    _collect_seldom()
-    warnings.showwarning = _warn
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an encoding without arrows and stars shows a question mark
-    try:
-        code = app(prog_name="steptime", standalone_mode=False)
-        if code == INTERRUPTED:  # newer typer turns the exception into this code
-            _fail("interrupted", INTERRUPTED)
-        sys.exit(code if isinstance(code, int) else 0)
-    except SteptimeError as error:
-        _fail(str(error), error.exit_code)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except MemoryError:
-        _fail("not enough memory for this input", 1)
-    except OSError as error:
-        _fail(f"{error.filename or 'file'}: {error.strerror or error}", 1)
-    except Exception as error:
-        message = getattr(error, "format_message", None)  # a usage error of typer, whichever click it brings along
-        if message is None:
-            raise
-        if not message():  # no arguments: the help was shown
-            sys.exit(2)
-        _fail(f"{message()} (steptime --help)", 2)
-
-
-def _collect_seldom() -> None:
-    """PyTorch and pandas make a million objects that stay: looking for garbage among them took a fifth of a command's
-    time while they are made, and as much again at the exit, where freezing them leaves nothing to look through.
-    """
-    gc.set_threshold(100_000)
-    atexit.register(gc.freeze)
-
-
-def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """A warning of ours as one line; those of libraries about themselves are not for users."""
-    if issubclass(category, SteptimeWarning):
-        print("steptime: warning: " + " ".join(str(message).split()), file=sys.stderr)
-
-
-def _fail(message: str, code: int) -> None:
-    sys.stdout.flush()
-    print("steptime: " + " ".join(message.split()), file=sys.stderr)
-    sys.exit(code)
-
-
 def _overrides(given: list[str] | None) -> list[str]:
     texts = list(given or [])
     for text in texts:
@@ -385,43 +319,9 @@ def _overrides(given: list[str] | None) -> list[str]:
     return texts
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, default=_plain, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    """Numpy scalars and paths as JSON values."""
-    return value.item() if hasattr(value, "item") else str(value)
-
-
-def _catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        _print_json({"rows": rows})
-        return
-    from pipeline.report.tables import Catalogue, console
-
-    console().print(Catalogue(rows))
-
-
-@contextmanager
-def _working(text: str) -> Iterator[Callable[[str], object]]:
-    """A line that moves while something takes its time; on a terminal alone, and gone afterwards. Yields what changes it."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(text) as status:
-        yield status.update
-
-
-def _progress(items: list[Any], text: str) -> Any:
-    if len(items) < 2 or not sys.stderr.isatty():
-        return items
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(items, text, console=Console(stderr=True), transient=True)
+def main() -> None:
+    """Entry point of `steptime`."""
+    run_app(app)
 
 
 if __name__ == "__main__":

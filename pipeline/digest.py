@@ -11,6 +11,8 @@ from pathlib import Path
 def code_digest(*rooms: str) -> str:
     """Hash of every module of the named rooms (`"graph"`) or single modules (`"schemas.py"`) of the package.
 
+    `tests/workflow/test_rule_code.py` says what a rule uses and does not name.
+
     Raises:
         FileNotFoundError: no such room or module; a typing error in a rule.
     """

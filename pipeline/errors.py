@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class SteptimeError(Exception):
@@ -28,7 +30,13 @@ class UnknownNameError(InputError):
 
 
 class SteptimeWarning(UserWarning):
-    """Something that a user should know beside the result; the command line prints it as one line."""
+    """Something that a user should know beside the result; commands and jobs print it as one line."""
+
+
+def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """In place of `warnings.showwarning`: ours as one line; those of libraries about themselves are not for users."""
+    if issubclass(category, SteptimeWarning):
+        print("steptime: warning: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:

@@ -14,6 +14,9 @@ _PACKAGE = Path(__file__).resolve().parent
 CAMPAIGN = "manifest.json"
 """The file that makes a folder under `measurements/` a campaign."""
 
+KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
+"""The traces of a step that was measured."""
+
 
 def project_dir() -> Path:
     """The folder that holds `config/` and `packs/`: the checkout, or the data installed inside the package."""
@@ -28,6 +31,11 @@ def config_dir() -> Path:
 def packs_dir() -> Path:
     """The folder of shipped packs, one per GPU."""
     return project_dir() / "packs"
+
+
+def transfer_dir() -> Path:
+    """The folder of shipped cross-GPU models, and of their errors."""
+    return packs_dir() / "transfer"
 
 
 def measurements_dir() -> Path:

@@ -11,17 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import SteptimeError
+from pipeline.errors import SteptimeError, SteptimeWarning, show_warning
 
 
 @contextmanager
 def job(snakemake: Any) -> Iterator[None]:
     """Run a script's body with the rule's log; a `SteptimeError` ends the process with its exit code.
 
-    Warnings and tracebacks go to the log, whose last line the run shows when it ends; without a log it is shown here.
+    A traceback goes to the log, whose last line the run shows when it ends; without a log it is shown here.
     """
     log = Path(str(snakemake.log[0])) if snakemake.log else None
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("always", category=SteptimeWarning)
+    warnings.showwarning = show_warning
     os.environ.update({"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"})
     if snakemake.threads == 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -19,13 +19,14 @@ import json
 import numpy as np
 import pandas as pd
 
+from pipeline.api import kernel_predictor
 from pipeline.datasets.aiconfigurator import TABLES, read_products
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.evaluate import gmae, mape
 from pipeline.kernels.fit import fit_family
 from pipeline.kernels.half import FAMILY, FOLDER, measured_gpus
 from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.predictor import KernelPredictor, load_predictor
+from pipeline.kernels.predictor import KernelPredictor
 from pipeline.kernels.tensor import tensor_model
 from pipeline.kernels.transferred import transferred_models
 from pipeline.paths import packs_dir
@@ -88,7 +89,7 @@ def squares() -> pd.DataFrame:
         size = np.array(SIZES)
         calls = pd.DataFrame({"family": FAMILY, "op": "mm", "phase": "forward", "dtype": dtype, "B": 1.0,
                               "M": size, "N": size, "K": size})  # fmt: skip
-        found = load_predictor(load_gpu(gpu), [packs_dir() / gpu / "kernels"]).predict(calls)
+        found = kernel_predictor(load_gpu(gpu), "auto", None).predict(calls)
         off = found["kernel_us"].to_numpy() / (2e-6 * size**3 / np.array(published)) - 1.0
         rows.append({"GPU": gpu, "dtype": dtype, "evidence": found["evidence"].iloc[0],
                      **{f"{int(width)}": value for width, value in zip(SIZES, off, strict=True)}})  # fmt: skip

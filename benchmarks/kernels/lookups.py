@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from pipeline.api import kernel_predictor
 from pipeline.datasets.published_lookups import read_lookups
 from pipeline.graph.calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.predictor import load_predictor
-from pipeline.paths import datasets_dir, packs_dir
+from pipeline.paths import datasets_dir
 from pipeline.report.markdown import markdown, rewrite
 
 HEAD = (
@@ -70,9 +70,7 @@ def calls_of(row: pd.Series) -> pd.DataFrame:
 
 def compare(measured: pd.DataFrame) -> pd.DataFrame:
     """The measurements with `predicted_us`, `p10_us` and `p90_us`."""
-    predictors = {
-        name: load_predictor(load_gpu(name), [packs_dir() / name / "kernels"]) for name in set(measured["gpu"])
-    }
+    predictors = {name: kernel_predictor(load_gpu(name), "auto", None) for name in set(measured["gpu"])}
     found = [predictors[row["gpu"]].predict(calls_of(row)) for _, row in measured.iterrows()]
     sums = pd.DataFrame([part[["kernel_us", "p10_us", "p90_us"]].sum() for part in found], index=measured.index)
     return measured.join(sums.rename(columns={"kernel_us": "predicted_us"}))

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from pipeline.api import kernel_predictor
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels import recurrent
-from pipeline.kernels.predictor import load_predictor
-from pipeline.paths import packs_dir
 
 HEAD = re.compile(r"op='(\w+)'.*dtype='(\w+)'")
 ROW = re.compile(r"x=\((\d+), (\d+), (\d+)\),\s+op=\(\d+, (\d+), (\d+)\)\s*\|\s*([\d.]+)\s*\|\s*([\d.]+)")
@@ -48,7 +47,7 @@ def read(file: Path, phase: str) -> pd.DataFrame:
 
 def ratios(table: pd.DataFrame, gpu: str) -> pd.DataFrame:
     """Predicted over measured, before and after."""
-    predictor = load_predictor(load_gpu(gpu), [packs_dir() / gpu / "kernels"])
+    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
     after = predictor.predict(table)["kernel_us"] / 1e3
     chosen, recurrent._small = recurrent._small, lambda sizes, *_: np.zeros(len(sizes.batch), dtype=bool)
     before = predictor.predict(table)["kernel_us"] / 1e3

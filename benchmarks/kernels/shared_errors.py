@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from pipeline.api import kernel_predictor
 from pipeline.datasets.neusight import read_samples
 from pipeline.evaluate import NORMAL_P90
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.predictor import load_predictor
-from pipeline.paths import datasets_dir, packs_dir
+from pipeline.paths import datasets_dir
 from pipeline.report.checks.passes import predicted_passes
 from pipeline.transfer.build import interval_of_a_new_gpu
 from pipeline.transfer.evaluate import folds, left_out_rows, log_residuals
@@ -39,7 +39,7 @@ def pack_errors(datasets: Path) -> pd.DataFrame:
     layers = passes.assign(gpu=passes["gpu"].astype(str)).drop_duplicates(CASE).set_index(CASE)["num_layer"]
     rows = []
     for (gpu, *case), part in calls[calls["family"].isin(MODELLED)].groupby(["gpu", *CASE], observed=True):
-        predictor = load_predictor(load_gpu(str(gpu)), [packs_dir() / str(gpu) / "kernels"])
+        predictor = kernel_predictor(load_gpu(str(gpu)), "auto", None)
         found = predictor.predict(part)
         times = np.where(part["in_layer"], float(layers.loc[tuple(case)]), 1.0)
         predicted = times * found["predicted_us"].to_numpy(float)

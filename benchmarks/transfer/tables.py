@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.paths import packs_dir
+from pipeline.paths import transfer_dir
 from pipeline.report.markdown import markdown, rewrite
 from pipeline.transfer.evaluate import PROBES
 from pipeline.transfer.paper import TRACKED
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--doc", type=Path, action="append", required=True, help="may be repeated")
     options = parser.parse_args()
     errors = pd.concat([pd.read_csv(path) for path in options.errors], ignore_index=True)
-    shipped = packs_dir() / "transfer"
+    shipped = transfer_dir()
     blocks = {
         "overview": overview(errors),
         "matrices": matrices(errors),

@@ -13,8 +13,9 @@ from pipeline.collect.grid import StepPlan, plans
 from pipeline.collect.output import times_unit
 from pipeline.collect.runner import Campaign, Outcome
 from pipeline.collect.timing import Step, StepTimes, step_times_row, time_steps, warm_up
-from pipeline.collect.tracing import EXECUTION_TRACE, KINETO, Profile, execution_trace, profile_steps
+from pipeline.collect.tracing import Profile, execution_trace, profile_steps
 from pipeline.errors import SteptimeError
+from pipeline.paths import EXECUTION_TRACE, KINETO
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,8 @@ import pandas as pd
 
 from pipeline.collect import standalone
 from pipeline.collect.output import PEAK_SCHEMA, PEAKS, SAMPLES, SCHEMA_VERSION, STEP_TIMES, read_manifest, read_peaks
-from pipeline.collect.tracing import EXECUTION_TRACE, KINETO
-from pipeline.errors import InputError, TraceError
-from pipeline.paths import CAMPAIGN
+from pipeline.errors import InputError, SteptimeWarning, TraceError
+from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
 from pipeline.schemas import SCHEMAS, read_provenance, read_table
 
 NO_LATENCY_US = 0.05
@@ -64,7 +64,7 @@ class TraceMember:
 
 
 def read_samples(folder: str | Path) -> pd.DataFrame:
-    """Kernel samples of a campaign (`samples` schema); rows without a usable time are dropped.
+    """Kernel samples of a campaign (`samples` schema); rows without a usable time are dropped, with a warning.
 
     Raises:
         InputError, TableError: the folder is no campaign's, or a table is damaged.
@@ -78,7 +78,11 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     else:
         found = pd.DataFrame(columns=SCHEMAS["samples"].names)
     kernel = found["kernel_us"].fillna(found["latency_us"]).astype(float)
-    return found[kernel > NO_LATENCY_US].reset_index(drop=True)
+    timed = kernel > NO_LATENCY_US
+    if not timed.all():
+        lost = f"{(~timed).sum()} of {len(found)} samples dropped: no time above {NO_LATENCY_US} µs"
+        warnings.warn(f"{folder}: {lost}", SteptimeWarning, stacklevel=2)
+    return found[timed].reset_index(drop=True)
 
 
 def read_step_times(folder: str | Path) -> pd.DataFrame:

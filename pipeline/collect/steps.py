@@ -26,8 +26,9 @@ from pipeline.collect.device import (
 )
 from pipeline.collect.output import STEP_TIMES
 from pipeline.collect.timing import Step, StepTimes, step_times_row, time_steps, warm_up
-from pipeline.collect.tracing import EXECUTION_TRACE, KINETO, Profile, execution_trace, profile_steps, write_gzip
+from pipeline.collect.tracing import Profile, execution_trace, profile_steps, write_gzip
 from pipeline.errors import MeasurementError
+from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.schemas import write_table
 
 if TYPE_CHECKING:

@@ -20,8 +20,6 @@ from pipeline.schemas import atomic_path
 if TYPE_CHECKING:
     import torch
 
-KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
-
 
 @dataclass(frozen=True)
 class Profile:

@@ -72,7 +72,7 @@ write keys and values to the serving cache."""
 SHORTEST, LONGEST, WIDEST = 16, 16384, 256
 """Tokens and head widths of rows that are taken: a single token is another kernel, longer ones are nobody's batch."""
 
-ELEMENT_BYTES = {"half": 2, "int8": 1}
+NCCL_BYTES = {"half": 2, "int8": 1}
 """`message_size` counts elements: the sizes of both types are the same in bytes."""
 
 _COLUMNS = ("device", "gemm_dtype", "m", "n", "k", "latency")
@@ -150,7 +150,7 @@ def read_collectives(gpu: str, folder: Path | None = None) -> pd.DataFrame:
     """
     columns = ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
     table = _read(table_path(gpu, folder, collectives=True), columns)
-    width = table["nccl_dtype"].astype(str).map(ELEMENT_BYTES)
+    width = table["nccl_dtype"].astype(str).map(NCCL_BYTES)
     return pd.DataFrame(
         {
             "op": table["op_name"].astype(str).replace({"alltoall": "all_to_all"}),

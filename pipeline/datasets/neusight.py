@@ -13,7 +13,7 @@ from pipeline.errors import TableError
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.families import NEUSIGHT_OPS
 from pipeline.kernels.samples import with_launches
-from pipeline.schemas import read_arrow
+from pipeline.schemas import read_columns
 
 COMMIT = "6945927d"
 """Commit of the data that figures in this project refer to."""
@@ -28,7 +28,8 @@ KERNELS_FILE = Path("neusight") / "kernels.parquet"
 SIBLINGS = {"A100-PCIE-40GB": "A100-PCIE-80GB"}
 """GPU whose samples stand in for families that a GPU lacks: A100 convolutions were measured on the 80 GB card only."""
 
-_DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+"""Columns that are dimensions of an op; those of other ops are empty."""
 
 
 def kernels_path(path: str | Path) -> Path:
@@ -51,10 +52,7 @@ def read_samples(path: str | Path, gpu: str | None = None) -> pd.DataFrame:
         UnknownNameError: no such GPU.
     """
     file = kernels_path(path)
-    table = read_arrow(file, "name NeuSight's kernels.parquet or download it", "download it again").to_pandas()
-    missing = [name for name in ("op", "latency_us") if name not in table.columns]
-    if missing:
-        raise TableError(f"{file}: misses column {', '.join(missing)}; expected NeuSight's table")
+    table = read_columns(file, ("op", "latency_us"), remedy := "name NeuSight's kernels.parquet or download it", remedy)
     if gpu is not None and "gpu" in table.columns:
         table = select_gpu(table, load_gpu(gpu).name)
     return to_samples(table, default_gpu=gpu or "unknown")
@@ -94,7 +92,7 @@ def to_samples(table: pd.DataFrame, default_gpu: str) -> pd.DataFrame:
         },
         index=table.index,
     )
-    for name in _DIMS:
+    for name in DIMS:
         if name in table.columns:
             samples[name] = table[name]
     samples["cold"] = False

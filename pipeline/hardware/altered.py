@@ -28,7 +28,6 @@ FOLLOWS = {
     "measured_fp32_gflop_per_s": ("fp32_gflop_per_s",),
     "measured_dram_gb_per_s": ("dram_gb_per_s",),
     "measured_l2_gb_per_s": _CLOCKED,
-    "measured_shared_gb_per_s": _CLOCKED,
 }
 """Figures that are proportional to others, and to which; one that is followed itself stands above its follower."""
 

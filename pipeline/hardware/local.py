@@ -89,7 +89,6 @@ def _unlisted_cuda_spec(properties: Any, memory: int, read: str) -> GpuSpec:
         measured_fp32_gflop_per_s=None,
         measured_dram_gb_per_s=None,
         measured_l2_gb_per_s=None,
-        measured_shared_gb_per_s=None,
         sources={"sms": read, "memory_gib": read, "boost_clock_mhz": read, "fp16_tflop_per_s": guess},
     )
 

@@ -71,7 +71,6 @@ class GpuSpec:
     measured_fp32_gflop_per_s: float | None = None
     measured_dram_gb_per_s: float | None = None
     measured_l2_gb_per_s: float | None = None
-    measured_shared_gb_per_s: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     @property
@@ -117,11 +116,13 @@ _REQUIRED = (
     "name", "architecture", "compute_capability", "sms", "l2_mib", "memory_gib", "boost_clock_mhz", "dram_gb_per_s",
     "fp32_tflop_per_s", "fp16_tflop_per_s", "pcie_generation", "tdp_w",
 )  # fmt: skip
+_PER_SM = (
+    "max_threads_per_sm", "max_warps_per_sm", "max_blocks_per_sm", "registers_per_sm", "shared_memory_per_sm_bytes",
+)  # fmt: skip
 _OPTIONAL = (
     "aliases", "sources", "base_clock_mhz", "tf32_tflop_per_s", "bf16_tflop_per_s", "pcie_lanes",
     "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s", "measured_l2_gb_per_s",
-    "measured_shared_gb_per_s", "max_threads_per_sm", "max_warps_per_sm", "max_blocks_per_sm", "registers_per_sm",
-    "shared_memory_per_sm_bytes",
+    *_PER_SM,
 )  # fmt: skip
 
 
@@ -150,7 +151,7 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     architecture, capability = str(values["architecture"]), float(values["compute_capability"])
     limits = ARCHITECTURES.get((architecture, capability))
     per_sm: dict[str, Any] = {}
-    for key in _OPTIONAL[-5:]:
+    for key in _PER_SM:
         if values.get(key) is None and limits is None:
             raise ConfigError(f"{where}: {architecture} {capability} is no known architecture; give {key} in the file")
         per_sm[key] = int(values[key]) if values.get(key) is not None else getattr(limits, key)
@@ -228,10 +229,7 @@ def _load_directory(directory: Path) -> dict[str, GpuSpec]:
             raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
         if not isinstance(values, dict):
             raise ConfigError(f"{path}: expected a mapping of figures")
-        try:
-            spec = GpuSpec.from_mapping(values, str(path))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{path}: {error}") from None
+        spec = GpuSpec.from_mapping(values, str(path))
         if spec.name != path.stem:
             raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r} as the file is called")
         for each in (spec.name, *spec.aliases):

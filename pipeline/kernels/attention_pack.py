@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.attention import FAMILY, AttentionModel, Fitted
-from pipeline.kernels.half import Layered
+from pipeline.kernels.layered import behind
 from pipeline.kernels.plain_pack import read_plain, write_plain
 from pipeline.kernels.prediction import KernelModel
 from pipeline.paths import packs_dir
@@ -79,7 +79,4 @@ def with_attention(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str,
         PackError: the shipped file is damaged.
     """
     found = attention_model(gpu)
-    if found is None:
-        return dict(models)
-    own = models.get(FAMILY)
-    return {**models, FAMILY: found if own is None else Layered(own, found)}
+    return behind(models, {} if found is None else {FAMILY: found})

@@ -20,7 +20,8 @@ from pipeline.hardware.siblings import sibling_of
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.kernels.fitted import FittedModel
 from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.prediction import Estimate, KernelModel, merge
+from pipeline.kernels.layered import behind
+from pipeline.kernels.prediction import Estimate, KernelModel
 from pipeline.kernels.tensor import MISALIGNED_SPREAD, UNSAMPLED_SPREAD, ratio_of, tensor_models
 from pipeline.kernels.tensor_products import covered, misaligned
 from pipeline.kernels.work import Dims, is_one_of
@@ -88,39 +89,6 @@ class HalfModel(KernelModel):
         return is_one_of(Dims(calls).text("dtype", "fp32"), DTYPES)
 
 
-@dataclass(frozen=True)
-class Layered(KernelModel):
-    """Two models of one family: rows that `first` covers are its own, `other`'s the rest."""
-
-    first: KernelModel
-    other: KernelModel
-
-    @property
-    def evidence(self) -> str:
-        """Of rows that neither was fitted on."""
-        return self.first.evidence
-
-    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
-        """Evidence of each row, shape (rows,)."""
-        second = self.other.evidence_of(calls)
-        return np.where(self._others(calls), second, self.first.evidence_of(calls)).astype(object)
-
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows that either covers."""
-        return np.asarray(self.first.native(calls) | self.other.native(calls))
-
-    def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Each row by its model; rows that neither covers by `first`."""
-        other = self._others(calls)
-        if other.all() and len(other):
-            return self.other.predict(calls)
-        found = self.first.predict(calls)
-        return merge(found, self.other.predict(calls[other]), other) if other.any() else found
-
-    def _others(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        return np.asarray(~self.first.native(calls) & self.other.native(calls))
-
-
 def measured_gpus() -> list[str]:
     """GPUs whose bf16 products ship."""
     return sorted(path.parent.name for path in (packs_dir() / FOLDER).glob(f"*/{MANIFEST}"))
@@ -151,5 +119,4 @@ def with_half(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, Kern
     found: dict[str, KernelModel] = dict(tensor_models(gpu, None if half is None else half.measured.name))
     if half is not None:
         found[FAMILY] = half
-    behind = {name: Layered(models[name], model) if name in models else model for name, model in found.items()}
-    return {**models, **behind}
+    return behind(models, found)

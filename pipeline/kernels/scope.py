@@ -19,7 +19,7 @@ WINDOW_DEFAULTS = {"stride": 1.0, "padding": 0.0, "groups": 1.0, "dilation": 1.0
 FLAT = ("elementwise",)
 """Families whose kernels see B x H elements in a row and nothing of the two dims: (458752, 14) is timed as (16384, 392)."""
 
-ELEMENT_BYTES = 8
+LEAST_MOVED_BYTES = 8
 """The least that an fp32 element of a flat family moves: it is read once, and one is written."""
 
 PHASELESS = ("gemm", "bmm")
@@ -94,7 +94,7 @@ class Scope:
         """
         dims = {name: d(name, self.ranges[name][0]) for name in ("B", "H")}
         left = np.prod([np.clip(values, *self.ranges[name]) for name, values in dims.items()], axis=0)
-        cached = ELEMENT_BYTES * left <= cache_bytes
+        cached = LEAST_MOVED_BYTES * left <= cache_bytes
         for long, short in (("B", "H"), ("H", "B")):
             most, room = self.ranges[long][1], self.ranges[short][1] / np.maximum(dims[short], 1.0)
             with np.errstate(invalid="ignore"):

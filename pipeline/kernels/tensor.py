@@ -14,7 +14,7 @@ from pipeline.kernels.prediction import Estimate, KernelModel
 from pipeline.kernels.shortest import not_shorter
 from pipeline.kernels.tensor_products import covered, misaligned
 from pipeline.kernels.work import Array, Dims, is_one_of
-from pipeline.paths import packs_dir
+from pipeline.paths import transfer_dir
 from pipeline.transfer.tensor import FAMILY
 from pipeline.transfer.utilisation import Correction, UtilisationModel, load_cached
 
@@ -39,7 +39,7 @@ def tensor_model() -> UtilisationModel | None:
     Raises:
         PackError: the file is damaged.
     """
-    path = packs_dir() / "transfer" / f"{FAMILY}.safetensors"
+    path = transfer_dir() / f"{FAMILY}.safetensors"
     return load_cached(path) if path.is_file() else None
 
 

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+HOST_TYPES = ("T1", "T2", "T3", "T4", "T5")
+"""Kinds of host overhead: between operators, before, after and between launches, and in the runtime call."""
+
 ANY = "*"
 """Op name of statistics over all ops."""
 

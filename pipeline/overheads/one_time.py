@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.overheads.extract import FULL_QUEUE_CALLS, outstanding
-from pipeline.trace.activity import Activity
+from pipeline.trace.activity import Activity, activity
 from pipeline.trace.fields import API_CATEGORIES, RESOURCE_APIS, SYNC_APIS
 from pipeline.trace.load import Trace
 
@@ -56,6 +56,14 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
     blocked = act.action_event[outstanding(act) >= FULL_QUEUE_CALLS]
     out: Ints = long[(resource[code[long]] | rare) & ~waiting[code[long]] & ~np.isin(long, blocked)]
     return out
+
+
+def lasting(act: Activity, iterations: npt.NDArray[np.bool_]) -> Activity:
+    """The activity without the time of the one-time calls of some iterations (one flag each): what statistics are taken
+    from.
+    """
+    events = one_time_calls(act, iterations)
+    return activity(without(act.trace, events)) if len(events) else act
 
 
 def without(trace: Trace, events: Ints) -> Trace:

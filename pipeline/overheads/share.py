@@ -14,13 +14,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.overheads.model import ABSENT, GLOBAL, OverheadModel
-from pipeline.overheads.names import ANY, normalised
+from pipeline.overheads.names import ANY, HOST_TYPES, normalised
 from pipeline.overheads.statistics import summarise
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-
-HOST_TYPES = ("T1", "T2", "T3", "T4", "T5")
 
 MIN_COMMON = 8
 """With fewer common keys than this the factor would rest on chance: it stays 1."""

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.collect.reader import read_traces
 from pipeline.errors import TraceError, UnknownNameError
 from pipeline.overheads.extract import extract_overheads
-from pipeline.overheads.one_time import one_time_calls, without
+from pipeline.overheads.one_time import lasting
 from pipeline.trace.activity import activity
 from pipeline.trace.load import load_trace
 
@@ -47,10 +46,7 @@ def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     parts = []
     for workload, path in traces:
         trace = load_trace(path)
-        act = activity(trace)
-        events = one_time_calls(act, trace.settled)
-        act = activity(without(trace, events)) if len(events) else act
-        parts.append(extract_overheads(act, workload, trace.settled))
+        parts.append(extract_overheads(lasting(activity(trace), trace.settled), workload, trace.settled))
     if not parts:
         raise TraceError("no traces to learn overheads from")
     return pd.concat(parts, ignore_index=True)
@@ -83,6 +79,8 @@ def extract_campaign(folder: str | Path) -> pd.DataFrame:
         InputError: the folder is no campaign's.
         TraceError: it holds no traces, or a damaged one.
     """
+    from pipeline.collect.reader import read_traces
+
     members = list(read_traces(folder))
     if not members:
         raise TraceError(f"{folder}: the campaign holds no traces; run it again with --parts steps")

@@ -56,7 +56,6 @@ def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[st
 
 def table(values: dict[str, Any]) -> Table:
     """Rich table of `facts`: one line per rank."""
-    from rich.markup import escape
     from rich.table import Table
 
     out = Table(title=f"{values['iterations']} ranks, {values['split']}")
@@ -69,7 +68,7 @@ def table(values: dict[str, Any]) -> Table:
             f"{row['compute_us']:,.1f}", f"{row['communication_us']:,.1f}",
         )  # fmt: skip
     if values["notes"]:
-        out.caption = "\n".join(f"note: {escape(note)}" for note in values["notes"])
+        out.caption = "\n".join(f"note: {note}" for note in values["notes"])
         out.caption_justify = "left"
     out.add_section()
     out.add_row("mean absolute error", "", "", f"{values['mean_absolute_error']:.2%}", "", "")

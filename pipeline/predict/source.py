@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.overheads.extract import ItemKeys, extract_overheads, item_keys
-from pipeline.overheads.one_time import one_time_calls, without
+from pipeline.overheads.one_time import lasting, one_time_calls
 from pipeline.predict.trace_program import Iteration, iterations
 from pipeline.predict.waits import WaitModel
 from pipeline.trace.activity import Activity, activity
@@ -32,9 +32,9 @@ class Source:
     chosen: tuple[Iteration, ...]
 
     @classmethod
-    def of(cls, trace: Trace) -> Source:
+    def of(cls, trace: Trace | Activity) -> Source:
         """All iterations of a trace that hold work."""
-        act = activity(trace)
+        act = trace if isinstance(trace, Activity) else activity(trace)
         return cls(act, item_keys(act), tuple(iterations(act)))
 
     def only(self, chosen: Sequence[Iteration]) -> Source:
@@ -67,9 +67,10 @@ class Source:
     @cached_property
     def lasting(self) -> Source:
         """The source without the time of its one-time calls: what statistics are taken from."""
-        if not len(self.one_time):
+        act = lasting(self.act, self.flags)
+        if act is self.act:
             return self
-        cut = Source.of(without(self.act.trace, self.one_time))
+        cut = Source.of(act)
         numbers = {iteration.number for iteration in self.chosen}
         return cut.only([iteration for iteration in cut.chosen if iteration.number in numbers])
 

@@ -14,7 +14,7 @@ from pipeline.errors import TableError
 from pipeline.evidence import HAS_MODELS, Source, kernel_source, overhead_source
 from pipeline.hardware.altered import is_altered
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
-from pipeline.paths import config_dir, packs_dir
+from pipeline.paths import config_dir, packs_dir, transfer_dir
 from pipeline.schemas import read_arrow
 from pipeline.transfer.costs import PRICES
 
@@ -70,7 +70,7 @@ def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
     Returns:
         Digest by file, by kind: replays, passes, transfer (several or none), models_moved.
     """
-    computed, shipped = Path(root) / "transfer", packs_dir() / "transfer"
+    computed, shipped = Path(root) / "transfer", transfer_dir()
     pairs = sorted(computed.glob("*.parquet")) or [shipped / PAIR_ERRORS]
     models = Path(root) / "transfer_models.parquet"
     kinds = {
@@ -101,7 +101,7 @@ def pack_digests() -> dict[str, str]:
     names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
     files = {name: packs_dir() / name / MANIFEST for name in names}
     files |= {name: packs_dir() / name for name in (ATTENTION, FILE)}
-    files |= {f"transfer/{path.stem}": path for path in sorted((packs_dir() / "transfer").glob("*.safetensors"))}
+    files |= {f"transfer/{path.stem}": path for path in sorted(transfer_dir().glob("*.safetensors"))}
     return {name: file_digest(path)[:16] for name, path in files.items() if path.is_file()}
 
 

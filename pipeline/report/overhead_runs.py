@@ -9,9 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.overheads.names import HOST_TYPES
 from pipeline.report.tracking import OVERHEADS, log_run
-
-TYPES = ("T1", "T2", "T3", "T4", "T5")
 
 
 def track_overheads(
@@ -28,7 +27,7 @@ def track_overheads(
     from pipeline.report.figures.overheads import overhead_types
 
     metrics: dict[str, float] = {"observations": len(observations)}
-    for name in TYPES:
+    for name in HOST_TYPES:
         values = observations.loc[observations["type"] == name, "value_us"]
         if len(values):
             metrics |= {f"{name}_mean_us": float(values.mean()), f"{name}_median_us": float(values.median())}

@@ -79,7 +79,7 @@ def measured_active_us(evidence: Path, workload: str) -> float | None:
     if evidence.name != CAMPAIGN:
         return _median_active_us(evidence)
     for member in read_traces(evidence.parent):
-        if f"{member.model}/{member.variant}/b{member.batch_size}" == workload:
+        if member.workload == workload:
             with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
                 return _median_active_us(member.extract(Path(scratch))[0])
     return profiled_kernel_us(evidence.parent, workload)

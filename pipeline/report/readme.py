@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.errors import InputError, SteptimeError
 from pipeline.kernels.half import FOLDER, measured_gpus
 from pipeline.packs import list_packs, model_folders
-from pipeline.paths import datasets_dir, packs_dir, project_dir
+from pipeline.paths import datasets_dir, project_dir, transfer_dir
 from pipeline.report.account import Evidence, left_out_errors, long, outdated, short
 from pipeline.report.figures import evidence, tables
 from pipeline.report.figures.style import save
@@ -45,7 +45,7 @@ def gather(results: Path) -> Evidence:
     for path in checks.values():
         if not path.is_file():
             raise InputError(f"{path}: no such file; it needs the public data: set $STEPTIME_DATASETS to its folder")
-    moved = packs_dir() / "transfer"
+    moved = transfer_dir()
     pairs, models = (read_any([str(path)] if path.is_file() else []) for path in
                      (moved / PAIR_ERRORS, moved / MODEL_ERRORS))  # fmt: skip
     return Evidence(tables.kernel_errors(shipped_families()), read_any([str(checks["replays"])]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich import box
@@ -21,9 +21,14 @@ PIPE_WIDTH = 140
 
 
 def console() -> Console:
-    """The terminal; output that goes to a file or a pipe is as wide as a wide terminal."""
-    found = Console()
-    return found if found.is_terminal else Console(width=max(found.width, PIPE_WIDTH))
+    """The terminal, on which text stands as it is: names and paths hold brackets.
+
+    Output that goes to a file or a pipe is as wide as a wide terminal.
+    """
+    found = Console(markup=False, emoji=False)
+    if not found.is_terminal:
+        found.width = max(found.width, PIPE_WIDTH)
+    return found
 
 
 def milliseconds(us: float) -> str:
@@ -52,7 +57,7 @@ def gibibytes(size: float) -> str:
 
 
 def shares(parts: Mapping[str, float]) -> str:
-    """`fitted 92 %, roofline 8 %`, largest first."""
+    """`fitted 92%, roofline 8%`, largest first."""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "none"
 
@@ -104,7 +109,7 @@ class Comparison:
     """Predictions side by side, in the widest layout that the terminal shows whole; the best of each model is marked."""
 
     predictions: Sequence[Prediction]
-    largest: Mapping[str, int | None]
+    largest: Mapping[str, int | None] = field(default_factory=dict)
     costs: Sequence[float | None] = ()
     """Of a million samples, in `currency`; a column where any is known."""
     currency: str = ""
@@ -188,16 +193,6 @@ NARROW_LEAVES_OUT = ("evidence", "busy", "bound", "p10-p90 ms")
 """Columns that a narrow terminal does without, in this order; each model gets a table, with what its rows share above."""
 
 
-def many(
-    predictions: Sequence[Prediction],
-    largest: Mapping[str, int | None] | None = None,
-    costs: Sequence[float | None] = (),
-    currency: str = "",
-) -> RenderableType:
-    """Several predictions side by side; the highest throughput of each model is marked."""
-    return Comparison(predictions, largest or {}, costs, currency)
-
-
 @dataclass(frozen=True)
 class Catalogue:
     """Rows of plain values as a table without lines; a narrow terminal does without the columns named `optional`."""
@@ -243,6 +238,6 @@ def plain(value: Any) -> str:
 def show(predictions: Sequence[Prediction], places: Mapping[str, str] | None = None) -> None:
     """Print one prediction in full or several as a table, and where the artifacts lie."""
     screen = console()
-    screen.print(one(predictions[0]) if len(predictions) == 1 else many(predictions))
+    screen.print(one(predictions[0]) if len(predictions) == 1 else Comparison(predictions))
     for name, place in (places or {}).items():
-        screen.print(f"[dim]{name}:[/dim] {place}", soft_wrap=True, highlight=False)
+        screen.print(Text.assemble((f"{name}:", "dim"), f" {place}"), soft_wrap=True, highlight=False)

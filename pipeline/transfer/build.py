@@ -19,7 +19,7 @@ import pandas as pd
 from scipy import stats
 
 from pipeline.errors import InputError
-from pipeline.paths import datasets_dir, packs_dir
+from pipeline.paths import datasets_dir, transfer_dir
 from pipeline.schemas import atomic_path
 from pipeline.transfer.evaluate import (
     Fold,
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from pipeline.datasets.neusight import read_samples
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=packs_dir() / "transfer")
+    parser.add_argument("--out", type=Path, default=transfer_dir())
     parser.add_argument("--family", action="append", choices=COVERED)
     parser.add_argument("--errors", type=Path, help="write the pair errors here as CSV; other families' rows are kept")
     parser.add_argument("--folds", type=Path, help="folder that keeps the models without each GPU, for the benchmarks")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.datasets.neusight import DIMS
 from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.hardware.siblings import same_chip
 from pipeline.hardware.spec import GpuSpec, load_gpu
@@ -20,9 +21,6 @@ from pipeline.transfer.probes import calibrate_all
 
 ADDED = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has beside the input's."""
-
-DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
-"""Dimensions of the ops that methods know."""
 
 GEOMETRY = (*(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"), "registers", "shared_memory")
 """Launch geometry as numbers; 0 is a kernel whose geometry was not recorded."""

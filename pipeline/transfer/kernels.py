@@ -12,17 +12,12 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.shortest import not_shorter
-from pipeline.paths import packs_dir
+from pipeline.paths import transfer_dir
 from pipeline.transfer.features import COVERED
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.utilisation import Array, UtilisationModel, load_cached
 
 COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
-
-
-def models_dir() -> Path:
-    """The folder of shipped cross-GPU models."""
-    return packs_dir() / "transfer"
 
 
 @lru_cache(maxsize=8)
@@ -36,7 +31,7 @@ def load_models() -> dict[str, UtilisationModel]:
     Raises:
         PackError: a file is damaged.
     """
-    folder = models_dir()
+    folder = transfer_dir()
     return {name: load_cached(folder / f"{name}.safetensors") for name in _available(folder)}
 
 

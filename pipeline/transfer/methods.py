@@ -23,9 +23,10 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
 from pipeline.kernels.shortest import not_shorter
 from pipeline.kernels.work import Dims
+from pipeline.paths import transfer_dir
 from pipeline.transfer import wave
 from pipeline.transfer.features import ARITHMETIC
-from pipeline.transfer.kernels import covered, estimate, load_models, models_dir
+from pipeline.transfer.kernels import covered, estimate, load_models
 from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import TENTH, Calibration
 from pipeline.transfer.terms import ways_taken
@@ -96,7 +97,7 @@ def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
         result.loc[part.index[known]] = scaled[known]
     for family, dims in DIMS.items():
         rows = (samples["family"].astype(str) == family).to_numpy()
-        path = models_dir() / f"mlp_{family}.safetensors"
+        path = transfer_dir() / f"mlp_{family}.safetensors"
         if not rows.any() or not path.is_file():
             continue
         complete = rows & samples.reindex(columns=list(dims)).notna().all(axis=1).to_numpy()

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.errors import TableError
 from pipeline.hardware.spec import GpuSpec, load_gpu
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
+from pipeline.schemas import read_columns
 from pipeline.transfer import wave
 from pipeline.transfer.kernels import covered
 from pipeline.transfer.methods import in_a_step
@@ -26,6 +26,10 @@ from pipeline.transfer.utilisation import UtilisationModel
 
 CASE = ["model", "mode", "seq_len", "batch_size", "option"]
 """Columns that name one measured pass."""
+
+PASS = ("gpu", *CASE, "fw_latency_us", "num_layer")
+OPERATOR = ("gpu", *CASE, "fw_latency_us", "op", "target", "input_shapes", "output_shape")
+"""Columns that are read of a pass, and of an op in it."""
 
 TRACKED = "both"
 """The method that the tracker uses: cross-GPU models, half and half with wave scaling in products."""
@@ -180,18 +184,17 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
         cache: folder of left-out models (`evaluate.folds`).
 
     Raises:
-        TableError: the public tables are missing.
+        TableError: a public table is missing, unreadable, or lacks columns.
     """
     from pipeline.datasets.neusight import read_samples
     from pipeline.transfer.evaluate import folds, quick
     from pipeline.transfer.recipes import RECIPES
 
-    folder = data / "neusight"
-    for name in ("model_latency.parquet", "model_op_latency.parquet"):
-        if not (folder / name).is_file():
-            raise TableError(f"{folder / name}: no such file; download the public data")
-    passes = pd.read_parquet(folder / "model_latency.parquet")
-    calls = model_calls(pd.read_parquet(folder / "model_op_latency.parquet"))
+    passes, ops = (
+        read_columns(data / "neusight" / name, columns, "download the public data", "download it again")
+        for name, columns in (("model_latency.parquet", PASS), ("model_op_latency.parquet", OPERATOR))
+    )
+    calls = model_calls(ops)
     samples = read_samples(data)
     models: dict[str, dict[str, UtilisationModel]] = {}
     for family in MODELLED:

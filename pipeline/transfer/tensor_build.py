@@ -20,7 +20,7 @@ import pandas as pd
 from pipeline.datasets.aiconfigurator import SOURCE, TABLES, read_products
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.evaluate import gmae, mape
-from pipeline.paths import packs_dir
+from pipeline.paths import transfer_dir
 from pipeline.transfer.build import interval_of_a_new_gpu
 from pipeline.transfer.recipes import TENSOR, Recipe
 from pipeline.transfer.tensor import FAMILY
@@ -104,7 +104,7 @@ def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR) -> Util
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: train, save, and print what leaving each chip out showed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=packs_dir() / "transfer")
+    parser.add_argument("--out", type=Path, default=transfer_dir())
     options = parser.parse_args(arguments)
     model = build({gpu: read_products(gpu) for gpu in TABLES})
     model.save(options.out / f"{FAMILY}.safetensors")

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from pipeline.datasets import aiconfigurator
-from pipeline.errors import PackError
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels import attention_fit
 from pipeline.kernels.attention import AttentionModel, Constants, Fitted, Shape, attention_us
@@ -192,20 +191,12 @@ def test_held_out_rows_are_predicted_by_fits_that_did_not_see_them(monkeypatch):
     assert all(left) and set.union(*left) == every and sum(map(len, left)) == len(every)
 
 
-def test_constants_survive_the_disk_and_damage_is_named(tmp_path):
+def test_constants_survive_the_disk(tmp_path):
     path = tmp_path / FILE
     fitted = {"H100": Fitted(Constants(), (128.0, 64.0), Quantiles.constant(1.1), (64.0, 256.0), True)}
     write_fitted(path, fitted, {"source": "test"})
     back = read_fitted(path)["H100"]
     assert back.constants == Constants() and back.tiles == (128.0, 64.0) and back.open
-    broken = tmp_path / "broken.json"
-    broken.write_text(path.read_text()[:50])
-    with pytest.raises(PackError, match="not readable"):
-        read_fitted(broken)
-    other = tmp_path / "other.json"
-    other.write_text(path.read_text().replace('"format": 1', '"format": 9'))
-    with pytest.raises(PackError, match="format 9"):
-        read_fitted(other)
 
 
 def test_public_rows_are_plain_attention_in_microseconds(tmp_path):

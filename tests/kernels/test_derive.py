@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.api import kernel_predictor
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.predictor import KernelPredictor, load_predictor
+from pipeline.kernels.predictor import KernelPredictor
 from pipeline.kernels.work import ConvShape, Dims, implicit_product
-from pipeline.paths import packs_dir
 
 
 @pytest.fixture(scope="module")
 def v100() -> KernelPredictor:
-    return load_predictor(load_gpu("V100"), [packs_dir() / "V100" / "kernels"])
+    return kernel_predictor(load_gpu("V100"), "auto", None)
 
 
 def convolutions(family: str, *shapes: tuple[int, int, int, int, int]) -> pd.DataFrame:
@@ -43,7 +43,7 @@ def test_a_product_taller_than_any_sample_is_left_to_physics(v100: KernelPredict
 def test_half_precision_takes_no_latency_below_the_floor(gpu: str) -> None:
     rows = [1, 64, 1024, 4096, 16384, 65536, 131072, 1 << 20]
     calls = pd.DataFrame({"B": rows}).assign(H=33, family="softmax", op="softmax", phase="forward", dtype="fp16")
-    predictor = load_predictor(load_gpu(gpu), [packs_dir() / gpu / "kernels"])
+    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
     found = predictor.predict(calls)
     assert (found["predicted_us"] >= predictor.floor.of(Dims(calls).text("op")) - 1e-9).all()
     assert (found["latency_p10_us"] <= found["predicted_us"]).all()

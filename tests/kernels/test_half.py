@@ -7,10 +7,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.api import kernel_predictor
 from pipeline.datasets import aiconfigurator
 from pipeline.errors import TableError, UnknownNameError
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.half import Layered, half_model, measured_gpus
+from pipeline.kernels.half import half_model, measured_gpus
+from pipeline.kernels.layered import Layered
 from pipeline.kernels.prediction import Estimate, KernelModel
 from pipeline.kernels.predictor import load_predictor
 from pipeline.kernels.tensor import tensor_models
@@ -141,7 +143,7 @@ def test_a_shipped_model_predicts_what_it_was_fitted_on(gpu):
 def test_products_on_tensor_cores_need_no_samples_of_the_gpu():
     # GPUs without half-precision samples of their chip, with an fp32 pack and without
     for gpu, dtypes in (("V100", ["fp16"]), ("RTX3090", ["bf16", "fp16", "tf32"])):
-        predictor = load_predictor(load_gpu(gpu), [packs_dir() / gpu / "kernels"])
+        predictor = kernel_predictor(load_gpu(gpu), "auto", None)
         calls = pd.concat([products(dtype) for dtype in (*dtypes, "fp32")], ignore_index=True)
         found = predictor.predict(pd.concat([calls, calls.assign(family="bmm", B=4.0)], ignore_index=True))
         half = (calls["dtype"] != "fp32").tolist() * 2
@@ -157,14 +159,14 @@ def test_tf32_runs_the_tiles_of_half_precision_and_as_fp32_where_there_is_none()
     assert (half["evidence"][0], full["evidence"][0]) == ("pack", "transferred")
     assert full["kernel_us"][0] / half["kernel_us"][0] == pytest.approx(2.0, rel=0.05)
     assert full["p90_us"][0] / full["p10_us"][0] > half["p90_us"][0] / half["p10_us"][0]
-    v100 = load_predictor(load_gpu("V100"), [packs_dir() / "V100" / "kernels"])
+    v100 = kernel_predictor(load_gpu("V100"), "auto", None)
     tf32, fp32 = (v100.predict(products(dtype))["kernel_us"][0] for dtype in ("tf32", "fp32"))
     assert tf32 == pytest.approx(fp32)
 
 
 def test_without_the_cross_gpu_model_what_was_fitted_still_answers(monkeypatch):
     monkeypatch.setattr("pipeline.kernels.tensor.tensor_model", lambda: None)
-    found = load_predictor(load_gpu("A100-PCIE-40GB"), [packs_dir() / "A100-PCIE-40GB" / "kernels"]).predict(
+    found = kernel_predictor(load_gpu("A100-PCIE-40GB"), "auto", None).predict(
         pd.concat([products(dtype) for dtype in ("bf16", "tf32")], ignore_index=True)
     )
     assert found["kernel_us"][1] / found["kernel_us"][0] == pytest.approx(2.0)

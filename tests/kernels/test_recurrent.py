@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.api import kernel_predictor
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels import recurrent
 from pipeline.kernels.heuristics import Physics
 from pipeline.kernels.prediction import Estimate, Floor
-from pipeline.kernels.predictor import load_predictor
 from pipeline.kernels.recurrent import LAUNCH_US, recurrent_us
-from pipeline.paths import packs_dir
 
 WIDE = {"B": 64, "T": 50, "I": 1024, "H": 1024, "layers": 1}
 
@@ -191,9 +190,7 @@ def test_a_call_without_its_sizes_has_no_time():
                                               ("RTX4090", "fp32", "transferred")])  # fmt: skip
 def test_predictions_rest_on_the_models_of_products(gpu, dtype, kind):
     spec = load_gpu(gpu)
-    found = load_predictor(spec, [packs_dir() / spec.name / "kernels"]).predict(
-        calls({}, {"phase": "backward"}, dtype=dtype)
-    )
+    found = kernel_predictor(spec, "auto", None).predict(calls({}, {"phase": "backward"}, dtype=dtype))
     assert list(found["evidence"]) == [kind, kind]
     assert found["modelled"].all()
     assert found["kernel_us"][1] > found["kernel_us"][0]
@@ -202,5 +199,5 @@ def test_predictions_rest_on_the_models_of_products(gpu, dtype, kind):
 
 def test_products_of_a_layer_are_longer_than_a_roofline_of_it():
     spec = load_gpu("V100")
-    predictor, table = load_predictor(spec, [packs_dir() / "V100" / "kernels"]), calls({"B": 128})
+    predictor, table = kernel_predictor(spec, "auto", None), calls({"B": 128})
     assert predictor.predict(table)["kernel_us"][0] > 1.1 * predictor.physics.kernel_us("rnn", table)[0]

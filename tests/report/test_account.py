@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import TableError
-from pipeline.paths import packs_dir, project_dir
+from pipeline.paths import project_dir, transfer_dir
 from pipeline.report.account import Evidence, kernel_table, left_out_errors, long, outdated, short
 from pipeline.report.checks.passes import measured_passes
 from pipeline.report.checks.replays import FULL, KERNEL_SUM, mean_errors
@@ -71,7 +71,7 @@ def test_readme_and_docs_hold_what_the_packs_say() -> None:
 
 
 def test_left_out_errors_come_with_the_shipped_models() -> None:
-    errors = left_out_errors(packs_dir() / "transfer")
+    errors = left_out_errors(transfer_dir())
     assert set(errors["family"]) >= {"gemm", "elementwise"}
     assert errors.groupby("family")["gpu"].nunique().min() >= 4
 

@@ -36,6 +36,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
         (("transfer", "--from", "V100", "--to", "T4", "--in", "nowhere", "--out", "x"), "nowhere: no such file"),
+        (("transfer", "--from", "V100", "--to", "T4", "--in", "\udcff", "--out", "x"), "a name is not utf-8 text"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -62,11 +63,11 @@ def test_catalogues_are_one_json_object(capsys: pytest.CaptureFixture[str], monk
 def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
     import warnings
 
-    from pipeline.errors import SteptimeWarning
+    from pipeline.errors import SteptimeWarning, show_warning
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = cli._warn
+        warnings.showwarning = show_warning
         warnings.warn("a.parquet: 1 of 480 samples\ndropped", SteptimeWarning, stacklevel=1)
         warnings.warn("internal matters", RuntimeWarning, stacklevel=1)
     assert capsys.readouterr().err == "steptime: warning: a.parquet: 1 of 480 samples dropped\n"

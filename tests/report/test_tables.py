@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.prediction import Prediction
-from pipeline.report.tables import many, one
+from pipeline.report.tables import Catalogue, Comparison, console, one, show
 from pipeline.schemas import to_arrow
 
 
@@ -35,6 +35,17 @@ def test_parts_of_a_step_add_up(prediction: Prediction) -> None:
     assert prediction.idle_us == 2000.0
     assert prediction.step_time_us == prediction.predicted_us
     assert prediction.samples_per_s == pytest.approx(256_000)
+
+
+def test_brackets_of_names_and_paths_are_text(prediction: Prediction, capsys: pytest.CaptureFixture[str]) -> None:
+    console().print(Catalogue([{"file": "runs[/b].parquet", "says": "[Errno 2] :cat:"}]))
+    other = dataclasses.replace(
+        prediction, variant="v0123456789", overrides=("model.sizes=[a,b]", f"model.x={'1' * 60}")
+    )
+    show([other], {"timeline": "runs[red]/t.json"})
+    shown = capsys.readouterr().out
+    for text in ("runs[/b].parquet", "[Errno 2] :cat:", "sizes=[a,b]", "timeline: runs[red]/t.json"):
+        assert text in shown
 
 
 def test_the_public_keys_are_there_and_are_json(prediction: Prediction) -> None:
@@ -74,7 +85,7 @@ def test_a_step_that_does_not_fit_says_so(prediction: Prediction) -> None:
 def test_the_best_throughput_that_fits_is_marked(prediction: Prediction) -> None:
     slow = dataclasses.replace(prediction, gpu="P100", predicted_us=16000.0)
     large = dataclasses.replace(prediction, gpu="T4", predicted_us=4000.0, fits=False)
-    lines = [line for line in text_of(many([prediction, slow, large])).splitlines() if line.startswith("│")]
+    lines = [line for line in text_of(Comparison([prediction, slow, large])).splitlines() if line.startswith("│")]
     assert [line for line in lines if "★" in line] == [line for line in lines if "V100" in line]
 
 
@@ -95,7 +106,9 @@ def test_a_comparison_is_whole_at_the_width_of_any_terminal(prediction: Predicti
                             predicted_us=us, p10_us=0.9 * us, p90_us=1.1 * us, fits=memory < 40)
         for model in ("dlrm_open_source", "gpt3_27") for batch, us, memory in ((2, 8e3, 2), (4096, 2.1e7, 148))
     ]  # fmt: skip
-    shown = lines_at(many(rows, dict.fromkeys([f"{p.gpu}/{p.model}/{p.variant}" for p in rows], 1_200_000)), width)
+    shown = lines_at(
+        Comparison(rows, dict.fromkeys([f"{p.gpu}/{p.model}/{p.variant}" for p in rows], 1_200_000)), width
+    )
     assert max(map(len, shown)) <= width
     text = "\n".join(shown)
     for whole in (
@@ -117,7 +130,7 @@ def test_designs_of_one_model_stay_side_by_side_on_a_narrow_terminal(prediction:
         dataclasses.replace(prediction, gpu="A100-PCIE-40GB", variant=variant, predicted_us=us)
         for variant, us in (("default", 8e3), ("embedding-sparse", 9e3), ("embedding-dense", 12e3))
     ]
-    shown = lines_at(many(rows, {}), 80)
+    shown = lines_at(Comparison(rows, {}), 80)
     assert shown[0] == "dlrm_default on A100-PCIE-40GB"
     assert [line.split()[0] for line in shown[1:5]] == ["variant", "default", "embedding-sparse", "embedding-dense"]
 
@@ -146,7 +159,7 @@ def test_a_hashed_variant_is_shown_by_its_options(prediction: Prediction) -> Non
     hashed = dataclasses.replace(
         prediction, variant="v82811cac9c", overrides=("model.tables=[4,24]", "+model.options.width=512")
     )
-    for shown in (text_of(one(hashed)), text_of(many([hashed, prediction]))):
+    for shown in (text_of(one(hashed)), text_of(Comparison([hashed, prediction]))):
         assert "tables=[4,24] options.width=512" in shown and "v82811cac9c" not in shown
 
 
@@ -163,6 +176,6 @@ def test_a_summary_says_what_a_prediction_says(prediction: Prediction) -> None:
 
 def test_prices_that_the_user_keeps_become_a_column(prediction: Prediction) -> None:
     other = dataclasses.replace(prediction, gpu="T4")
-    shown = text_of(many([prediction, other], costs=[0.25, None], currency="EUR"))
+    shown = text_of(Comparison([prediction, other], costs=[0.25, None], currency="EUR"))
     assert "cost/M" in shown and "0.25" in shown and "cost/M: EUR per million samples" in shown
-    assert "cost" not in text_of(many([prediction, other], costs=[None, None], currency="EUR"))
+    assert "cost" not in text_of(Comparison([prediction, other], costs=[None, None], currency="EUR"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
+from pipeline.errors import TableError
 from pipeline.hardware.spec import load_gpu
 from pipeline.transfer.kernels import load_models
-from pipeline.transfer.paper import CASE, in_layer, model_calls, scale_models
+from pipeline.transfer.paper import CASE, PASS, in_layer, model_calls, paper_surfer, scale_models
 
 _TABLE = [
     ("call_module", "transformer.wte", "[[4, 64]]", "(4, 64, 1024)"),
@@ -31,6 +34,17 @@ def test_the_layer_runs_from_its_first_module_to_the_next_module_after_it() -> N
     both = pd.concat([_ops("V100"), _ops("T4")], ignore_index=True)
     one = [False, False, True, True, True, True, False, False]
     assert list(in_layer(both)) == one + one
+
+
+def test_a_public_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=r"model_latency\.parquet: no such file; download the public data"):
+        paper_surfer(tmp_path)
+    (tmp_path / "neusight").mkdir()
+    passes = pd.DataFrame([{name: 1 for name in PASS}])
+    passes.to_parquet(tmp_path / "neusight" / "model_latency.parquet")
+    _ops("V100").drop(columns="target").to_parquet(tmp_path / "neusight" / "model_op_latency.parquet")
+    with pytest.raises(TableError, match=r"model_op_latency\.parquet: misses column target; download it again"):
+        paper_surfer(tmp_path)
 
 
 def test_a_function_is_known_by_its_name_and_not_by_its_address() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.api import kernel_predictor
 from pipeline.hardware.siblings import same_chip, sibling_of
 from pipeline.hardware.spec import load_gpu
 from pipeline.kernels.predictor import load_predictor
 from pipeline.packs import list_packs
-from pipeline.paths import packs_dir
 from pipeline.transfer.sibling import SiblingModel, sibling_models
 
 pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no pack of the A100")
@@ -39,14 +39,14 @@ def _calls() -> pd.DataFrame:
 
 
 def test_the_80_gb_a100_is_the_40_gb_one_with_more_bandwidth() -> None:
-    small = load_predictor(load_gpu("A100"), [packs_dir() / "A100-PCIE-40GB" / "kernels"]).predict(_calls())
+    small = kernel_predictor(load_gpu("A100"), "auto", None).predict(_calls())
     large = load_predictor(load_gpu("A100-PCIE-80GB")).predict(_calls())
     ratio = (large["kernel_us"] / small["kernel_us"]).to_numpy()
     # traffic by the ratio of bandwidths (1.2), arithmetic as on the smaller card, the floor unchanged
     assert 0.79 < ratio[0] < 0.85 and 0.97 < ratio[1] <= 1.0 + 1e-9
     assert large["predicted_us"].iloc[2] == pytest.approx(small["predicted_us"].iloc[2], rel=0.01)
     tiny = _calls().iloc[[0]].assign(B=16.0, H=64.0)
-    floors = [load_predictor(load_gpu(gpu), [packs_dir() / gpu / "kernels"]).predict(tiny)["predicted_us"].iloc[0]
+    floors = [kernel_predictor(load_gpu(gpu), "auto", None).predict(tiny)["predicted_us"].iloc[0]
               for gpu in ("A100-PCIE-40GB", "A100-PCIE-80GB")]  # fmt: skip
     assert floors[0] == pytest.approx(floors[1], rel=0.01)
     assert (large["evidence"] == "transferred").all()

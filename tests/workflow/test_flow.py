@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from pipeline.errors import TableError
+from pipeline.errors import SteptimeWarning, TableError
 from pipeline.flow import Flow
 from pipeline.report.failures import reasons
 from pipeline.scripting import job
@@ -76,6 +77,13 @@ def test_a_failed_run_says_why_once_and_below_all_else(tmp_path: Path) -> None:
     assert first == "graph.parquet: damaged (no footer)"
     assert second.startswith("KeyError: 'dims' (an error of Steptime; see ")
     assert reasons(tmp_path, time.time() + 60) == []
+
+
+def test_a_job_shows_our_warnings_and_none_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(), job(SimpleNamespace(log=[], threads=2)):
+        warnings.warn("run: 1 of 2 samples dropped", SteptimeWarning, stacklevel=1)
+        warnings.warn("internal matters", RuntimeWarning, stacklevel=1)
+    assert capsys.readouterr().err == "steptime: warning: run: 1 of 2 samples dropped\n"
 
 
 def test_a_fit_takes_as_many_cores_as_it_starts_processes() -> None:

@@ -11,9 +11,11 @@ wildcard_constraints:
     family=r"[a-z0-9_]+",
 
 
-# the last two: rows that a sparse gradient holds, and bytes of an element
-CAPTURING = ("graph", "workloads", "kernels/embedding.py", "kernels/work.py")
 POINT = FLOW.artifacts.point("{gpu}", "{model}", "{variant}", "{batch}")
+
+# Code that several rules name for their digest; tests/workflow/test_rule_code.py says what one lacks.
+GRAPH = ("graph", "kernels/embedding.py", "kernels/work.py", "schemas.py")
+COLLECT = ("collect", "trace/fields.py", "trace/repair.py", "schemas.py")
 
 
 rule capture_graph:
@@ -26,7 +28,7 @@ rule capture_graph:
     params:
         model=FLOW.section("model"),
         files=FLOW.files,
-        code=FLOW.code(*CAPTURING, "schemas.py"),
+        code=FLOW.code(*GRAPH, "workloads"),
     message:
         "Graph of {wildcards.model} at batch {wildcards.batch}, captured without a GPU"
     script:
@@ -49,7 +51,7 @@ rule collect_step:
         model=FLOW.section("model"),
         collect=FLOW.section("collect"),
         files=FLOW.files,
-        code=FLOW.code("collect", "workloads", "schemas.py"),
+        code=FLOW.code(*COLLECT, "workloads"),
     message:
         "Steps of {wildcards.model} at batch {wildcards.batch}, timed and traced on this machine"
     script:
@@ -67,7 +69,7 @@ rule import_graph:
         gpu="local",
     params:
         model=FLOW.section("model"),
-        code=FLOW.code(*CAPTURING, "schemas.py"),
+        code=FLOW.code(*GRAPH),
     message:
         "Graph of {wildcards.model} at batch {wildcards.batch}, from its execution trace"
     script:
@@ -100,7 +102,7 @@ rule map_calls:
         f"{POINT}/logs/map_calls.log",
     params:
         gpu=FLOW.section("gpu"),
-        code=FLOW.code("graph", "hardware", "kernels/work.py", "schemas.py"),
+        code=FLOW.code(*GRAPH, "hardware", "api.py"),
     message:
         "Device calls of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:

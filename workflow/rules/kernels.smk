@@ -15,7 +15,7 @@ rule public_samples:
         gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
     params:
         families=FLOW.families(Source.PUBLIC),
-        code=FLOW.code("datasets", "schemas.py"),
+        code=FLOW.code("datasets/neusight.py", "kernels", "hardware", "schemas.py"),
     message:
         "Kernel samples of {wildcards.gpu}, from public measurements"
     script:
@@ -56,7 +56,7 @@ rule local_samples:
     params:
         families=FLOW.families(Source.LOCAL),
         collect=FLOW.first_section("collect"),
-        code=FLOW.code("collect", "schemas.py"),
+        code=FLOW.code(*COLLECT, *GRAPH),
     message:
         "Kernel samples of this machine: microbenchmarks of every family in use"
     script:

@@ -2,8 +2,16 @@
 
 from pipeline.report.grid import pack_digests
 
-PREDICTING = ("kernels", "overheads", "predict", "transfer", "hardware", "evaluate.py", "api.py", "prediction.py")
-MEASURED = ("trace", "collect/reader.py")  # what reads the measured step and its trace
+MODELS = ("kernels", "overheads", "predict", "transfer", "hardware", "evaluate.py", "api.py", "prediction.py")
+TABLES = ("graph/store.py", "graph/table.py", "schemas.py")
+MEASURED = (
+    "trace",
+    "collect/reader.py",
+    "collect/standalone.py",
+    "collect/output.py",
+    "collect/counted.py",
+    "collect/device.py",
+)
 
 
 rule predict:
@@ -24,7 +32,7 @@ rule predict:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
         packs=pack_digests(),
-        code=FLOW.code(*PREDICTING, *MEASURED),
+        code=FLOW.code(*MODELS, *TABLES, *MEASURED),
     message:
         "Step time of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:

@@ -9,7 +9,6 @@ CHECKS = f"{FLOW.artifacts.root}/checks"
 ACCURACY = f"{FLOW.artifacts.root}/accuracy/{FLOW.grid}"
 PAIR_ERRORS = f"{FLOW.artifacts.root}/transfer/{{family}}.parquet"
 MODEL_ERRORS = f"{FLOW.artifacts.root}/transfer_models.parquet"
-TRANSFERRING = ("transfer", "hardware", "kernels", "datasets/neusight.py")
 
 
 report: "../report/workflow.rst"
@@ -32,7 +31,7 @@ rule error_parts:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
         packs=pack_digests(),
-        code=FLOW.code(*PREDICTING, *MEASURED, "report/parts.py"),
+        code=FLOW.code(*MODELS, *TABLES, *MEASURED, "report/parts.py"),
     message:
         "Errors of {wildcards.model} at batch {wildcards.batch}, part by part"
     script:
@@ -118,7 +117,7 @@ rule pair_errors:
     log:
         f"{FLOW.artifacts.root}/transfer/logs/{{family}}.log",
     params:
-        code=FLOW.code(*TRANSFERRING),
+        code=FLOW.code("transfer", "hardware", "kernels", "datasets/neusight.py"),
     message:
         "Errors of {wildcards.family} between all GPUs with public samples"
     script:
@@ -135,7 +134,7 @@ rule transfer_models:
     log:
         f"{FLOW.artifacts.root}/transfer/logs/models.log",
     params:
-        code=FLOW.code(*TRANSFERRING),
+        code=FLOW.code("transfer", "hardware", "kernels", "datasets/neusight.py"),
     message:
         "Errors of whole models between all GPUs with public samples"
     script:
@@ -156,7 +155,7 @@ rule replays:
     log:
         f"{CHECKS}/logs/replays.log",
     params:
-        code=FLOW.code("trace", "overheads", "predict", "report/checks/replays.py"),
+        code=FLOW.code("trace", "overheads", "predict", "hardware", "report/checks/replays.py"),
     message:
         "Public traces replayed"
     script:
@@ -172,7 +171,7 @@ rule passes:
         f"{CHECKS}/logs/passes.log",
     params:
         packs=pack_digests(),
-        code=FLOW.code(*PREDICTING, "graph", "workloads", "report/checks/passes.py"),
+        code=FLOW.code(*MODELS, *GRAPH, "workloads", "report/checks/passes.py"),
     message:
         "Whole models against public latencies"
     script:

@@ -40,31 +40,17 @@ def predicted_passes(data: Path) -> pd.DataFrame:
     Returns:
         gpu, model, mode, seq_len, batch_size, measured_us, predicted_us, p10_us, p90_us, active_us, bound.
     """
-    from pipeline.api import gpu_of, kernel_predictor, overhead_model
+    from pipeline.api import predict_point
     from pipeline.config import expand
-    from pipeline.evaluate import Subject, evaluate
-    from pipeline.graph.calls import map_calls
-    from pipeline.graph.capture import capture
 
     rows = []
-    for (model, mode, length, batch), part in measured_passes(data).groupby(
-        ["model", "mode", "seq_len", "batch_size"], sort=False, observed=True
-    ):
-        graph = None
-        for row in part.itertuples():
-            point = expand([
-                f"gpu={row.gpu}", f"model={model}", f"batch_size={batch}", f"model.mode={MODES[str(mode)]}",
-                "model.optimizer=none", f"model.seq_len={length}",
-            ])[0]  # fmt: skip
-            graph = graph or capture(point.config["model"], point.batch_size)
-            gpu = gpu_of(point.config["gpu"])
-            calls = map_calls(graph, gpu, graph.device)
-            subject = Subject(point.model, point.variant, point.batch_size, graph.memory_bytes,
-                              settings=point.config["predict"])  # fmt: skip
-            found, _ = evaluate(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None),
-                                overhead_model(gpu.name, point.config["overheads"], None, point.workload))  # fmt: skip
-            rows.append({"gpu": gpu.name, "model": model, "mode": MODES[str(mode)], "seq_len": length,
-                         "batch_size": batch, "measured_us": row.e2e_latency_us, "predicted_us": found.predicted_us,
-                         "p10_us": found.p10_us, "p90_us": found.p90_us, "active_us": found.active_us,
-                         "bound": found.bound})  # fmt: skip
+    for row in measured_passes(data).to_dict("records"):
+        mode = MODES[str(row["mode"])]
+        overrides = {"gpu": row["gpu"], "model": row["model"], "batch_size": row["batch_size"], "model.mode": mode,
+                     "model.optimizer": "none", "model.seq_len": row["seq_len"]}  # fmt: skip
+        found = predict_point(expand([f"{key}={value}" for key, value in overrides.items()])[0], results=None)
+        rows.append({"gpu": found.gpu, "model": row["model"], "mode": mode, "seq_len": row["seq_len"],
+                     "batch_size": row["batch_size"], "measured_us": row["e2e_latency_us"],
+                     "predicted_us": found.predicted_us, "p10_us": found.p10_us, "p90_us": found.p90_us,
+                     "active_us": found.active_us, "bound": found.bound})  # fmt: skip
     return pd.DataFrame(rows)

@@ -14,9 +14,11 @@ from pipeline.report.figures.style import (
     FAMILY_ORDER,
     MARKERS,
     bar_height,
+    equality,
     footnote,
     in_order,
     label_rows,
+    legend_above,
     new_figure,
     new_panels,
     plain_ticks,
@@ -26,11 +28,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WITHIN = 0.10
-"""Half-width of the grey band around equality: a tenth."""
-
 LEAST_PERCENT = 0.02
 """Errors below this are drawn here, because zero has no place on a logarithmic axis."""
+
+FAMILY_NAMES = {"gemm": "matrix product", "bmm": "batched product", "conv2d_forward": "convolution",
+                "elementwise": "element-wise", "layer_norm": "layer norm"}  # fmt: skip
+"""What the learned families are called on the picture of the README."""
 
 
 def replay_errors(errors: pd.DataFrame) -> Figure:
@@ -40,9 +43,7 @@ def replay_errors(errors: pd.DataFrame) -> Figure:
         errors: `mean_errors` of `pipeline.report.checks.replays`.
     """
     traces = list(dict.fromkeys(errors["trace"]))
-    figure, axes = new_figure(8.0, bar_height(1.6 * len(traces)) + 0.3)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.grid(visible=False, axis="y")
+    figure, axes = new_figure(8.0, bar_height(1.6 * len(traces)) + 0.3, grid="x")
     methods = [name for name in METHODS if (errors["method"] == name).any()]
     for method, colour, marker in zip(methods, COLOURS, MARKERS, strict=False):
         own = errors[errors["method"] == method]
@@ -54,7 +55,7 @@ def replay_errors(errors: pd.DataFrame) -> Figure:
     label_rows(axes, [f"{name}\n{one_each.loc[name, 'device'].removeprefix('NVIDIA ')}" for name in traces])
     axes.set(xscale="log", xlabel="mean |predicted / measured − 1| of an iteration's span (%)")
     plain_ticks(axes.xaxis)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    legend_above(figure, axes, columns=3)
     footnote(figure, "Kernel times given, host time and waiting predicted, from other iterations, ranks or machines.")
     return figure
 
@@ -65,7 +66,7 @@ def whole_models(passes: pd.DataFrame) -> Figure:
     Args:
         passes: `predicted_passes` of `pipeline.report.checks.passes`.
     """
-    figure, axes = new_figure(6.0, 5.2)
+    figure, axes = new_figure(6.0, 5.2, grid="both")
     _passes(axes, passes)
     axes.legend(frameon=False, fontsize=8)
     footnote(figure, "fp32, inference and training passes measured by NeuSight; none of them was used in fitting.")
@@ -127,24 +128,13 @@ def _replay_bars(axes: Axes, errors: pd.DataFrame) -> None:
 
 
 def _passes(axes: Axes, passes: pd.DataFrame) -> None:
-    values = passes[["measured_us", "predicted_us"]].to_numpy(float) / 1e6
-    ends = np.array([values.min() / 1.3, values.max() * 1.3])
-    axes.fill_between(ends, (1 - WITHIN) * ends, (1 + WITHIN) * ends, color="black", alpha=0.08, linewidth=0,
-                      label="within 10 %")  # fmt: skip
-    axes.plot(ends, ends, color="black", linewidth=0.8)
+    equality(axes, passes[["measured_us", "predicted_us"]].to_numpy(float) / 1e6)
     for (gpu, own), colour, marker in zip(passes.groupby("gpu", sort=True), COLOURS, MARKERS, strict=False):
         error = 100 * float((own["predicted_us"] / own["measured_us"] - 1).abs().mean())
         axes.plot(own["measured_us"] / 1e6, own["predicted_us"] / 1e6, marker, color=colour, markersize=6,
                   label=f"{_short(str(gpu))}: mean error {error:.1f} %")  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)")
-    plain_ticks(axes.xaxis, axes.yaxis)
-    axes.grid(axis="both", color="#dddddd", linewidth=0.6)
+    axes.set(xlabel="measured (s)", ylabel="predicted (s)")
 
 
 def _short(gpu: str) -> str:
     return gpu.replace("-PCIE-40GB", "").replace("-PCIE-80GB", " 80 GB")
-
-
-FAMILY_NAMES = {"gemm": "matrix product", "bmm": "batched product", "conv2d_forward": "convolution",
-                "elementwise": "element-wise", "layer_norm": "layer norm"}  # fmt: skip
-"""What the learned families are called on the picture of the README."""

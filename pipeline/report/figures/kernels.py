@@ -14,6 +14,7 @@ from pipeline.report.figures.style import (
     footnote,
     in_order,
     label_rows,
+    legend_above,
     new_figure,
     new_panels,
     tiled_panels,
@@ -80,9 +81,7 @@ def family_errors(errors: pd.DataFrame) -> Figure:
     panels[1].set_xlim(min(50.0, 100 * float(errors["coverage"].min()) - 2), 101)
     for axes in panels:
         label_rows(axes, families)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=8
-    )
+    legend_above(figure, panels[0])
     return figure
 
 

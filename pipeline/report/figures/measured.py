@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.report import parts as parts_of
 from pipeline.report.figures.published import published
-from pipeline.report.figures.style import ACTIVE, COLOURS, MEASURED, bar_height, footnote, label_rows, new_panels
+from pipeline.report.figures.steps import step_bars
+from pipeline.report.figures.style import (
+    ACTIVE,
+    COLOURS,
+    MEASURED,
+    bar_height,
+    footnote,
+    label_rows,
+    new_figure,
+    new_panels,
+)
+from pipeline.report.parts import ACTIVE as ACTIVE_TIME
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +41,7 @@ def step_error_parts(parts: pd.DataFrame) -> Figure:
     """
     points = list(dict.fromkeys(parts["gpu"] + " " + parts["workload"]))
     kinds = list(dict.fromkeys(parts["part"]))
-    figure, panels = new_panels(1, width=max(6.5, 1.6 + 1.5 * len(points)), height=4.4, grid="y")
-    axes = panels[0]
+    figure, axes = new_figure(max(6.5, 1.6 + 1.5 * len(points)), 4.4)
     width = 0.8 / len(kinds)
     for number, (kind, colour) in enumerate(zip(kinds, COLOURS, strict=False)):
         own = parts[parts["part"] == kind]
@@ -42,7 +51,7 @@ def step_error_parts(parts: pd.DataFrame) -> Figure:
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(points)), [_folded(label) for label in points], fontsize=8)
     axes.set_ylabel("predicted / measured − 1 (%)")
-    whole = parts[parts["part"] != parts_of.ACTIVE]
+    whole = parts[parts["part"] != ACTIVE_TIME]
     steps = (
         whole.assign(point=whole["gpu"] + " " + whole["workload"]).groupby("point", sort=False)["measured_us"].first()
     )
@@ -71,27 +80,14 @@ def convolutional_networks(steps: pd.DataFrame) -> Figure:
     """
     figure, panels = new_panels(2, width=9.5, height=bar_height(1.1 * len(steps)) + 0.6, share_y=False)
     labels = [f"{row.gpu} {row.workload}" for row in steps.itertuples()]
-    _times(panels[0], steps)
+    step_bars(panels[0], steps, np.arange(len(steps)))
+    panels[0].set_xlim(left=0)
     label_rows(panels[0], labels)
     _errors(panels[1], steps)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False, fontsize=8)
     footnote(figure, "The published mean is over five networks, these two among them; Habitat's figures for single "
                      "networks, and MLPredict's, are not known here.")  # fmt: skip
     return figure
-
-
-def _times(axes: Axes, steps: pd.DataFrame) -> None:
-    where = np.arange(len(steps))
-    step, low, high, measured = (
-        steps[name].to_numpy(float) / 1000 for name in ("predicted_us", "p10_us", "p90_us", "measured_us")
-    )
-    axes.barh(where, step, color=ACTIVE, height=0.6, alpha=0.75, label="predicted")
-    axes.errorbar(step, where, xerr=np.maximum([step - low, high - step], 0.0), fmt="none", ecolor="black",
-                  elinewidth=1, capsize=2.5, label="p10 to p90")  # fmt: skip
-    if np.isfinite(measured).any():
-        axes.plot(measured, where, "D", color=MEASURED, markersize=5, label="measured, unprofiled")
-    axes.set(xlabel="time of one step (ms)")
-    axes.set_xlim(left=0)
 
 
 def _errors(axes: Axes, steps: pd.DataFrame) -> None:

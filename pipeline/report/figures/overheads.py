@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipeline.overheads.names import HOST_TYPES
 from pipeline.report.figures.style import (
     COLOURS,
     bar_height,
     footnote,
     label_rows,
+    legend_above,
     new_figure,
     new_panels,
     plain_ticks,
@@ -33,7 +35,7 @@ SHORTER = {"autograd::engine::evaluate_function: ": "autograd: ", "torch::autogr
 def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
     """Box per overhead type (T1 to T5) on a logarithmic axis; whiskers from the 5th to the 95th percentile."""
     figure, axes = new_figure()
-    types = [name for name in ("T1", "T2", "T3", "T4", "T5") if (observations["type"] == name).any()]
+    types = [name for name in HOST_TYPES if (observations["type"] == name).any()]
     values = [observations.loc[observations["type"] == name, "value_us"].clip(lower=0.05).to_numpy() for name in types]
     if types:
         boxes = axes.boxplot(values, whis=(5, 95), showfliers=False, patch_artist=True, widths=0.6)
@@ -86,9 +88,7 @@ def dominant_operators(spread: pd.DataFrame) -> Figure:
             axes.set_title(title, fontsize=9)
             axes.set_xlim(left=0)
             label_rows(axes, [_shorter(name) for name in labels])
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=8
-    )
+    legend_above(figure, panels[0], columns=2)
     footnote(figure, f"Bar: 5th to 95th percentile. {AS_PROFILED}")
     return figure
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.report.figures.style import (
@@ -13,10 +14,11 @@ from pipeline.report.figures.style import (
     IDLE,
     MEASURED,
     bar_height,
+    equality,
     footnote,
     label_rows,
+    legend_above,
     new_figure,
-    plain_ticks,
     same_scale,
     tiled_panels,
 )
@@ -45,7 +47,7 @@ def utilisation(steps: pd.DataFrame) -> Figure:
             axes.text(min(share, 97) - 1.5, y, f"{share:.0f}", va="center", ha="right", color="white", fontsize=7)
         axes.set(xlim=(0, 100), xlabel="share of the predicted step (%)", title=str(gpu))
         label_rows(axes, labels)
-    _legend_above(figure, panels[0])
+    legend_above(figure, panels[0])
     return figure
 
 
@@ -71,7 +73,7 @@ def breakdown(families: pd.DataFrame) -> Figure:
             left += width
         axes.set(xlim=(0, 100), xlabel="share of device time (%)", title=str(gpu))
         label_rows(axes, labels)
-    _legend_above(figure, panels[0])
+    legend_above(figure, panels[0])
     return figure
 
 
@@ -80,24 +82,28 @@ def step_times(steps: pd.DataFrame) -> Figure:
     figure, panels, labels = _panel_per_gpu(steps)
     for axes, (gpu, rows) in zip(panels, steps.groupby("gpu", sort=False), strict=True):
         where = np.array([labels.index(label) for label in rows["workload"]])
-        step, low, high, kernels, measured = (
-            rows[name].to_numpy(float) / 1000
-            for name in ("predicted_us", "p10_us", "p90_us", "kernels_us", "measured_us")
-        )
-        axes.barh(where, step, color=ACTIVE, height=0.6, alpha=0.75, label="predicted step")
-        spread = np.maximum([step - low, high - step], 0.0)
-        axes.errorbar(
-            step, where, xerr=spread, fmt="none", ecolor="black", elinewidth=1, capsize=2.5, label="p10 to p90"
-        )
+        step_bars(axes, rows, where)
+        kernels = rows["kernels_us"].to_numpy(float) / 1000
         axes.plot(kernels, where, "|", color="white", markeredgewidth=2, markersize=9)
         axes.plot(kernels, where, "|", color="black", markeredgewidth=1, markersize=9, label="sum of its kernels")
-        if np.isfinite(measured).any():
-            axes.plot(measured, where, "D", color=MEASURED, markersize=5, label="measured, unprofiled")
-        axes.set(xlabel="time of one step (ms)", title=str(gpu))
+        axes.set_title(str(gpu))
         label_rows(axes, labels)
     same_scale(figure, panels)
-    _legend_above(figure, next((a for a in panels if len(a.get_legend_handles_labels()[1]) > 3), panels[0]))
+    legend_above(figure, next((a for a in panels if len(a.get_legend_handles_labels()[1]) > 3), panels[0]))
     return figure
+
+
+def step_bars(axes: Axes, rows: pd.DataFrame, where: npt.NDArray[np.int64]) -> None:
+    """A bar per step with its p10 to p90 interval, and the measured step if there is one; row `i` stands at `where[i]`."""
+    step, low, high, measured = (
+        rows[name].to_numpy(float) / 1000 for name in ("predicted_us", "p10_us", "p90_us", "measured_us")
+    )
+    axes.barh(where, step, color=ACTIVE, height=0.6, alpha=0.75, label="predicted step")
+    spread = np.maximum([step - low, high - step], 0.0)
+    axes.errorbar(step, where, xerr=spread, fmt="none", ecolor="black", elinewidth=1, capsize=2.5, label="p10 to p90")
+    if np.isfinite(measured).any():
+        axes.plot(measured, where, "D", color=MEASURED, markersize=5, zorder=3, label="measured, unprofiled")
+    axes.set_xlabel("time of one step (ms)")
 
 
 def predicted_against_measured(steps: pd.DataFrame) -> Figure:
@@ -107,20 +113,13 @@ def predicted_against_measured(steps: pd.DataFrame) -> Figure:
         steps: `steps` table; rows without `measured_us` are left out.
     """
     rows = steps[steps["measured_us"].notna()]
-    figure, axes = new_figure(5.5, 5.0)
+    figure, axes = new_figure(5.5, 5.0, grid="both")
+    equality(axes, rows[["measured_us", "p10_us", "p90_us"]].to_numpy(float) / 1000)
     for colour, (gpu, part) in zip(COLOURS * 3, rows.groupby("gpu", sort=False), strict=False):
         measured, predicted = (part[name].to_numpy(float) / 1000 for name in ("measured_us", "predicted_us"))
         spread = np.maximum([predicted - part["p10_us"] / 1000, part["p90_us"] / 1000 - predicted], 0.0)
         axes.errorbar(measured, predicted, yerr=spread, fmt="o", color=colour, capsize=2, label=str(gpu))
-    values = rows[["measured_us", "p10_us", "p90_us"]].to_numpy(float) / 1000
-    ends = np.array([values.min() / 1.3, values.max() * 1.3])
-    axes.plot(ends, ends, color="black", linewidth=0.8)
-    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="black", alpha=0.08, linewidth=0, label="within 10 %")
-    axes.set(
-        xscale="log", yscale="log", xlabel="measured step, unprofiled (ms)", ylabel="predicted step (ms), p10 to p90"
-    )
-    plain_ticks(axes.xaxis, axes.yaxis)
-    axes.grid(axis="both", color="#dddddd", linewidth=0.6)
+    axes.set(xlabel="measured step, unprofiled (ms)", ylabel="predicted step (ms), p10 to p90")
     axes.legend(frameon=False)
     return figure
 
@@ -132,9 +131,7 @@ def error_by_part(errors: pd.DataFrame, published: pd.DataFrame) -> Figure:
         errors: columns method, points, gmae, mape, worst (fractions), one row per way to predict.
         published: columns label, percent.
     """
-    figure, axes = new_figure(8.0, 1.9 + 0.55 * (len(errors) + len(published)))
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.grid(visible=False, axis="y")
+    figure, axes = new_figure(8.0, 1.9 + 0.55 * (len(errors) + len(published)), grid="x")
     y = np.arange(len(errors))
     axes.barh(y, 100 * errors["gmae"], color=ACTIVE, height=0.6, label="geometric mean, ours")
     axes.plot(100 * errors["mape"], y, "|", color="black", markersize=12, markeredgewidth=1.5, label="mean, ours")
@@ -230,9 +227,3 @@ def _panel_per_gpu(table: pd.DataFrame) -> tuple[Figure, list[Axes], list[str]]:
     labels = list(dict.fromkeys(table["workload"]))
     size = (2.7, bar_height(len(labels)) + 0.2)
     return *tiled_panels(table["gpu"].nunique(), size, margin=(2.6, 0.2), least=7.0), labels
-
-
-def _legend_above(figure: Figure, axes: Axes) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    columns = min(4, len(names))
-    figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=8)

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -38,12 +41,15 @@ COLUMNS = 3
 SAME_SCALE = 12.0
 """How many times as long the bars of one panel may be as another's on a common scale."""
 
+WITHIN = 0.10
+"""Half-width of the grey band around equality: a tenth."""
+
 PNG_DPI = 160
 
 
-def new_figure(width: float = 7.0, height: float = 4.0) -> tuple[Figure, Axes]:
+def new_figure(width: float = 7.0, height: float = 4.0, grid: Literal["x", "y", "both"] = "y") -> tuple[Figure, Axes]:
     """A figure of its own (no global pyplot state, so that many can be made without a display)."""
-    figure, panels = new_panels(1, width=width, height=height, grid="y")
+    figure, panels = new_panels(1, width=width, height=height, grid=grid)
     return figure, panels[0]
 
 
@@ -102,6 +108,29 @@ def footnote(figure: Figure, text: str) -> None:
     figure.supxlabel(
         f"{figure.get_supxlabel()} {text}".strip(), x=0.01, ha="left", fontsize=7.5, color="#555555", wrap=True
     )
+
+
+def legend_above(figure: Figure, axes: Axes, columns: int = 4) -> None:
+    """What the marks of these axes mean, above all panels."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=8)
+
+
+def equality(axes: Axes, times: npt.NDArray[np.float64], label: str | None = "within 10 %") -> None:
+    """Logarithmic axes on which predicted is drawn over measured: the line where they are the same, and `WITHIN` of it.
+
+    Args:
+        axes: where to draw.
+        times: all that will be drawn.
+        label: of the band in a legend.
+    """
+    ends = np.array([times.min() / 1.3, times.max() * 1.3])
+    axes.fill_between(
+        ends, (1 - WITHIN) * ends, (1 + WITHIN) * ends, color="black", alpha=0.08, linewidth=0, label=label
+    )
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.set(xscale="log", yscale="log")
+    plain_ticks(axes.xaxis, axes.yaxis)
 
 
 def same_scale(figure: Figure, panels: Sequence[Axes]) -> None:

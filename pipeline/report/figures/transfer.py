@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.report.figures.published import published
-from pipeline.report.figures.style import COLOURS, MARKERS, footnote, in_order, plain_ticks, tiled_panels
+from pipeline.report.figures.style import COLOURS, MARKERS, equality, footnote, in_order, tiled_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,19 +49,17 @@ def steps_moved(passes: pd.DataFrame) -> Figure:
     origins, gpus = sorted(set(passes["origin"])), sorted(set(passes["destination"]))
     figure, panels = tiled_panels(len(origins), (3.6, 3.4), least=5.5, grid="both")
     times = passes[["measured_us", "predicted_us"]].to_numpy(float) / 1e6
-    ends = np.array([times.min() / 1.3, times.max() * 1.3])
     for axes, origin in zip(panels, origins, strict=True):
-        axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="black", alpha=0.08, linewidth=0)
-        axes.plot(ends, ends, color="black", linewidth=0.8)
+        equality(axes, times, label=None)
         for gpu, colour, marker in zip(gpus, COLOURS, MARKERS, strict=False):
             own = passes[(passes["origin"] == origin) & (passes["destination"] == gpu)]
             error = (own["predicted_us"] / own["measured_us"] - 1).abs().mean()
             if len(own):
                 axes.plot(own["measured_us"] / 1e6, own["predicted_us"] / 1e6, marker, color=colour, markersize=5,
                           label=f"to {gpu.partition('-')[0]}: {100 * error:.0f} %")  # fmt: skip
-        axes.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)", title=f"from {origin}")
-        axes.set(xlim=ends, ylim=ends)
-        plain_ticks(axes.xaxis, axes.yaxis)
+        axes.set(xlabel="measured (s)", ylabel="predicted (s)", title=f"from {origin}")
+        axes.margins(x=0)
+        axes.set_ylim(axes.get_xlim())
         axes.legend(frameon=False, fontsize=8, title="mean error", title_fontsize=8, loc="upper left")
     error, waves = (100 * float((passes[name] / passes["measured_us"] - 1).abs().mean())
                     for name in ("predicted_us", "wave_us"))  # fmt: skip

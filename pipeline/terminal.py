@@ -1,0 +1,118 @@
+"""How every command speaks: errors as one line and an exit code, a table or one JSON object, a line that moves."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import typer
+
+from pipeline.errors import SteptimeError, show_warning
+
+Item = TypeVar("Item")
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run the command that the arguments name, and turn errors into one line and an exit code."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    _collect_seldom()
+    warnings.showwarning = show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an encoding without arrows and stars shows a question mark
+    try:
+        code = app(prog_name="steptime", standalone_mode=False)
+        if code == INTERRUPTED:  # newer typer turns the exception into this code
+            _fail("interrupted", INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else 0)
+    except SteptimeError as error:
+        _fail(str(error), error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except MemoryError:
+        _fail("not enough memory for this input", 1)
+    except UnicodeEncodeError as error:
+        if error.reason != "surrogates not allowed":  # how Python keeps bytes of a name that it cannot read
+            raise
+        encoding = sys.getfilesystemencoding()
+        _fail(f"a name is not {encoding} text: rename it, or use a UTF-8 locale and leave PYTHONUTF8 unset", 2)
+    except OSError as error:
+        _fail(f"{error.filename or 'file'}: {error.strerror or error}", 1)
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # a usage error of typer, whichever click it brings along
+        if message is None:
+            raise
+        if not message():  # no arguments: the help was shown
+            sys.exit(2)
+        _fail(f"{message()} (steptime --help)", 2)
+
+
+def _collect_seldom() -> None:
+    """PyTorch and pandas make a million objects that stay: looking for garbage among them took a fifth of a command's
+    time while they are made, and as much again at the exit, where freezing them leaves nothing to look through.
+    """
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stdout.flush()
+    print("steptime: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(code)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object; numbers of numpy and paths become plain values."""
+    print(json.dumps(value, default=_plain, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Print rows as a table, a column per key, or as one JSON object."""
+    if as_json:
+        print_json({"rows": rows})
+        return
+    from pipeline.report.tables import Catalogue, console
+
+    console().print(Catalogue(rows))
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], object]]:
+    """A line that moves while something takes its time; on a terminal alone, and gone afterwards. Yields what changes it."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text) as status:
+        yield status.update
+
+
+def progress(items: Sequence[Item], text: str) -> Iterable[Item]:
+    """The items, with a bar that shows how many are done; on a terminal alone, and gone afterwards."""
+    if len(items) < 2 or not sys.stderr.isatty():
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, text, console=Console(stderr=True), transient=True)
