@@ -70,12 +70,15 @@ def _shapes() -> Any:
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
     def nonzero(x: Tensor) -> Tensor:
-        if not _SHARE and not _config.meta_nonzero_assume_all_nonzero:
+        if not _SHARE and not getattr(_config, "meta_nonzero_assume_all_nonzero", False):
             raise NotImplementedError("torch.nonzero: how many elements it finds is data")
         count = math.ceil(x.numel() * (_SHARE[-1] if _SHARE else 1.0))
         return torch.empty_strided((count, x.dim()), (1, max(count, 1)), dtype=torch.long, device=x.device)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that PyTorch's own shapes, a refusal, are replaced
-        library.impl("nonzero", nonzero, "Meta", allow_override=True)
+        try:
+            library.impl("nonzero", nonzero, "Meta", allow_override=True)
+        except TypeError:  # a PyTorch that overrides without being asked
+            library.impl("nonzero", nonzero, "Meta")
     return library
