@@ -35,7 +35,6 @@ _NODE_ALIASES = {
     "batchnorm": "nativebatchnorm",
 }
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function:\s*")
-_TAIL = re.compile(r"\|(\d+)(?:@\d+)?$")
 _NODE = re.compile(r"^(?P<stem>\w+?)Backward\d*$")
 
 
@@ -64,24 +63,9 @@ def full_signature(apis: Iterable[str], shapes: str, children: int) -> str:
     return f"{','.join(apis)}|{shapes}|{children}"
 
 
-def nested_in(signature: str) -> int:
-    """Number of nested ops that a `full_signature` tells, with or without the place of an action behind it."""
-    found = _TAIL.search(signature)
-    return int(found[1]) if found else 0
-
-
 def calls_signature(count: int) -> str:
     """Signature of all items of an op that make the same number of device calls."""
     return f"calls={count}"
-
-
-def kin_signature(op: str, count: int, children: int) -> str:
-    """Signature of all operators that are built alike: as many device calls and nested ops, into a new tensor or in place.
-
-    What an operator costs the host goes by this more than by its name: one that calls nothing else takes a third of one
-    that does, and one that works in place allocates nothing.
-    """
-    return f"{calls_signature(count)}|{children}|{'in place' if op.endswith('_') else ''}"
 
 
 def switch_signature(before: int, after: int) -> str:

@@ -20,9 +20,6 @@ from pipeline.overheads.statistics import summarise
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-ITEM_TYPES = ("T2", "T3", "T5")
-"""Times inside an operator."""
-
 MIN_COMMON = 8
 """With fewer common keys than this the factor would rest on chance: it stays 1."""
 
@@ -33,7 +30,7 @@ class Calibration:
 
     Attributes:
         scale: host time on the target over host time on the donor.
-        common: number of (type, op, calls and nested ops) keys of the target that the donor knows.
+        common: number of (type, op, calls) keys of the target that the donor knows.
         coverage: share of the target's host time in those keys.
     """
 
@@ -50,8 +47,8 @@ def merged(samples: pd.DataFrame, estimator: str = "clipped_mean") -> pd.DataFra
 def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
     """The factor from the donor's host to the target's: host time as observed over host time as the donor has it.
 
-    Every (type, op, number of calls and nested ops) of the target counts with its time, so that ops that fill the step
-    rule; ops that the donor does not know enter with its mean over ops that are built alike.
+    Every (type, op, number of calls) of the target counts with its time, so that ops that fill the step rule; ops that
+    the donor does not know enter with its mean over all ops.
 
     Args:
         donor: statistics of the host that overheads come from.
@@ -60,9 +57,7 @@ def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
     table = summarise(target, signatures=False)
     table = table[table["type"].isin(HOST_TYPES) & (table["op"] != ANY)]
     signature = table["signature"].astype(object).where(table["signature"].notna(), "")
-    kin = signature.str.contains("|", regex=False)
-    item = table["type"].isin(ITEM_TYPES)
-    keyed = np.where(table["type"] == "T4", signature == "", np.where(item, kin, signature != ""))  # one level for each
+    keyed = np.where(table["type"] == "T4", signature == "", signature != "")  # one level per observation
     table, signature = table[keyed], signature[keyed]
     ours, theirs, known, matched = 0.0, 0.0, 0.0, 0
     for kind in HOST_TYPES:
@@ -70,10 +65,7 @@ def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
         if not rows.any():
             continue
         apis = list(table.loc[rows, "api"].fillna("")) if kind == "T4" else None
-        wanted = [list(signature[rows])]
-        if kind in ITEM_TYPES:
-            wanted.append(list(signature[rows].str.partition("|")[0]))  # where no kin is known, as many device calls
-        found = donor.find(kind, list(table.loc[rows, "op"]), wanted, apis)
+        found = donor.find(kind, list(table.loc[rows, "op"]), [list(signature[rows])], apis)
         count = table.loc[rows, "count"].to_numpy(float)
         time = table.loc[rows, "mean_us"].to_numpy(float) * count
         answered = found.level != ABSENT

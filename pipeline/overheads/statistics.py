@@ -1,12 +1,12 @@
 """Statistics of overhead observations, at every level at which a prediction may look them up.
 
-Levels, most telling first: full signature of an item; op and how it is built (`kin_signature`); op and number of device
-calls; op; then all ops, by the same. The estimator is chosen by name; DESIGN section 4 says why the mean of clipped values
-is the default and the published one is not.
+Levels, most telling first: full signature of an item; op and number of device calls; op; all ops. The estimator is
+chosen by name; DESIGN section 4 says why the mean of clipped values is the default and the published one is not.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
-from pipeline.overheads.names import ANY, calls_signature, kin_signature, nested_in
+from pipeline.overheads.names import ANY, calls_signature
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,7 +29,7 @@ ESTIMATORS = ("clipped_mean", "trimmed_mean", "mean", "median")
 
 COLUMNS = ["type", "op", "mean_us", "std_us", "median_us", "count", "workloads", "api", "signature", "evidence"]
 
-_BETWEEN = "\x1f"
+_TAIL = re.compile(r"\|(\d+)(?:@\d+)?$")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
 def _nested(samples: pd.DataFrame) -> tuple[Floats, Floats]:
     """Number of actions and of nested ops of the item behind each observation, from its signature."""
     signature = samples["signature"].astype("object").where(samples["signature"].notna(), "")
-    nested = _each(signature, nested_in)
+    nested = _each(signature, lambda text: float(m[1]) if (m := _TAIL.search(text)) else 0.0)
     return _each(signature, _count_calls).astype(float), nested.astype(float)
 
 
@@ -76,17 +76,6 @@ def _each(texts: pd.Series, of: Callable[[str], object]) -> npt.NDArray[np.objec
     """`of` every text; the texts are many and the distinct ones few."""
     code, distinct = pd.factorize(texts)
     return np.array([of(text) for text in distinct], object)[code]
-
-
-def _kin(frame: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """`kin_signature` of the item behind each observation."""
-    signature = frame["signature"].astype("object").where(frame["signature"].notna(), "")
-    return _each(frame["op"].astype(str) + _BETWEEN + signature.astype(str), _kin_of)
-
-
-def _kin_of(text: str) -> str:
-    op, _, signature = text.partition(_BETWEEN)
-    return kin_signature(op, _count_calls(signature), nested_in(signature))
 
 
 def _count_calls(signature: str) -> int:
@@ -137,7 +126,6 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
     api, device = kind == "T4", np.isin(kind, ("launch_latency", "kernel_gap", "sync_return"))
     switch = _each(frame["signature"], lambda text: text.partition("|")[0])
     counts = _each(frame["signature"], lambda text: calls_signature(_count_calls(text)))
-    kin = _kin(frame)
     levels = [frame[device], frame[device].assign(signature="")]
     if signatures:
         levels += [frame[gap | item | api]]
@@ -145,9 +133,7 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
         frame[gap].assign(signature=switch[gap]), frame[gap].assign(signature=switch[gap], op=ANY),
         frame[gap].assign(signature="", op=ANY),
         frame[item].assign(signature=counts[item]), frame[item].assign(signature=""),
-        frame[item].assign(signature=kin[item]),
-        frame[item].assign(signature=kin[item], op=ANY), frame[item].assign(signature=counts[item], op=ANY),
-        frame[item].assign(signature="", op=ANY),
+        frame[item].assign(signature=counts[item], op=ANY), frame[item].assign(signature="", op=ANY),
         frame[api].assign(signature=""), frame[api].assign(signature="", op=ANY),
         frame[api].assign(signature="", op=ANY, api=""),
     ]  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.overheads.model import GLOBAL, Found, OverheadModel
-from pipeline.overheads.names import calls_signature, kin_signature, nested_in, switch_signature
+from pipeline.overheads.names import calls_signature, switch_signature
 from pipeline.predict.step import HOST_EVIDENCE, StepSequence
 from pipeline.trace.activity import CPU_API
 
@@ -22,9 +22,6 @@ class HostTimes:
     def __init__(self, sequence: StepSequence, model: OverheadModel, counts: Ints, workload: str | None) -> None:
         self.sequence, self.model, self.counts, self.workload = sequence, model, counts, workload
         self.by_count = np.array([calls_signature(int(n)) for n in counts], object)
-        nested = map(nested_in, sequence.signature)
-        keys = zip(sequence.items.name, counts.tolist(), nested, strict=True)
-        self.by_kin = np.array([kin_signature(*key) for key in keys], object)
         self.found: list[tuple[Found, Ints]] = []
 
     def gaps(self) -> Floats:
@@ -49,11 +46,11 @@ class HostTimes:
         for kind, mask, out in (("T2", first & acts, gap), ("T3", last & acts, tail), ("T5", ~acts, gap)):
             rows = np.flatnonzero(mask)
             owner = item[rows]
-            out[rows] = self._find(kind, rows, owner, [s.signature[owner], self.by_kin[owner], self.by_count[owner]])
+            out[rows] = self._find(kind, rows, owner, [s.signature[owner], self.by_count[owner]])
         rows = np.flatnonzero(~first & acts)
         owner = item[rows]
         placed = np.array([f"{t}@{k}" for t, k in zip(s.signature[owner], place[rows], strict=True)], object)
-        gap[rows] = self._find("T5", rows, owner, [placed, self.by_kin[owner], self.by_count[owner]])
+        gap[rows] = self._find("T5", rows, owner, [placed, self.by_count[owner]])
 
     def apis(self) -> Floats:
         """T4 of each action; none where the CPU is the device."""

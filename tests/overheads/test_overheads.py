@@ -14,7 +14,7 @@ from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op,
 from pipeline.errors import UnknownNameError
 from pipeline.overheads.extract import extract_overheads
 from pipeline.overheads.model import GLOBAL, OP, SIGNATURE, OverheadModel
-from pipeline.overheads.names import kin_signature, normalised
+from pipeline.overheads.names import normalised
 from pipeline.overheads.share import calibrate, coverage, merged
 from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, group_statistics, summarise
 from pipeline.overheads.traces import extract_public
@@ -129,20 +129,6 @@ def test_lookup_falls_back_from_signature_to_op_to_all_ops(tmp_path: Path) -> No
     )
     assert found.level.tolist() == [SIGNATURE, OP, GLOBAL]
     assert found.value_us[:2].tolist() == [3, 3]
-
-
-def test_an_op_that_was_never_seen_takes_what_ops_built_alike_take() -> None:
-    seen = [("aten::exp", "launch|s|0", 9.0), ("aten::add_", "launch|s|0", 3.0), ("aten::cat", "launch|s|4", 30.0)]
-    samples = pd.DataFrame([
-        {"type": kind, "op": op, "value_us": value, "iteration": 1, "workload": "w", "api": None, "signature": signature}
-        for op, signature, value in seen for kind in ("T2", "T3")
-    ])  # fmt: skip
-    model = OverheadModel(summarise(samples, "mean", signatures=False))
-    asked = [("aten::tanh", 0), ("aten::neg_", 0), ("aten::stack", 4), ("aten::einsum", 7)]
-    kin = [kin_signature(op, 1, nested) for op, nested in asked]
-    found = model.find("T2", [op for op, _ in asked], [["other"] * 4, kin, ["calls=1"] * 4])
-    assert found.value_us.tolist() == pytest.approx([9.0, 3.0, 30.0, 14.0])  # the last has no kin: all with one call
-    assert found.level.tolist() == [GLOBAL] * 4
 
 
 def test_scaling_scales_host_times_but_no_device_constant(tmp_path: Path) -> None:
