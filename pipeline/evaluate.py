@@ -42,8 +42,8 @@ the cards of the packs, are off by this much as sums (the same command). A card'
 
 STEP_MOST = 0.10
 """The most that it comes to, as a standard deviation of log time: what a step has beyond its kernels, libraries that fuse
-or add operators. Mean errors of published steps, by workload, on the cards that constants were set on
-(`benchmarks/steps/published.py` prints it)."""
+or add operators. Mean errors of published steps, by workload, on the cards that constants were set on; 0.07 since BERT's
+steps are predicted with the optimizers that ran (`benchmarks/steps/published.py` prints it), and kept."""
 
 COMPUTED_IN = ("fp32", "tf32", "bf16", "fp16")
 """Dtypes of products and convolutions whose rates GPU files state and models know."""
