@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NEWER = ("B200",)
-"""Cards that ran PyTorch 2; the others' is 1.13, which fills gradients with zeros where later ones drop them."""
+"""Cards that ran PyTorch 2; the others' is 1.13, whose optimizers go parameter by parameter, and which fills gradients with zeros
+where later ones drop them."""
 
 LEAST_BATCH = 16
 """Inference on fewer images waits for a host that the page says nothing of."""

@@ -19,16 +19,13 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from published import coverage, judged, summary, table
+from published import NEWER, coverage, judged, summary, table
 
 from pipeline import predict
 from pipeline.datasets.published_translation import FILLED, LENGTHS, SENTENCE, read_transformer, read_translation
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import rewrite
-
-NEWER = ("B200",)
-"""Cards that ran PyTorch 2; the others' is 1.13, whose optimizers go parameter by parameter."""
 
 
 def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:

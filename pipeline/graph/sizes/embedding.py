@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.graph.sizes.movement import contiguous_copy, sort_works
-from pipeline.graph.sizes.work import Rule, Work, on_device, size
+from pipeline.graph.sizes.work import NUMBER, Rule, Work, filled, on_device, size
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 SECTOR = 32
@@ -42,10 +42,9 @@ def bounds_check(node: Node, rule: Rule) -> list[Work]:
     """FBGEMM's check of indices and offsets, after setting its counter of warnings to zero."""
     indices = node.tensor(0)
     read = float(sum(t.bytes for t in node.tensors()))
-    counter = {"B": 1, "H": 1, "inputs": 0, "outputs": 8}
     dims = {"B": 1, "H": indices.numel, "inputs": int(read), "outputs": 0}
     return [
-        Work(counter, 0.0, 0.0, 8.0, "int64", "elementwise", "fill"),
+        filled(NUMBER),
         Work(dims, float(indices.numel), read, 0.0, "int64", "index", "bounds_check"),
     ]
 
@@ -66,7 +65,8 @@ def fused_backward(node: Node, rule: Rule) -> list[Work]:
     sizes = (count * index * 1.0, count * 4.0)
     linear = Work({**line, "inputs": int(sizes[0]), "outputs": int(sum(sizes))}, 2.0 * count, sizes[0], sum(sizes),
                   "int64", "index", "linearize_index")  # fmt: skip
-    zeros = [_fill(count, 4), _fill(1, 4)]
+    counter = filled(Tensor((1,), "int32"))
+    zeros = [filled(Tensor((count,), "int32")), counter]
     runs = Work({**line, "inputs": int(sizes[0]), "outputs": int(sum(sizes))}, float(count), sizes[0], sum(sizes),
                 "int64", "sort", "run_length_encode")  # fmt: skip
     scan = Work({**line, "inputs": int(sizes[1]), "outputs": int(sizes[1])}, float(count), sizes[1], sizes[1], "int32",
@@ -79,8 +79,8 @@ def fused_backward(node: Node, rule: Rule) -> list[Work]:
     short = [t for t in tables if t not in long]
     wide = {**shape, "D": shape["D"] * (1 + int(node.attributes.get("states", 0)))}
     updates = [_update(wide, long, node, "fused_sgd"), _update(wide, short, node, "fused_sgd")]
-    return [linear, *sort_works(count, key_bits, index + 4.0), *zeros, start, runs, _fill(1, 4), start, scan,
-            _fill(1, 4), _fill(1, 4), find, *updates, *contiguous_copy(gradient)]  # fmt: skip
+    return [linear, *sort_works(count, key_bits, index + 4.0), *zeros, start, runs, counter, start, scan,
+            counter, counter, find, *updates, *contiguous_copy(gradient)]  # fmt: skip
 
 
 @size("bag_forward")
@@ -130,8 +130,31 @@ def rows_backward(node: Node, rule: Rule) -> list[Work]:
     shape = _shape(indices.numel, [weight.shape[0]], [1], weight)
     if indices.numel <= FEW_INDICES:
         update = _update(shape, [0], node, "dense")
-        return [_zeros(weight), replace(update, attributes={**update.attributes, "sorted": False})]
+        return [filled(weight), replace(update, attributes={**update.attributes, "sorted": False})]
     return _dense_gradient(shape, weight, indices.numel, node, "dense")
+
+
+@size("bag_weights_backward")
+def bag_weights_backward(node: Node, rule: Rule) -> Work:
+    """The gradient of EmbeddingBag's weights per sample: for every lookup the product of a row of the output's gradient with a
+    row of the table (ATen/native/cuda/EmbeddingBag.cu).
+    """
+    return _looked_up(node.tensor(0), node.tensor(2).numel, reads=2, writes=False)
+
+
+@size("renormed_rows")
+def renormed_rows(node: Node, rule: Rule) -> Work:
+    """embedding_renorm_: the rows looked up are read, and written where they are too long (ATen/native/cuda/Embedding.cu)."""
+    return _looked_up(node.tensor(0), node.tensor(1).numel, reads=1, writes=True)
+
+
+def _looked_up(like: Tensor, count: int, reads: int, writes: bool) -> Work:
+    width = like.shape[-1]
+    row = width * DTYPE_BYTES.get(like.dtype, 4)
+    read = float(reads * count * row + 8 * count)
+    written = float(count * row if writes else count * DTYPE_BYTES.get(like.dtype, 4))
+    dims = {"B": count, "H": width, "inputs": int(read), "outputs": int(written)}
+    return Work(dims, 2.0 * count * width, read, written, like.dtype)
 
 
 def _fused_shape(node: Node, weight: Tensor) -> dict[str, Any]:
@@ -215,18 +238,8 @@ def _dense_gradient(shape: dict[str, Any], weight: Tensor, count: int, node: Nod
     key_bits = max(1, math.ceil(math.log2(weight.shape[0] + 1)))
     partial = Work({"B": count, "H": weight.shape[-1], "inputs": 0, "outputs": 0}, 0.0, float(12 * count),
                    float(4 * count), weight.dtype, "index", "segment_offsets")  # fmt: skip
-    return [small, *sort_works(count, key_bits, 16.0), _zeros(weight), step, step, partial,
+    return [small, *sort_works(count, key_bits, 16.0), filled(weight), step, step, partial,
             _update(shape, [0], node, op), partial]  # fmt: skip
-
-
-def _zeros(weight: Tensor) -> Work:
-    dims = {"B": weight.shape[0], "H": weight.shape[-1], "inputs": 0, "outputs": weight.bytes}
-    return Work(dims, 0.0, 0.0, float(weight.bytes), weight.dtype, "elementwise", "fill")
-
-
-def _fill(count: int, element: int) -> Work:
-    dims = {"B": 1, "H": count, "inputs": 0, "outputs": count * element}
-    return Work(dims, 0.0, 0.0, float(count * element), "int32", "elementwise", "fill")
 
 
 def _is_sparse(node: Node) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.graph.sizes.libraries import auxiliary, splits_product
-from pipeline.graph.sizes.work import Rule, Work, size
+from pipeline.graph.sizes.work import Rule, Work, read_by_host, size
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 
@@ -91,11 +91,7 @@ def grouped(node: Node, rule: Rule) -> list[Work] | None:
     if (a.dtype == "bf16" and int(rule.capability) in GROUPED_KERNEL) or not isinstance(offsets, Tensor):
         return [Work(dims, flops, float(a.bytes + b.bytes), written, dtype)]
     one = Work({**dims, "B": 1}, flops / groups, (a.bytes + b.bytes) / groups, written / groups, dtype, "gemm", "mm")
-    moved = float(offsets.bytes)
-    told = Work(
-        {"bytes": offsets.bytes}, 0.0, moved, moved, offsets.dtype, "memcpy_d2h", "pageable", "cudaMemcpyAsync", True
-    )
-    return [told, *[one] * groups]
+    return [read_by_host(offsets), *[one] * groups]
 
 
 @size("linear")

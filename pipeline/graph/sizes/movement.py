@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import math
 
-from pipeline.graph.sizes.work import Rule, Work, main_dtype, on_device, plain_result, read_bytes, rows_width, size
+from pipeline.graph.sizes.work import (
+    NUMBER,
+    Rule,
+    Work,
+    filled,
+    main_dtype,
+    on_device,
+    plain_result,
+    read_by_host,
+    read_bytes,
+    rows_width,
+    size,
+)
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 CAT_BATCH = 128
@@ -47,12 +59,11 @@ def slice_backward(node: Node, rule: Rule) -> list[Work]:
     """slice_backward and select_backward: zeros of the whole, then a copy of the part."""
     part = node.tensor(0)
     whole = node.result() or part
-    fill_dims = {**rows_width(whole), "inputs": 0, "outputs": whole.bytes}
     copy_dims = {**rows_width(part), "bytes": part.bytes, "inputs": part.bytes, "outputs": part.bytes}
     family, op, api = ("memcpy_d2d", "memcpy", "cudaMemcpyAsync") if whole.numel == part.numel else (
         "copy", "transpose", "cudaLaunchKernel")  # fmt: skip
     return [
-        Work(fill_dims, 0.0, 0.0, float(whole.bytes), whole.dtype, "elementwise", "fill"),
+        filled(whole),
         Work(copy_dims, 0.0, float(part.bytes), float(part.bytes), part.dtype, family, op, api),
     ]
 
@@ -115,14 +126,12 @@ def _places(mask: Tensor, count: int) -> list[Work]:
     wide, found = mask.numel, 8 * count
     line = {"B": 1, "H": wide, "inputs": mask.bytes, "outputs": found}
     counted = Work({**line, "outputs": 8}, float(wide), float(mask.bytes), 8.0, mask.dtype, "reduction", "sum_all")
-    told = Work({"bytes": 8}, 0.0, 8.0, 8.0, "int64", "memcpy_d2h", "pageable", "cudaMemcpyAsync", True)
-    first = Work({"B": 1, "H": 1, "inputs": 0, "outputs": 8}, 0.0, 0.0, 8.0, "int64", "elementwise", "fill")
     put = Work(line, float(wide), float(mask.bytes), float(found), mask.dtype)
     sides = {"B": 1, "H": count, "inputs": found, "outputs": found * len(mask.shape)}
     split = Work(
         sides, float(count), float(found), float(found * len(mask.shape)), "int64", "elementwise", "index_arithmetic"
     )
-    return [counted, told, first, put, split]
+    return [counted, read_by_host(NUMBER), filled(NUMBER), put, split]
 
 
 @size("index_put")
@@ -216,10 +225,7 @@ def contiguous_copy(values: Tensor) -> list[Work]:
 def item(node: Node, rule: Rule) -> Work | None:
     """`.item()`: a few bytes to pageable host memory, for which the host waits."""
     x = node.tensors()[0]
-    if x.host:
-        return None
-    return Work({"bytes": x.bytes}, 0.0, float(x.bytes), float(x.bytes), x.dtype, op="pageable",
-                api="cudaMemcpyAsync", blocking=True)  # fmt: skip
+    return None if x.host else read_by_host(x)
 
 
 @size("index_put_nested")

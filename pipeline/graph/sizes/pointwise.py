@@ -6,7 +6,17 @@ import math
 from dataclasses import replace
 
 from pipeline.graph.sizes.reduce import blocks_share_outputs
-from pipeline.graph.sizes.work import Rule, Work, main_dtype, on_device, plain_result, read_bytes, rows_width, size
+from pipeline.graph.sizes.work import (
+    Rule,
+    Work,
+    filled,
+    main_dtype,
+    on_device,
+    plain_result,
+    read_bytes,
+    rows_width,
+    size,
+)
 from pipeline.graph.table import Node, Tensor, contiguous_strides
 
 KERNEL = "cudaLaunchKernel"
@@ -61,9 +71,7 @@ def diagonal(node: Node, rule: Rule) -> Work | None:
 @size("fill_input")
 def fill_input(node: Node, rule: Rule) -> Work | None:
     """Zeros of the second input's shape: the gradient that a scatter then fills."""
-    target = node.tensor(1)
-    dims = {**rows_width(target), "inputs": 0, "outputs": target.bytes}
-    return Work(dims, 0.0, 0.0, float(target.bytes), target.dtype)
+    return filled(node.tensor(1))
 
 
 @size("copy")

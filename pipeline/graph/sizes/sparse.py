@@ -10,7 +10,7 @@ import math
 
 from pipeline.graph.sizes.embedding import distinct_rows, sectors
 from pipeline.graph.sizes.movement import sort_works
-from pipeline.graph.sizes.work import Rule, Work, size
+from pipeline.graph.sizes.work import NUMBER, Rule, Work, read_by_host, size
 from pipeline.graph.table import DTYPE_BYTES, Node
 
 
@@ -55,12 +55,11 @@ def coalesce(node: Node, rule: Rule) -> list[Work]:
     line = {"B": 1, "H": count, "inputs": 0, "outputs": 8 * count}
     number = Work(line, float(count), 0.0, 8.0 * count, "int64", "elementwise", "arange")
     runs = Work({**line, "inputs": 16 * count}, float(count), 16.0 * count, 16.0 * count, "int64", "sort", "unique")
-    told = Work({"bytes": 8}, 0.0, 8.0, 8.0, "int64", "memcpy_d2h", "pageable", "cudaMemcpyAsync", True)
     read, written = float(count * row + 16 * count), float(used * row)
     dims = {"B": count, "H": dim, "inputs": int(read), "outputs": int(written)}
     summed = Work(dims, float(count * dim), read, written, weight.dtype, "index", "coalesce")
     key_bits = max(1, math.ceil(math.log2(weight.shape[0] + 1)))
-    return [number, number, *sort_works(count, key_bits, 16.0), runs, told, summed]
+    return [number, number, *sort_works(count, key_bits, 16.0), runs, read_by_host(NUMBER), summed]
 
 
 @size("sparse_mask")

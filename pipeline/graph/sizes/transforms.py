@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from pipeline.graph.sizes.matmul import matmul
-from pipeline.graph.sizes.work import Rule, Work, size
-from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
+from pipeline.graph.sizes.work import Rule, Work, filled, size
+from pipeline.graph.table import Node, Tensor
 
 REAL = {"complex64": "fp32", "complex128": "fp64"}
 """What the parts of complex numbers are."""
@@ -53,7 +53,7 @@ def euclidean(node: Node, rule: Rule) -> list[Work]:
     for place, x in enumerate((node.tensor(0), node.tensor(1))):
         norm = Tensor((*x.shape[:-1], 1), x.dtype)
         wide = Tensor((*x.shape[:-1], x.shape[-1] + 2), x.dtype)
-        works += [_pass(x, x, float(x.numel), x.dtype, "powu"), _sum(x, norm), _fill(norm)]
+        works += [_pass(x, x, float(x.numel), x.dtype, "powu"), _sum(x, norm), filled(norm)]
         works += [_pass(x, x, float(x.numel), x.dtype, "mulu")] if place == 0 else []
         moved = float(wide.bytes)
         works.append(Work({"bytes": wide.bytes, "tensors": 3, "B": wide.rows_width()[0], "H": wide.shape[-1]}, 0.0, moved,
@@ -79,39 +79,3 @@ def _sum(x: Tensor, norm: Tensor) -> Work:
     rows, width = x.rows_width()
     dims = {"B": rows, "H": width, "inputs": x.bytes, "outputs": norm.bytes}
     return Work(dims, float(x.numel), float(x.bytes), float(norm.bytes), x.dtype, "reduction", "sum_columns")
-
-
-def _fill(x: Tensor) -> Work:
-    rows, width = x.rows_width()
-    return Work(
-        {"B": rows, "H": width, "inputs": 0, "outputs": x.bytes},
-        0.0,
-        0.0,
-        float(x.bytes),
-        x.dtype,
-        "elementwise",
-        "fill",
-    )
-
-
-@size("bag_weights_backward")
-def bag_weights_backward(node: Node, rule: Rule) -> Work:
-    """The gradient of EmbeddingBag's weights per sample: for every lookup the product of a row of the output's gradient with a
-    row of the table (ATen/native/cuda/EmbeddingBag.cu).
-    """
-    return _rows(node, node.tensor(0), node.tensor(2).numel, reads=2, writes=False)
-
-
-@size("renormed_rows")
-def renormed_rows(node: Node, rule: Rule) -> Work:
-    """embedding_renorm_: the rows looked up are read, and written where they are too long (ATen/native/cuda/Embedding.cu)."""
-    return _rows(node, node.tensor(0), node.tensor(1).numel, reads=1, writes=True)
-
-
-def _rows(node: Node, like: Tensor, count: int, reads: int, writes: bool) -> Work:
-    width = like.shape[-1]
-    row = width * DTYPE_BYTES.get(like.dtype, 4)
-    read = float(reads * count * row + 8 * count)
-    written = float(count * row if writes else count * DTYPE_BYTES.get(like.dtype, 4))
-    dims = {"B": count, "H": width, "inputs": int(read), "outputs": int(written)}
-    return Work(dims, 2.0 * count * width, read, written, like.dtype)

@@ -101,3 +101,19 @@ def plain_result(node: Node) -> Tensor:
     """The first output, or where traces hold none, the first input on the device."""
     found = node.result() or next(iter(on_device(node.tensors())), None)
     return found or Tensor((), "fp32")
+
+
+def filled(tensor: Tensor) -> Work:
+    """A constant written to all of a tensor."""
+    dims = {**rows_width(tensor), "inputs": 0, "outputs": tensor.bytes}
+    return Work(dims, 0.0, 0.0, float(tensor.bytes), tensor.dtype, "elementwise", "fill")
+
+
+def read_by_host(told: Tensor) -> Work:
+    """A tensor to pageable host memory, for which the host waits."""
+    return Work({"bytes": told.bytes}, 0.0, float(told.bytes), float(told.bytes), told.dtype, "memcpy_d2h", "pageable",
+                "cudaMemcpyAsync", True)  # fmt: skip
+
+
+NUMBER = Tensor((1,), "int64")
+"""One whole number on the device, such as a count."""
