@@ -49,13 +49,13 @@ report: setup unlock ## one page with rule graph, figures and tables of a grid, 
 	@$(BIN)/snakemake --config $(GRID) -- report
 
 paper: setup unlock ## the grids of the papers, from what this machine has evidence for; says what is missing
-	@$(BIN)/python -m pipeline.report.paper
+	@$(BIN)/python -m pipeline.report.paper_grids
 
 measured: setup unlock ## steps of every GPU under measurements/ against their predictions, into docs/accuracy.md
-	@$(BIN)/python -m pipeline.report.measured
+	@$(BIN)/python -m pipeline.evaluation.measured_campaigns
 
 readme: setup unlock ## tables and pictures of README.md and docs/accuracy.md, from packs and public data
-	@$(BIN)/python -m pipeline.report.readme
+	@$(BIN)/python -m pipeline.report.readme_tables
 
 ui: setup ## MLflow on the project's database
 	@$(BIN)/steptime ui

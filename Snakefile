@@ -5,7 +5,7 @@
 #   snakemake --config gpu=V100,P100 model=dlrm_default,dlrm_ddp batch_size=512,2048
 #   snakemake --config experiment=paper_dlrm -- figures
 
-from pipeline.evidence import Source
+from pipeline.answers.sources import Source
 from pipeline.flow import Flow
 
 FLOW = Flow.from_config(config)

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.kernels.commands import predict_command
+from pipeline.answers.kernel_commands import predict_command
 from pipeline.paths import project_dir, transfer_dir
-from pipeline.report.checks.bars import TRANSFER_MAPE
-from pipeline.report.checks.replays import mean_errors
-from pipeline.report.figures import evidence, tables
-from pipeline.report.figures.published import published
+from pipeline.evaluation.bars import TRANSFER_MAPE
+from pipeline.evaluation.replayed_traces import mean_errors
+from pipeline.report.figures import evidence_shares as evidence
+from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import (
     COLOURS,
     FAMILY_ORDER,
@@ -34,8 +35,8 @@ from pipeline.report.figures.style import (
     plain_ticks,
     save,
 )
-from pipeline.report.grid import PAIR_ERRORS
-from pipeline.report.readme import shipped_families
+from pipeline.report.grid_inputs import PAIR_ERRORS
+from pipeline.report.readme_tables import shipped_families
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

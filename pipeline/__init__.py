@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.api import predict
+    from pipeline.answers.predict_point import predict
     from pipeline.trace.load import load_trace
-    from pipeline.transfer.tracker import track
+    from pipeline.answers.tracker import track
 
 __all__ = ["load_trace", "predict", "track"]
 
-_HOMES = {"predict": "pipeline.api", "load_trace": "pipeline.trace.load", "track": "pipeline.transfer.tracker"}
+_HOMES = {"predict": "pipeline.answers.predict_point", "load_trace": "pipeline.trace.load", "track": "pipeline.answers.tracker"}
 
 
 def __getattr__(name: str) -> Any:

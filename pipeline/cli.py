@@ -14,7 +14,7 @@ from pipeline.errors import InputError
 from pipeline.terminal import catalogue, print_json, progress, run_app, working
 
 if TYPE_CHECKING:
-    from pipeline.kernels.fit import FittedFamily
+    from pipeline.kernels.fit_gpu import FittedFamily
 
 app = typer.Typer(
     name="steptime",
@@ -56,7 +56,7 @@ def options(
 @app.command()
 def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
-    from pipeline.api import predict_point
+    from pipeline.answers.predict_point import predict_point
     from pipeline.config import expand
 
     points = expand(_overrides(overrides))
@@ -67,7 +67,7 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     if as_json:
         print_json(prediction.as_dict())
         return
-    from pipeline.report.tables import show
+    from pipeline.report.terminal_tables import show
 
     show([prediction])
 
@@ -75,9 +75,9 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
 @app.command()
 def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
-    from pipeline.api import largest_batch, predict_point
+    from pipeline.answers.predict_point import largest_batch, predict_point
     from pipeline.config import expand
-    from pipeline.transfer.costs import cost_per_million, currency, load_prices
+    from pipeline.transfer.rental_prices import cost_per_million, currency, load_prices
 
     points, prices = expand(_overrides(overrides)), load_prices()
     predictions = [predict_point(point) for point in progress(points, "predicting")]
@@ -94,7 +94,7 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
         ]
         print_json({"predictions": rows, "largest_batch": largest} | ({"currency": currency()} if prices else {}))
         return
-    from pipeline.report.tables import Comparison, console
+    from pipeline.report.terminal_tables import Comparison, console
 
     console().print(Comparison(predictions, largest, costs, currency()))
 
@@ -149,27 +149,27 @@ def replay(
             raise InputError("--rank: the same trace is given twice; give one trace of each rank")
         _replay_ranks([trace, *rank], as_json)
         return
-    from pipeline.predict.replay import replay as run
+    from pipeline.simulate.replay import replay as run
 
     result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
     if as_json:
         print_json(result.as_dict())
         return
-    from pipeline.predict.replay_table import table
-    from pipeline.report.tables import console
+    from pipeline.simulate.replay_table import table
+    from pipeline.report.terminal_tables import console
 
     console().print(table(result.as_dict()))
 
 
 def _replay_ranks(paths: list[Path], as_json: bool) -> None:
-    from pipeline.predict.rank_report import facts, table
-    from pipeline.predict.ranks import replay_ranks
+    from pipeline.simulate.rank_report import facts, table
+    from pipeline.simulate.ranks import replay_ranks
 
     values = facts(paths, replay_ranks(paths))
     if as_json:
         print_json(values)
         return
-    from pipeline.report.tables import console
+    from pipeline.report.terminal_tables import console
 
     console().print(table(values))
 
@@ -182,7 +182,7 @@ def trace(
 ) -> None:
     """Convert a profiler trace into a table of linked events."""
     from pipeline.schemas import refuse_overwriting
-    from pipeline.trace.export import write_events
+    from pipeline.trace.event_tables import write_events
     from pipeline.trace.load import load_trace
 
     refuse_overwriting(out, trace)
@@ -212,7 +212,7 @@ def kernels_fit(
     as_json: Json = False,
 ) -> None:
     """Fit a kernel model per family and say how good it is on shapes that it has not seen."""
-    from pipeline.kernels.commands import fit_command
+    from pipeline.answers.kernel_commands import fit_command
 
     done: list[str] = []
     with working(what := "fitting, minutes for families of thousands of samples") as say:
@@ -244,13 +244,13 @@ def kernels_predict(
     as_json: Json = False,
 ) -> None:
     """Predict the latency of every row of a table of calls."""
-    from pipeline.kernels.commands import predict_command
+    from pipeline.answers.kernel_commands import predict_command
 
     facts = predict_command(gpu, models, source, out, probes)
     if as_json:
         print_json(facts)
         return
-    from pipeline.report.tables import shares
+    from pipeline.report.terminal_tables import shares
 
     outside = f", {facts['outside_range']:,} outside the samples' range" if facts["outside_range"] else ""
     print(f"{facts['rows']:,} rows for {facts['gpu']} ({shares(facts['evidence'])}){outside} -> {facts['out']}")
@@ -267,13 +267,13 @@ def transfer(
     as_json: Json = False,
 ) -> None:
     """Scale latencies measured on one GPU to another."""
-    from pipeline.transfer.commands import transfer_command
+    from pipeline.transfer.transfer_command import transfer_command
 
     facts = transfer_command(from_gpu, to_gpu, method, source, out, probes)
     if as_json:
         print_json(facts)
         return
-    from pipeline.report.tables import shares
+    from pipeline.report.terminal_tables import shares
 
     ratio = "" if facts["median_ratio"] is None else f", median ratio {facts['median_ratio']:.3g}"
     print(
@@ -288,8 +288,8 @@ def summary(
 ) -> None:
     """Show the predictions that a pipeline run left behind."""
     from pipeline.prediction import Prediction
-    from pipeline.report.places import places
-    from pipeline.report.tables import show
+    from pipeline.report.artifact_list import places
+    from pipeline.report.terminal_tables import show
     from pipeline.schemas import read_table
 
     predictions = Prediction.all_of(read_table(file, "summary"))
@@ -306,7 +306,7 @@ def ui(
 ) -> None:
     """Open the MLflow UI on the project's database, to compare kernel-model variants."""
     from pipeline.paths import Artifacts
-    from pipeline.report.tracking import serve
+    from pipeline.report.mlflow_tracking import serve
 
     serve(port, Artifacts(str(results)).tracking)
 

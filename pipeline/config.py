@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config_values import check_values, flatten
+from pipeline.config_checks import check_values, flatten
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.paths import config_dir
 from pipeline.yaml_text import load_yaml

@@ -15,8 +15,8 @@ from typing import Any
 from pipeline.config import LOCAL_GPU, Point, expand, from_snakemake, method_label
 from pipeline.digest import code_digest
 from pipeline.errors import InputError, SteptimeError
-from pipeline.evidence import HAS_MODELS, PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source, shipped_overheads
-from pipeline.hardware.altered import is_altered
+from pipeline.answers.sources import HAS_MODELS, PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source, shipped_overheads
+from pipeline.hardware.altered_figures import is_altered
 from pipeline.packs import MANIFEST
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
 
@@ -83,7 +83,7 @@ class Flow:
 
     def files(self, wildcards: Any) -> dict[str, str]:
         """Params function: digests of the files that a point's workload names, such as the user's own module."""
-        from pipeline.workloads.files import file_digests
+        from pipeline.workloads.workload_files import file_digests
 
         return file_digests(self.point(wildcards).section("model"))
 
@@ -230,7 +230,7 @@ class Flow:
     def newer_provenance(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the public data behind bf16 products and collectives."""
         from pipeline.datasets.aiconfigurator import installed_release
-        from pipeline.datasets.sources import SOURCES
+        from pipeline.datasets.citations import SOURCES
 
         data = {**SOURCES["aiconfigurator"], "release": installed_release()}
         return {"data": [data], "code": code_digest("kernels")}
@@ -243,7 +243,7 @@ class Flow:
 
     def public_provenance(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the public data behind a pack."""
-        from pipeline.datasets.sources import SOURCES
+        from pipeline.datasets.citations import SOURCES
 
         names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
         return {"data": [SOURCES[name] for name in names], "code": code_digest("kernels", "overheads", "trace")}
@@ -253,9 +253,9 @@ class Flow:
         if not Path(table).is_file():  # another target was asked for
             return
         from pipeline.prediction import Prediction
-        from pipeline.report.index import refresh
-        from pipeline.report.places import places
-        from pipeline.report.tables import show
+        from pipeline.report.summary_index import refresh
+        from pipeline.report.artifact_list import places
+        from pipeline.report.terminal_tables import show
         from pipeline.schemas import read_table
 
         refresh(self.artifacts.root)
@@ -281,7 +281,7 @@ class Flow:
 
     def explain(self) -> None:
         """Print why jobs failed, below what Snakemake says of them; called when a run has failed."""
-        from pipeline.report.failures import reasons
+        from pipeline.report.job_failures import reasons
 
         for reason in reasons(self.artifacts.root, self.started):
             print(f"steptime: {reason}", file=sys.stderr)

@@ -54,7 +54,7 @@ def _told(error: SteptimeError) -> str:
 
 def provenance(snakemake: Any) -> dict[str, Any]:
     """What made an artifact: rule, params, digests of the inputs (a model folder's description), versions, git commit."""
-    from pipeline.kernels.store import DESCRIPTION
+    from pipeline.kernels.saved_families import DESCRIPTION
 
     given = [Path(str(path)) for path in snakemake.input]
     files = [path for each in given for path in (each, each / DESCRIPTION) if path.is_file()]

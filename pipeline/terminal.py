@@ -91,7 +91,7 @@ def catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json({"rows": rows})
         return
-    from pipeline.report.tables import Catalogue, console
+    from pipeline.report.terminal_tables import Catalogue, console
 
     console().print(Catalogue(rows))
 

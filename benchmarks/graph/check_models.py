@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.api import predict_point
+from pipeline.answers.predict_point import predict_point
 from pipeline.config import expand
 from pipeline.paths import datasets_dir
 

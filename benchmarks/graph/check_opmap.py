@@ -18,7 +18,7 @@ from pathlib import Path
 from kineto_graph import FAMILY_KINDS, FOREIGN, Seen, read
 from rebuilt import SHAPES
 
-from pipeline.graph.calls import claimed, map_calls
+from pipeline.graph.device_calls import claimed, map_calls
 from pipeline.graph.capture import observe
 from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.graph.table import Graph, Node, write_nodes

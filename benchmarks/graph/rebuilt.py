@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "steps"))
 
 from networks import network
 
-from pipeline.workloads.step import Batch, Step, phase
+from pipeline.workloads.training_step import Batch, Step, phase
 
 
 def linear_stack(layers: int = 21, width: int = 1024, batch: int = 512) -> Step:

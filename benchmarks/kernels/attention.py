@@ -15,7 +15,7 @@ import pandas as pd
 
 from pipeline.datasets.aiconfigurator import ATTENTION, read_attention
 from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.kernels.attention import (
+from pipeline.kernels.fused_attention import (
     BACKWARD_SHARE,
     BACKWARD_TRAFFIC,
     BACKWARD_WORK,
@@ -25,10 +25,10 @@ from pipeline.kernels.attention import (
     Shape,
     attention_us,
 )
-from pipeline.kernels.attention_fit import FOLDS, START_FROM, fit_gpus, fitted_on, folds_of
-from pipeline.kernels.evaluate import gmae, mape
-from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.prediction import Estimate
+from pipeline.kernels.fused_attention_fit import FOLDS, START_FROM, fit_gpus, fitted_on, folds_of
+from pipeline.kernels.error_metrics import gmae, mape
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.estimate import Estimate
 from pipeline.kernels.work import Dims
 
 LONG_US = 200.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.datasets.aiconfigurator import COLLECTIVES, read_collectives
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.collectives import (
+from pipeline.kernels.collective_bandwidth import (
     FAMILY,
     SPREAD,
     TRANSFERRED_SPREAD,
@@ -18,7 +18,7 @@ from pipeline.kernels.collectives import (
     fit_curves,
     judge,
 )  # fmt: skip
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.physics import Physics
 
 
 def main() -> None:

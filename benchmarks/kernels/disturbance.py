@@ -2,7 +2,7 @@
 
     python benchmarks/kernels/disturbance.py
 
-`undisturbed`: GMAE of boosted trees in cross-validation, once the session's drift (`pipeline.kernels.drift`) is taken out of
+`undisturbed`: GMAE of boosted trees in cross-validation, once the session's drift (`pipeline.kernels.session_drift`) is taken out of
 the latencies. `in hindsight`: GMAE of their predictions against the latencies as measured, with the constant added that
 suits the measured latencies of twenty classes of size best. `exact kernels`: the same for undisturbed times themselves in
 place of predictions: what the session alone leaves to a model that errs nowhere.
@@ -12,15 +12,15 @@ import numpy as np
 
 from pipeline.datasets.neusight import read_samples
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.drift import estimate_drift
-from pipeline.kernels.evaluate import gmae
-from pipeline.kernels.fit import calibrate_physics
-from pipeline.kernels.fitted import FittedModel
-from pipeline.kernels.floors import estimate_floor
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.session_drift import estimate_drift
+from pipeline.kernels.error_metrics import gmae
+from pipeline.kernels.fit_gpu import calibrate_physics
+from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.latency_floor import estimate_floor
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.samples import assign_folds, clean_samples
-from pipeline.kernels.scope import Scope
+from pipeline.kernels.sample_range import Scope
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
 from pipeline.paths import datasets_dir

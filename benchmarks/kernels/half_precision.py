@@ -6,7 +6,7 @@
 
 `from fp32`: fp32 products of five older GPUs, carried over by their cross-GPU model and scaled by physics to bf16, which is
 all that can be said without any bf16 sample. `chip left out`: the cross-GPU model of products on tensor cores, trained on
-the other chips (`python -m pipeline.transfer.tensor_build` computes it and stores it with the model). `fitted`: the GPU's
+the other chips (`python -m pipeline.transfer.build_tensor_core` computes it and stores it with the model). `fitted`: the GPU's
 own samples, cross-validation by size. `new weights`: all products with a tenth of the (N, K) pairs are held out, sizes of a
 weight that no sample had.
 """
@@ -19,16 +19,16 @@ import json
 import numpy as np
 import pandas as pd
 
-from pipeline.api import kernel_predictor
+from pipeline.answers.predict_point import kernel_predictor
 from pipeline.datasets.aiconfigurator import TABLES, read_products
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.evaluate import gmae, mape
-from pipeline.kernels.fit import fit_family
-from pipeline.kernels.half import FAMILY, FOLDER, measured_gpus
-from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.predictor import KernelPredictor
-from pipeline.kernels.tensor import tensor_model
-from pipeline.kernels.transferred import transferred_models
+from pipeline.kernels.error_metrics import gmae, mape
+from pipeline.kernels.fit_gpu import fit_family
+from pipeline.answers.tensor_core_gemm import FAMILY, FOLDER, measured_gpus
+from pipeline.kernels.physics import Physics
+from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.answers.tensor_core_transfer import tensor_model
+from pipeline.answers.cross_gpu_model import transferred_models
 from pipeline.paths import packs_dir
 
 ROWS = 8000

@@ -20,14 +20,14 @@ import numpy as np
 import pandas as pd
 
 from pipeline.datasets.neusight import read_samples
-from pipeline.evidence import PUBLIC_KERNEL_GPUS
+from pipeline.answers.sources import PUBLIC_KERNEL_GPUS
 from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.kernels.evaluate import gmae, mape
+from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.families import family as family_of
 from pipeline.kernels.features import raw_features
-from pipeline.kernels.fit import calibrate_physics, fit_family
-from pipeline.kernels.learned import FOLDS, Problem, search_recipe
+from pipeline.kernels.fit_gpu import calibrate_physics, fit_family
+from pipeline.kernels.learned_variants import FOLDS, Problem, search_recipe
 from pipeline.kernels.networks import train_network
 from pipeline.kernels.samples import assign_folds, split_by_shape
 from pipeline.paths import datasets_dir, packs_dir

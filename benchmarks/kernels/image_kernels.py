@@ -3,7 +3,7 @@
     python benchmarks/kernels/image_kernels.py [DATASETS_DIR] [--convolutions]
 
 The traces hold no shapes; theirs come from the models rebuilt in `benchmarks/graph/rebuilt.py`. The V100 trace set two
-constants of `pipeline/kernels/images.py` and is looked at; the RTX 2080 Ti's is a check.
+constants of `pipeline/kernels/batch_norm_pooling.py` and is looked at; the RTX 2080 Ti's is a check.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
 
 from rebuilt import SHAPES
 
-from pipeline.api import kernel_predictor
-from pipeline.graph.calls import map_calls
+from pipeline.answers.predict_point import kernel_predictor
+from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import observe
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.hardware.spec import load_gpu
 from pipeline.paths import datasets_dir
-from pipeline.trace.fields import DEVICE_CATEGORIES
+from pipeline.trace.kineto_fields import DEVICE_CATEGORIES
 from pipeline.trace.load import load_trace
 
 TRACES = {"v100_ddp": "V100-SXM2-32GB", "rtx2080ti_resnet": "RTX2080Ti"}

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.api import kernel_predictor
-from pipeline.datasets.published_lookups import read_lookups
-from pipeline.graph.calls import map_calls
+from pipeline.answers.predict_point import kernel_predictor
+from pipeline.evaluation.published_lookups import read_lookups
+from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.spec import load_gpu
 from pipeline.paths import datasets_dir

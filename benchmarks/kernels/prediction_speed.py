@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.fitted import FittedModel
-from pipeline.kernels.predictor import load_predictor
+from pipeline.kernels.family_model import FittedModel
+from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.kernels.trees import train_trees
 from pipeline.paths import packs_dir
 

@@ -5,7 +5,7 @@
 FOLDER holds `forward.txt` and `backward.txt`: the files `cudnn-rnn-bench-62143/{forward,backward}/readme.txt` of
 github.com/xwang233/code-snippet (commit 2c053c85). Each line has the time before, by kernels that are launched step by step, and
 after, with the small persistent kernel where PyTorch takes it. The page does not name the card, so that levels say
-little; the constants of `pipeline/kernels/recurrent.py` were read off the LSTM's rows in fp32.
+little; the constants of `pipeline/kernels/rnn_kernels.py` were read off the LSTM's rows in fp32.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.api import kernel_predictor
+from pipeline.answers.predict_point import kernel_predictor
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels import recurrent
+from pipeline.kernels import rnn_kernels as recurrent
 
 HEAD = re.compile(r"op='(\w+)'.*dtype='(\w+)'")
 ROW = re.compile(r"x=\((\d+), (\d+), (\d+)\),\s+op=\(\d+, (\d+), (\d+)\)\s*\|\s*([\d.]+)\s*\|\s*([\d.]+)")

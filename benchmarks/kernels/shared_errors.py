@@ -1,10 +1,10 @@
-"""How far errors of kernels go together: the constants of intervals of steps (`pipeline/evaluate.py`).
+"""How far errors of kernels go together: the constants of intervals of steps (`pipeline/answers/predict_step.py`).
 
     python benchmarks/kernels/shared_errors.py [DATASETS_DIR] [--folds FOLDS]
 
 First table: the operators of public language models, measured one by one in another run than the samples of the packs
 (NeuSight's `model_op_latency`), summed over each pass and held against the packs of the same card. *Over width*: the log
-error over the standard deviation that single kernels claim. Second, with `--folds` (what `python -m pipeline.transfer.build
+error over the standard deviation that single kernels claim. Second, with `--folds` (what `python -m pipeline.transfer.build_models
 --folds` leaves): each GPU left out of the cross-GPU models, the log error of a family's summed samples over the standard
 deviation of its interval, as the other GPUs give it; its mean square is the share of the variance that calls share. Last,
 a check: how many of the public whole passes, which set nothing, lie inside p10 to p90.
@@ -19,16 +19,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.api import kernel_predictor
+from pipeline.answers.predict_point import kernel_predictor
 from pipeline.datasets.neusight import read_samples
-from pipeline.evaluate import NORMAL_P90
+from pipeline.answers.predict_step import NORMAL_P90
 from pipeline.hardware.spec import load_gpu
 from pipeline.paths import datasets_dir
-from pipeline.report.checks.passes import predicted_passes
-from pipeline.transfer.build import interval_of_a_new_gpu
-from pipeline.transfer.evaluate import folds, left_out_rows, log_residuals
-from pipeline.transfer.features import COVERED
-from pipeline.transfer.paper import CASE, MODELLED, model_calls
+from pipeline.evaluation.language_passes import predicted_passes
+from pipeline.transfer.build_models import interval_of_a_new_gpu
+from pipeline.evaluation.left_out_gpu import folds, left_out_rows, log_residuals
+from pipeline.transfer.gpu_features import COVERED
+from pipeline.evaluation.surfer_pairs import CASE, MODELLED, model_calls
 
 
 def pack_errors(datasets: Path) -> pd.DataFrame:

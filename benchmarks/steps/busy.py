@@ -2,7 +2,7 @@
 
     python benchmarks/steps/busy.py [DATASETS_DIR] [--write docs/accuracy.md]
 
-The file and where it comes from: `pipeline/datasets/published_busy.py`. Their loop is facebookresearch/dlrm's of 2021
+The file and where it comes from: `pipeline/evaluation/published_busy.py`. Their loop is facebookresearch/dlrm's of 2021
 (PyTorch 1.8): the host waits for copies and reads the loss before the backward pass, gradients are filled with zeros, and
 the optimizer goes parameter by parameter. So steps are predicted in that loop, and in the default one. The published
 predictions rest on overheads that were profiled on the very hosts and workloads; ours know neither.
@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline import predict
-from pipeline.datasets.published_busy import read_busy
+from pipeline.evaluation.published_busy import read_busy
 from pipeline.paths import datasets_dir
 from pipeline.report.markdown import markdown, rewrite
 

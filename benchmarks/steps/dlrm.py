@@ -2,7 +2,7 @@
 
     python benchmarks/steps/dlrm.py [DATASETS_DIR] [--write docs/accuracy.md]
 
-The files and where they come from: `pipeline/datasets/published_dlrm.py`. What ran there differs from what is predicted in ways
+The files and where they come from: `pipeline/evaluation/published_dlrm.py`. What ran there differs from what is predicted in ways
 that options do not say: layers of an MLP are one operator of apex (bias and ReLU in one kernel behind a product), its
 lookups read fp32 rows and write half ones, and real indices are as skewed as clicks are. Batches are taken to lie on the
 device: training copies the next one on another stream meanwhile, and latencies of inference on the V100 leave no room for
@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from published import judged
 
 from pipeline import predict
-from pipeline.datasets.published_dlrm import ONE_BY_ONE, read_rows, read_steps
+from pipeline.evaluation.published_dlrm import ONE_BY_ONE, read_rows, read_steps
 from pipeline.paths import datasets_dir
-from pipeline.predict.step import DEFAULT_LATENCY_US
+from pipeline.simulate.step_program import DEFAULT_LATENCY_US
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import markdown, rewrite
 

@@ -14,8 +14,8 @@ import torch
 from masters import Masters
 from torch import Tensor, nn
 
-from pipeline.workloads.reading import read
-from pipeline.workloads.step import Batch, Step, host_empty, phase
+from pipeline.workloads.loss_item import read
+from pipeline.workloads.training_step import Batch, Step, host_empty, phase
 from pipeline.workloads.translation import Gnmt, smoothed
 
 WIDTH, DROPOUT, SMOOTHING, CLIP, SCALE = 1024, 0.2, 0.1, 5.0, 512.0

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.step import Step, host_empty
+from pipeline.workloads.training_step import Step, host_empty
 
 SIDE, CLASSES = 224, 1000
 

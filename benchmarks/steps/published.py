@@ -3,7 +3,7 @@
     python benchmarks/steps/published.py [DATASETS_DIR] [--model resnet50 ...] [--write docs/accuracy.md]
         [--draw docs/images]
 
-The files and where they come from: `pipeline/datasets/published_steps.py`. BERT's step is the published loop with its
+The files and where they come from: `pipeline/evaluation/published_steps.py`. BERT's step is the published loop with its
 optimizers (`benchmarks/steps/squad.py`). What ran still differs in ways that the tables do not settle: software of 2020 to 2024,
 fused layer norm and GELU in BERT, hosts of all kinds. Rows marked `seen` had constants set with them in view.
 """
@@ -23,7 +23,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pipeline import predict
-from pipeline.datasets.published_steps import NETWORKS, read_networks, read_resnet50, read_training
+from pipeline.evaluation.published_steps import NETWORKS, read_networks, read_resnet50, read_training
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save

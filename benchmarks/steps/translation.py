@@ -3,7 +3,7 @@
     python benchmarks/steps/translation.py [DATASETS_DIR] [--gpu RTX4090 ...] [--write docs/accuracy.md]
     python benchmarks/steps/translation.py [DATASETS_DIR] --transformer [--write docs/notes/recurrent.md]
 
-The files and where they come from: `pipeline/datasets/published_translation.py`; GNMT's step: `benchmarks/steps/gnmt.py`, a mean
+The files and where they come from: `pipeline/evaluation/published_translation.py`; GNMT's step: `benchmarks/steps/gnmt.py`, a mean
 over batches of several lengths. Rows marked `seen` were in view while recurrent layers were modelled.
 """
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from published import NEWER, coverage, judged, summary, table
 
 from pipeline import predict
-from pipeline.datasets.published_translation import FILLED, LENGTHS, SENTENCE, read_transformer, read_translation
+from pipeline.evaluation.published_translation import FILLED, LENGTHS, SENTENCE, read_transformer, read_translation
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import rewrite

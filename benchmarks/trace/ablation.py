@@ -14,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.overheads.model import OverheadModel
-from pipeline.overheads.share import calibrate, merged
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.shared_overheads import calibrate, merged
 from pipeline.paths import datasets_dir
-from pipeline.predict.critical_path import simulate
-from pipeline.predict.options import PUBLISHED, Options
-from pipeline.predict.ranks import replay_ranks
-from pipeline.predict.replay import build, replay_source
-from pipeline.predict.replay_result import ReplayResult
-from pipeline.predict.source import Source, learn
-from pipeline.report.checks.replays import RANK_COUNT, RANKS, SINGLE
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.replay_options import PUBLISHED, Options
+from pipeline.simulate.ranks import replay_ranks
+from pipeline.simulate.replay import build, replay_source
+from pipeline.simulate.replay_result import ReplayResult
+from pipeline.simulate.trace_selection import Source, learn
+from pipeline.evaluation.replayed_traces import RANK_COUNT, RANKS, SINGLE
 from pipeline.report.markdown import markdown, rewrite
 from pipeline.trace.load import load_trace
 

@@ -53,7 +53,7 @@ app(["trace", sys.argv[1], "--out", sys.argv[1] + ".parquet"], standalone_mode=F
         facts="facts = None",
     ),
     "critical_path": _MEASURE.format(
-        imports="from pipeline.predict.replay import replay\nfrom pipeline.trace.activity import activity",
+        imports="from pipeline.simulate.replay import replay\nfrom pipeline.trace.host_activity import activity",
         work="""result = replay(sys.argv[1])
 one = next(r for r in result.replayed if r.iteration.number == 1)
 path = one.timeline.critical.calls""",

@@ -15,13 +15,13 @@ import pandas as pd
 from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
-from pipeline.transfer.evaluate import PROBES, folds, left_out_rows, probe_candidates, probed_errors
+from pipeline.evaluation.left_out_gpu import PROBES, folds, left_out_rows, probe_candidates, probed_errors
 from pipeline.transfer.probes import MOST_CANDIDATES, design
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folds", type=Path, required=True, help="folder that `pipeline.transfer.build --folds` left")
+    parser.add_argument("--folds", type=Path, required=True, help="folder that `pipeline.transfer.build_models --folds` left")
     parser.add_argument("--family", default="gemm")
     parser.add_argument("--count", type=int, default=PROBES)
     options = parser.parse_args()

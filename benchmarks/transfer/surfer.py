@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
-from pipeline.transfer.paper import paper_surfer
+from pipeline.evaluation.surfer_pairs import paper_surfer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build --folds` left")
+    parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build_models --folds` left")
     parser.add_argument("--quick", action="store_true", help="one network of 400 steps per family")
     options = parser.parse_args()
     data = datasets_dir()

@@ -1,4 +1,4 @@
-"""Write the error tables of docs/transfer.md and docs/notes/transfer.md from `pipeline.transfer.build --errors`.
+"""Write the error tables of docs/transfer.md and docs/notes/transfer.md from `pipeline.transfer.build_models --errors`.
 
     python benchmarks/transfer/tables.py --errors errors.csv... [--models surfer.csv] [--peer deepview.csv] --doc DOC.md...
 
@@ -14,8 +14,8 @@ import pandas as pd
 
 from pipeline.paths import transfer_dir
 from pipeline.report.markdown import markdown, rewrite
-from pipeline.transfer.evaluate import PROBES
-from pipeline.transfer.paper import TRACKED
+from pipeline.evaluation.left_out_gpu import PROBES
+from pipeline.evaluation.surfer_pairs import TRACKED
 from pipeline.transfer.utilisation import UtilisationModel
 
 BARS = {"gemm": 20, "bmm": 20, "conv2d_forward": 15, "elementwise": 8, "softmax": 12, "layer_norm": 12}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.collect.runner import Campaign
+    from pipeline.collect.unit_runner import Campaign
 
 T0 = time.monotonic()  # the limit counts everything that follows
 
@@ -73,7 +73,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def command_line() -> int:
     """Run the campaign in a process of its own, and in another one where that is lost; returns the exit code."""
-    from pipeline.collect.supervisor import supervise
+    from pipeline.collect.campaign_supervisor import supervise
 
     args = parse_args()
     return supervise(sys.argv[1:], args.out, args.minutes, T0)
@@ -81,7 +81,7 @@ def command_line() -> int:
 
 def child(arguments: Sequence[str]) -> int:
     """What the campaign's own process does: the campaign, as long as the process that `arguments` begin with lives."""
-    from pipeline.collect.supervisor import EXIT_UNFORESEEN, end_with
+    from pipeline.collect.campaign_supervisor import EXIT_UNFORESEEN, end_with
 
     end_with(int(arguments[0]))
     try:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # taking CUPTI down after each profile would happen within the next one: github.com/pytorch/kineto/pull/1554
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
-    from pipeline.collect.runner import watchdog
+    from pipeline.collect.unit_runner import watchdog
     from pipeline.errors import SteptimeError
 
     try:
@@ -114,11 +114,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, begin: float) -> int:
     from pipeline.collect.campaign_calls import read_calls
     from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
-    from pipeline.collect.head import HEAD
-    from pipeline.collect.output import CampaignFolder, check
+    from pipeline.collect.lost_kernels import HEAD
+    from pipeline.collect.campaign_folder import CampaignFolder, check
     from pipeline.collect.preflight import ProfilerError
-    from pipeline.collect.runner import Campaign, DeviceLostError
-    from pipeline.collect.supervisor import EXIT_DAMAGED, EXIT_DEVICE_LOST, EXIT_DONE, EXIT_NO_KERNELS
+    from pipeline.collect.unit_runner import Campaign, DeviceLostError
+    from pipeline.collect.campaign_supervisor import EXIT_DAMAGED, EXIT_DEVICE_LOST, EXIT_DONE, EXIT_NO_KERNELS
 
     calls = read_calls(args.calls) if args.calls else {}
     device = select_device(args.device)
@@ -184,7 +184,7 @@ def _answered(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     Raises:
         DeviceLostError: the device failed in it.
     """
-    from pipeline.collect.runner import DeviceLostError
+    from pipeline.collect.unit_runner import DeviceLostError
 
     try:
         return check()
@@ -204,7 +204,7 @@ def _take_over(args: argparse.Namespace) -> None:
     """Copy an earlier campaign into a new --out folder."""
     import shutil
 
-    from pipeline.collect.output import read_manifest
+    from pipeline.collect.campaign_folder import read_manifest
     from pipeline.errors import InputError
 
     if args.resume is None or args.resume.resolve() == args.out.resolve():

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
-from pipeline.collect.head import HEAD
-from pipeline.collect.windows import Window, activities, attribute, load_events
-from pipeline.trace.fields import API_CATEGORIES
+from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.trace_windows import Window, activities, attribute, load_events
+from pipeline.trace.kineto_fields import API_CATEGORIES
 
 if TYPE_CHECKING:
     import torch

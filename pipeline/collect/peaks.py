@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from pipeline.collect.bench import Bench, Cache, Timing
+from pipeline.collect.case_timing import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec
 from pipeline.collect.device import answers, free_bytes, release, set_tf32
 from pipeline.collect.host_costs import PLAIN_STEP, Cost, host_costs, plain_costs, profiler_costs
-from pipeline.collect.runner import Campaign, Outcome
+from pipeline.collect.unit_runner import Campaign, Outcome
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import between_us, gpu_state, mark, synchronise
-from pipeline.collect.head import HEAD
-from pipeline.collect.timing import CLOCKS_UP_S
-from pipeline.collect.windows import activities, attribute, load_events
+from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.step_timing import CLOCKS_UP_S
+from pipeline.collect.trace_windows import activities, attribute, load_events
 from pipeline.errors import MeasurementError
 
 if TYPE_CHECKING:

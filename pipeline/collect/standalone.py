@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.collect.counted import counted
+from pipeline.collect.kernel_filter import counted
 from pipeline.collect.device import name_of_card
 from pipeline.schemas import DIMS, SCHEMAS, read_arrow
 
@@ -193,7 +193,7 @@ def _attributes(text: object, repetitions: int) -> str:
 
 
 def _counted_share(family: str, op: str, names: Any, durations: Any) -> float:
-    """Share of a call's device time that the graph means by it (`pipeline.collect.counted`); 1 where nothing matches."""
+    """Share of a call's device time that the graph means by it (`pipeline.collect.kernel_filter`); 1 where nothing matches."""
     if not hasattr(names, "__len__") or len(names) == 0:
         return 1.0
     pattern = re.compile(counted(family, op), re.IGNORECASE)

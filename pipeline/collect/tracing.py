@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
-from pipeline.collect.head import HEAD
-from pipeline.collect.timing import Step
-from pipeline.collect.windows import STEP_LABEL, Window, activities, attribute, load_events
+from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.step_timing import Step
+from pipeline.collect.trace_windows import STEP_LABEL, Window, activities, attribute, load_events
 from pipeline.errors import MeasurementError
 from pipeline.schemas import atomic_path
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from pipeline.collect.bench import Bench, Cache, Timing
+from pipeline.collect.case_timing import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError, build_case
 from pipeline.collect.device import FLOAT_BYTES, answers, free_bytes, out_of_memory
-from pipeline.collect.replay import Replayer
+from pipeline.collect.operator_runs import Replayer
 from pipeline.errors import MeasurementError
 from pipeline.schemas import DIMS, SCHEMAS
 

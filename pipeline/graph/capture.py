@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SteptimeError, TraceError
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace
-from pipeline.graph.explained import explained
-from pipeline.graph.lean import read_chosen
+from pipeline.graph.pytorch_errors import explained
+from pipeline.graph.trace_reader import read_chosen
 from pipeline.graph.normalise import normalise, prune, prune_meta
-from pipeline.graph.standins import as_on_cuda, made_as_on_cuda
+from pipeline.graph.cuda_emulation import as_on_cuda, made_as_on_cuda
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 
 if TYPE_CHECKING:
-    from pipeline.workloads.step import Step
+    from pipeline.workloads.training_step import Step
 
 SIZES_DO_NOT_FIT = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
 """What PyTorch and `transformers` raise for a model whose sizes contradict each other."""
@@ -99,7 +99,7 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from pipeline.workloads import make_step
-    from pipeline.workloads.picking import picking
+    from pipeline.workloads.data_dependent_shapes import picking
 
     own = config.get("architecture") == "custom"
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext(), picking(config.get("picked")):
@@ -112,7 +112,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     """Run a step twice (the first makes gradients and optimizer state) and record the second, or the first if asked."""
     from torch.profiler import ExecutionTraceObserver
 
-    from pipeline.graph.memory import WorkingSet, saved_activations
+    from pipeline.graph.peak_memory import WorkingSet, saved_activations
     from pipeline.workloads.own_optimizers import state_bytes, stepping, update_of
 
     with as_on_cuda(), saved_activations(step) as saved, stepping() as stepped:

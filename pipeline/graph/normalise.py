@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from pipeline.graph.sparse import own_tables, sparse_updates
-from pipeline.graph.standins import name_standins
+from pipeline.graph.sparse_optimizers import own_tables, sparse_updates
+from pipeline.graph.cuda_emulation import name_standins
 from pipeline.graph.table import Argument, Node, Tensor
 
 SHARED = ("aten::_to_copy", "aten::clone")
@@ -136,7 +136,7 @@ def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[
 
 
 def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """`prune` of a step on the meta device, of nodes as `pipeline.graph.lean` gives them. Operators on wrapped tensors (those
+    """`prune` of a step on the meta device, of nodes as `pipeline.graph.trace_reader` gives them. Operators on wrapped tensors (those
     of `torch.vmap` and its like) are left out first: they show the shape of one sample, and what runs lies under them.
     """
     sparse = any("sparse_coo_tensor" in node["name"] for node in raw)  # such tensors have no storage either
@@ -287,7 +287,7 @@ def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[N
     """Give lookups what shapes cannot tell: rows per table, lookups, and how indices are distributed."""
     if "embedding" not in config:
         return sparse_updates(nodes, own_tables(nodes), str(config.get("optimizer", "sgd")))
-    from pipeline.kernels.embedding import Lookup
+    from pipeline.kernels.embedding_traffic import Lookup
     from pipeline.workloads.dlrm import JOINT, tables
 
     rows, lookups = tables(config)

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.graph.sizes.work import Rule
+from pipeline.graph.sizes.vocabulary import Rule
 from pipeline.yaml_text import load_yaml
 
 TABLE = Path(__file__).with_name("opmap.yaml")

@@ -253,7 +253,7 @@ def load_gpu(name: str) -> GpuSpec:
         ConfigError: a file is damaged or implausible.
     """
     if name == "local":
-        from pipeline.hardware.local import local_device
+        from pipeline.hardware.local_device import local_device
 
         return local_device()
     known = _load_directory(config_dir() / "gpu")

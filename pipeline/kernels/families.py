@@ -16,7 +16,7 @@ import pandas as pd
 
 from pipeline.errors import UnknownNameError
 from pipeline.kernels import work
-from pipeline.kernels.embedding import embedding_backward, embedding_forward
+from pipeline.kernels.embedding_traffic import embedding_backward, embedding_forward
 from pipeline.kernels.work import Dims, Work
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import Law, family, work_of
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array, ConvShape, Dims, Work, implicit_product
 
 VERSION = 2

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.overheads.extract import FULL_QUEUE_CALLS, outstanding
-from pipeline.trace.activity import Activity, activity
-from pipeline.trace.fields import API_CATEGORIES, RESOURCE_APIS, SYNC_APIS
+from pipeline.overheads.extraction import FULL_QUEUE_CALLS, outstanding
+from pipeline.trace.host_activity import Activity, activity
+from pipeline.trace.kineto_fields import API_CATEGORIES, RESOURCE_APIS, SYNC_APIS
 from pipeline.trace.load import Trace
 
 Ints = npt.NDArray[np.int64]

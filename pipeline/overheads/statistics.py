@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
-from pipeline.overheads.names import ANY, calls_signature
+from pipeline.overheads.op_names import ANY, calls_signature
 
 Floats = npt.NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.config import LOCAL_GPU, choices
-from pipeline.evidence import Source, kernel_source, overhead_source
+from pipeline.answers.sources import Source, kernel_source, overhead_source
 
 _KERNELS = {
     Source.MEASUREMENTS: "measured",
@@ -20,7 +20,7 @@ _OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "of a
 def gpu_rows() -> list[dict[str, Any]]:
     """One row per GPU: what it is, and where kernel times and overheads come from at this moment."""
     from pipeline.hardware.spec import list_gpus
-    from pipeline.kernels.half import measured_gpus
+    from pipeline.answers.tensor_core_gemm import measured_gpus
 
     half = dict.fromkeys(measured_gpus(), "; bf16 products: pack")
     rows = [

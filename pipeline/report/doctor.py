@@ -67,7 +67,7 @@ def _profiler() -> tuple[str, str]:
 def _mlflow() -> tuple[str, str]:
     import mlflow
 
-    from pipeline.report.tracking import OVERHEADS, log_run
+    from pipeline.report.mlflow_tracking import OVERHEADS, log_run
 
     with tempfile.TemporaryDirectory() as folder:
         log_run(folder, OVERHEADS, "doctor", params={}, metrics={}, tags={})
@@ -76,7 +76,7 @@ def _mlflow() -> tuple[str, str]:
 
 
 def _packs() -> tuple[str, str]:
-    from pipeline.kernels.half import FOLDER, measured_gpus
+    from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
     from pipeline.packs import check_pack, list_packs
 
     names = list_packs() + [f"{FOLDER}/{gpu}" for gpu in measured_gpus()]

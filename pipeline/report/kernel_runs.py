@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from pipeline.errors import SteptimeError
-from pipeline.report.tracking import KERNEL_MODELS, choose_champion, describe_kernel_models, log_run, register_model
+from pipeline.report.mlflow_tracking import KERNEL_MODELS, choose_champion, describe_kernel_models, log_run, register_model
 from pipeline.schemas import atomic_path, write_parquet
 
 if TYPE_CHECKING:
-    from pipeline.kernels.fit import FittedFamily
+    from pipeline.kernels.fit_gpu import FittedFamily
 
 NO_SAMPLES = "no_samples.txt"
 """Marks the model folder of a family that the samples do not hold."""
@@ -47,7 +47,7 @@ def fit_and_track(
         provenance: what made the models, kept beside their test predictions.
     """
     from pipeline.hardware.spec import load_gpu
-    from pipeline.kernels.fit import fit_gpu
+    from pipeline.kernels.fit_gpu import fit_gpu
 
     fits: dict[tuple[str, str], FittedFamily] = {}
 
@@ -91,7 +91,7 @@ def fit_and_track(
 
 def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any] | None) -> None:
     """Write how good a model is into its folder: figures, the predictions behind them, and their quantiles."""
-    from pipeline.report.figures.tables import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
+    from pipeline.report.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
 
     with atomic_path(folder / METRICS) as part:
         part.write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -108,7 +108,7 @@ def _track(
     Returns:
         The name under which such models are registered, and the run's id.
     """
-    from pipeline.report.figures.kernels import error_histogram, predicted_against_measured
+    from pipeline.report.figures.kernel_errors import error_histogram, predicted_against_measured
 
     family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
     dtypes = "-".join(fitted.model.scope.dtypes)

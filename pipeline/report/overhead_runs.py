@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.overheads.names import HOST_TYPES
-from pipeline.report.tracking import OVERHEADS, log_run
+from pipeline.overheads.op_names import HOST_TYPES
+from pipeline.report.mlflow_tracking import OVERHEADS, log_run
 
 
 def track_overheads(
@@ -24,7 +24,7 @@ def track_overheads(
         settings: the `overheads` section of the configuration, with the `label` of these settings.
         folder: MLflow folder.
     """
-    from pipeline.report.figures.overheads import overhead_types
+    from pipeline.report.figures.overhead_plots import overhead_types
 
     metrics: dict[str, float] = {"observations": len(observations)}
     for name in HOST_TYPES:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.report.workflow import run_snakemake
+from pipeline.report.run_snakemake import run_snakemake
 
 LOCKS = Path(".snakemake/locks")
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace import tree
-from pipeline.trace.fields import Category
+from pipeline.trace import nesting as tree
+from pipeline.trace.kineto_fields import Category
 
 if TYPE_CHECKING:
     from pipeline.trace.load import Trace

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.fields import LOADER_MARKER, STEP_MARKER, ZERO_GRAD_MARKER, Category
+from pipeline.trace.kineto_fields import LOADER_MARKER, STEP_MARKER, ZERO_GRAD_MARKER, Category
 
 if TYPE_CHECKING:
     from pipeline.trace.load import Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.columns import MISSING
+from pipeline.trace.event_columns import MISSING
 
 Ints = npt.NDArray[np.int64]
 

@@ -19,17 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import TraceError
-from pipeline.trace.columns import Columns
+from pipeline.trace.event_columns import Columns
 from pipeline.trace.iterations import first_settled
-from pipeline.trace.link import link
-from pipeline.trace.order import ordered, without_copies
-from pipeline.trace.scan import Scanner
+from pipeline.trace.event_links import link
+from pipeline.trace.event_order import ordered, without_copies
+from pipeline.trace.file_scan import Scanner
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pipeline.prediction import Prediction
-    from pipeline.transfer.tracker import TrackedTrace
+    from pipeline.answers.tracker import TrackedTrace
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -67,7 +67,7 @@ class Trace:
         return len(self.columns["ts_ns"])
 
     def to(self, gpu: str) -> Prediction:
-        """The traced step on another GPU, from its measured kernels; see `pipeline.transfer.tracker.TrackedTrace`.
+        """The traced step on another GPU, from its measured kernels; see `pipeline.answers.tracker.TrackedTrace`.
 
         Raises:
             InputError: nothing ran on a GPU, or one of the two GPUs has no specification.
@@ -75,12 +75,12 @@ class Trace:
         return self._tracked.to(gpu)
 
     def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
-        """Every GPU side by side, fastest first; see `pipeline.transfer.tracker.TrackedTrace.to_all`."""
+        """Every GPU side by side, fastest first; see `pipeline.answers.tracker.TrackedTrace.to_all`."""
         return self._tracked.to_all(gpus, prices)
 
     @cached_property
     def _tracked(self) -> TrackedTrace:
-        from pipeline.transfer.tracker import TrackedTrace
+        from pipeline.answers.tracker import TrackedTrace
 
         return TrackedTrace(self)
 
@@ -120,7 +120,7 @@ class Trace:
     @cached_property
     def events(self) -> pd.DataFrame:
         """All events as an `events` table (pipeline/schemas.py); text columns are categorical."""
-        from pipeline.trace.export import events_frame
+        from pipeline.trace.event_tables import events_frame
 
         return events_frame(self)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace import tree
-from pipeline.trace.fields import BACKWARD_PREFIX, LOADER_MARKER, OPTIMIZER_PREFIX
+from pipeline.trace import nesting as tree
+from pipeline.trace.kineto_fields import BACKWARD_PREFIX, LOADER_MARKER, OPTIMIZER_PREFIX
 
 if TYPE_CHECKING:
     from pipeline.trace.load import Trace

@@ -18,18 +18,18 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
-from pipeline.hardware.siblings import same_chip
+from pipeline.hardware.same_chip import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
-from pipeline.kernels.shortest import not_shorter
+from pipeline.kernels.min_duration import not_shorter
 from pipeline.kernels.work import Dims
 from pipeline.paths import transfer_dir
-from pipeline.transfer import wave
-from pipeline.transfer.features import ARITHMETIC
-from pipeline.transfer.kernels import covered, estimate, load_models
+from pipeline.transfer import wave_scaling as wave
+from pipeline.transfer.gpu_features import ARITHMETIC
+from pipeline.transfer.shipped_models import covered, estimate, load_models
 from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import TENTH, Calibration
-from pipeline.transfer.terms import ways_taken
+from pipeline.transfer.utilisation_terms import ways_taken
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]
@@ -198,8 +198,8 @@ Native = Callable[[pd.DataFrame, GpuSpec], tuple[npt.NDArray[np.bool_], Array]]
 
 
 def _products_on_tensor_cores() -> Native | None:
-    from pipeline.kernels.tensor import kernel_us, tensor_model
-    from pipeline.kernels.tensor_products import covered as tensor_covered
+    from pipeline.answers.tensor_core_transfer import kernel_us, tensor_model
+    from pipeline.kernels.tensor_core_products import covered as tensor_covered
 
     tensor = tensor_model()
 
@@ -215,8 +215,8 @@ def _products_on_tensor_cores() -> Native | None:
 
 def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
     """Kernels that turn images around a convolution are calls of their own in a trace: channels lie innermost here."""
-    from pipeline.kernels.heuristics import Physics
-    from pipeline.kernels.tensor_convolution import on_tensor_cores as convolved
+    from pipeline.kernels.physics import Physics
+    from pipeline.kernels.tensor_core_convolution import on_tensor_cores as convolved
 
     innermost = part.assign(attributes='{"layout":"nhwc"}')
     times = Physics.of(gpu).kernel_us("conv2d_forward", innermost)

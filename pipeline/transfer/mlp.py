@@ -17,8 +17,8 @@ import pandas as pd
 
 from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.transfer.features import ARITHMETIC
-from pipeline.transfer.stored import Parameters, read_model, write_model
+from pipeline.transfer.gpu_features import ARITHMETIC
+from pipeline.transfer.model_file import Parameters, read_model, write_model
 
 Array = npt.NDArray[np.float64]
 

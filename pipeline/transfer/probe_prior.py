@@ -18,7 +18,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES
-from pipeline.transfer.features import describe
+from pipeline.transfer.gpu_features import describe
 from pipeline.transfer.utilisation import Correction, UtilisationModel
 
 Array = npt.NDArray[np.float64]

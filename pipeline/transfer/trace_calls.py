@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.graph.execution_trace import DTYPES
-from pipeline.trace.activity import Activity
-from pipeline.trace.fields import Category
+from pipeline.trace.host_activity import Activity
+from pipeline.trace.kineto_fields import Category
 
 Ints = npt.NDArray[np.int64]
 

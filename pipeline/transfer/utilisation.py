@@ -24,8 +24,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.transfer.stored import Parameters, read_model, write_model
-from pipeline.transfer.terms import Terms, terms
+from pipeline.transfer.model_file import Parameters, read_model, write_model
+from pipeline.transfer.utilisation_terms import Terms, terms
 
 Array = npt.NDArray[np.float64]
 

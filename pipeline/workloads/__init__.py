@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config_values import CHOICES, check_precision
+from pipeline.config_checks import CHOICES, check_precision
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 
 if TYPE_CHECKING:
-    from pipeline.workloads.step import Step
+    from pipeline.workloads.training_step import Step
 
 ARCHITECTURES = {
     "dlrm": "dlrm",

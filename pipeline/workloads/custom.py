@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, InputError
-from pipeline.workloads.step import Step
+from pipeline.workloads.training_step import Step
 
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
@@ -41,5 +41,5 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         raise InputError(f"model.target={target}: {module_name} has no {function_name}") from None
     step = function(config, batch_size, device)
     if not isinstance(step, Step):
-        raise InputError(f"model.target={target}: returned {type(step).__name__}, not pipeline.workloads.step.Step")
+        raise InputError(f"model.target={target}: returned {type(step).__name__}, not pipeline.workloads.training_step.Step")
     return step

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.step import Batch, Step, host_empty, is_dry, phase, stored_dtype
+from pipeline.workloads.training_step import Batch, Step, host_empty, is_dry, phase, stored_dtype
 
 
 def generator(noise: int, width: int) -> nn.Sequential:

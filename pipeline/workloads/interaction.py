@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.workloads.standin import is_fake, meta_operators
+from pipeline.workloads.shape_only_ops import is_fake, meta_operators
 
 MULTIPLE = 8
 """The result's width is a multiple of it: what products in half precision on tensor cores are aligned to."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from pipeline.workloads.standin import is_fake
+from pipeline.workloads.shape_only_ops import is_fake
 
 LACKING = ("_fused_sgd_", "_fused_adagrad_")
 """Fused optimizers that PyTorch does not have for the meta device; Adam's it has."""
@@ -70,7 +70,7 @@ def stepping() -> Iterator[list[Optimizer]]:
 def sparse_updates_shown() -> Iterator[None]:
     """While the body runs, optimizers of sparse gradients add each of them to its weight, where nothing is computed: fake
     tensors do not know how many rows such a gradient holds, and an update of none is no update. Capture makes of the
-    addition what the optimizer really calls (`pipeline.graph.sparse`).
+    addition what the optimizer really calls (`pipeline.graph.sparse_optimizers`).
     """
     with ExitStack() as stack:
         for kind in (torch.optim.SparseAdam, torch.optim.Adagrad):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.attention import eager_attention, plain_layers
-from pipeline.workloads.recurrent import Lstm
-from pipeline.workloads.step import Step, host_empty, is_dry
+from pipeline.workloads.attention_layers import eager_attention, plain_layers
+from pipeline.workloads.recurrent_layers import Lstm
+from pipeline.workloads.training_step import Step, host_empty, is_dry
 
 
 class Translator(nn.Module):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.workloads.inception import InceptionV3
-from pipeline.workloads.step import Step, host_empty, is_dry
+from pipeline.workloads.training_step import Step, host_empty, is_dry
 
 AUXILIARY_WEIGHT = 0.4
 """Weight of the auxiliary head's loss (Szegedy et al. 2016, as torchvision trains it)."""

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipeline.collect import campaign, preflight
 from pipeline.collect.campaign_kernels import settled_heap
-from pipeline.collect.head import HEAD
+from pipeline.collect.lost_kernels import HEAD
 
 NOT_ON_THE_DEVICE = re.compile(
     r"aten::(empty|empty_like|empty_strided|view|_unsafe_view|_reshape_alias|reshape|flatten|as_strided|t|transpose|permute"

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.collect import campaign, reader
+from pipeline.collect import campaign
+from pipeline.collect import campaign_reader as reader
 from pipeline.collect.campaign_kernels import settled_heap
-from pipeline.collect.output import check
+from pipeline.collect.campaign_folder import check
 from pipeline.schemas import SCHEMAS, read_table, to_arrow
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +90,7 @@ def test_a_trace_of_the_campaign_is_read_by_the_trace_room(measured: Path, tmp_p
 
 
 def test_traces_of_the_campaign_give_overheads_by_workload(measured: Path) -> None:
-    from pipeline.overheads.traces import extract_campaign
+    from pipeline.overheads.trace_overheads import extract_campaign
 
     observations = extract_campaign(measured)
     assert {"dlrm_default/embedding-joint_sparse/b16", "dlrm_ddp/embedding-joint_sparse/b16"} <= set(
@@ -187,7 +188,7 @@ assert not refused & {{name.partition(".")[0] for name in sys.modules}}
 sys.exit(code)
 """
 CAPTURE = """
-from pipeline.collect.grid import plans
+from pipeline.collect.campaign_grid import plans
 from pipeline.collect.campaign_kernels import captured
 assert all(captured(plan) for plan in plans() if plan.model == "dlrm_ddp" and plan.batch_size == 512)
 """
@@ -216,7 +217,7 @@ def test_the_campaign_imports_nothing_beyond_its_four_packages(more: set[str], t
 HANG = """
 import re, sys, time
 from pathlib import Path
-from pipeline.collect import runner
+from pipeline.collect import unit_runner as runner
 runner.GRACE_S, runner.LAST_RESORT_S = 0.0, 0.5
 with runner.watchdog(time.monotonic(), Path({out!r})):
     {hang}
@@ -243,8 +244,8 @@ def test_what_hangs_is_ended(hang: str, code: int, tmp_path: Path) -> None:
 def test_units_that_took_longer_than_estimated_stretch_the_estimates_of_others(tmp_path: Path) -> None:
     import torch
 
-    from pipeline.collect.output import CampaignFolder
-    from pipeline.collect.runner import Campaign
+    from pipeline.collect.campaign_folder import CampaignFolder
+    from pipeline.collect.unit_runner import Campaign
 
     folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
     work = Campaign(folder, torch.device("cpu"), "x", time.monotonic() + 100)
@@ -256,7 +257,7 @@ def test_units_that_took_longer_than_estimated_stretch_the_estimates_of_others(t
 
 
 def test_a_row_that_fits_no_schema_does_not_spoil_those_after_it(tmp_path: Path) -> None:
-    from pipeline.collect.output import CampaignFolder
+    from pipeline.collect.campaign_folder import CampaignFolder
     from pipeline.errors import TableError
 
     folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
@@ -270,7 +271,7 @@ def test_a_row_that_fits_no_schema_does_not_spoil_those_after_it(tmp_path: Path)
 
 def test_a_round_without_a_row_does_not_end_all_later_runs(tmp_path: Path) -> None:
     """A first round for which no time was left wrote an empty table, at which every later run failed."""
-    from pipeline.collect.output import CampaignFolder
+    from pipeline.collect.campaign_folder import CampaignFolder
     from pipeline.collect.workbench import samples_frame
 
     folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
@@ -293,7 +294,7 @@ def test_a_trace_keeps_to_its_share_of_the_archives(tmp_path: Path) -> None:
     import torch
 
     from pipeline.collect.campaign_steps import _profile
-    from pipeline.collect.grid import plans
+    from pipeline.collect.campaign_grid import plans
     from pipeline.workloads import make_step
 
     plan = next(p for p in plans(tiny=True) if p.model == "dlrm_ddp")

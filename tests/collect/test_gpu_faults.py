@@ -24,13 +24,13 @@ from pipeline.collect import (
     reader,
     workbench,
 )
-from pipeline.collect.bench import Cache, Timing
+from pipeline.collect.case_timing import Cache, Timing
 from pipeline.collect.cases import Case, Spec
-from pipeline.collect.grid import plans
-from pipeline.collect.head import HEAD
-from pipeline.collect.output import CampaignFolder, check
+from pipeline.collect.campaign_grid import plans
+from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.preflight import ProfilerError, preflight
-from pipeline.collect.runner import Campaign
+from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import InputError, TraceError
 
 CUDA = torch.device("cuda")

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.collect.windows import STEP_LABEL, attribute, load_events
-from pipeline.overheads.extract import extract_overheads
+from pipeline.collect.trace_windows import STEP_LABEL, attribute, load_events
+from pipeline.overheads.extraction import extract_overheads
 from pipeline.paths import datasets_dir
-from pipeline.trace.activity import Activity, activity
+from pipeline.trace.host_activity import Activity, activity
 from pipeline.trace.load import load_trace
 from pipeline.transfer.trace_calls import trace_calls
 

@@ -19,13 +19,14 @@ import pytest
 import torch
 from pretend_cuda import PretendedGpu, pretend
 
-from pipeline.collect import campaign, reader
+from pipeline.collect import campaign
+from pipeline.collect import campaign_reader as reader
 from pipeline.collect.campaign_steps import measure_step
 from pipeline.collect.cases import BUILDERS
 from pipeline.collect.device import gpu_state, set_tf32
-from pipeline.collect.grid import plans
-from pipeline.collect.output import CampaignFolder, check
-from pipeline.collect.runner import Campaign
+from pipeline.collect.campaign_grid import plans
+from pipeline.collect.campaign_folder import CampaignFolder, check
+from pipeline.collect.unit_runner import Campaign
 from pipeline.schemas import read_table
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +93,7 @@ def test_steps_are_timed_by_events_beside_the_host_with_the_gpus_state(measured:
 
 
 def test_traces_give_overheads_of_every_type(measured: Path, tmp_path: Path) -> None:
-    from pipeline.overheads.traces import extract_campaign
+    from pipeline.overheads.trace_overheads import extract_campaign
     from pipeline.trace.load import load_trace
 
     members = list(reader.read_traces(measured))
@@ -215,9 +216,9 @@ def test_tables_lose_rows_on_a_small_gpu(gpu: PretendedGpu) -> None:
 
 
 def test_tables_as_large_as_the_memory_are_measured_one_after_another(gpu: PretendedGpu) -> None:
-    from pipeline.collect.bench import Cache
+    from pipeline.collect.case_timing import Cache
     from pipeline.collect.cases import Spec
-    from pipeline.collect.kernels import measure_specs
+    from pipeline.collect.microbenchmarks import measure_specs
 
     alive: list[int] = []
 

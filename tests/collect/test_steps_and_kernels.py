@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from pipeline.collect.device import select_device, undisturbed
-from pipeline.collect.kernels import measure_calls
+from pipeline.collect.microbenchmarks import measure_calls
 from pipeline.collect.model_config import load_model, parse
-from pipeline.collect.reader import read_step_time
-from pipeline.collect.steps import collect_step
+from pipeline.collect.campaign_reader import read_step_time
+from pipeline.collect.measured_steps import collect_step
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.schemas import read_provenance, read_table, write_table
 
@@ -41,7 +41,7 @@ def test_a_step_leaves_its_times_and_both_traces(folder: Path) -> None:
 def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> None:
     execution, calls_of = (
         pytest.importorskip("pipeline.graph.execution_trace"),
-        pytest.importorskip("pipeline.graph.calls"),
+        pytest.importorskip("pipeline.graph.device_calls"),
     )
     graph = execution.import_execution_trace(folder / "execution_trace.json.gz")
     calls = calls_of.map_calls(graph, None, device="cpu")

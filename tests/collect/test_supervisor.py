@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.collect import supervisor
+from pipeline.collect import campaign_supervisor as supervisor
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = """

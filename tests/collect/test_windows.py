@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.collect.windows import STEP_LABEL, Window, attribute, load_events
+from pipeline.collect.trace_windows import STEP_LABEL, Window, attribute, load_events
 from pipeline.errors import TraceError
 
 #   host      |s0r0: launch 1, 2 (2 on autograd's thread)|   |s1r0: launch 3|      launch 4
@@ -145,14 +145,14 @@ SORTED = "void at_cuda_detail::cub::DeviceRadixSortSingleTileKernel<at_cuda_deta
     ],
 )  # fmt: skip
 def test_a_sample_holds_the_kernel_that_the_graph_means(family: str, op: str, kernels: list[str], own: int) -> None:
-    from pipeline.collect.counted import counted
+    from pipeline.collect.kernel_filter import counted
 
     events = [{"name": name, "dur": 1 + i} for i, name in enumerate(kernels)]
     assert Window(0, 1, events).only(counted(family, op)).kernels == [events[own]]
 
 
 def test_a_products_reduction_over_its_splits_counts_with_it() -> None:
-    from pipeline.collect.counted import counted
+    from pipeline.collect.kernel_filter import counted
 
     events = [{"name": "cutlass_80_simt_sgemm", "dur": 9}, {"name": "void cublasLt::splitKreduce_kernel<32>", "dur": 2}]
     assert Window(0, 1, events).only(counted("gemm", "mm")).device_us == 11

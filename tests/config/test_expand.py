@@ -59,7 +59,7 @@ def test_methods_have_readable_names_and_leave_the_workload_its_own() -> None:
 
 
 def test_campaign_steps_are_named_as_grid_points_are() -> None:
-    from pipeline.collect.grid import plans
+    from pipeline.collect.campaign_grid import plans
 
     for plan in plans()[::7]:
         overrides = [f"model.{key}={value}" for key, value in plan.overrides.items()]
@@ -225,7 +225,7 @@ def test_an_option_without_its_section_is_found(text, meant):
 
 
 def test_values_of_python_are_written_as_overrides():
-    from pipeline.config_values import written
+    from pipeline.config_checks import written
 
     for value in ([512, 128, 64], (512, 128, 64)):
         (found,) = expand([f"model.bottom_mlp={written(value)}"])

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, TableError
-from pipeline.kernels.commands import fit_command, predict_command
+from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.kernels.samples import read_table as read_calls
 from pipeline.schemas import atomic_path, read_table
-from pipeline.transfer.commands import read_measured, transfer_command
+from pipeline.transfer.transfer_command import read_measured, transfer_command
 
 CALLS = pd.DataFrame({"op": ["linear", "softmax", "linear"], "B": [1, 64, 1], "M": [512, None, 64], "N": [256, None, 64],
                       "K": [1024, None, 128], "H": [None, 512, None], "latency_us": [100.0, 40.0, 70.0]})  # fmt: skip
@@ -61,7 +61,7 @@ def test_models_of_another_gpu_or_none_at_all_are_refused(tmp_path: Path, calls:
 
 
 def test_where_models_go_is_looked_at_before_they_are_fitted(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.kernels.commands.fit_gpu", lambda *_, **__: pytest.fail("fitted first"))
+    monkeypatch.setattr("pipeline.answers.kernel_commands.fit_gpu", lambda *_, **__: pytest.fail("fitted first"))
     with pytest.raises(InputError, match="is a file; name a folder"):
         fit_command(calls, "V100", None, calls / "models")
 

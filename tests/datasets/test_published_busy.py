@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.datasets.published_busy import FILE, read_busy
+from pipeline.evaluation.published_busy import FILE, read_busy
 from pipeline.errors import TableError
 
 CELL = """# # Manually input all the stats

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.datasets.published_dlrm import COLUMNS, read_rows, read_steps
+from pipeline.evaluation.published_dlrm import COLUMNS, read_rows, read_steps
 from pipeline.errors import TableError
 
 FIRST = """##### Training performance: NVIDIA DGX-1 (8x V100 32G)

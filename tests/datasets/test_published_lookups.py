@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.datasets.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, TABLE, read_lookups
+from pipeline.evaluation.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, TABLE, read_lookups
 from pipeline.errors import TableError
 
 HEAD = "kernel_name,kernel_provider,kernel_operation_mode,metric_name,x_name,x_value,y_value_50,extra_benchmark_config_str,gpu_name"

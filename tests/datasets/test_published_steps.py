@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.datasets.published_steps import (
+from pipeline.evaluation.published_steps import (
     LAMBDA_GPUS,
     NVIDIA_GPUS,
     SET_ON,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.datasets.published_steps import COLUMNS
-from pipeline.datasets.published_translation import (
+from pipeline.evaluation.published_steps import COLUMNS
+from pipeline.evaluation.published_translation import (
     CARDS,
     FILLED,
     IN_VIEW,

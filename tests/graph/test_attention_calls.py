@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pipeline.collect.cases import Maker, build_case
-from pipeline.collect.cases.base import spec_from_row
-from pipeline.graph.calls import map_calls
+from pipeline.collect.cases.case import spec_from_row
+from pipeline.graph.device_calls import map_calls
 from pipeline.graph.opmap import rows
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.kernels.families import work_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.graph.calls import map_calls
+from pipeline.graph.device_calls import map_calls
 from pipeline.graph.opmap import rows
 from pipeline.graph.sizes import SIZES, load_all
 from pipeline.graph.sizes.optimizer import launches

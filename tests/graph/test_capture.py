@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.errors import ConfigError, SteptimeError
-from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
 from pipeline.graph.normalise import FUSED_AUTOGRAD, FUSED_FORWARD
 from pipeline.graph.table import Graph

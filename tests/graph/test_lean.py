@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.profiler import ExecutionTraceObserver
 
 from pipeline.graph.execution_trace import read_execution_trace
-from pipeline.graph.lean import read_chosen
+from pipeline.graph.trace_reader import read_chosen
 from pipeline.graph.normalise import prune
 
 
@@ -33,7 +33,7 @@ def test_chosen_nodes_are_those_of_the_whole_file(trace):
 
 def test_only_chosen_nodes_are_parsed(trace, monkeypatch):
     parsed = []
-    from pipeline.graph import lean
+    from pipeline.graph import trace_reader as lean
 
     monkeypatch.setattr(lean, "parse", lambda data: parsed.append(data) or {"attrs": [], "ctrl_deps": 0})
     read_chosen(trace, lambda nodes: [nodes[3]])

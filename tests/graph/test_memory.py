@@ -5,10 +5,10 @@ import torch
 import yaml
 from torch import nn
 
-from pipeline.api import largest_batch
+from pipeline.answers.predict_point import largest_batch
 from pipeline.config import point
 from pipeline.graph.capture import capture
-from pipeline.graph.memory import WorkingSet
+from pipeline.graph.peak_memory import WorkingSet
 from pipeline.paths import config_dir
 
 

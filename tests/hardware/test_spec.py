@@ -11,7 +11,7 @@ import yaml
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import spec as spec_module
-from pipeline.hardware.local import cpu_spec, cuda_spec
+from pipeline.hardware.local_device import cpu_spec, cuda_spec
 from pipeline.hardware.spec import GpuSpec, list_gpus, load_gpu
 from pipeline.paths import config_dir
 

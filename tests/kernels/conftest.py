@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.physics import Physics
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from pipeline.datasets import aiconfigurator
 from pipeline.errors import PackError
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels import collectives
+from pipeline.kernels import collective_bandwidth as collectives
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.collectives import CollectiveModel, collective_model, fit_curves, judge, read_curves, write_curves
-from pipeline.kernels.predictor import load_predictor
+from pipeline.kernels.collective_bandwidth import CollectiveModel, collective_model, fit_curves, judge, read_curves, write_curves
+from pipeline.answers.kernel_predictor import load_predictor
 
 
 def calls(op="all_reduce", ranks=8, size=2**26):

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.api import kernel_predictor
+from pipeline.answers.predict_point import kernel_predictor
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.predictor import KernelPredictor
+from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.kernels.work import ConvShape, Dims, implicit_product
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.kernels.embedding import Lookup
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.embedding_traffic import Lookup
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Dims
 
 

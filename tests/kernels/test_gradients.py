@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.api import kernel_predictor
+from pipeline.answers.predict_point import kernel_predictor
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.gradients import STRIDED_GRADIENT
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.conv_gradients import STRIDED_GRADIENT
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import ConvShape, Dims
 
 DATA, WEIGHT = "conv2d_backward_data", "conv2d_backward_weight"

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.images import BATCH_NORM_SHARE, POOL_CLOCKS
-from pipeline.kernels.predictor import load_predictor
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.batch_norm_pooling import BATCH_NORM_SHARE, POOL_CLOCKS
+from pipeline.answers.kernel_predictor import load_predictor
 
 IMAGES = {"B": 128.0, "C": 256.0, "HW": 784.0}
 BYTES = 4.0 * 128 * 256 * 784
@@ -40,7 +40,7 @@ def test_cards_without_samples_stream_at_what_their_architecture_does() -> None:
 
 
 def test_captured_batch_norms_move_as_many_bytes() -> None:
-    from pipeline.graph.calls import map_calls
+    from pipeline.graph.device_calls import map_calls
     from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 
     x, c = Tensor((8, 16, 4, 4), "fp32"), Tensor((16,), "fp32")

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.embedding import ROW_LATENCY_US
-from pipeline.kernels.heuristics import Physics
+from pipeline.kernels.embedding_traffic import ROW_LATENCY_US
+from pipeline.kernels.physics import Physics
 
 
 def calls(op, **values):

@@ -17,8 +17,8 @@ import pytest
 
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.fit import fit_gpu
-from pipeline.kernels.parallel import Crew, _interrupts_are_for_this_process, run_jobs
+from pipeline.kernels.fit_gpu import fit_gpu
+from pipeline.kernels.fit_workers import Crew, _interrupts_are_for_this_process, run_jobs
 from pipeline.kernels.samples import with_families
 
 
@@ -90,7 +90,7 @@ def test_a_process_of_a_fit_ignores_the_interrupt_and_this_one_does_not() -> Non
 PARENT = """
 import multiprocessing, os, sys, time
 from concurrent.futures import ProcessPoolExecutor
-from pipeline.kernels.parallel import end_with_parent
+from pipeline.kernels.fit_workers import end_with_parent
 
 pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
 print(pool.submit(os.getpid).result(), flush=True)

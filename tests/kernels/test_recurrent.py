@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.api import kernel_predictor
+from pipeline.answers.predict_point import kernel_predictor
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels import recurrent
-from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.prediction import Estimate, Floor
-from pipeline.kernels.recurrent import LAUNCH_US, recurrent_us
+from pipeline.kernels import rnn_kernels as recurrent
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.estimate import Estimate, Floor
+from pipeline.kernels.rnn_kernels import LAUNCH_US, recurrent_us
 
 WIDE = {"B": 64, "T": 50, "I": 1024, "H": 1024, "layers": 1}
 

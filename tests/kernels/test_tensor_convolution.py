@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.api import kernel_predictor
+from pipeline.answers.predict_point import kernel_predictor
 from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.tensor_convolution import NCHW_LOADS, TURNING_SHARE, on_tensor_cores
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.tensor_core_convolution import NCHW_LOADS, TURNING_SHARE, on_tensor_cores
 from pipeline.kernels.work import Array, ConvShape, Dims
 
 FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, write
 
 from pipeline.errors import UnknownNameError
-from pipeline.overheads.extract import extract_overheads
-from pipeline.overheads.model import GLOBAL, OP, SIGNATURE, OverheadModel
-from pipeline.overheads.names import normalised
-from pipeline.overheads.share import calibrate, coverage, merged
+from pipeline.overheads.extraction import extract_overheads
+from pipeline.overheads.overhead_model import GLOBAL, OP, SIGNATURE, OverheadModel
+from pipeline.overheads.op_names import normalised
+from pipeline.overheads.shared_overheads import calibrate, coverage, merged
 from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, group_statistics, summarise
-from pipeline.overheads.traces import extract_public
+from pipeline.overheads.trace_overheads import extract_public
 from pipeline.schemas import to_arrow
 from pipeline.trace.load import load_trace
 

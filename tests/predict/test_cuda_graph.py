@@ -5,8 +5,8 @@ import pytest
 from test_critical_path import HOST, SYNC, program, row
 
 from pipeline import predict
-from pipeline.predict.critical_path import simulate
-from pipeline.predict.cuda_graph import GRAPH_LAUNCH_US, as_cuda_graphs
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.cuda_graph import GRAPH_LAUNCH_US, as_cuda_graphs
 
 
 def test_one_call_starts_all_kernels_and_their_gaps_stay():

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from trace_drawing import annotation, api, kernel, launch, op, write
 
-from pipeline.predict.replay import replay
-from pipeline.predict.source import Source, learn
+from pipeline.simulate.replay import replay
+from pipeline.simulate.trace_selection import Source, learn
 from pipeline.trace.load import load_trace
 
 

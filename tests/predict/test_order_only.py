@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pytest
 from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, write
 
-from pipeline.predict.replay import replay_source
-from pipeline.predict.source import Source
-from pipeline.trace.fields import HOST_CATEGORIES
+from pipeline.simulate.replay import replay_source
+from pipeline.simulate.trace_selection import Source
+from pipeline.trace.kineto_fields import HOST_CATEGORIES
 from pipeline.trace.load import Trace, load_trace
 
 FIRM_NS = 2_000

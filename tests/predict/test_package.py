@@ -1,4 +1,4 @@
-"""`pipeline.predict` predicts, whatever was imported before."""
+"""`pipeline.simulate` predicts, whatever was imported before."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pipeline
     "before",
     [
         "",
-        "import pipeline.predict.replay",
-        "from pipeline.predict.critical_path import simulate",
+        "import pipeline.simulate.replay",
+        "from pipeline.simulate.critical_path import simulate",
         "import pipeline; pipeline.predict(batch_size=64, model='dlrm_small')",
     ],
 )
@@ -31,8 +31,8 @@ for function in (predict, pipeline.predict):
         function(gpu="V100", batch_size=0)
     except InputError as error:
         print(error)
-import pipeline.predict.replay
-print(callable(pipeline.predict.replay.replay))
+import pipeline.simulate.replay
+print(callable(pipeline.simulate.replay.replay))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

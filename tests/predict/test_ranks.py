@@ -10,9 +10,9 @@ import pytest
 from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import InputError, TraceError
-from pipeline.predict.rank_report import facts, table
-from pipeline.predict.ranks import replay_ranks
-from pipeline.predict.replay import replay
+from pipeline.simulate.rank_report import facts, table
+from pipeline.simulate.ranks import replay_ranks
+from pipeline.simulate.replay import replay
 
 
 def rank(

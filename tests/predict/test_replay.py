@@ -12,18 +12,19 @@ import pytest
 from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import TraceError
-from pipeline.overheads.extract import outstanding
-from pipeline.overheads.model import OverheadModel
+from pipeline.overheads.extraction import outstanding
+from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
-from pipeline.predict import measured_rows, perfetto
-from pipeline.predict.critical_path import simulate
-from pipeline.predict.options import PUBLISHED, Options
-from pipeline.predict.ranks import replay_ranks
-from pipeline.predict.replay import build, replay
-from pipeline.predict.replay_table import table
-from pipeline.predict.source import Source, learn
+from pipeline.simulate import measured_rows
+from pipeline.simulate import perfetto
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.replay_options import PUBLISHED, Options
+from pipeline.simulate.ranks import replay_ranks
+from pipeline.simulate.replay import build, replay
+from pipeline.simulate.replay_table import table
+from pipeline.simulate.trace_selection import Source, learn
 from pipeline.schemas import to_arrow
-from pipeline.trace.activity import activity
+from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
 
 

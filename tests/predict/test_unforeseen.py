@@ -10,12 +10,12 @@ import pytest
 from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import InputError
-from pipeline.overheads.extract import extract_overheads
+from pipeline.overheads.extraction import extract_overheads
 from pipeline.overheads.one_time import KEPT_NS, one_time_calls, without
-from pipeline.overheads.traces import extract_traces
-from pipeline.predict.replay import replay
-from pipeline.predict.source import Source
-from pipeline.trace.activity import activity
+from pipeline.overheads.trace_overheads import extract_traces
+from pipeline.simulate.replay import replay
+from pipeline.simulate.trace_selection import Source
+from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
 
 

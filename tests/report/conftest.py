@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 
 from pipeline.prediction import Prediction
-from pipeline.report.checks import replays
+from pipeline.evaluation import replayed_traces as replays
 from pipeline.report.figures.gallery import Artifacts
-from pipeline.transfer.paper import TRACKED
+from pipeline.evaluation.surfer_pairs import TRACKED
 
 BROWSER_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                  "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip

@@ -11,14 +11,15 @@ import pytest
 
 from pipeline.errors import TableError
 from pipeline.paths import project_dir, transfer_dir
-from pipeline.report.account import Evidence, kernel_table, left_out_errors, long, outdated, short
-from pipeline.report.checks.passes import measured_passes
-from pipeline.report.checks.replays import FULL, KERNEL_SUM, mean_errors
-from pipeline.report.figures import evidence, tables
+from pipeline.report.accuracy_tables import Evidence, kernel_table, left_out_errors, long, outdated, short
+from pipeline.evaluation.language_passes import measured_passes
+from pipeline.evaluation.replayed_traces import FULL, KERNEL_SUM, mean_errors
+from pipeline.report.figures import evidence_shares as evidence
+from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.gallery import Artifacts
-from pipeline.report.grid import read_any
+from pipeline.report.grid_inputs import read_any
 from pipeline.report.markdown import markdown, replaced
-from pipeline.report.readme import PLACES, gather, shipped_families
+from pipeline.report.readme_tables import PLACES, gather, shipped_families
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pandas as pd
 
 from pipeline.config import expand
 from pipeline.flow import Flow
-from pipeline.kernels.evaluate import DECILES
+from pipeline.kernels.error_metrics import DECILES
 from pipeline.paths import Artifacts as Paths
-from pipeline.report import accuracy
-from pipeline.report.figures import tables
+from pipeline.report import grid_accuracy as accuracy
+from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.gallery import Artifacts
-from pipeline.report.grid import host_observations, missing_evidence, with_gpus
+from pipeline.report.grid_inputs import host_observations, missing_evidence, with_gpus
 
 
 def account(found: Artifacts, missing: list[str]) -> str:

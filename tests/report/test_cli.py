@@ -14,7 +14,7 @@ import pytest
 
 from pipeline import api, cli
 from pipeline.prediction import Prediction
-from pipeline.transfer import costs
+from pipeline.transfer import rental_prices as costs
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
@@ -75,7 +75,7 @@ def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(capsys: pyt
 
 def test_an_interrupt_ends_in_one_line_and_130() -> None:
     code = (
-        "import signal, sys, time, pipeline.api as api, pipeline.cli as cli\n"
+        "import signal, sys, time, pipeline.answers.predict_point as api, pipeline.cli as cli\n"
         # a shell's background jobs, and what they start, ignore interrupts
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(point):\n    print('ready', flush=True)\n    time.sleep(60)\n"

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from pipeline import predict
-from pipeline.kernels.commands import predict_command
+from pipeline.answers.kernel_commands import predict_command
 from pipeline.paths import project_dir
 
 DDP = {"model": "dlrm_ddp"}

@@ -14,13 +14,14 @@ from matplotlib.figure import Figure
 
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
-from pipeline.report import parts
-from pipeline.report.figures import steps as drawn_steps
-from pipeline.report.figures import style, tables
+from pipeline.evaluation import error_parts as parts
+from pipeline.report.figures import step_times as drawn_steps
+from pipeline.report.figures import style
+from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
-from pipeline.report.figures.published import PUBLISHED, published
-from pipeline.report.grid import price_table, told_apart, with_gpus
-from pipeline.transfer.paper import TRACKED
+from pipeline.report.figures.published_errors import PUBLISHED, published
+from pipeline.report.grid_inputs import price_table, told_apart, with_gpus
+from pipeline.evaluation.surfer_pairs import TRACKED
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +186,7 @@ def test_kernel_models_of_several_choices_are_told_apart_in_figures() -> None:
 def test_a_price_table_is_an_input_of_the_figures_from_the_moment_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.report.grid.config_dir", lambda: tmp_path)
+    monkeypatch.setattr("pipeline.report.grid_inputs.config_dir", lambda: tmp_path)
     assert price_table() == []
     (tmp_path / "prices.yaml").touch()
     assert price_table() == [str(tmp_path / "prices.yaml")]

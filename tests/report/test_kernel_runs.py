@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.kernels import fit as fitting
-from pipeline.kernels import fitter
+from pipeline.kernels import fit_gpu as fitting
+from pipeline.kernels import fit_family as fitter
 from pipeline.report.kernel_runs import fit_and_track
-from pipeline.report.tracking import KERNEL_MODELS
+from pipeline.report.mlflow_tracking import KERNEL_MODELS
 from pipeline.schemas import read_provenance
 
 ERRORS = {"auto": 0.02, "trees": 0.03, "roofline": 0.4}

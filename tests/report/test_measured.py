@@ -12,7 +12,8 @@ import pytest
 
 from pipeline.config import expand, from_snakemake
 from pipeline.prediction import Prediction
-from pipeline.report import measured, parts
+from pipeline.evaluation import measured_campaigns as measured
+from pipeline.evaluation import error_parts as parts
 from pipeline.schemas import write_table
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pipeline.report.tracking import (
+from pipeline.report.mlflow_tracking import (
     KERNEL_MODELS,
     choose_champion,
     describe_kernel_models,
@@ -45,7 +45,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    serve = f"from pipeline.report.tracking import serve; serve({port}, {str(folder)!r})"
+    serve = f"from pipeline.report.mlflow_tracking import serve; serve({port}, {str(folder)!r})"
     with (tmp_path / "ui.log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-c", serve], stdout=log, stderr=log, start_new_session=True)
     try:

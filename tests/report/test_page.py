@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.paths import project_dir
 from pipeline.report.figures.gallery import Artifacts, draw_all
-from pipeline.report.html import write_report
+from pipeline.report.html_report import write_report
 
 WORKFLOW = """
 from pipeline.report.figures.gallery import category_of

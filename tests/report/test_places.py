@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
-from pipeline.report.places import places
-from pipeline.report.tracking import serve
+from pipeline.report.artifact_list import places
+from pipeline.report.mlflow_tracking import serve
 
 
 @pytest.fixture

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.predict import measured_rows
-from pipeline.predict.measured_rows import measured_events
-from pipeline.predict.perfetto import write_timeline
+from pipeline.simulate import measured_rows
+from pipeline.simulate.measured_rows import measured_events
+from pipeline.simulate.perfetto import write_timeline
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """The timeline of a small step, predicted with physics alone."""
-    from pipeline.api import gpu_of, kernel_predictor, overhead_model
+    from pipeline.answers.predict_point import gpu_of, kernel_predictor, overhead_model
     from pipeline.config import expand
-    from pipeline.evaluate import Subject, evaluate
-    from pipeline.graph.calls import map_calls
+    from pipeline.answers.predict_step import Subject, evaluate
+    from pipeline.graph.device_calls import map_calls
     from pipeline.graph.capture import capture
 
     point = expand(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"])[0]

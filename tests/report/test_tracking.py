@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from pipeline.report.tracking import KERNEL_MODELS, OVERHEADS, log_run
+from pipeline.report.mlflow_tracking import KERNEL_MODELS, OVERHEADS, log_run
 
 
 def log(folder: Path, experiment: str, name: str) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, trace
 
 from pipeline.errors import SteptimeError
-from pipeline.predict.replay import replay
+from pipeline.simulate.replay import replay
 from pipeline.trace.load import load_trace
 
 PLACE = re.compile(r"byte|traceEvents|baseTimeNanoseconds|no operators|empty|JSON trace")

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.overheads.extract import extract_overheads
-from pipeline.predict.replay import replay
-from pipeline.predict.trace_program import iterations
-from pipeline.trace.activity import activity
-from pipeline.trace.fields import DEVICE_CATEGORIES
+from pipeline.overheads.extraction import extract_overheads
+from pipeline.simulate.replay import replay
+from pipeline.simulate.trace_program import iterations
+from pipeline.trace.host_activity import activity
+from pipeline.trace.kineto_fields import DEVICE_CATEGORIES
 from pipeline.trace.load import load_trace
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -14,9 +14,9 @@ from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, op, trace, 
 
 from pipeline.errors import TraceError
 from pipeline.schemas import read_table, write_table
-from pipeline.trace import scan
-from pipeline.trace.export import write_events
-from pipeline.trace.fields import plain_api
+from pipeline.trace import file_scan as scan
+from pipeline.trace.event_tables import write_events
+from pipeline.trace.kineto_fields import plain_api
 from pipeline.trace.load import load_trace
 
 #            0    5    10   15   20   25

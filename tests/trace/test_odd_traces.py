@@ -14,8 +14,8 @@ import pytest
 from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import TraceError
-from pipeline.predict.replay import replay
-from pipeline.trace.activity import activity
+from pipeline.simulate.replay import replay
+from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
 
 Data = dict[str, Any]

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.transfer.build import finish, interval_of_a_new_gpu, merge_errors
-from pipeline.transfer.evaluate import Fold, quick
-from pipeline.transfer.kernels import load_models
+from pipeline.transfer.build_models import finish, interval_of_a_new_gpu, merge_errors
+from pipeline.evaluation.left_out_gpu import Fold, quick
+from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.recipes import RECIPES
-from pipeline.transfer.train import train_utilisation
+from pipeline.transfer.utilisation_train import train_utilisation
 
 
 def test_every_gpu_counts_equally_in_an_interval() -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from pipeline.hardware.spec import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.convolution import ROUTES, convolution_routes, routes_taken
-from pipeline.transfer.evaluate import quick
+from pipeline.transfer.conv_routes import ROUTES, convolution_routes, routes_taken
+from pipeline.evaluation.left_out_gpu import quick
 from pipeline.transfer.methods import by_auto
 from pipeline.transfer.recipes import RECIPES
-from pipeline.transfer.train import train_utilisation
+from pipeline.transfer.utilisation_train import train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
 
 GPUS = ("A100-PCIE-40GB", "P100", "T4", "V100")

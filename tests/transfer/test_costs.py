@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
-from pipeline.transfer.costs import cost_per_million, currency, load_prices
+from pipeline.transfer.rental_prices import cost_per_million, currency, load_prices
 
 GOOD = "prices:\n  - {gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}\n"
 

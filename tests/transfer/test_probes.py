@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.commands import predict_command
-from pipeline.transfer.commands import transfer_command
-from pipeline.transfer.kernels import load_models
+from pipeline.answers.kernel_commands import predict_command
+from pipeline.transfer.transfer_command import transfer_command
+from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.prior_fit import learn_prior
 from pipeline.transfer.probe_prior import ProbePrior, Seen, look
 from pipeline.transfer.probes import calibrate, calibrate_all, design

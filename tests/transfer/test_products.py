@@ -8,10 +8,10 @@ import pytest
 
 from pipeline.hardware.spec import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.evaluate import quick
-from pipeline.transfer.products import TILES, batched_tiles, tiles_taken
+from pipeline.evaluation.left_out_gpu import quick
+from pipeline.transfer.bmm_tiles import TILES, batched_tiles, tiles_taken
 from pipeline.transfer.recipes import RECIPES
-from pipeline.transfer.train import op_floors, train_utilisation, unknown_host_floors
+from pipeline.transfer.utilisation_train import op_floors, train_utilisation, unknown_host_floors
 
 
 def _calls(rows: list[tuple[int, ...]]) -> pd.DataFrame:

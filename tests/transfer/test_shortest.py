@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.heuristics import Physics
-from pipeline.kernels.shortest import not_shorter
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.min_duration import not_shorter
 from pipeline.packs import list_packs
-from pipeline.transfer.kernels import load_models, predict_calls
+from pipeline.transfer.shipped_models import load_models, predict_calls
 from pipeline.transfer.methods import by_auto
-from pipeline.transfer.sibling import sibling_models
-from pipeline.transfer.tracker import _transfer
+from pipeline.answers.same_chip_model import sibling_models
+from pipeline.answers.tracker import _transfer
 
 
 def test_a_short_time_is_raised_and_a_long_one_is_left() -> None:

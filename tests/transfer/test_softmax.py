@@ -10,11 +10,11 @@ import pytest
 
 from pipeline.hardware.spec import load_gpu
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.evaluate import gmae
-from pipeline.transfer.evaluate import quick
+from pipeline.kernels.error_metrics import gmae
+from pipeline.evaluation.left_out_gpu import quick
 from pipeline.transfer.recipes import RECIPES
-from pipeline.transfer.softmax import block_rounds, block_threads, softmax_features
-from pipeline.transfer.train import train_utilisation
+from pipeline.transfer.softmax_features import block_rounds, block_threads, softmax_features
+from pipeline.transfer.utilisation_train import train_utilisation
 
 
 def _calls(rows: list[tuple[int, int]]) -> pd.DataFrame:

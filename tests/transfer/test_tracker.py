@@ -7,7 +7,7 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
 from pipeline.trace.load import load_trace
-from pipeline.transfer.tracker import TrackedTrace, track
+from pipeline.answers.tracker import TrackedTrace, track
 
 
 @pytest.fixture(scope="module")

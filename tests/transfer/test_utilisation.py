@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError, PackError
 from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.transfer.evaluate import quick
+from pipeline.evaluation.left_out_gpu import quick
 from pipeline.transfer.probes import calibrate
 from pipeline.transfer.recipes import RECIPES
-from pipeline.transfer.train import train_utilisation
+from pipeline.transfer.utilisation_train import train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
 
 

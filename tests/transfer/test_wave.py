@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.hardware.spec import list_gpus, load_gpu
-from pipeline.transfer import wave
+from pipeline.transfer import wave_scaling as wave
 
 NAMES = [spec.name for spec in list_gpus()]
 

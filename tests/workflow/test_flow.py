@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.errors import SteptimeWarning, TableError
 from pipeline.flow import Flow
-from pipeline.report.failures import reasons
+from pipeline.report.job_failures import reasons
 from pipeline.scripting import job
 
 

@@ -17,7 +17,7 @@ from pipeline.schemas import read_provenance, read_table
 ROOT = project_dir()
 MY_MODULE = """
 import torch
-from pipeline.workloads.step import Step
+from pipeline.workloads.training_step import Step
 
 def make_step(config, batch_size, device):
     model = torch.nn.Linear(8, 8, device=device)
@@ -88,7 +88,7 @@ def test_an_edit_to_the_users_own_module_makes_the_graph_anew(tmp_path: Path) ->
 
 
 def test_the_command_line_predicts_the_same(finished: Path) -> None:
-    from pipeline.api import predict_point
+    from pipeline.answers.predict_point import predict_point
     from pipeline.config import expand
 
     there = read_table(finished / "results/summary.parquet", "summary").iloc[0]

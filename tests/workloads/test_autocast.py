@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from pipeline.errors import InputError
-from pipeline.graph.calls import map_calls
+from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
 from pipeline.paths import config_dir
 from pipeline.workloads.autocast import LOWER_NAMES, UPPER_NAMES, WIDEST_NAMES, autocast
@@ -23,7 +23,7 @@ MODULE = """
 import torch
 import torch.nn.functional as F
 from torch import nn
-from pipeline.workloads.step import Step
+from pipeline.workloads.training_step import Step
 
 outside = torch.autocast("cuda", dtype=torch.bfloat16)
 

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from pipeline.api import predict
+from pipeline.answers.predict_point import predict
 from pipeline.errors import ConfigError, InputError
-from pipeline.graph.calls import map_calls
+from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
 from pipeline.paths import config_dir
 
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from pipeline.workloads.step import Step
+from pipeline.workloads.training_step import Step
 
 
 def made(config, device, module, forward, *inputs):

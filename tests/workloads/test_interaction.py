@@ -4,7 +4,7 @@ import pytest
 import torch
 from small import config_of
 
-from pipeline.graph.calls import map_calls
+from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
 from pipeline.workloads import make_step
 from pipeline.workloads.interaction import FusedInteraction, width

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import predict
 from pipeline.config import expand
-from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
 from pipeline.paths import config_dir
 
@@ -147,7 +147,8 @@ def test_inference_has_no_loss_to_read():
 @pytest.mark.parametrize("name", ["dlrm_ddp", "dcgan"])
 @pytest.mark.parametrize("when", ["before_backward", "at_end"])
 def test_a_step_that_runs_reads_its_loss(monkeypatch, name, when):
-    from pipeline.workloads import make_step, step
+    from pipeline.workloads import make_step
+    from pipeline.workloads import training_step as step
 
     seen = []
     monkeypatch.setattr(step, "read", lambda loss: seen.append(loss.item()))

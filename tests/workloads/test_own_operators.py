@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 
-from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
 from pipeline.hardware.spec import load_gpu
 from pipeline.paths import config_dir
@@ -13,7 +13,7 @@ MODULE = """
 import torch
 import torch.nn.functional as F
 from torch import nn
-from pipeline.workloads.step import Step
+from pipeline.workloads.training_step import Step
 
 
 class Scale(nn.Module):

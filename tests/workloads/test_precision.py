@@ -11,12 +11,12 @@ from torch import nn
 
 from pipeline.config import expand
 from pipeline.errors import ConfigError, UnknownNameError
-from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
 from pipeline.paths import config_dir
-from pipeline.whatif.edits import rescale
+from pipeline.graph.edits import rescale
 from pipeline.workloads import make_step
-from pipeline.workloads.step import _replace_parameters
+from pipeline.workloads.training_step import _replace_parameters
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small import LIKE_ANOTHER, SMALL, config_of, small

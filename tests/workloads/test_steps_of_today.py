@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from pipeline.errors import ConfigError, InputError, SteptimeWarning
-from pipeline.graph.calls import map_calls, unknown_operators
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
 from pipeline.hardware.spec import load_gpu
 from pipeline.paths import config_dir
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from pipeline.workloads.step import Step
+from pipeline.workloads.training_step import Step
 
 
 def net():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.paths import project_dir
-from pipeline.workloads.files import file_digests
+from pipeline.workloads.workload_files import file_digests
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def write(folder: Path, **texts: str) -> None:
 
 
 def test_a_module_counts_with_what_it_imports_from_its_folder(folder: Path) -> None:
-    write(folder, mine="import torch, layers\nfrom pipeline.workloads.step import Step\n", layers="import mine\n",
+    write(folder, mine="import torch, layers\nfrom pipeline.workloads.training_step import Step\n", layers="import mine\n",
           other="WIDTH = 2\n")  # fmt: skip
     before = file_digests({"target": "mine:make_step"})
     assert sorted(before) == ["layers.py", "mine.py"]

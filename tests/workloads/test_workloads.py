@@ -159,7 +159,7 @@ def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
     (tmp_path / "my_tiny_model.py").write_text(
         "import torch\n"
         "from torch import nn\n"
-        "from pipeline.workloads.step import Step\n\n\n"
+        "from pipeline.workloads.training_step import Step\n\n\n"
         "def make_step(config, batch_size, device):\n"
         "    with torch.device(device):\n"
         "        model = nn.Linear(8, 1)\n"
@@ -167,7 +167,7 @@ def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
         "    loss = lambda output, x, y: nn.functional.mse_loss(output, y)\n"
         "    return Step([model], [batch], lambda x, y: model(x), loss, device, config)\n"
     )
-    from pipeline.graph.calls import map_calls
+    from pipeline.graph.device_calls import map_calls
     from pipeline.graph.capture import capture
 
     config = config_of("custom", target="my_tiny_model:make_step")
@@ -192,7 +192,7 @@ def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypa
     import re
     from pathlib import Path
 
-    from pipeline.api import predict_point
+    from pipeline.answers.predict_point import predict_point
     from pipeline.config import expand
 
     text = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
@@ -219,6 +219,6 @@ def test_importing_the_package_loads_no_torch():
     import subprocess
     import sys
 
-    modules = "pipeline.workloads, pipeline.graph.calls, pipeline.graph.execution_trace"
+    modules = "pipeline.workloads, pipeline.graph.device_calls, pipeline.graph.execution_trace"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,8 +14,8 @@ wildcard_constraints:
 POINT = FLOW.artifacts.point("{gpu}", "{model}", "{variant}", "{batch}")
 
 # Code that several rules name for their digest; tests/workflow/test_rule_code.py says what one lacks.
-GRAPH = ("graph", "kernels/embedding.py", "kernels/work.py", "schemas.py")
-COLLECT = ("collect", "trace/fields.py", "trace/repair.py", "schemas.py")
+GRAPH = ("graph", "kernels/embedding_traffic.py", "kernels/work.py", "schemas.py")
+COLLECT = ("collect", "trace/kineto_fields.py", "trace/json_repair.py", "schemas.py")
 
 
 rule capture_graph:
@@ -102,7 +102,7 @@ rule map_calls:
         f"{POINT}/logs/map_calls.log",
     params:
         gpu=FLOW.section("gpu"),
-        code=FLOW.code(*GRAPH, "hardware", "api.py"),
+        code=FLOW.code(*GRAPH, "hardware", "answers/predict_point.py"),
     message:
         "Device calls of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:

@@ -79,7 +79,7 @@ rule fit_kernels:
         settings=FLOW.kernel_settings,
         gpu=FLOW.card,
         tracking=FLOW.artifacts.tracking,
-        code=FLOW.code("kernels", "hardware", "report/kernel_runs.py", "report/tracking.py"),
+        code=FLOW.code("kernels", "hardware", "report/kernel_runs.py", "report/mlflow_tracking.py"),
     message:
         "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow: takes minutes (docs/kernels.md)"
     script:

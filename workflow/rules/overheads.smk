@@ -68,7 +68,7 @@ rule overhead_statistics:
     params:
         settings=FLOW.overhead_settings,
         tracking=FLOW.artifacts.tracking,
-        code=FLOW.code("overheads", "api.py", "schemas.py", "report/overhead_runs.py", "report/tracking.py"),
+        code=FLOW.code("overheads", "answers/predict_point.py", "schemas.py", "report/overhead_runs.py", "report/mlflow_tracking.py"),
     message:
         "Overhead statistics for {wildcards.gpu} ({wildcards.overheads})"
     script:

@@ -1,15 +1,15 @@
 # The critical-path prediction of one grid point, and the summary of all.
 
-from pipeline.report.grid import pack_digests
+from pipeline.report.grid_inputs import pack_digests
 
-MODELS = ("kernels", "overheads", "predict", "transfer", "hardware", "evaluate.py", "api.py", "prediction.py")
-TABLES = ("graph/store.py", "graph/table.py", "schemas.py")
+MODELS = ("kernels", "overheads", "predict", "transfer", "hardware", "answers/predict_step.py", "answers/predict_point.py", "prediction.py")
+TABLES = ("graph/graph_file.py", "graph/table.py", "schemas.py")
 MEASURED = (
     "trace",
-    "collect/reader.py",
+    "collect/campaign_reader.py",
     "collect/standalone.py",
-    "collect/output.py",
-    "collect/counted.py",
+    "collect/campaign_folder.py",
+    "collect/kernel_filter.py",
     "collect/device.py",
 )
 

@@ -1,8 +1,8 @@
 # Figures, accuracy and report of the grid: made on request, from artifacts alone.
 
-from pipeline.report import grid as GRID
+from pipeline.report import grid_inputs as GRID
 from pipeline.report.figures.gallery import category_of
-from pipeline.transfer.features import COVERED
+from pipeline.transfer.gpu_features import COVERED
 
 FIGURES = f"{FLOW.artifacts.root}/figures/{FLOW.grid}"
 CHECKS = f"{FLOW.artifacts.root}/checks"
@@ -31,7 +31,7 @@ rule error_parts:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
         packs=pack_digests(),
-        code=FLOW.code(*MODELS, *TABLES, *MEASURED, "report/parts.py"),
+        code=FLOW.code(*MODELS, *TABLES, *MEASURED, "evaluation/error_parts.py"),
     message:
         "Errors of {wildcards.model} at batch {wildcards.batch}, part by part"
     script:
@@ -58,7 +58,7 @@ rule figures:
     params:
         shipped=GRID.shipped_models(FLOW),
         checks=GRID.checks_at_hand(FLOW.artifacts.root),
-        code=FLOW.code("report/figures", "report/grid.py", "report/checks", "report/parts.py", "transfer/costs.py"),
+        code=FLOW.code("report/figures", "report/grid_inputs.py", "report/checks", "evaluation/error_parts.py", "transfer/rental_prices.py"),
     message:
         "Figures of the grid"
     script:
@@ -83,7 +83,7 @@ rule accuracy:
         missing=GRID.missing_evidence(FLOW),
         shipped=GRID.shipped_models(FLOW),
         code=FLOW.code(
-            "report/figures", "report/grid.py", "report/accuracy.py", "report/markdown.py", "report/parts.py"
+            "report/figures", "report/grid_inputs.py", "report/grid_accuracy.py", "report/markdown.py", "evaluation/error_parts.py"
         ),
     message:
         "Accuracy of the grid"
@@ -102,7 +102,7 @@ rule report:
     params:
         snakefile=str(workflow.main_snakefile),
         targets=["figures", "accuracy"],
-        code=FLOW.code("report/html.py"),
+        code=FLOW.code("report/html_report.py"),
     message:
         "Report of the grid, one page that opens offline"
     script:
@@ -155,7 +155,7 @@ rule replays:
     log:
         f"{CHECKS}/logs/replays.log",
     params:
-        code=FLOW.code("trace", "overheads", "predict", "hardware", "report/checks/replays.py"),
+        code=FLOW.code("trace", "overheads", "predict", "hardware", "evaluation/replayed_traces.py"),
     message:
         "Public traces replayed"
     script:
@@ -171,7 +171,7 @@ rule passes:
         f"{CHECKS}/logs/passes.log",
     params:
         packs=pack_digests(),
-        code=FLOW.code(*MODELS, *GRAPH, "workloads", "report/checks/passes.py"),
+        code=FLOW.code(*MODELS, *GRAPH, "workloads", "evaluation/language_passes.py"),
     message:
         "Whole models against public latencies"
     script:

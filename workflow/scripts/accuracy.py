@@ -5,9 +5,9 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.report import accuracy
-    from pipeline.report.figures import tables
-    from pipeline.report.grid import read_any, with_gpus
+    from pipeline.report import grid_accuracy as accuracy
+    from pipeline.report.figures import figure_data as tables
+    from pipeline.report.grid_inputs import read_any, with_gpus
     from pipeline.schemas import atomic_path, read_table, write_parquet
 
     summary = read_table(snakemake.input.summary, "summary")

@@ -6,8 +6,8 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.datasets.aiconfigurator import ATTENTION, read_attention
-    from pipeline.kernels.attention_fit import fit_gpus
-    from pipeline.kernels.attention_pack import write_fitted
+    from pipeline.kernels.fused_attention_fit import fit_gpus
+    from pipeline.answers.attention_constants import write_fitted
 
     fitted = fit_gpus({gpu: read_attention(gpu) for gpu in ATTENTION})
     made = {**snakemake.params.provenance, "made_by": provenance(snakemake)["versions"]}

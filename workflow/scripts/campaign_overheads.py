@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.overheads.traces import extract_campaign
+    from pipeline.overheads.trace_overheads import extract_campaign
     from pipeline.schemas import write_table
 
     samples = extract_campaign(Path(snakemake.input.manifest).parent)

@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.collect.reader import read_samples
+    from pipeline.collect.campaign_reader import read_samples
     from pipeline.schemas import write_families
 
     samples = read_samples(Path(snakemake.input.manifest).parent)

@@ -4,7 +4,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.graph.capture import capture
-    from pipeline.graph.store import write_graph
+    from pipeline.graph.graph_file import write_graph
 
     graph = capture(snakemake.params.model, int(snakemake.wildcards.batch))
     write_graph(graph, snakemake.output.graph, provenance(snakemake))

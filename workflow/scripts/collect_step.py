@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.collect.steps import collect_step
+    from pipeline.collect.measured_steps import collect_step
 
     settings = snakemake.params.collect
     collect_step(

@@ -5,11 +5,11 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.api import gpu_of, kernel_predictor
+    from pipeline.answers.predict_point import gpu_of, kernel_predictor
     from pipeline.config import method_label
-    from pipeline.graph.store import read_graph
+    from pipeline.graph.graph_file import read_graph
     from pipeline.prediction import Prediction
-    from pipeline.report.parts import Point, parts_of
+    from pipeline.evaluation.error_parts import Point, parts_of
     from pipeline.schemas import read_table, write_parquet
 
     given, settings = snakemake.input, snakemake.params.point

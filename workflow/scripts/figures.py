@@ -6,9 +6,9 @@ from pipeline.scripting import job
 
 with job(snakemake):
     from pipeline.report.figures.gallery import Artifacts, draw_all
-    from pipeline.report.grid import read_any, read_observations, told_apart, with_gpus
+    from pipeline.report.grid_inputs import read_any, read_observations, told_apart, with_gpus
     from pipeline.schemas import read_table
-    from pipeline.transfer.costs import currency, load_prices
+    from pipeline.transfer.rental_prices import currency, load_prices
 
     given = snakemake.input
     found = Artifacts(

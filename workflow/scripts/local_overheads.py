@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.overheads.traces import extract_traces
+    from pipeline.overheads.trace_overheads import extract_traces
     from pipeline.schemas import write_table
 
     traces = zip(snakemake.params.workloads, map(Path, snakemake.input.traces), strict=True)

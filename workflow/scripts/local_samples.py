@@ -3,8 +3,8 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.collect.kernels import measure_calls
-    from pipeline.graph.store import read_graph
+    from pipeline.collect.microbenchmarks import measure_calls
+    from pipeline.graph.graph_file import read_graph
     from pipeline.schemas import read_table, write_families
 
     samples = measure_calls(

@@ -3,9 +3,9 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.api import gpu_of
-    from pipeline.graph.calls import map_calls
-    from pipeline.graph.store import read_graph
+    from pipeline.answers.predict_point import gpu_of
+    from pipeline.graph.device_calls import map_calls
+    from pipeline.graph.graph_file import read_graph
     from pipeline.schemas import write_table
 
     graph = read_graph(snakemake.input.graph)

@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.report.checks.passes import predicted_passes
+    from pipeline.evaluation.language_passes import predicted_passes
     from pipeline.schemas import write_parquet
 
     write_parquet(

@@ -3,13 +3,13 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.api import gpu_of, kernel_predictor, overheads_from
-    from pipeline.collect.reader import measured_step
+    from pipeline.answers.predict_point import gpu_of, kernel_predictor, overheads_from
+    from pipeline.collect.campaign_reader import measured_step
     from pipeline.config import method_label
-    from pipeline.evaluate import Subject, evaluate
-    from pipeline.graph.store import read_graph
-    from pipeline.predict.measured_rows import measured_events
-    from pipeline.predict.perfetto import write_timeline
+    from pipeline.answers.predict_step import Subject, evaluate
+    from pipeline.graph.graph_file import read_graph
+    from pipeline.simulate.measured_rows import measured_events
+    from pipeline.simulate.perfetto import write_timeline
     from pipeline.schemas import read_table, write_table
 
     point, measured = snakemake.params.point, snakemake.input.measured

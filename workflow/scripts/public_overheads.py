@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.overheads.traces import extract_public
+    from pipeline.overheads.trace_overheads import extract_public
     from pipeline.schemas import write_table
 
     samples = extract_public(Path(snakemake.input.traces).parent, snakemake.wildcards.gpu)

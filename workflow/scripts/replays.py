@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.report.checks.replays import replay_spans
+    from pipeline.evaluation.replayed_traces import replay_spans
     from pipeline.schemas import write_parquet
 
     write_parquet(replay_spans(Path(snakemake.input.traces)), snakemake.output.spans, provenance=provenance(snakemake))

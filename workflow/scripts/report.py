@@ -3,7 +3,7 @@
 from pipeline.scripting import job
 
 with job(snakemake):
-    from pipeline.report.html import write_report
+    from pipeline.report.html_report import write_report
 
     write_report(
         snakemake.params.snakefile,

@@ -6,7 +6,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.schemas import write_parquet
-    from pipeline.transfer.paper import paper_surfer
+    from pipeline.evaluation.surfer_pairs import paper_surfer
 
     write_parquet(
         paper_surfer(Path(snakemake.input.latencies).parents[1]),

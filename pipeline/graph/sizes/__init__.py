@@ -6,7 +6,7 @@ bytes. Bytes are real traffic (DESIGN section 2): broadcast operands count once,
 
 from __future__ import annotations
 
-from pipeline.graph.sizes.work import SIZES, Rule, Work
+from pipeline.graph.sizes.vocabulary import SIZES, Rule, Work
 
 __all__ = ["SIZES", "Rule", "Work", "load_all"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.graph.sizes.libraries import convolution_extra
-from pipeline.graph.sizes.work import Rule, Work, image_attributes, rows_width, size
+from pipeline.graph.sizes.library_launches import convolution_extra
+from pipeline.graph.sizes.vocabulary import Rule, Work, image_attributes, rows_width, size
 from pipeline.graph.table import Node, Tensor
 
 

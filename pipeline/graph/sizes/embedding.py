@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.graph.sizes.movement import contiguous_copy, sort_works
-from pipeline.graph.sizes.work import NUMBER, Rule, Work, filled, on_device, size
+from pipeline.graph.sizes.vocabulary import NUMBER, Rule, Work, filled, on_device, size
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 SECTOR = 32

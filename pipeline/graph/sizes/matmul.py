@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.graph.sizes.libraries import auxiliary, splits_product
-from pipeline.graph.sizes.work import Rule, Work, read_by_host, size
+from pipeline.graph.sizes.library_launches import auxiliary, splits_product
+from pipeline.graph.sizes.vocabulary import Rule, Work, read_by_host, size
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 

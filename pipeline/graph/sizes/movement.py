@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipeline.graph.sizes.work import (
+from pipeline.graph.sizes.vocabulary import (
     NUMBER,
     Rule,
     Work,

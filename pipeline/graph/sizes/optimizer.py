@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.graph.sizes.work import Rule, Work, on_device, size
+from pipeline.graph.sizes.vocabulary import Rule, Work, on_device, size
 from pipeline.graph.table import Node
 
 CHUNK_ELEMENTS = 65536

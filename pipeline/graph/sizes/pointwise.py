@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from pipeline.graph.sizes.reduce import blocks_share_outputs
-from pipeline.graph.sizes.work import (
+from pipeline.graph.sizes.vocabulary import (
     Rule,
     Work,
     filled,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipeline.graph.sizes.work import Rule, Work, image_attributes, main_dtype, read_bytes, size
+from pipeline.graph.sizes.vocabulary import Rule, Work, image_attributes, main_dtype, read_bytes, size
 from pipeline.graph.table import Node, Tensor
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from pipeline.graph.sizes.matmul import matmul
-from pipeline.graph.sizes.work import Rule, Work, filled, size
+from pipeline.graph.sizes.vocabulary import Rule, Work, filled, size
 from pipeline.graph.table import Node, Tensor
 
 REAL = {"complex64": "fp32", "complex128": "fp64"}

@@ -12,9 +12,15 @@ import numpy as np
 import pandas as pd
 
 from pipeline.prediction import Prediction
-from pipeline.report.checks.replays import mean_errors
-from pipeline.report.figures import evidence, kernels, measured, overheads, steps, tables, transfer
-from pipeline.report.figures.published import published
+from pipeline.evaluation.replayed_traces import mean_errors
+from pipeline.report.figures import evidence_shares as evidence
+from pipeline.report.figures import kernel_errors as kernels
+from pipeline.report.figures import measured_errors as measured
+from pipeline.report.figures import overhead_plots as overheads
+from pipeline.report.figures import step_times as steps
+from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures import transfer_errors as transfer
+from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import footnote, save
 from pipeline.schemas import atomic_path
 
@@ -33,11 +39,11 @@ class Artifacts:
         summary: `summary` table of the grid.
         observations: `overhead_samples` of the grid's hosts, with a `gpu` column that names the host.
         models: (GPU, model folder) pairs of fitted kernel models.
-        transfer: errors between GPUs, as `pipeline.transfer.evaluate.pair_errors` gives them.
-        models_moved: errors of whole models between GPUs, as `pipeline.transfer.paper.paper_surfer` gives them.
-        parts: rows of `pipeline.report.parts.error_parts` of measured points.
-        replays: `pipeline.report.checks.replays.replay_spans`.
-        passes: `pipeline.report.checks.passes.predicted_passes`.
+        transfer: errors between GPUs, as `pipeline.evaluation.left_out_gpu.pair_errors` gives them.
+        models_moved: errors of whole models between GPUs, as `pipeline.evaluation.surfer_pairs.paper_surfer` gives them.
+        parts: rows of `pipeline.evaluation.error_parts.error_parts` of measured points.
+        replays: `pipeline.evaluation.replayed_traces.replay_spans`.
+        passes: `pipeline.evaluation.language_passes.predicted_passes`.
         prices: price per GPU hour.
         currency: of the prices.
     """
@@ -130,7 +136,7 @@ GALLERY = (
     Entry("utilisation", "Steps", _steps, steps.utilisation, "no point was predicted"),
     Entry("breakdown", "Steps", lambda a: tables.families(a.summary), steps.breakdown, "no kernel was predicted"),
     Entry("throughput", "Steps", _steps, steps.throughput, "no point was predicted"),
-    Entry("cost", "Steps", _costs, steps.cost, "no price table: write config/prices.yaml (pipeline/transfer/costs.py)"),
+    Entry("cost", "Steps", _costs, steps.cost, "no price table: write config/prices.yaml (pipeline/transfer/rental_prices.py)"),
     Entry("predicted_against_measured", "Accuracy", _measured, steps.predicted_against_measured, _NOT_MEASURED),
     Entry("step_error_parts", "Accuracy", _parts, measured.step_error_parts, _NOT_MEASURED),
     Entry("errors_by_part", "Accuracy", lambda a: tables.errors_by_part(_parts(a)), _beside_published, _NOT_MEASURED),

@@ -1,0 +1,103 @@
+"""A what-if on a GPU's figures: the catalogue's card answers, and each call is scaled by what the figures change.
+
+The card's own models hold what was measured on it, which no altered figure moves. The altered card is taken as a sibling
+of itself (`sibling.py`): a call's time is scaled by the ratio of the cross-GPU model's answers for the two specs, and by
+that of the formulas where no such model covers the call. A card with more of every altered figure slows no call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.altered_figures import bounds, differing
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.families import FAMILIES, Law
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.estimate import Estimate
+from pipeline.answers.kernel_predictor import TIMES, KernelPredictor
+from pipeline.kernels.sample_range import without_phase
+from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
+from pipeline.answers.tensor_core_transfer import ratio_of
+from pipeline.kernels.tensor_core_products import covered as tensor_covered
+from pipeline.kernels.work import Array, Dims
+from pipeline.transfer.shipped_models import covered, load_models
+from pipeline.answers.same_chip_model import SPREAD, ratio_between, rescaled
+
+OWN = ("measured", "fitted", "pack")
+"""Evidence that rests on samples of the card: of the altered card it is transferred. Other evidence stays what it is,
+and its interval too: cross-GPU models and formulas know the altered card as well as the catalogue's."""
+
+LINKS = frozenset({"pcie_gb_per_s", "nvlink_gb_per_s"})
+
+ORDER = ("predicted_us", "kernel_us", "p10_us", "p90_us", "inside", "latency_p10_us", "latency_p90_us")
+"""Columns of a prediction in the order of `Estimate`'s fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlteredPredictor(KernelPredictor):
+    """Predictor of a GPU with altered figures; `card` is the catalogue's, whose curves `physics` holds scaled."""
+
+    card: KernelPredictor
+
+    @classmethod
+    def of(cls, gpu: GpuSpec, card: KernelPredictor) -> AlteredPredictor:
+        """From the altered spec and the predictor of the catalogue's card."""
+        return cls(gpu=gpu, models=card.models, physics=_moved(card.physics, gpu), floor=card.floor, card=card)
+
+    def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
+        """As `KernelPredictor.predict`; calls that no altered figure concerns stay as the card's own."""
+        found = self.card.predict(calls)
+        plain, evidence = calls.reset_index(drop=True), found["evidence"].to_numpy(dtype=object)
+        values = {name: found[name].to_numpy().copy() for name in ORDER}
+        for name, group in plain.groupby(plain["family"].astype(object), sort=False):
+            known = str(name) if str(name) in FAMILIES else "other"
+            if not self._concerns(known):
+                continue
+            at = group.index.to_numpy()
+            own = np.isin(evidence[at].astype(str), OWN)
+            estimate = Estimate(*(values[key][at] for key in ORDER))
+            part = group.assign(family=known)
+            moved = rescaled(
+                estimate, self._ratio(known, part), known, self.gpu, self.floor, Dims(part).text("op"),
+                np.where(own, SPREAD, 1.0),
+            )  # fmt: skip
+            for key, new in zip(ORDER, vars(moved).values(), strict=True):
+                values[key][at] = new
+            evidence[at] = np.where(own, "transferred", evidence[at])
+        return found.assign(**{key: values[key] for key in TIMES}, evidence=evidence)
+
+    def _concerns(self, family: str) -> bool:
+        """Whether an altered figure can change times of a family: copies over PCIe know the link alone."""
+        changed, law = differing(self.gpu, self.card.gpu), FAMILIES[family].law
+        if law is Law.LINK:
+            return "pcie_gb_per_s" in changed
+        return law is Law.COLLECTIVE or bool(changed - LINKS)
+
+    def _ratio(self, family: str, calls: pd.DataFrame) -> Array:
+        """Kernel time on the altered card over the catalogue's, shape (rows,); 1 where nothing tells."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = self.physics.kernel_us(family, calls) / self.card.physics.kernel_us(family, calls)
+        ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+        model = load_models().get(family)
+        forward = without_phase(family, calls)
+        rows = covered(forward).to_numpy(dtype=bool)
+        if model is not None and self.gpu.limits is not None and rows.any():
+            ratio[rows] = ratio_between(model, forward[rows], self.gpu, self.card.gpu)
+        if family in TENSOR_FAMILIES:
+            # on tensor cores of both cards: a figure that takes them away leaves the formulas' ratio
+            rows = tensor_covered(calls, self.gpu) & tensor_covered(calls, self.card.gpu)
+            own = ratio_of(calls[rows], self.gpu, calls[rows], self.card.gpu) if rows.any() else None
+            if own is not None:
+                ratio[rows] = own
+        return np.clip(ratio, *bounds(self.gpu, self.card.gpu))
+
+
+def _moved(physics: Physics, gpu: GpuSpec) -> Physics:
+    """The card's formulas for the altered spec: fitted curves keep their form, scaled by the ratio of bandwidths."""
+    dram = gpu.peak_dram_gb_per_s() / physics.gpu.peak_dram_gb_per_s()
+    pcie = max(gpu.pcie_gb_per_s, 1.0) / max(physics.gpu.pcie_gb_per_s, 1.0)
+    memory, link = physics.memory.faster(dram), physics.link.faster(pcie)
+    return replace(physics, gpu=gpu, memory=memory, link=link, l2_gb_per_s=gpu.peak_l2_gb_per_s())

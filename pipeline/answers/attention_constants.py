@@ -1,0 +1,82 @@
+"""Constants of fused attention as they ship, and which GPU takes whose.
+
+Which kernel: PyTorch's flash backend (FlashAttention-2) on compute capability 8 and 12; cuDNN's on 9 and 10, where current
+PyTorch prefers it (docs/kernels.md says from which version, and what the difference is). GPUs older than Ampere have
+neither; there, and in fp32, attention stays with physics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.fused_attention import FAMILY, AttentionModel, Fitted
+from pipeline.answers.fallback import behind
+from pipeline.kernels.constants_file import read_plain, write_plain
+from pipeline.kernels.estimate import KernelModel
+from pipeline.paths import packs_dir
+
+FILE = "attention.json"
+
+
+def write_fitted(path: Path, fitted: Mapping[str, Fitted], provenance: Mapping[str, Any]) -> None:
+    """Write what was fitted on several GPUs as JSON, atomically."""
+    write_plain(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
+
+
+@lru_cache(maxsize=4)
+def read_fitted(path: Path) -> dict[str, Fitted]:
+    """What was fitted, by GPU.
+
+    Raises:
+        PackError: the file is damaged or of another format.
+    """
+    return read_plain(path, Fitted.from_json)
+
+
+def kernel_of(gpu: GpuSpec) -> str | None:
+    """Whose fused kernel PyTorch runs on a GPU: `flash2`, `cudnn`; None where it has none (before Ampere, not NVIDIA's)."""
+    if gpu.architecture not in ("ampere", "ada", "hopper", "blackwell"):
+        return None
+    return "cudnn" if 9.0 <= gpu.compute_capability < 11.0 else "flash2"
+
+
+def nearest(gpu: GpuSpec, names: Mapping[str, Any]) -> GpuSpec | None:
+    """The measured GPU that runs the same kernels: nearest in compute capability, then in bandwidth; None without one."""
+    kind = kernel_of(gpu)
+    specs = [spec for spec in map(load_gpu, names) if kind is not None and kernel_of(spec) == kind]
+
+    def distance(spec: GpuSpec) -> tuple[float, float]:
+        bandwidth = abs(float(np.log(spec.dram_gb_per_s / gpu.dram_gb_per_s)))
+        return round(abs(spec.compute_capability - gpu.compute_capability), 3), bandwidth
+
+    return min(specs, key=distance, default=None)
+
+
+def attention_model(gpu: GpuSpec) -> AttentionModel | None:
+    """The shipped model for a GPU: its own, else that of the nearest with the same kernels; None where there is none.
+
+    Raises:
+        PackError: the shipped file is damaged.
+    """
+    path = packs_dir() / FILE
+    if gpu.limits is None or kernel_of(gpu) is None or not path.is_file():
+        return None
+    fitted = read_fitted(path)
+    measured = load_gpu(gpu.name) if gpu.name in fitted else nearest(gpu, fitted)
+    return None if measured is None else AttentionModel(gpu, measured, fitted[measured.name])
+
+
+def with_attention(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+    """Models of a GPU with its fused attention behind what it has of the family.
+
+    Raises:
+        PackError: the shipped file is damaged.
+    """
+    found = attention_model(gpu)
+    return behind(models, {} if found is None else {FAMILY: found})

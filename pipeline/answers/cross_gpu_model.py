@@ -1,0 +1,58 @@
+"""Families without samples on a GPU, predicted from other GPUs' samples: an adapter of `pipeline.transfer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.estimate import Estimate, KernelModel
+from pipeline.kernels.sample_range import without_phase
+
+
+@dataclass(frozen=True)
+class TransferredModel(KernelModel):
+    """A cross-GPU model in the form of a family's model."""
+
+    gpu: GpuSpec
+    family: str
+    corrections: Mapping[str, Any] | None = None
+    evidence: str = "transferred"
+
+    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows that the cross-GPU models cover."""
+        from pipeline.transfer.shipped_models import covered
+
+        return covered(without_phase(self.family, calls)).to_numpy(dtype=bool)
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Times from the cross-GPU models; NaN for rows they do not cover."""
+        from pipeline.transfer.shipped_models import predict_calls
+
+        found = predict_calls(without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {}))
+        latency, kernel, low, high = (
+            found[name].to_numpy(dtype=np.float64) for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
+        )
+        rest = latency - kernel
+        inside = np.ones(len(calls), dtype=bool)
+        return Estimate(latency, kernel, low, high, inside, rest + low, rest + high)
+
+
+def transferred_models(
+    gpu: GpuSpec, present: set[str], corrections: Mapping[str, Any] | None = None
+) -> dict[str, KernelModel]:
+    """Adapters for families that the cross-GPU models cover and `present` lacks; none for a CPU or where none ship."""
+    if gpu.limits is None:
+        return {}
+    from pipeline.transfer.shipped_models import load_models
+    from pipeline.answers.same_chip_model import sibling_models
+
+    found: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
+    # a card of the same chip with samples of its own says more than all other GPUs together
+    found |= sibling_models(gpu, corrections)
+    return {name: model for name, model in found.items() if name not in present}

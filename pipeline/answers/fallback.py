@@ -1,0 +1,53 @@
+"""Two models of one family, one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.kernels.estimate import Estimate, KernelModel, merge
+
+
+@dataclass(frozen=True)
+class Layered(KernelModel):
+    """Two models of one family: rows that `first` covers are its own, `other`'s the rest."""
+
+    first: KernelModel
+    other: KernelModel
+
+    @property
+    def evidence(self) -> str:
+        """Of rows that neither was fitted on."""
+        return self.first.evidence
+
+    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+        """Evidence of each row, shape (rows,)."""
+        second = self.other.evidence_of(calls)
+        return np.where(self._others(calls), second, self.first.evidence_of(calls)).astype(object)
+
+    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows that either covers."""
+        return np.asarray(self.first.native(calls) | self.other.native(calls))
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Each row by its model; rows that neither covers by `first`."""
+        other = self._others(calls)
+        if other.all() and len(other):
+            return self.other.predict(calls)
+        found = self.first.predict(calls)
+        return merge(found, self.other.predict(calls[other]), other) if other.any() else found
+
+    def _others(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        return np.asarray(~self.first.native(calls) & self.other.native(calls))
+
+
+def behind(models: Mapping[str, KernelModel], others: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+    """Models by family, each of `others` for what the family's own does not cover, or alone where it has none."""
+    return {
+        **models,
+        **{name: Layered(models[name], model) if name in models else model for name, model in others.items()},
+    }

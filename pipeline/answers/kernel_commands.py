@@ -1,0 +1,197 @@
+"""`steptime kernels fit` and `steptime kernels predict`: tables in, tables out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.datasets.neusight import SOURCE, select_gpu
+from pipeline.errors import InputError, SteptimeError, TableError
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.families import OP_NAMES, family
+from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
+from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
+from pipeline.kernels.saved_families import find_families, read_description
+from pipeline.paths import packs_dir
+from pipeline.schemas import DIMS, refuse_overwriting, write_parquet
+
+MOST_WORKERS = 8
+"""Processes of a fit. Each takes some 400 MB, and what is learned last, in one piece, would let more of them wait."""
+
+OUTPUT = ("predicted_us", "kernel_us", "p10_us", "p90_us", "kernel_p10_us", "kernel_p90_us", "evidence")
+"""Columns that a prediction adds. `p10_us` and `p90_us` bracket `predicted_us`, the latency as samples measure it;
+`kernel_p10_us` and `kernel_p90_us` bracket `kernel_us`."""
+
+
+def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
+    """Samples of one GPU from a parquet file with NeuSight's columns or in the samples schema.
+
+    Without a `gpu` column all rows count as that GPU's. Rows are cleaned as `samples.clean_samples` says.
+
+    Raises:
+        TableError: the file, its columns or all of its rows are unusable, or none is of that GPU.
+        UnknownNameError: no such GPU.
+    """
+    spec = load_gpu(gpu)
+    table = read_table(path)
+    where = str(path)
+    if table.empty:
+        raise TableError(f"{where}: holds no samples")
+    if "gpu" in table.columns:
+        names = table["gpu"].astype(object).where(table["gpu"].notna(), "no GPU").astype(str)
+        own = select_gpu(table.assign(gpu=names.map(_canonical_names(names))), spec.name)
+        if own.empty:
+            raise TableError(f"{where}: no samples of {spec.name}: the table has {', '.join(sorted(names.unique()))}")
+        table = own
+    table = with_families(table, where)
+    if "source" not in table.columns:
+        table["source"] = SOURCE if {"main_kernel", "cudnn_version"} <= set(table.columns) else Path(path).name
+    return clean_samples(with_launches(table), where), spec
+
+
+def _canonical_names(names: pd.Series) -> dict[str, str]:
+    """Names of known GPUs by the names in a table; unknown ones stay as they are."""
+    found = {}
+    for name in names.unique():
+        try:
+            found[name] = load_gpu(name).name
+        except InputError:
+            found[name] = name
+    return found
+
+
+def fit_command(
+    samples_path: str | Path,
+    gpu: str,
+    families: Sequence[str] | None,
+    out: str | Path,
+    seed: int = 0,
+    workers: int | None = None,
+    on_fit: Callable[[FittedFamily], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Fit families of one GPU on a file of samples, into `out/<family>/`.
+
+    Args:
+        samples_path: parquet with `op`, `latency_us` and dims.
+        gpu: name or alias.
+        families: families (or ops) to fit; all where None or empty.
+        out: folder for the models.
+        seed: of folds and weights.
+        workers: processes; as many as there are processors where None, up to `MOST_WORKERS`.
+        on_fit: called after each family.
+
+    Returns:
+        A row per family: variant, samples, and errors on rows unseen in cross-validation, as fractions; None of a single
+        sample, which nothing can judge.
+
+    Raises:
+        InputError, SteptimeError, TableError, UnknownNameError: as `read_samples` and `fit.fit_gpu`.
+    """
+    samples, spec = read_samples(samples_path, gpu)
+    _check_folder(Path(out))
+    wanted = [OP_NAMES.get(name, name) for name in families or ()]
+    for name in wanted:
+        family(name)
+    count = workers or min(MOST_WORKERS, os.cpu_count() or 1)
+    best = fit_gpu(samples, spec, out, list(dict.fromkeys(wanted)) or None, seed=seed, workers=count, on_fit=on_fit)
+    return [
+        {"gpu": spec.name, "family": name, "variant": fitted.model.variant,
+         "samples": fitted.model.description["samples"],
+         **{key: round(fitted.metrics[key], 5) if np.isfinite(fitted.metrics[key]) else None
+            for key in ("gmae", "mape", "coverage")},
+         "fit_s": round(fitted.metrics["fit_s"], 1), "folder": str(Path(out) / name)}
+        for name, fitted in best.items()
+    ]  # fmt: skip
+
+
+def predict_command(
+    gpu: str, models_dir: str | Path | None, in_path: str | Path, out_path: str | Path, probes: str | Path | None = None
+) -> dict[str, Any]:
+    """Predict a file of calls; the output keeps rows, order and all columns, and adds `OUTPUT`.
+
+    Args:
+        gpu: the device, whatever a `gpu` column says.
+        models_dir: folder that `fit_command` wrote; families that it lacks come from the shipped packs.
+        in_path: parquet with `op` and dims.
+        out_path: parquet to write.
+        probes: parquet of a few rows measured on the device, to calibrate families that are transferred to it.
+
+    Returns:
+        Facts to show: rows, share of rows by evidence, rows outside the samples' range.
+
+    Raises:
+        TableError: an unknown op, or a missing, not positive or absurd dim; the message names the row.
+        InputError: the output is one of the inputs.
+        UnknownNameError: no such GPU.
+    """
+    spec = load_gpu(gpu)
+    refuse_overwriting(out_path, in_path, probes)
+    if models_dir is not None and not Path(models_dir).is_dir():
+        raise InputError(f"{models_dir}: no such folder; fit models into it with `steptime kernels fit`")
+    if models_dir is not None:
+        _check_models(Path(models_dir), spec)
+    table = read_table(in_path)
+    calls = with_families(table, str(in_path)).reset_index(drop=True)
+    check_calls(calls, str(in_path))
+    directories = [Path(path) for path in (models_dir, packs_dir() / spec.name / "kernels") if path is not None]
+    predictor = load_predictor(spec, directories, corrections=_corrections(probes, spec))
+    predicted = predictor.predict(_call_columns(calls))
+    renamed = predicted.rename(columns={"p10_us": "kernel_p10_us", "p90_us": "kernel_p90_us"}).rename(
+        columns={"latency_p10_us": "p10_us", "latency_p90_us": "p90_us"}
+    )
+    result = table.assign(**{name: renamed[name].to_numpy() for name in OUTPUT})
+    write_parquet(result, out_path, labels=True)
+    share = predicted["evidence"].value_counts(normalize=True)
+    return {
+        "gpu": spec.name,
+        "rows": len(result),
+        "evidence": {str(kind): round(float(value), 4) for kind, value in share.items()},
+        "outside_range": int((~predicted["inside"]).sum()),
+        "out": str(out_path),
+    }
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that cannot be written before the minutes of a fit, not behind them."""
+    nearest = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise InputError(f"{out}: {nearest} is a file; name a folder for the models")
+    try:
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()
+    except OSError as error:
+        raise SteptimeError(f"{out}: cannot be written ({error.strerror} in {nearest})") from None
+
+
+def _check_models(folder: Path, gpu: GpuSpec) -> None:
+    """Refuse a folder without models, or with those of another GPU, whose answers would pass for this one's."""
+    found = find_families([folder])
+    if not found:
+        raise InputError(f"{folder}: holds no fitted family; fit models into it with `steptime kernels fit`")
+    for name, place in found.items():
+        fitted = read_description(place).get("gpu", gpu.name)
+        if fitted != gpu.name:
+            raise InputError(f"{folder}: {name} was fitted on {fitted}, --gpu says {gpu.name}")
+
+
+def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:
+    """What probes ask of transferred families; nothing without probes."""
+    if probes is None:
+        return {}
+    from pipeline.transfer.shipped_models import load_models
+    from pipeline.transfer.probes import calibrate_all
+
+    samples, _ = read_samples(probes, gpu.name)
+    return dict(calibrate_all(load_models(), samples, gpu))
+
+
+def _call_columns(calls: pd.DataFrame) -> pd.DataFrame:
+    """The columns that models read; a stranger's `flops` or `bytes_read` must not be taken for ours."""
+    keep = [name for name in ("family", "op", "phase", "dtype", "attributes", *DIMS) if name in calls.columns]
+    return calls[keep]

@@ -1,0 +1,157 @@
+"""Predict tables of device calls: per family the best model at hand, else physics.
+
+`load_predictor(load_gpu("V100"), [packs_dir() / "V100" / "kernels"]).predict(calls)` keeps rows and order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.answers.attention_constants import with_attention
+from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.collective_bandwidth import collective_model
+from pipeline.kernels.derived_calls import derive
+from pipeline.kernels.families import FAMILIES, Law
+from pipeline.kernels.family_model import FittedModel
+from pipeline.answers.tensor_core_gemm import with_half
+from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
+from pipeline.kernels.estimate import Estimate, Floor, KernelModel, merge
+from pipeline.kernels.rnn_kernels import recurrent_us
+from pipeline.kernels.saved_families import find_families, read_description
+from pipeline.answers.cross_gpu_model import transferred_models
+from pipeline.kernels.work import Dims
+
+UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
+"""Where no sample of a GPU shows the floor: medians over the five GPUs of the public samples (docs/kernels.md)."""
+
+TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "latency_p90_us")
+"""Time columns of a prediction, microseconds; p10 and p90 are of the kernel, `latency_*` of `predicted_us`."""
+
+
+@dataclass(frozen=True)
+class KernelPredictor:
+    """Models of one GPU's families, physics for the rest, and the floor that latencies of this GPU show."""
+
+    gpu: GpuSpec
+    models: Mapping[str, KernelModel]
+    physics: Physics
+    floor: Floor = UNKNOWN_LATENCY_FLOOR
+
+    def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
+        """Times of device calls.
+
+        Args:
+            calls: a calls table (or any table with `family`, `op` and dims).
+
+        Returns:
+            Same rows, order and index: `predicted_us` (latency, floor included), `kernel_us`, `p10_us`, `p90_us`
+            (of the kernel), `latency_p10_us`, `latency_p90_us` (of the latency), `evidence`, `modelled` (False where
+            neither model nor formula covers the call: its time is then that of the shortest kernel), `inside` (False
+            where sizes leave the range of the samples).
+        """
+        rows = len(calls)
+        times = {key: np.full(rows, np.nan) for key in TIMES}
+        evidence = np.full(rows, "roofline", dtype=object)
+        modelled, inside = np.ones(rows, dtype=bool), np.ones(rows, dtype=bool)
+        plain = calls.reset_index(drop=True)
+        for name, group in plain.groupby(plain["family"].astype(object), sort=False):
+            at = group.index.to_numpy()
+            known = str(name) if str(name) in FAMILIES else "other"
+            estimate, source = self._family(known, group.assign(family=known))
+            found = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
+            modelled[at], inside[at] = found, estimate.inside
+            evidence[at] = source
+            shortest, floor = self.physics.memory.start_us, self.floor.default_us
+            for key, values, fallback in (
+                ("kernel_us", estimate.kernel, shortest),
+                ("p10_us", estimate.p10, shortest / 2.0),
+                ("p90_us", estimate.p90, shortest * 10.0),
+                ("predicted_us", estimate.latency, floor),
+                ("latency_p10_us", estimate.latency_p10, floor / 2.0),
+                ("latency_p90_us", estimate.latency_p90, floor * 10.0),
+            ):
+                times[key][at] = np.where(found, values, fallback)
+        return pd.DataFrame({**times, "evidence": evidence, "modelled": modelled, "inside": inside}, index=calls.index)
+
+    def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
+        """Estimate and evidence, each row's, for calls of one family."""
+        evidence = np.full(len(calls), self.physics_evidence(name), dtype=object)
+        model = self.models.get(name)
+        native = np.zeros(len(calls), dtype=bool) if model is None else model.native(calls)
+        if model is not None and native.all():
+            return model.predict(calls), model.evidence_of(calls)
+        formula = self.formula(name, calls)
+        if model is not None and native.any():
+            formula = merge(formula, model.predict(calls[native]), native)
+            evidence[native] = model.evidence_of(calls[native])
+        if not native.all():
+            rest = calls[~native]
+            derived, origin = self._derived(name, rest)
+            if derived is not None:
+                usable = np.isfinite(derived.kernel)
+                at = np.flatnonzero(~native)[usable]
+                formula = merge(formula, derived.rows(usable), at)
+                evidence[at] = origin[usable]
+        return formula, evidence
+
+    def _derived(self, name: str, calls: pd.DataFrame) -> tuple[Estimate | None, npt.NDArray[np.object_]]:
+        """Estimate through models of related calls, and each row's evidence; None where there is none."""
+        if name == "rnn" and self.gpu.limits is not None:
+            return recurrent_us(calls, partial(self._family, "gemm"), self.physics, self.floor)
+        derived, origin = derive(name, calls, self.models, self.physics)
+        if derived is not None:
+            # a latency at the host's floor does not show what the scaling takes off the kernel
+            derived = derived.floored(self.floor.of(Dims(calls).text("op")))
+        return derived, np.full(len(calls), origin, dtype=object)
+
+    def formula(self, name: str, calls: pd.DataFrame) -> Estimate:
+        """Physics alone: what the family's law says, with a generic spread."""
+        kernel = self.physics.kernel_us(name, calls)
+        spread = PHYSICS_SPREAD[FAMILIES[name].law]
+        latency = self.floor.latency(kernel, Dims(calls).text("op"))
+        return Estimate.around(latency, kernel, spread, self.floor.of(Dims(calls).text("op")))
+
+    def physics_evidence(self, name: str) -> str:
+        """Movement over a fitted bandwidth curve rests on samples of that GPU; all else on the spec file."""
+        return self.physics.evidence if FAMILIES[name].law is Law.MOVEMENT else "roofline"
+
+
+def load_predictor(
+    gpu: GpuSpec,
+    model_dirs: Sequence[str | Path] = (),
+    variant: str = "auto",
+    corrections: Mapping[str, Any] | None = None,
+) -> KernelPredictor:
+    """A predictor from saved families: per family the first of `model_dirs` that holds it, else transfer, else physics.
+
+    A folder holds one folder per family with a `family.json`, or one per family and variant; missing ones are passed
+    over. `corrections` are what probes of this GPU ask of transferred families (`pipeline.transfer.probes`).
+
+    Raises:
+        PackError: a family's files are damaged or incomplete.
+    """
+    physics, floor = Physics.of(gpu).streaming(), UNKNOWN_LATENCY_FLOOR
+    models: dict[str, KernelModel] = {}
+    for name, folder in find_families(model_dirs, variant).items():
+        description = read_description(folder)
+        if "physics" in description:
+            curve = BandwidthCurve.from_json(description["physics"]["memory"])
+            physics = physics.calibrate(curve, str(description["evidence"]))
+            if "floor" in description:
+                floor = Floor(**description["floor"])
+        if "variant" in description and description["variant"] != "curve":
+            models[name] = FittedModel.load(folder, gpu)
+    models |= transferred_models(gpu, set(models), corrections)
+    collectives = collective_model(gpu)
+    if collectives is not None:
+        models.setdefault("collective", collectives)
+    return KernelPredictor(gpu, with_attention(gpu, with_half(gpu, models)), physics, floor)

@@ -1,0 +1,295 @@
+"""The tracker: run a step here, ask what it takes on other GPUs.
+
+    with track(device="cuda") as tracked:
+        step()
+    tracked.to("T4").predicted_us
+    tracked.to_all()
+
+A saved profiler trace does as well: `load_trace(path).to("A100")`, or `TrackedTrace(load_trace(path))`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import InputError, UnknownNameError
+from pipeline.hardware.spec import GpuSpec, list_gpus, load_gpu
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
+from pipeline.kernels.min_duration import not_shorter
+from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
+from pipeline.prediction import Prediction
+from pipeline.trace.load import Trace, load_trace
+from pipeline.transfer.rental_prices import cost_per_million, load_prices
+from pipeline.transfer.shipped_models import load_models
+from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, in_a_step, on_tensor_cores
+from pipeline.transfer.probes import TENTH
+from pipeline.transfer.trace_calls import trace_calls
+
+Array = npt.NDArray[np.float64]
+
+DRAWS = 200
+"""Draws of kernel times behind the interval of a step."""
+
+SHARED_SHARE = 0.5
+"""Share of a transfer's log-variance that all kernels have in common: the errors of one method lean one way."""
+
+
+class TrackedTrace:
+    """A traced step that can be moved to other GPUs.
+
+    Args:
+        trace: the linked trace of one or more iterations on a GPU.
+        batch_size: samples per step, for throughput and cost; 1 counts steps.
+        model: name for reports.
+
+    Raises:
+        InputError: the batch size is no whole number of at least 1.
+    """
+
+    def __init__(self, trace: Trace, batch_size: int = 1, model: str = "") -> None:
+        _check_batch_size(batch_size)
+        self.trace, self.batch_size = trace, batch_size
+        self.model = model or trace.path.stem.removesuffix(".json")
+
+    @cached_property
+    def origin(self) -> GpuSpec:
+        """The GPU that was traced.
+
+        Raises:
+            InputError: nothing ran on a GPU, or there is no specification of it.
+        """
+        if self.trace.device in ("", "cpu"):
+            raise InputError(f"{self.trace.path}: nothing ran on a GPU, so there is no kernel time to carry over")
+        try:
+            return load_gpu(self.trace.device)
+        except UnknownNameError:
+            raise InputError(
+                f"{self.trace.path}: traced on {self.trace.device}, which has no file under config/gpu: add one"
+            ) from None
+
+    @cached_property
+    def _steps(self) -> _Steps:
+        return _Steps.of(self.trace)
+
+    def calls(self, gpu: str) -> pd.DataFrame:
+        """Device calls of one iteration with their time on the origin and on `gpu`, and the method of each."""
+        frame = self._steps.calls
+        return frame.join(_transfer(frame, self.origin, load_gpu(gpu)))
+
+    def to(self, gpu: str) -> Prediction:
+        """The step on another GPU: the host stays as traced, the kernels are carried over.
+
+        The program of the traced iteration (`pipeline.simulate`) runs with both sets of kernel times; the ratio of the
+        two steps scales the measured span, so that the origin itself gives back its measurement.
+
+        Raises:
+            UnknownNameError: no such GPU.
+            InputError: the trace holds no work of a GPU that has a specification.
+        """
+        from pipeline.simulate.critical_path import simulate
+
+        destination, steps = load_gpu(gpu), self._steps
+        moved = _transfer(steps.calls, self.origin, destination)
+        measured = steps.calls["latency_us"].to_numpy(dtype=np.float64)
+        predicted = moved["predicted_us"].to_numpy(dtype=np.float64)
+        # events of no duration exist in traces
+        upper = moved["p90_us"].to_numpy(dtype=np.float64)
+        log_sigma = np.log(np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0)) / TENTH
+        random = np.random.default_rng(0)
+        common = np.sqrt(SHARED_SHARE) * random.standard_normal((DRAWS, 1))
+        own = np.sqrt(1.0 - SHARED_SHARE) * random.standard_normal((DRAWS, len(predicted)))
+        draws = predicted * np.exp(log_sigma * (common + own))
+        here = simulate(steps.program, measured[None, :])
+        there = simulate(steps.program, np.vstack([predicted, draws]))
+        scale = steps.step_us / float(here.step_us[0])
+        times = there.step_us * scale
+        share = pd.Series(predicted).groupby(moved["evidence"].to_numpy()).sum() / max(predicted.sum(), 1e-12)
+        families = pd.Series(predicted).groupby(steps.calls["family"].to_numpy()).sum().sort_values(ascending=False)
+        same = destination == self.origin
+        return Prediction(
+            gpu=destination.name, model=self.model, variant="traced", batch_size=self.batch_size,
+            predicted_us=float(times[0]), active_us=float(min(there.active_us[0] * scale, times[0])),
+            host_us=float(there.host_us[0] * scale),
+            p10_us=float(min(np.quantile(times[1:], 0.1), times[0])),
+            p90_us=float(max(np.quantile(times[1:], 0.9), times[0])), bound=there.bound,
+            memory_bytes=0, fits=True,
+            evidence={str(kind): float(value) for kind, value in share.items()},
+            host_evidence={"measured": 1.0} if same else {"transferred": 1.0},
+            unmodelled_share=float(predicted[(moved["method"] == "unchanged").to_numpy()].sum()
+                                   / max(predicted.sum(), 1e-12)) if not same else 0.0,
+            families={str(name): float(value) for name, value in families.items()},
+            measured_us=steps.step_us if same else None,
+        )  # fmt: skip
+
+    def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
+        """Every GPU side by side, fastest first.
+
+        Returns:
+            Columns `gpu, predicted_us, p10_us, p90_us, samples_per_s, bound, cost_per_million` (of samples, in the
+            currency of the price table; null without a price).
+        """
+        # a lone name is a sequence too, of letters
+        names = [gpus] if isinstance(gpus, str) and gpus else list(gpus) or [spec.name for spec in list_gpus()]
+        table, rows = load_prices(prices), []
+        for name in names:
+            found = self.to(name)
+            rows.append(
+                {
+                    "gpu": found.gpu,
+                    "predicted_us": found.predicted_us,
+                    "p10_us": found.p10_us,
+                    "p90_us": found.p90_us,
+                    "samples_per_s": found.samples_per_s,
+                    "bound": found.bound,
+                    "cost_per_million": cost_per_million(found, table),
+                }
+            )
+        return pd.DataFrame(rows).sort_values("predicted_us", ignore_index=True)
+
+
+def _check_batch_size(batch_size: object) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size={batch_size!r}: give a whole number of samples, 1 or more")
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The iteration that stands for the trace (the median one), its program and its calls.
+
+    A host that runs ahead begins a step while the device still works on the one before. That wait is no part of the step:
+    its time counts from the end of the earlier work, and its program starts on an idle device.
+    """
+
+    program: Any
+    calls: pd.DataFrame
+    step_us: float
+
+    @classmethod
+    def of(cls, trace: Trace) -> _Steps:
+        from pipeline.overheads.overhead_model import OverheadModel
+        from pipeline.overheads.statistics import summarise
+        from pipeline.simulate.replay import build
+        from pipeline.simulate.trace_selection import Source, learn
+        from pipeline.simulate.trace_program import Iteration, backlog_us
+
+        source = Source.of(trace)
+        chosen = [iteration for iteration in source.chosen if iteration.span_us > 0 and len(iteration.calls)]
+        if not chosen:
+            raise InputError(f"{trace.path}: no iteration holds work of a device; trace at least one whole step")
+        source = source.only(chosen).settled
+        samples, waits = learn([source])
+
+        def own_us(iteration: Iteration) -> float:
+            earlier = max(backlog_us(source.act, iteration).values(), default=0.0)
+            return iteration.span_us - earlier if earlier < iteration.span_us else iteration.span_us
+
+        middle = sorted(source.chosen, key=own_us)[len(source.chosen) // 2]
+        program = build(source, middle, OverheadModel(summarise(samples)), waits)
+        program = replace(program, backlog_us=np.zeros_like(program.backlog_us))
+        return cls(program, trace_calls(source.act, middle.calls), own_us(middle))
+
+
+def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
+    """Times of traced calls on the destination; traced times are kernel times, without a latency floor."""
+    moved = by_wave(calls.assign(family="other"), origin, destination)
+    if origin == destination:
+        return moved
+    measured = calls["latency_us"].to_numpy(dtype=np.float64)
+    predicted, method = moved["predicted_us"].to_numpy(dtype=np.float64, copy=True), moved["method"].to_numpy(copy=True)
+    half = float(np.exp(TENTH * WAVE_LOG_SIGMA))
+    bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
+    ratios = {"link": origin.pcie_gb_per_s / destination.pcie_gb_per_s, "copy": bandwidth, "collective": 1.0}
+    names = {"link": "link_ratio", "copy": "bandwidth_ratio", "collective": "unchanged"}
+    for kind, ratio in ratios.items():
+        at = np.flatnonzero(calls["kind"] == kind)
+        predicted[at], method[at] = measured[at] * ratio, names[kind]
+    low, high = np.full(len(calls), 1.0 / half), np.full(len(calls), half)
+    for family, model in load_models().items():
+        at = np.flatnonzero(calls["family"] == family)
+        if not len(at):
+            continue
+        part = calls.iloc[at].assign(op=model.ops[0])
+        predicted[at] = in_a_step(
+            model, part, moved["predicted_us"].to_numpy(dtype=np.float64)[at], origin, destination
+        )
+        method[at] = "utilisation+wave" if STEP_WAVE_SHARE.get(family) else "utilisation"
+        low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
+        if family not in (*TENSOR_FAMILIES, "conv2d_forward"):
+            continue
+        at = at[(part["dtype"] != "fp32").to_numpy()]
+        times = on_tensor_cores(model, calls.iloc[at].assign(op=model.ops[0]), origin, destination) if len(at) else None
+        if times is not None:
+            predicted[at], method[at] = times, "tensor"
+    for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
+        kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]
+        predicted[kernels] = not_shorter(predicted[kernels], str(name), destination, measured[kernels])
+    moved["predicted_us"], moved["method"] = predicted, method
+    moved["p10_us"], moved["p90_us"] = predicted * low, predicted * high
+    return moved
+
+
+@dataclass
+class Tracker:
+    """What `track` yields: after the block it holds the trace and answers for other GPUs."""
+
+    device: str
+    batch_size: int = 1
+    model: str = "step"
+    tracked: TrackedTrace | None = field(default=None, repr=False)
+
+    def to(self, gpu: str) -> Prediction:
+        """The step on another GPU; see `TrackedTrace.to`."""
+        return self._done().to(gpu)
+
+    def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
+        """Every GPU side by side; see `TrackedTrace.to_all`."""
+        return self._done().to_all(gpus, prices)
+
+    def _done(self) -> TrackedTrace:
+        if self.tracked is None:
+            raise InputError("nothing tracked yet: leave the `with track(...)` block first")
+        return self.tracked
+
+
+@contextmanager
+def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Iterator[Tracker]:
+    """Profile what runs in the block, to predict it on other GPUs.
+
+    Warm up before the block: first calls compile and allocate.
+
+    Raises:
+        InputError: there is no such device here, or the batch size is no whole number of at least 1.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    _check_batch_size(batch_size)
+    on_cuda = str(device).startswith("cuda")
+    if not on_cuda and str(device) != "cpu":
+        raise InputError(f"track(device={device!r}): give 'cuda' or 'cpu', the device that the block runs on")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its chatter is not the user's
+    if on_cuda and not torch.cuda.is_available():
+        raise InputError("track(device='cuda'): this machine has no CUDA device; use load_trace(path).to(gpu)")
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
+    tracker = Tracker(device, batch_size, model)
+    with profile(activities=activities, record_shapes=True) as profiler:
+        yield tracker
+        if on_cuda:
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tracked.json"
+        profiler.export_chrome_trace(str(path))
+        trace = load_trace(path)
+    trace.path = Path("the tracked step")  # what errors call it: the file is gone
+    tracker.tracked = TrackedTrace(trace, batch_size, model)

@@ -1,0 +1,247 @@
+"""Reading what a campaign measured: `measurements/<GPU>/`, or the output of the stand-alone script.
+
+Both layouts give the same tables; the manifest's `schema` says which one a folder has.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.collect import standalone
+from pipeline.collect.campaign_folder import PEAK_SCHEMA, PEAKS, SAMPLES, SCHEMA_VERSION, STEP_TIMES, read_manifest, read_peaks
+from pipeline.errors import InputError, SteptimeWarning, TraceError
+from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
+from pipeline.schemas import SCHEMAS, read_provenance, read_table
+
+NO_LATENCY_US = 0.05
+"""Times below this are no measurement."""
+
+
+@dataclass(frozen=True)
+class TraceMember:
+    """One step's traces inside a campaign's archives; `execution_trace` is None where there is none."""
+
+    model: str
+    variant: str
+    batch_size: int
+    archive: Path
+    kineto: str
+    execution_trace: str | None
+
+    @property
+    def workload(self) -> str:
+        """`model/variant/b<batch>`, as grid points name theirs."""
+        return f"{self.model}/{self.variant}/b{self.batch_size}"
+
+    def extract(self, folder: Path) -> tuple[Path, Path | None]:
+        """Write the traces to a folder; returns the paths of `kineto.json.gz` and `execution_trace.json.gz`.
+
+        Raises:
+            TraceError: the archive is damaged.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        written: list[Path | None] = []
+        try:
+            with tarfile.open(self.archive) as tar:
+                for member, name in ((self.kineto, KINETO), (self.execution_trace, EXECUTION_TRACE)):
+                    stream = tar.extractfile(member) if member else None
+                    if stream is not None:
+                        (folder / name).write_bytes(stream.read())
+                    written.append(None if stream is None else folder / name)
+        except (tarfile.TarError, OSError, KeyError) as error:
+            raise TraceError(f"{self.archive}: damaged archive ({error}); measure again") from None
+        if written[0] is None:
+            raise TraceError(f"{self.archive}: holds no {self.kineto}; measure again")
+        return written[0], written[1]
+
+
+def read_samples(folder: str | Path) -> pd.DataFrame:
+    """Kernel samples of a campaign (`samples` schema); rows without a usable time are dropped, with a warning.
+
+    Raises:
+        InputError, TableError: the folder is no campaign's, or a table is damaged.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if manifest.get("schema") == standalone.SCHEMA_VERSION:
+        found = standalone.read_samples(folder, manifest)
+    elif (folder / SAMPLES).exists():
+        found = read_table(folder / SAMPLES, "samples")
+    else:
+        found = pd.DataFrame(columns=SCHEMAS["samples"].names)
+    kernel = found["kernel_us"].fillna(found["latency_us"]).astype(float)
+    timed = kernel > NO_LATENCY_US
+    if not timed.all():
+        lost = f"{(~timed).sum()} of {len(found)} samples dropped: no time above {NO_LATENCY_US} µs"
+        warnings.warn(f"{folder}: {lost}", SteptimeWarning, stacklevel=2)
+    return found[timed].reset_index(drop=True)
+
+
+def read_step_times(folder: str | Path) -> pd.DataFrame:
+    """Unprofiled step times of a campaign (`step_times` schema).
+
+    Raises:
+        InputError, TableError: the folder is no campaign's, or the table is damaged.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if manifest.get("schema") == standalone.SCHEMA_VERSION:
+        return standalone.read_step_times(folder, manifest)
+    if not (folder / STEP_TIMES).exists():
+        return pd.DataFrame(columns=SCHEMAS["step_times"].names)
+    return read_table(folder / STEP_TIMES, "step_times")
+
+
+def read_step_time(path: str | Path) -> float:
+    """The measured step time (µs): the one row of the `step_times.parquet` of a step measured here.
+
+    Raises:
+        TableError: the table is damaged.
+        InputError: it does not hold one step.
+    """
+    rows = read_table(path, "step_times")
+    if len(rows) != 1:
+        raise InputError(f"{path}: {len(rows)} step times, expected one; measure again")
+    return float(rows["step_us"].iloc[0])
+
+
+def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) -> float | None:
+    """The measured step time (µs) of a workload: the one row of a `step_times.parquet`, or a campaign's.
+
+    None where a campaign did not measure this workload, or at other sizes (a trial, or tables cut to fit the memory).
+
+    Args:
+        path: the table, or the campaign's manifest.
+        workload: `model/variant/b<batch>`.
+        config: the workload's configuration, which a campaign of this project must have run as it stands.
+
+    Raises:
+        InputError, TableError: as `read_step_time`.
+    """
+    path = Path(path)
+    if path.name != CAMPAIGN:
+        return read_step_time(path)
+    found = [us for us, facts in _steps_of(path.parent, workload) if _ran(facts.get("config") or {}, config)]
+    return found[-1] if found else None
+
+
+def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
+    """Kernel time of a profiled step (µs) as its row states it: every step's trace was read, few found room in archives.
+
+    None where the step was not profiled, or its profile lacks kernels.
+
+    Args:
+        folder: of the campaign.
+        workload: `model/variant/b<batch>`.
+    """
+    every = [facts for _, facts in _steps_of(folder, workload)]
+    whole = [facts for facts in every if facts.get("profiled_kernel_us") and not facts.get("kernels_lost")]
+    return float(whole[-1]["profiled_kernel_us"]) if whole else None
+
+
+def _steps_of(folder: str | Path, workload: str) -> list[tuple[float, dict[str, Any]]]:
+    """Measured step time (µs) and stated facts of every row of a workload, in the order of the table."""
+    place, rows = _place_of(workload), read_step_times(folder)
+    identity = zip(rows["model"], rows["variant"], rows["batch_size"], strict=True)
+    stated = zip(identity, rows["step_us"], rows["config"].fillna("{}"), strict=True)
+    return [(float(us), json.loads(text)) for found, us, text in stated if found == place]
+
+
+def _ran(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a configuration that ran is the wanted one.
+
+    The stand-alone script's have no `name` and words of their own; they are the published sizes unless tables lost rows.
+    """
+    if "name" not in measured:
+        return not measured.get("rows_capped")
+    return all(measured.get(key) == value for key, value in wanted.items() if key != "batch_size")
+
+
+def read_traces(folder: str | Path) -> Iterator[TraceMember]:
+    """The traces in a campaign's archives, each step's once.
+
+    A campaign that was killed between its archive and its manifest has traced a step twice: the last trace counts.
+
+    Raises:
+        InputError: the folder is no campaign's.
+        TraceError: an archive is damaged.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    place = standalone.place_of if manifest.get("schema") == standalone.SCHEMA_VERSION else _place_of
+    found: dict[tuple[str, str, int], TraceMember] = {}
+    for archive in sorted(folder.glob("traces_*.tar")):
+        try:
+            with tarfile.open(archive) as tar:
+                names = tar.getnames()
+        except (tarfile.TarError, OSError) as error:
+            raise TraceError(f"{archive}: damaged archive ({error}); measure again") from None
+        for name in names:
+            prefix, _, last = name.rpartition("/")
+            if last == KINETO and (where := place(prefix)) is not None:
+                pair = f"{prefix}/{EXECUTION_TRACE}"
+                found[where] = TraceMember(*where, archive, name, pair if pair in names else None)
+    yield from found.values()
+
+
+def read_peaks_of(folder: str | Path) -> pd.DataFrame:
+    """Peaks and host costs of a campaign: columns of `output.PEAK_SCHEMA`; empty where none were measured."""
+    path = Path(folder) / PEAKS
+    return read_peaks(path) if path.exists() else pd.DataFrame(columns=PEAK_SCHEMA.names)
+
+
+def measured_peaks(folder: str | Path) -> dict[str, float]:
+    """Figures for a GPU file: `fp32_gflop_per_s`, `tf32...`, `dram_gb_per_s`, `l2_gb_per_s`, `pcie_gb_per_s`.
+
+    DRAM is the best triad at or above four times the cache's size, L2 the best scaling at or below half of it, PCIe the
+    lesser of the two directions from pinned memory. Figures that the campaign lacks are left out.
+    """
+    peaks = read_peaks_of(folder)
+    device = read_manifest(Path(folder))["device"]
+    cache = device.get("cache_bytes") or device.get("l2_bytes")
+    found = {}
+    for dtype in ("fp32", "tf32", "bf16", "fp16"):
+        values = peaks.loc[peaks["name"] == f"gemm_{dtype}", "value"]
+        if len(values):
+            found[f"{dtype}_gflop_per_s"] = 1e3 * float(values.max())
+    if cache:
+        dram = peaks.loc[(peaks["name"] == "warm_triad") & (peaks["size"] >= 4 * cache), "value"]
+        near = peaks.loc[(peaks["name"] == "warm_scale") & (2 * peaks["size"] <= cache / 2), "value"]
+        found |= {name: float(v.max()) for name, v in (("dram_gb_per_s", dram), ("l2_gb_per_s", near)) if len(v)}
+    ways = [peaks.loc[peaks["name"] == f"copy_{way}_pinned", "value"] for way in ("h2d", "d2h")]
+    if all(len(way) for way in ways):
+        found["pcie_gb_per_s"] = min(float(way.max()) for way in ways)
+    return found
+
+
+def profiler_event_us(folder: str | Path) -> float | None:
+    """Extra host time (µs) per recorded op while profiling, as measured; None where it was not."""
+    peaks = read_peaks_of(folder)
+    values = peaks.loc[peaks["name"] == "profiler_event_us", "value"]
+    return float(values.iloc[-1]) if len(values) else None
+
+
+def provenance(folder: str | Path) -> dict[str, Any]:
+    """Where a campaign's figures come from: device, versions, campaign, runs."""
+    manifest = read_manifest(Path(folder))
+    samples = Path(folder) / SAMPLES
+    kept = ("schema", "device", "campaign_id", "runs", "command", "started_unix", "gpu_before")
+    return {key: manifest[key] for key in kept if key in manifest} | (
+        {"tables": read_provenance(samples)} if manifest.get("schema") == SCHEMA_VERSION and samples.exists() else {}
+    )
+
+
+def _place_of(prefix: str) -> tuple[str, str, int] | None:
+    """(model, variant, batch size) of a folder `model/variant/b<batch>`."""
+    parts = prefix.split("/")
+    if len(parts) != 3 or not parts[2].removeprefix("b").isdigit():
+        return None
+    return parts[0], parts[1], int(parts[2].removeprefix("b"))

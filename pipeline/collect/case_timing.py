@@ -1,0 +1,223 @@
+"""Timing of microbenchmark cases, on CUDA by profiler and events, on a CPU by the host's clock.
+
+The state of the caches decides what a memory-bound kernel costs, so every sample says which one it met:
+  step   as in a training step: what the op before would have produced is touched just before the call; parameters,
+         tables and saved activations are as far away as everything else that ran since has pushed them
+  warm   the call repeats on the same tensors, nothing in between
+  cold   a buffer of four times the cache is read first
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.collect.cases import Case
+from pipeline.collect.kernel_filter import counted
+from pipeline.collect.device import between_us, cache_bytes, mark, set_tf32, synchronise, undisturbed
+from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.trace_windows import Window, activities, attribute, load_events
+
+if TYPE_CHECKING:
+    import torch
+
+LABEL = r"s\d+r\d+"
+EVENT_REPETITIONS = 5
+"""Unprofiled repetitions of a call on CUDA; the first two warm it up."""
+
+
+FIRST_RUN = 10.0
+"""A first run may take this many times longer than the limit: libraries load their kernels when first asked."""
+
+
+class Cache(StrEnum):
+    """What a call finds in the cache."""
+
+    STEP = "step"
+    WARM = "warm"
+    COLD = "cold"
+
+
+@dataclass
+class Timing:
+    """What was measured of one case, µs.
+
+    `latencies` include the launch floor on CUDA (events around the call); `kernels` are device times summed over the
+    kernels of a repetition. On a CPU `core` is the thread's CPU time, which tells disturbed repetitions. `took_us` is
+    what a run took on the host's clock when it was warmed up.
+    """
+
+    case: Case
+    cache: Cache
+    latencies: list[float] = field(default_factory=list)
+    core: list[float] = field(default_factory=list)
+    kernels: list[float] = field(default_factory=list)
+    window: Window | None = None
+    took_us: float = 0.0
+
+    def again(self) -> Timing:
+        """The same case, unmeasured."""
+        return Timing(self.case, self.cache)
+
+    def row(self) -> dict[str, Any]:
+        """The measured columns of a `samples` row; empty when the call did nothing on the device."""
+        latencies, kernels = self.latencies, self.kernels
+        if self.core:
+            latencies = kernels = undisturbed(self.latencies, self.core)
+        if not kernels:
+            return {}
+        launched = self.window.kernels if self.window else []
+        longest = max(launched, key=lambda k: float(k["dur"]), default={})
+        arguments = longest.get("args", {})
+        note = {**self.case.spec.attributes, **self.case.note, "cache": self.cache.value, "repetitions": len(kernels)}
+        return {
+            "latency_us": statistics.median(latencies or kernels),
+            "kernel_us": statistics.median(kernels),
+            "cold": self.cache is Cache.COLD,
+            "attributes": json.dumps(note, sort_keys=True),
+            "kernel_name": str(longest["name"])[:200] if longest else None,
+            "kernels": len(launched) or None,
+            "grid": _text(arguments.get("grid")),
+            "block": _text(arguments.get("block")),
+            "registers": arguments.get("registers per thread"),
+            "shared_memory": arguments.get("shared memory"),
+        }
+
+
+class Bench:
+    """Measures cases that are ready to run, on one device.
+
+    Args:
+        device: where the cases live.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self.device = device
+        self._folder = tempfile.TemporaryDirectory(prefix="steptime_bench_")  # goes when the bench does
+        self.scratch = Path(self._folder.name)
+        self._flush = torch.zeros(cache_bytes(device), device=device)  # 4 bytes an element: four times the cache
+        self.without_launch = 0
+
+    def measure(self, timings: Sequence[Timing], repetitions: int) -> None:
+        """Add repetitions to timings, going round all of them so that each meets the others' traces in the cache.
+
+        Raises:
+            RuntimeError: a case fails, or the device is lost.
+        """
+        import torch
+
+        if not timings:
+            return
+        with torch.no_grad():
+            if self.device.type == "cuda":
+                self._measure_cuda(timings, repetitions)
+            else:
+                self._measure_cpu(timings, repetitions)
+
+    def warm_up(self, timing: Timing, limit_us: float = float("inf")) -> float:
+        """Run a case once or twice, unmeasured, and say how long it took (µs); once only far above the limit."""
+        import torch
+
+        took = 0.0
+        with torch.no_grad():
+            for _ in range(2):
+                self._ready(timing)
+                start = time.perf_counter()
+                timing.case.run()
+                synchronise(self.device)
+                took = (time.perf_counter() - start) * 1e6
+                if took > FIRST_RUN * limit_us:
+                    break
+        return took
+
+    def _ready(self, timing: Timing) -> None:
+        """Everything before a repetition: inputs, cache state, an idle device."""
+        case = timing.case
+        if self.device.type == "cuda":
+            set_tf32(case.spec.dtype == "tf32")
+        if case.prepare is not None:
+            case.prepare()
+        if timing.cache is not Cache.WARM and (self.device.type == "cuda" or timing.cache is Cache.COLD):
+            self._flush.sum()  # reading evicts without leaving lines to write back
+        if timing.cache is Cache.STEP:
+            for tensor in case.produced:
+                _touch(tensor)
+        synchronise(self.device)
+
+    def _measure_cpu(self, timings: Sequence[Timing], repetitions: int) -> None:
+        # The result is kept until the next repetition: a step, too, allocates while older tensors are alive.
+        for _ in range(repetitions):
+            for timing in timings:
+                self._ready(timing)
+                run = timing.case.run
+                core, start = time.thread_time_ns(), time.perf_counter_ns()
+                kept = run()
+                took, used = (time.perf_counter_ns() - start) / 1e3, (time.thread_time_ns() - core) / 1e3
+                timing.latencies.append(took)
+                timing.core.append(used)
+                del kept
+
+    def _measure_cuda(self, timings: Sequence[Timing], repetitions: int) -> None:
+        for timing in timings:
+            for repetition in range(EVENT_REPETITIONS):
+                self._ready(timing)
+                first = mark(self.device)
+                timing.case.run()
+                last = mark(self.device)
+                synchronise(self.device)
+                if repetition > 1:
+                    timing.latencies.append(between_us(first, last))
+        self._profile(timings, repetitions)
+
+    def _profile(self, timings: Sequence[Timing], repetitions: int) -> None:
+        from torch.profiler import profile, record_function
+
+        with profile(activities=activities(self.device)) as profiler:
+            HEAD.spend(self.device)
+            for index, timing in enumerate(timings):
+                for repetition in range(repetitions):
+                    self._ready(timing)
+                    with record_function(f"s{index}r{repetition}"):
+                        timing.case.run()
+                    synchronise(self.device)
+        path = self.scratch / "kernels.json"
+        profiler.export_chrome_trace(str(path))
+        found = attribute(load_events(path), LABEL)
+        path.unlink()
+        self.without_launch += found.without_launch
+        HEAD.learn(sum(window.lost for window in found.windows.values()))
+        for index, timing in enumerate(timings):
+            labels = (f"s{index}r{repetition}" for repetition in range(repetitions))
+            known = [window for window in (found.windows.get(label) for label in labels) if window is not None]
+            launched = [window for window in known if window.kernels and not window.lost]
+            spec = timing.case.spec
+            windows = [window.only(counted(spec.family, spec.name)) for window in launched]
+            timing.kernels += [window.device_us for window in windows]
+            if windows:  # geometry and names are those of the repetition nearest to the median
+                middle = statistics.median(window.device_us for window in windows)
+                timing.window = min(windows, key=lambda window: abs(window.device_us - middle))
+
+
+def _touch(tensor: torch.Tensor) -> None:
+    """Write a tensor's own values back, as its producer would have left them: in the cache, modified."""
+    import torch
+
+    if tensor.is_floating_point():
+        tensor.detach().mul_(1)
+    elif tensor.dtype == torch.bool:
+        tensor.logical_or_(tensor)
+    else:
+        tensor.add_(0)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else json.dumps(value)

@@ -1,0 +1,134 @@
+"""Matrix products, convolutions, recurrent layers and attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
+from pipeline.collect.device import torch_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def gemm(spec: Spec, make: Maker) -> Case:
+    """`linear` and `addmm` (with bias) or `mm`: (B M x N) times (N x K), N the reduction; stored as flagged."""
+    import torch
+
+    m, n, k = spec.get("B", 1) * spec["M"], spec["N"], spec["K"]
+    a = _stored(make, spec, (m, n), bool(spec.get("trans_a", 0)))
+    b = _stored(make, spec, (n, k), bool(spec.get("trans_b", 0)))
+    if spec.name in ("linear", "addmm"):
+        bias = make.tensor(k, dtype=spec.dtype)
+        return Case(spec, lambda: torch.addmm(bias, a, b), (a,))
+    # the weight gradient's right operand is an activation of long ago, the data gradient's a parameter
+    return Case(spec, lambda: torch.mm(a, b), (a,))
+
+
+def bmm(spec: Spec, make: Maker) -> Case:
+    """`bmm` and `baddbmm`: B products of (M x N) times (N x K)."""
+    import torch
+
+    count, m, n, k = spec.get("B", 1), spec["M"], spec["N"], spec["K"]
+    a = _stored(make, spec, (count, m, n), bool(spec.get("trans_a", 0)))
+    b = _stored(make, spec, (count, n, k), bool(spec.get("trans_b", 0)))
+    if spec.name == "baddbmm":
+        c = make.tensor(count, m, k, dtype=spec.dtype)
+        return Case(spec, lambda: torch.baddbmm(c, a, b), (a, b))
+    return Case(spec, lambda: torch.bmm(a, b), (a, b))
+
+
+def conv2d(spec: Spec, make: Maker) -> Case:
+    """Forward convolution, or its gradient of the data or of the weights, as the family says."""
+    import torch
+
+    aten = torch.ops.aten
+    groups, kernel = spec.get("groups", 1), (spec["kernel_size"], spec.get("kernel_size_w", spec["kernel_size"]))
+    stride = [spec.get("stride", 1), spec.get("stride_w", spec.get("stride", 1))]
+    padding = [spec.get("padding", 0), spec.get("padding_w", spec.get("padding", 0))]
+    dilation, transposed = [spec.get("dilation", 1)] * 2, bool(spec.attributes.get("transposed", False))
+    c, d, size = spec["in_channels"], spec["out_channels"], spec["input_size"]
+    extra = list(spec.attributes.get("output_padding", [0, 0])) if transposed else [0, 0]
+    x = make.tensor(spec["B"], c, size, spec.get("input_size_w", size), dtype=spec.dtype)
+    shape = (c, d // groups, *kernel) if transposed else (d, c // groups, *kernel)
+    w = make.tensor(*shape, dtype=spec.dtype)
+
+    def forward() -> Tensor:
+        return aten.convolution.default(x, w, None, stride, padding, dilation, transposed, extra, groups)  # type: ignore[no-any-return]
+
+    if spec.family == "conv2d_forward":
+        return Case(spec, forward, (x,))
+    g = make.tensor(*forward().shape, dtype=spec.dtype)
+    wanted = [spec.family == "conv2d_backward_data", spec.family == "conv2d_backward_weight", False]
+    return Case(
+        spec,
+        lambda: aten.convolution_backward.default(
+            g, x, w, None, stride, padding, dilation, transposed, extra, groups, wanted
+        ),
+        (g,),
+    )
+
+
+def rnn(spec: Spec, make: Maker) -> Case:
+    """LSTM, GRU or plain recurrent layer over B sequences of T steps, as `attributes` has it (`directions`, `gates`,
+    `projected`); backward includes no forward.
+    """
+    import torch
+    from torch import nn
+
+    gates = int(spec.attributes.get("gates", 3 if spec.name.startswith("gru") else 4))
+    kind: Any = {1: nn.RNN, 3: nn.GRU, 4: nn.LSTM}[gates]
+    projected = int(spec.attributes.get("projected", 0))
+    both = int(spec.attributes.get("directions", 1)) == 2
+    net = kind(spec["I"], spec["H"], spec.get("layers", 1), batch_first=True, bidirectional=both,
+               **({"proj_size": projected} if projected else {}))  # fmt: skip
+    net = net.to(make.device, torch_dtype(spec.dtype))
+    x = make.tensor(spec["B"], spec["T"], spec["I"], dtype=spec.dtype).requires_grad_()
+    if not spec.backward:
+
+        def forward() -> Tensor:
+            with torch.enable_grad():  # cuDNN keeps its reserve for the backward pass only then
+                return net(x)[0]  # type: ignore[no-any-return]
+
+        return Case(spec, forward, (x,))
+    grad = make.tensor(spec["B"], spec["T"], (projected or spec["H"]) * (2 if both else 1), dtype=spec.dtype)
+    wrt, last = [x, *net.parameters()], {}
+
+    def prepare() -> None:
+        with torch.enable_grad():
+            last["out"] = net(x)[0]
+
+    return Case(spec, lambda: torch.autograd.grad(last["out"], wrt, grad), (grad,), prepare)
+
+
+def attention(spec: Spec, make: Maker) -> Case:
+    """Fused scaled dot-product attention: B (samples x heads), M queries, N keys, K head width.
+
+    Raises:
+        UnsupportedCallError: it has a mask, of which a call knows the bytes alone.
+    """
+    if spec.attributes.get("mask"):
+        raise UnsupportedCallError("attention with a mask: its shape is not known")
+    import torch
+    import torch.nn.functional as F
+
+    count, width = spec["B"], spec["K"]
+    q, k, v = (make.tensor(1, count, rows, width, dtype=spec.dtype) for rows in (spec["M"], spec["N"], spec["N"]))
+    causal = bool(spec.attributes.get("causal", False))
+    if not spec.backward:
+        return Case(spec, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v))
+    wrt = [tensor.requires_grad_() for tensor in (q, k, v)]
+    with torch.enable_grad():
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    grad = make.tensor(*out.shape, dtype=spec.dtype)
+    return Case(spec, lambda: torch.autograd.grad(out, wrt, grad, retain_graph=True), (grad,))
+
+
+def _stored(make: Maker, spec: Spec, shape: tuple[int, ...], transposed: bool) -> Tensor:
+    """A matrix of this shape whose memory holds its transpose where flagged."""
+    if min(shape) < 1:
+        raise UnsupportedCallError(f"{spec.family} {spec.op}: shape {shape} holds no elements")
+    *batch, rows, columns = shape
+    if not transposed:
+        return make.tensor(*shape, dtype=spec.dtype)
+    return make.tensor(*batch, columns, rows, dtype=spec.dtype).transpose(-1, -2)

@@ -1,0 +1,145 @@
+"""Several campaigns of one GPU as one folder, in the layout of a campaign.
+
+    python -m pipeline.collect.join_campaigns run1 run2 run3 --out measurements/H200
+
+For the runs of the stand-alone script, each of which is a folder of its own, and for campaigns of different days. Kernel
+samples and peaks of all of them count; of a step that several timed or traced, the last one named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.collect import standalone
+from pipeline.collect.campaign_folder import (
+    ARCHIVES,
+    SAMPLES,
+    SCHEMA_VERSION,
+    STEP_TIMES,
+    CampaignFolder,
+    read_manifest,
+    write_manifest,
+)
+from pipeline.collect.campaign_reader import TraceMember, read_peaks_of, read_samples, read_step_times, read_traces
+from pipeline.errors import InputError, SteptimeError
+from pipeline.schemas import write_table
+
+STEP = ["model", "variant", "batch_size"]
+
+
+def join(folders: Sequence[Path], out: Path) -> list[str]:
+    """Write a campaign that holds what `folders` hold; returns the steps whose traces found no room.
+
+    Args:
+        folders: campaigns of one GPU, of either layout; of a step, the last one's times and traces are kept.
+        out: a new folder, of at most eight files.
+
+    Raises:
+        InputError: a folder is no campaign's, they are of different GPUs, or `out` holds something.
+        TableError, TraceError: a file is damaged.
+    """
+    manifests = [read_manifest(folder) for folder in folders]
+    names = [_gpu(manifest) for manifest in manifests]
+    if other := [(folder, name) for folder, name in zip(folders, names, strict=True) if name != names[0]]:
+        raise InputError(
+            f"{other[0][0]}: measured {other[0][1]}, {folders[0]} measured {names[0]}; join those of one GPU"
+        )
+    if out.exists() and any(out.iterdir()):
+        raise InputError(f"--out {out}: holds files already; name a new folder")
+    traces = {member.workload: member for folder in folders for member in read_traces(folder)}
+    device = {**manifests[-1]["device"], "gpu": names[0]}
+    target = CampaignFolder(out, device)
+    for table, read, name in ((SAMPLES, read_samples, "samples"), (STEP_TIMES, read_step_times, "step_times")):
+        found = _together([read(folder) for folder in folders])
+        if name == "step_times" and len(found):
+            found = found.drop_duplicates(STEP, keep="last")
+        if len(found):
+            write_table(found.assign(gpu=names[0]), out / table, name, {"device": device})
+    if len(peaks := _together([read_peaks_of(folder) for folder in folders])):
+        target.add_peaks(peaks)
+    order = sorted(
+        traces.values(), key=lambda member: "dtype-" in member.variant
+    )  # by those in fp32, accuracy is judged
+    left_out = [member.workload for member in order if not _archived(target, member)]
+    # the manifest last: without it the folder is no campaign's
+    write_manifest(
+        {
+            "schema": SCHEMA_VERSION, "device": device, "units": _units(manifests),
+            "campaign_id": "+".join(str(manifest.get("campaign_id") or manifest.get("started_unix")) for manifest in manifests),
+            "runs": [run for manifest in manifests for run in _runs(manifest)],
+        },
+        out,
+    )  # fmt: skip
+    return left_out
+
+
+def _gpu(manifest: Mapping[str, Any]) -> str:
+    old = manifest.get("schema") == standalone.SCHEMA_VERSION
+    return standalone.gpu_of(manifest) if old else str(manifest["device"].get("gpu"))
+
+
+def _units(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All units by name; one that any campaign finished is done."""
+    found: dict[str, Any] = {}
+    for manifest in manifests:
+        done = {name for name, unit in found.items() if unit.get("status") == "done"}
+        found |= {name: unit for name, unit in manifest["units"].items()
+                  if name not in done or unit.get("status") == "done"}  # fmt: skip
+    return found
+
+
+def _runs(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was run: the stand-alone script states its one run in the manifest itself."""
+    kept = ("started_unix", "status", "seconds")
+    return list(manifest["runs"] if "runs" in manifest else [{key: manifest[key] for key in kept if key in manifest}])
+
+
+def _together(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    full = [table.astype(object) for table in tables if len(table)]
+    joined = pd.concat(full, ignore_index=True) if full else pd.DataFrame()
+    return joined.where(joined.notna(), None)
+
+
+def _archived(target: CampaignFolder, member: TraceMember) -> bool:
+    """Put a step's traces into the archives; False where these are full."""
+    with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+        files = [path for path in member.extract(Path(scratch)) if path is not None]
+        return target.archive({f"{member.workload}/{path.name}": _compressed(path) for path in files}) is not None
+
+
+def _compressed(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data if data[:2] == b"\x1f\x8b" else gzip.compress(data, mtime=0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.collect.join_campaigns",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folders", type=Path, nargs="+", help="campaigns, or runs of the stand-alone script")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the result, a new one")
+    args = parser.parse_args(argv)
+    try:
+        left_out = join(args.folders, args.out)
+    except SteptimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for step in left_out:
+        print(f"warning: {step}: its traces find no room in {ARCHIVES} archives", file=sys.stderr)
+    print(f"{args.out}: {len(args.folders)} campaigns joined")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

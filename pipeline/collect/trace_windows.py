@@ -1,0 +1,191 @@
+"""Finding the device work of a labelled stretch of code in a profiler trace.
+
+Words used here:
+  label    the `record_function` annotation around one repetition of a call, or a `ProfilerStep#k`
+  window   the stretch of host time that a label covers, with the device events that were launched in it
+"""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import TraceError
+from pipeline.trace.kineto_fields import (
+    API_CATEGORIES,
+    DEVICE_CATEGORIES,
+    KERNEL_LAUNCHES,
+    UNNAMED,
+    Category,
+    api_name,
+)
+from pipeline.trace.json_repair import parse_loosely
+
+if TYPE_CHECKING:
+    import torch
+    from torch.profiler import ProfilerActivity
+
+STEP_LABEL = r"ProfilerStep#\d+"
+
+
+@dataclass
+class Window:
+    """One labelled stretch of host time (µs) and the device events launched in it, in order of their start.
+
+    `lost` counts launches in it whose kernel the trace lacks (see `pipeline.collect.lost_kernels`): its times are too short.
+    """
+
+    start: float
+    end: float
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    lost: int = 0
+
+    @property
+    def host_us(self) -> float:
+        """Length on the host."""
+        return self.end - self.start
+
+    @property
+    def device_us(self) -> float:
+        """Summed duration of the device events."""
+        return sum(float(kernel["dur"]) for kernel in self.kernels)
+
+    def only(self, pattern: str) -> Window:
+        """The window with the kernels whose name matches; with all where none does."""
+        matching = [kernel for kernel in self.kernels if re.search(pattern, str(kernel["name"]), re.IGNORECASE)]
+        return Window(self.start, self.end, matching or self.kernels, self.lost)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Windows by label, with counts of the device events that found one and of those that did not."""
+
+    windows: dict[str, Window]
+    device_events: int
+    without_launch: int
+    outside: int
+
+
+def activities(device: torch.device) -> list[ProfilerActivity]:
+    """What the profiler records on this device."""
+    from torch.profiler import ProfilerActivity
+
+    return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+
+
+def load_events(path: Path) -> list[dict[str, Any]]:
+    """Complete (`X`) events of a Kineto trace; names need not be valid UTF-8.
+
+    Raises:
+        TraceError: the file is not a profiler trace.
+    """
+    data = path.read_bytes()
+    try:
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "replace")
+        return [_named(event) for event in _parsed(text)["traceEvents"] if event.get("ph") == "X"]
+    except (ValueError, KeyError, EOFError, OSError) as error:
+        raise TraceError(f"{path}: not a profiler trace ({error}); profile again") from None
+
+
+def _named(event: dict[str, Any]) -> dict[str, Any]:
+    """The event, with the name of a launch that the profiler had no name for."""
+    if event.get("name") == UNNAMED:
+        event["name"] = api_name(UNNAMED, event.get("args"))
+    return event
+
+
+def _parsed(text: str) -> Any:
+    """The content of a trace; where a name holds what JSON does not allow, it is mended.
+
+    Raises:
+        ValueError: there is more wrong than names.
+    """
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        found, problem = parse_loosely(text.encode(), wrap=False)
+        if problem:
+            raise
+        return found
+
+
+def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
+    """Join device events to labels.
+
+    A device event is joined by `correlation` to its launch, and the launch falls into a label's window by time on
+    whatever thread it ran (backward passes launch from autograd's own thread). Labels do not overlap and the device is
+    idle between them, so that an event without a known launch is placed by its own start, up to the next label.
+    """
+    pattern = re.compile(label)
+    windows = {
+        str(event["name"]): Window(float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in events
+        if event.get("cat") == Category.ANNOTATION and pattern.fullmatch(str(event["name"]))
+    }
+    order = sorted(windows.values(), key=lambda window: window.start)
+    starts = [window.start for window in order]
+    launches = {
+        event["args"]["correlation"]: float(event["ts"])
+        for event in events
+        if event.get("cat") in API_CATEGORIES and "correlation" in event.get("args", {})
+    }
+    total = without_launch = outside = 0
+    for event in events:
+        if event.get("cat") not in DEVICE_CATEGORIES:
+            continue
+        total += 1
+        launch = launches.get(event.get("args", {}).get("correlation"))
+        without_launch += launch is None
+        index = bisect.bisect_right(starts, float(event["ts"]) if launch is None else launch) - 1
+        if index < 0 or (launch is not None and launch > order[index].end):
+            outside += 1
+            continue
+        order[index].kernels.append(event)
+    for launch in _without_kernel(events):
+        index = bisect.bisect_right(starts, launch) - 1
+        if index >= 0 and launch <= order[index].end:
+            order[index].lost += 1
+    for window in order:
+        window.kernels.sort(key=lambda event: float(event["ts"]))
+    return Attribution(windows, total, without_launch, outside)
+
+
+def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
+    """Times of the launches whose kernel is missing.
+
+    A driver's call within the runtime's launches nothing of its own. Where kernels lack their launch, ids do not say
+    what is missing: then a launching call counts only if most of its kernels are there.
+    """
+    launching = [e for e in events if e.get("cat") in API_CATEGORIES]
+    calls = [e for e in launching if KERNEL_LAUNCHES.match(str(e["name"]))]
+    ids = {e.get("args", {}).get("correlation") for e in launching}
+    shown = [e.get("args", {}).get("correlation") for e in events if e.get("cat") in DEVICE_CATEGORIES]
+    kernels = [e.get("args", {}).get("correlation") for e in events if e.get("cat") == Category.KERNEL]
+    seen, linked = set(shown), ids.issuperset(kernels)
+    missing = [call for call in calls if call.get("args", {}).get("correlation") not in seen]
+    total, absent = (Counter(str(call["name"]) for call in some) for some in (calls, missing))
+    inner = _inner(calls) if missing else set()
+    return [
+        float(call["ts"])
+        for call in missing
+        if id(call) not in inner and (linked or 2 * absent[str(call["name"])] <= total[str(call["name"])])
+    ]
+
+
+def _inner(calls: Sequence[dict[str, Any]]) -> set[int]:
+    """Identities of the calls that lie within another one on their thread."""
+    found: set[int] = set()
+    thread, end = None, 0.0
+    for call in sorted(calls, key=lambda e: (str(e.get("tid")), float(e["ts"]), -float(e["dur"]))):
+        if call.get("tid") == thread and float(call["ts"]) + float(call["dur"]) <= end:
+            found.add(id(call))
+        else:
+            thread, end = call.get("tid"), float(call["ts"]) + float(call["dur"])
+    return found

@@ -1,0 +1,156 @@
+"""Running a campaign's units within its time, one failure at a time."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.collect.device import answers, out_of_memory, release
+from pipeline.collect.campaign_folder import CampaignFolder
+from pipeline.collect.campaign_supervisor import EXIT_HUNG
+from pipeline.errors import InputError, MeasurementError, TableError, TraceError
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.collect.cases import Spec
+
+WRITE_RESERVE_S = 4.0
+"""Seconds kept for the last writes."""
+GRACE_S, LAST_RESORT_S = 25.0, 5.0
+"""A unit that hangs is ended this long after the limit; this much later also one that never lets Python run again."""
+Outcome = dict[str, Any]
+
+
+class DeviceLostError(MeasurementError):
+    """The device no longer answers: nothing more can be measured in this process."""
+
+
+@dataclass
+class Campaign:
+    """What every part of a campaign needs.
+
+    Args:
+        folder: where results go.
+        device: what is measured.
+        gpu: its name in the tables.
+        deadline: `time.monotonic()` at which the run ends.
+        only: regular expression that unit names must match.
+        tiny: sizes that a CPU can afford, to try the command.
+        identity: value of `campaign_id`, before the unit's name.
+        calls: calls of workloads that are known already, by unit (`pipeline.collect.campaign_calls`).
+    """
+
+    folder: CampaignFolder
+    device: torch.device
+    gpu: str
+    deadline: float
+    only: str = ""
+    tiny: bool = False
+    identity: str = ""
+    begin: float = field(default_factory=time.monotonic)
+    part_deadline: float = float("inf")
+    calls: Mapping[str, Sequence[Spec]] = field(default_factory=dict)
+
+    def left(self) -> float:
+        """Seconds left to the current part."""
+        return min(self.deadline - WRITE_RESERVE_S, self.part_deadline) - time.monotonic()
+
+    def wants(self, unit: str, seconds: float = 0.0) -> bool:
+        """Whether a unit matches `--only`, is not done, has not failed for good, and fits the time."""
+        status = self.folder.units.get(unit, {}).get("status")
+        open_ = status in (None, "started", "partial")
+        return open_ and re.search(self.only, unit) is not None and self.left() >= seconds * self.slowness()
+
+    def slowness(self) -> float:
+        """How much longer units took here than was estimated for a data-centre GPU; at least 1."""
+        ratios = [u["seconds"] / u["estimate"] for u in self.folder.units.values() if u.get("estimate")]
+        return max(1.0, statistics.median(ratios)) if len(ratios) > 2 else 1.0
+
+    def run(self, unit: str, seconds: float, work: Callable[[], Outcome]) -> bool:
+        """Run one unit if it is wanted; failures are recorded, not raised.
+
+        Raises:
+            DeviceLostError: the device is gone; what was measured is saved.
+        """
+        if not self.wants(unit, seconds):
+            return False
+        attempts = int(self.folder.units.get(unit, {}).get("attempts", 0)) + 1
+        entry: dict[str, Any] = {"status": "started", "attempts": attempts}
+        if attempts > 2:  # it ended the process twice: it would do so again
+            self.folder.units[unit] = {"status": "error", "attempts": attempts - 1, "error": "ended the process twice"}
+            self.folder.save()
+            return False
+        self.folder.units[unit] = entry
+        self.folder.save()
+        start, lost = time.monotonic(), ""
+        try:
+            entry.update({"status": "done", **work()})
+        except (InputError, ImportError) as error:
+            damaged = isinstance(error, TraceError | TableError)  # what was measured, not what is installed
+            entry.update(status="error" if damaged else "skipped", error=str(error)[:300])
+        except Exception as error:  # one failing unit must not end the run
+            status = "out_of_memory" if out_of_memory(error) else "error"
+            entry.update(status=status, error=f"{type(error).__name__}: {error}"[:500])
+            if isinstance(error, DeviceLostError) or not answers(self.device):
+                lost = str(error)
+        try:
+            release(self.device)
+        except RuntimeError as error:
+            lost = lost or str(error)
+        entry["seconds"] = round(time.monotonic() - start, 2)
+        if seconds and entry["status"] == "done":
+            entry["estimate"] = seconds
+        self.folder.save()
+        note = _first_line(
+            str(entry.get("error") or entry.get("note") or "")
+        )  # CUDA's errors end in four lines of advice
+        print(
+            f"{time.monotonic() - self.begin:7.1f} s  {unit}: {entry['status']} in {entry['seconds']} s  {note[:140]}",
+            flush=True,
+        )
+        if lost:
+            raise DeviceLostError(f"{unit}: {_first_line(lost)}")
+        return True
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+@contextmanager
+def watchdog(deadline: float, out: Path) -> Iterator[None]:
+    """While the body runs, see to it that the process ends soon after the deadline, whatever hangs.
+
+    Args:
+        deadline: `time.monotonic()` of the limit.
+        out: the campaign's folder, from which half-written files are removed.
+    """
+
+    def give_up() -> None:
+        print("error: a unit ran past the time limit; stopped. Run again to go on", file=sys.stderr, flush=True)
+        for part in out.glob(".*.part"):
+            part.unlink(missing_ok=True)
+        os._exit(EXIT_HUNG)
+
+    left = max(1.0, deadline + GRACE_S - time.monotonic())
+    timer = threading.Timer(left, give_up)
+    timer.daemon = True
+    timer.start()
+    if sys.__stderr__ is not None:  # a thread of its own, without the interpreter: it ends what never lets go of it
+        faulthandler.dump_traceback_later(left + LAST_RESORT_S, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,149 @@
+"""How far each part of a measured point's prediction is off: active time, and the step by whose overheads it uses."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.answers.predict_step import Subject, evaluate
+from pipeline.hardware.spec import GpuSpec
+from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.paths import CAMPAIGN
+from pipeline.prediction import Prediction
+
+ACTIVE = "device active time"
+OWN = "step, overheads of this workload"
+SHARED = "step, overheads of other workloads"
+KERNELS = "sum of its kernels alone"
+PARTS = (ACTIVE, OWN, SHARED, KERNELS)
+"""Parts as legends name them."""
+
+COLUMNS = ["gpu", "workload", "part", "predicted_us", "measured_us"]
+
+
+LONGEST_NAME = 60
+"""Letters of a variant's name that an axis has room for."""
+
+
+def label(prediction: Prediction) -> str:
+    """A point's name in tables and figures: model, variant and batch size.
+
+    Of a variant that is a hash, the overrides themselves where they are short enough for an axis.
+    """
+    text = prediction.named
+    shown = text if len(text) <= LONGEST_NAME else prediction.variant
+    return f"{prediction.model} {shown}".rstrip() + f" b{prediction.batch_size}"
+
+
+def error_parts(
+    prediction: Prediction, active_us: float | None = None, own_us: float | None = None, shared_us: float | None = None
+) -> pd.DataFrame:
+    """Rows of one point, in the order of `PARTS`; parts without evidence are left out, all where no step was measured.
+
+    Args:
+        prediction: of the point.
+        active_us: device active time as the profiler saw it.
+        own_us: the step predicted from this workload's own overheads; the prediction itself where None.
+        shared_us: the step predicted from overheads of other workloads alone.
+    """
+    step = prediction.measured_us
+    if step is None:
+        return pd.DataFrame(columns=COLUMNS)
+    values = (
+        (ACTIVE, prediction.active_us, active_us),
+        (OWN, prediction.predicted_us if own_us is None else own_us, step),
+        (SHARED, shared_us, step),
+        (KERNELS, sum(prediction.families.values()) or None, step),
+    )
+    rows = [(prediction.gpu, label(prediction), part, predicted, measured)
+            for part, predicted, measured in values if predicted is not None and measured is not None]  # fmt: skip
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def measured_active_us(evidence: Path, workload: str) -> float | None:
+    """Median device active time of a workload's profiled iterations, the first left out where there are several.
+
+    Args:
+        evidence: its trace, or the manifest of a campaign that may hold one, or else the kernel time of its profile
+            (on one stream the same).
+        workload: `model/variant/b<batch>`.
+    """
+    from pipeline.collect.campaign_reader import profiled_kernel_us, read_traces
+
+    if evidence.name != CAMPAIGN:
+        return _median_active_us(evidence)
+    for member in read_traces(evidence.parent):
+        if member.workload == workload:
+            with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+                return _median_active_us(member.extract(Path(scratch))[0])
+    return profiled_kernel_us(evidence.parent, workload)
+
+
+def _median_active_us(trace: Path) -> float | None:
+    from pipeline.simulate.trace_selection import Source
+    from pipeline.trace.load import load_trace
+
+    chosen = Source.of(load_trace(trace)).chosen
+    values = [iteration.active_us for iteration in (chosen[1:] or chosen)]
+    return float(np.median(values)) if values else None
+
+
+def parts_of(prediction: Prediction, evidence: Path, point: Point, observations: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a point on a profiled host (see `error_parts`); a step without a trace has no overheads of its own.
+
+    Args:
+        prediction: of the point.
+        evidence: its trace, or the manifest of its GPU's campaign.
+        point: its artifacts.
+        observations: `overhead_samples` of the host, of all workloads.
+    """
+    own_us = point.step_us(observations, own=True)
+    active_us = measured_active_us(evidence, point.settings["workload"])
+    found = error_parts(prediction, active_us, own_us, point.step_us(observations, own=False))
+    return found if own_us is not None else found[found["part"] != OWN]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A grid point's parts, read from its artifacts.
+
+    Attributes:
+        gpu: name of the GPU in the grid (`local` for this machine).
+        spec: its specification.
+        settings: sections `overheads` and `predict` of the configuration, and the `workload` name.
+        graph: `graph` table.
+        calls: `calls` table.
+        kernels: kernel models.
+    """
+
+    gpu: str
+    spec: GpuSpec
+    settings: Mapping[str, Any]
+    graph: pd.DataFrame
+    calls: pd.DataFrame
+    kernels: KernelPredictor
+
+    def step_us(self, observations: pd.DataFrame, own: bool) -> float | None:
+        """The step from overheads of this workload alone, or of all others; None where these were not profiled.
+
+        Args:
+            observations: `overhead_samples` of the host, of all workloads.
+            own: which of the two.
+        """
+        from pipeline.answers.predict_point import overhead_statistics, overheads_from
+
+        workload = self.settings["workload"]
+        chosen = observations[(observations["workload"] == workload) == own]
+        if chosen.empty:
+            return None
+        settings = {**self.settings["overheads"], "observations": "own" if own else "pooled"}
+        overheads = overheads_from(overhead_statistics(chosen, self.gpu, settings), settings, workload)
+        subject = Subject("", "", 0, 0, workload=workload, settings={**self.settings["predict"], "draws": 1})
+        found, _ = evaluate(subject, self.spec, self.graph, self.calls, self.kernels, overheads)
+        return found.predicted_us

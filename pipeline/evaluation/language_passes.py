@@ -1,0 +1,56 @@
+"""Whole models against public end-to-end latencies: language models that no kernel model or constant was fitted to.
+
+The public table (NeuSight's `model_latency`) holds inference passes and training passes (forward and backward with
+accumulating gradients, no optimizer), fp32, TF32 off, eager attention, without fused operators. Prediction rests on the
+shipped packs alone, so that it says how good what ships is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.schemas import read_columns
+
+MODES = {"inf": "inference", "train": "train"}
+
+COLUMNS = ("gpu", "model", "mode", "seq_len", "batch_size", "option", "e2e_latency_us")
+"""Columns of the public table that are read."""
+
+WORKLOADS = ("bert_large", "gpt2_large", "gpt3_xl", "gpt3_27", "opt_13")
+"""Models of the public table that a workload of ours describes."""
+
+
+def measured_passes(data: Path) -> pd.DataFrame:
+    """The measured rows that a workload of ours describes.
+
+    Raises:
+        TableError: the table is missing, unreadable, or lacks columns.
+    """
+    file = data / "neusight" / "model_latency.parquet"
+    table = read_columns(file, COLUMNS, "download the public data", "download it again")
+    kept = table["model"].isin(WORKLOADS) & table["option"].fillna("").astype(str).eq("") & table["mode"].isin(MODES)
+    return table[kept].sort_values(["model", "mode", "seq_len", "batch_size", "gpu"], ignore_index=True)
+
+
+def predicted_passes(data: Path) -> pd.DataFrame:
+    """Predicted and measured latency of every public pass; each graph is captured once and serves all GPUs.
+
+    Returns:
+        gpu, model, mode, seq_len, batch_size, measured_us, predicted_us, p10_us, p90_us, active_us, bound.
+    """
+    from pipeline.answers.predict_point import predict_point
+    from pipeline.config import expand
+
+    rows = []
+    for row in measured_passes(data).to_dict("records"):
+        mode = MODES[str(row["mode"])]
+        overrides = {"gpu": row["gpu"], "model": row["model"], "batch_size": row["batch_size"], "model.mode": mode,
+                     "model.optimizer": "none", "model.seq_len": row["seq_len"]}  # fmt: skip
+        found = predict_point(expand([f"{key}={value}" for key, value in overrides.items()])[0], results=None)
+        rows.append({"gpu": found.gpu, "model": row["model"], "mode": mode, "seq_len": row["seq_len"],
+                     "batch_size": row["batch_size"], "measured_us": row["e2e_latency_us"],
+                     "predicted_us": found.predicted_us, "p10_us": found.p10_us, "p90_us": found.p90_us,
+                     "active_us": found.active_us, "bound": found.bound})  # fmt: skip
+    return pd.DataFrame(rows)

@@ -1,0 +1,219 @@
+"""The paper's table for GPUs that were measured: every step of a campaign held against its prediction.
+
+`make measured` or `python -m pipeline.evaluation.measured_campaigns`: runs the target `accuracy` for the workloads that each campaign
+under `measurements/` (or $STEPTIME_MEASUREMENTS) timed in fp32, and writes the tables into `docs/accuracy.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.collect.campaign_reader import measured_step, provenance, read_step_times
+from pipeline.config import choices
+from pipeline.errors import InputError, SteptimeError
+from pipeline.flow import Flow
+from pipeline.kernels.error_metrics import gmae
+from pipeline.paths import CAMPAIGN, measurements_dir, project_dir
+from pipeline.evaluation import error_parts as parts
+from pipeline.report.accuracy_tables import FAMILY_TITLES
+from pipeline.report.figures.figure_data import kernel_errors
+from pipeline.report.grid_inputs import fitted_models, read_any, with_gpus
+from pipeline.report.markdown import markdown, rewrite
+from pipeline.report.run_snakemake import run_snakemake
+
+PAGE, MARKER = Path("docs") / "accuracy.md", "measured"
+OPTIONS = re.compile(r"(embedding|optimizer|dtype)-(.*?)(?=_(?:embedding|optimizer|dtype)-|$)")
+"""Options of a model in the name of a variant, as `pipeline.collect.campaign_grid` and grid points write them."""
+SHOWN = ((parts.ACTIVE, "active"), (parts.OWN, "own overheads"), (parts.SHARED, "others' overheads"),
+         (parts.KERNELS, "kernels alone"))  # fmt: skip
+"""Parts of the table with their columns' names."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Steps of one campaign that one `snakemake --config` names: models that share options and batch sizes."""
+
+    gpu: str
+    models: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    batches: tuple[int, ...]
+
+    def config(self, results: str) -> dict[str, str]:
+        """Snakemake's `--config` values."""
+        overrides = " ".join(f"model.{key}={value}" for key, value in self.options)
+        named = {"gpu": self.gpu, "model": ",".join(self.models), "batch_size": ",".join(map(str, self.batches))}
+        return named | ({"overrides": overrides} if overrides else {}) | {"results": results}
+
+
+def grids(gpu: str, folder: Path) -> list[Grid]:
+    """The grids that cover a campaign's steps in fp32; models that have no configuration here are left out.
+
+    Raises:
+        InputError, TableError: the folder is no campaign's, or its table is damaged.
+    """
+    batches: dict[tuple[str, tuple[tuple[str, str], ...]], set[int]] = defaultdict(set)
+    for row in read_step_times(folder).to_dict("records"):
+        options = tuple(OPTIONS.findall(str(row["variant"])))
+        if "dtype" not in dict(options) and row["model"] in choices("model"):
+            batches[str(row["model"]), options].add(int(row["batch_size"]))
+    together: dict[tuple[tuple[tuple[str, str], ...], tuple[int, ...]], list[str]] = defaultdict(list)
+    for (model, options), sizes in batches.items():
+        together[options, tuple(sorted(sizes))].append(model)
+    return [Grid(gpu, tuple(models), options, sizes) for (options, sizes), models in together.items()]
+
+
+def collect(flows: Sequence[Flow]) -> pd.DataFrame:
+    """Parts of every measured point of some grids: `parts.COLUMNS` with model, variant and batch_size.
+
+    Points at other sizes than those that ran (a trial, tables cut to fit the memory) are left out.
+    """
+    found = []
+    for flow in flows:
+        for point in flow.points:
+            if measured_step(flow.campaign(point.gpu), point.workload, point.section("model")) is None:
+                continue
+            table = read_any([f"{flow.folder(point)}/parts.parquet"])
+            found.append(table.assign(model=point.model, variant=point.model_variant, batch_size=point.batch_size))
+    columns = [*parts.COLUMNS, "model", "variant", "batch_size"]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=columns)
+
+
+def block(
+    gpu: str, found: pd.DataFrame, kernels: pd.DataFrame, facts: Mapping[str, object], warnings: Sequence[str] = ()
+) -> str:
+    """The tables of one GPU as Markdown.
+
+    Args:
+        gpu: its name.
+        found: `collect`'s rows of this GPU.
+        kernels: `kernel_errors` of its models.
+        facts: device facts of the campaign's manifest.
+        warnings: what the campaign said of the machine.
+    """
+    software = ", ".join(f"{name} {facts[key]}" for name, key in
+                         (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn")) if facts.get(key))  # fmt: skip
+    lines = [f"## Measured steps: {gpu}", "",
+             f"From `measurements/{gpu}/` ({software}), fp32 with TF32 off, unprofiled steps; made by `make measured`. "
+             "Own overheads are those of the workload's own trace, others' those of all other workloads' traces.", "",
+             _steps(found)]  # fmt: skip
+    if warnings:
+        told = "; ".join(warnings)
+        lines[4:4] = [f"The campaign warned: {told}{'' if told.endswith('?') else '.'}", ""]
+    if len(kernels):
+        rows = [[FAMILY_TITLES.get(row["family"], row["family"]), _percent(row["gmae"]), _tested_on(row)]
+                for row in kernels.to_dict("records")]  # fmt: skip
+        lines += ["", "Kernel models, GMAE on shapes that they were not trained on, samples of all precisions together; "
+                  "families of few samples by cross-validation, which tests each of them:", "",
+                  markdown(["family", "GMAE (%)", "tested on"], rows)]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _tested_on(row: Mapping[Any, Any]) -> str:
+    """Samples behind a family's error: those held out, or all where each was held out once."""
+    count = row.get("held_out") if pd.notna(row.get("held_out")) and row.get("held_out") else row.get("samples")
+    return "" if count is None or pd.isna(count) else str(int(count))
+
+
+def _steps(found: pd.DataFrame) -> str:
+    head = ["model", "batch", "active (ms)", "step (ms)"]
+    head += [f"{name}: predicted (ms)" for _, name in SHOWN[:3]] + [f"{name}: error (%)" for _, name in SHOWN]
+    rows = []
+    for (model, variant, batch), own in found.groupby(["model", "variant", "batch_size"], sort=True):
+        of = {str(r["part"]): (float(r["predicted_us"]), float(r["measured_us"])) for r in own.to_dict("records")}
+        name = model if variant == "default" else f"{model} {variant}"
+        step = next((of[part][1] for part in (parts.OWN, parts.SHARED, parts.KERNELS) if part in of), None)
+        active = of[parts.ACTIVE][1] if parts.ACTIVE in of else None
+        measured = ["" if us is None else f"{us / 1e3:,.2f}" for us in (active, step)]
+        predicted = [f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in SHOWN[:3]]
+        errors = [f"{100 * (of[part][0] / of[part][1] - 1):+.1f}" if part in of else "" for part, _ in SHOWN]
+        rows.append([str(name), f"{batch:,}", *measured, *predicted, *errors])
+    return markdown(head, [*rows, *_means(found)])
+
+
+def _means(found: pd.DataFrame) -> list[list[str]]:
+    """The GMAE of each part over its steps; where few were traced, also over those that have every part, which compare."""
+    step = ["model", "variant", "batch_size"]
+    whole = found.groupby(step)["part"].transform("nunique") == len(SHOWN)
+    chosen = {"all steps": found} | ({"steps with all four": found[whole]} if whole.any() and not whole.all() else {})
+    lines = []
+    for name, rows in chosen.items():
+        means = []
+        for part, _ in SHOWN:
+            own = rows[rows["part"] == part]
+            mean = gmae(own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)) if len(own) else None
+            means.append("" if mean is None else f"{_percent(mean)} ({len(own)})")
+        lines.append([f"GMAE (steps), {name}", "", "", "", "", "", "", *means])
+    return lines
+
+
+def _percent(fraction: Any) -> str:
+    return "" if pd.isna(fraction) else f"{100 * float(fraction):.2f}"
+
+
+def warnings_of(told: Mapping[str, Any]) -> list[str]:
+    """What the runs of a campaign warned of, each once: a shared or throttled device is not what was to be measured."""
+    every = [text for run in told.get("runs") or [] for text in (run.get("preflight") or {}).get("warnings") or []]
+    return list(dict.fromkeys(every))
+
+
+def run(wanted: Sequence[Grid], results: str) -> Iterator[Flow]:
+    """Run each grid to its accuracy tables.
+
+    Raises:
+        SteptimeError: a grid did not finish; Snakemake has said why.
+    """
+    for grid in wanted:
+        config = grid.config(results)
+        print(f"steptime: {grid.gpu} {', '.join(grid.models)} at {', '.join(map(str, grid.batches))}", flush=True)
+        if run_snakemake("accuracy", config) != 0:
+            raise SteptimeError(f"{', '.join(grid.models)} on {grid.gpu} did not finish; see the lines above")
+        yield Flow.from_config(config)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: every campaign at hand, or those that are named, into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gpus", nargs="*", help="names of folders under measurements/ (default: all)")
+    parser.add_argument("--results", default="results")
+    parser.add_argument("--root", type=Path, default=project_dir(), help="checkout whose docs/accuracy.md is rewritten")
+    options = parser.parse_args(arguments)
+    try:
+        gpus = options.gpus or sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
+        if not gpus:
+            raise InputError(f"{measurements_dir()}: holds no campaign; docs/measure_your_gpu.md says how to make one")
+        blocks = []
+        for gpu in gpus:
+            folder = measurements_dir() / gpu
+            told = provenance(folder)
+            device = told["device"] if isinstance(told["device"], dict) else {}
+            if device.get("tiny"):
+                raise InputError(
+                    f"{folder}: a trial (--tiny) holds no step at the published sizes; run the campaign without --tiny"
+                )
+            flows = list(run(grids(gpu, folder), options.results))
+            found = collect(flows)
+            if found.empty:
+                raise InputError(
+                    f"{folder}: no fp32 step of a model that is known here; run the campaign with its part steps"
+                )
+            models = kernel_errors(with_gpus(fitted_models(flows[0])))
+            blocks.append(block(gpu, found, models, device, warnings_of(told)))
+        rewrite(options.root / PAGE, {MARKER: "\n\n".join(blocks)})
+    except SteptimeError as error:
+        print(f"steptime: {error}", file=sys.stderr)
+        return error.exit_code
+    print(options.root / PAGE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

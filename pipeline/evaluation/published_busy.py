@@ -1,0 +1,97 @@
+"""Reader of how busy GPUs were in the DLRM steps of Lin et al.: 3 GPUs, 3 models, 4 batch sizes.
+
+The notebook that draws the paper's end-to-end figure (`SOURCES["ml_perf_model"]`) states three errors a step in %: of the active
+time, of the step, and of the active time taken for the step. No time is given, but the first and the last share a
+prediction, so that their quotient is what was measured: active time over step.
+
+The notebook lies under the datasets folder as it is published: `ml_perf_model/e2e_plot.ipynb`. It is never copied into
+this project, and nothing here was fitted to it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.evaluation.published_pages import missing
+from pipeline.errors import TableError
+
+FILE = "ml_perf_model/e2e_plot.ipynb"
+
+GPUS = {"V100": "V100", "Titan XP": "Xp", "P100": "P100"}
+MODELS = {"DLRM_default": "dlrm_default", "DLRM_MLPerf": "dlrm_mlperf", "DLRM_DDP": "dlrm_ddp"}
+"""Our names of theirs."""
+
+COLUMNS = ("gpu", "model", "batch_size", "busy", "published_busy")
+
+
+def read_busy(datasets: str | Path) -> pd.DataFrame:
+    """Busy shares of the steps of Lin et al.
+
+    Args:
+        datasets: the datasets folder.
+
+    Returns:
+        A row per step, columns `COLUMNS`: `busy` is measured active time over measured step, `published_busy` the same of
+        that paper's predictions; both are shares of 1.
+
+    Raises:
+        TableError: the file is missing, or does not hold the errors in the known form.
+    """
+    file = Path(datasets) / FILE
+    batches, errors = _stated(file)
+    try:
+        rows = [
+            (GPUS[gpu], MODELS[model], batch, (1 + kernels / 100) / (1 + active / 100), (1 + kernels / 100) / (1 + step / 100))
+            for gpu, models in errors.items()
+            for model, steps in models.items()
+            for batch, (active, step, kernels) in zip(batches, steps, strict=True)
+        ]  # fmt: skip
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise TableError(f"{file}: states errors in another form than three a batch size") from None
+    found = pd.DataFrame(rows, columns=list(COLUMNS))
+    if not (found["busy"].between(0, 1).all() and (found["published_busy"] > 0).all()):
+        raise TableError(f"{file}: the stated errors make a GPU busy for longer than its step")
+    return found
+
+
+def _stated(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[float]]]]]:
+    """Batch sizes, and errors by GPU, model and batch: literals in a cell whose lines are commented out."""
+    try:
+        cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+        sources = ["".join(cell["source"]) for cell in cells]
+    except FileNotFoundError:
+        raise missing(file) from None
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError):
+        raise TableError(f"{file}: not a readable notebook") from None
+    for source in sources:
+        stated = _assigned(re.sub(r"^# ?", "", source, flags=re.MULTILINE))
+        batches, errors = stated.get("batch_sizes"), stated.get("errors")
+        if batches and errors:
+            if not isinstance(errors, dict) or not all(isinstance(models, dict) for models in errors.values()):
+                raise TableError(f"{file}: states errors in another form than by GPU and model")
+            if not set(errors) <= set(GPUS) or not all(set(models) <= set(MODELS) for models in errors.values()):
+                raise TableError(f"{file}: names a GPU or model that is not known here")
+            return batches, errors
+    raise TableError(f"{file}: no cell states batch_sizes and errors")
+
+
+def _assigned(code: str) -> dict[str, Any]:
+    """What a cell assigns to names, where that is made of literals; nothing of it is run."""
+    try:
+        found = [node for node in ast.parse(code).body if isinstance(node, ast.Assign)]
+    except (SyntaxError, ValueError):
+        return {}
+    values: dict[str, Any] = {}
+    for node in found:
+        with suppress(ValueError, TypeError):
+            values |= {
+                target.id: ast.literal_eval(node.value) for target in node.targets if isinstance(target, ast.Name)
+            }
+    return values

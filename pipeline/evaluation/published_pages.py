@@ -1,0 +1,53 @@
+"""Published pages of measurements: their text, and the sections that NVIDIA's pages have for each machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.errors import TableError
+from pipeline.graph.device_calls import TF32_CAPABILITY
+from pipeline.hardware.spec import load_gpu
+
+
+def read_page(file: Path, told: str = "docs/accuracy.md") -> str:
+    """Text of a file that the user places under the datasets folder.
+
+    Args:
+        file: where it lies.
+        told: the document that says where it comes from.
+
+    Raises:
+        TableError: it is missing, or no text.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise missing(file, told) from None
+    except (UnicodeDecodeError, OSError):
+        raise TableError(f"{file}: not a readable text file; {told} says where it comes from") from None
+
+
+def missing(file: Path, told: str = "docs/accuracy.md") -> TableError:
+    """The error of a file that is not there."""
+    return TableError(f"{file}: no such file; {told} says where it comes from")
+
+
+def sections(text: str, what: str, cards: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(our name of the card, text) of a page's sections on one kind of performance.
+
+    Args:
+        text: a page of NVIDIA's examples.
+        what: `Training` or `Inference`.
+        cards: our name of the card in each machine; others are left out.
+    """
+    parts = re.split(r"^#{2,5} ", text, flags=re.MULTILINE)
+    title = f"{what} performance: "
+    named = [(part.splitlines()[0].removeprefix(title).strip(), part) for part in parts if part.startswith(title)]
+    return [(cards[name], part) for name, part in named if name in cards]
+
+
+def full_precision(gpu: str) -> str:
+    """What ran on a card where a page says fp32: TF32 wherever there is one, since the containers allow it."""
+    return "tf32" if load_gpu(gpu).compute_capability >= TF32_CAPABILITY else "fp32"

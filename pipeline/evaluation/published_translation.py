@@ -1,0 +1,124 @@
+"""Reader of translators' training that others published: GNMT's logs at Lambda Labs, NVIDIA's page on the Transformer.
+
+GNMT (`SOURCES["lambda-gnmt"]`): the benchmark's tables give tokens per second, of which no step time can be made: it is the
+mean of each batch's ratio, and batches differ in length, since sentences are put into five buckets of lengths up to 50 tokens.
+The logs give what they are made of. Every tenth step they print the step's time and, in brackets, the mean of all steps so
+far, the first left out; the last such line is the mean over an epoch.
+
+They lie under the datasets folder as they do under the repository's `pytorch/`:
+`lambda/{results,results_v2}/<system>/PyTorch_gnmt_*/*.txt`.
+
+Transformer (`SOURCES["nvidia-transformer"]`, `nvidia/transformer-README.md`): target tokens per second, padding left out, of
+batches that may hold so many tokens, padding included, on either side. How full a batch is the page does not say.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.evaluation.published_pages import full_precision, read_page, sections
+from pipeline.evaluation.published_steps import COLUMNS
+from pipeline.errors import TableError
+
+SYSTEMS = {
+    "LambdaCloud_V100_16GB_v1": "V100-SXM2-16GB",
+    "QuadroRTX8000_v1": "RTX8000",
+    "3090_v1": "RTX3090",
+    "A6000_v1": "RTXA6000",
+    "LambdaCloud_A10_v1": "A10",
+    "LambdaCloud_A100_40GB_PCIe_v1": "A100-PCIE-40GB",
+    "A100_80GB_PCIe_v1": "A100-PCIE-80GB",
+    "A100_80GB_SXM4_v1": "A100-SXM4-80GB",
+    "4090_v1": "RTX4090",
+    "AdaA6000_v1": "RTX6000Ada",
+    "LambdaCloud_H100_80GB_PCIe5_v1": "H100-PCIe",
+    "H100_80GB_SXM5_v1": "H100",
+    "LambdaOD_test_1xB200_192GB_*_v2": "B200",
+}
+"""Our name of the card of each folder of results, by patterns of their names."""
+
+IN_VIEW = ("V100-SXM2-16GB", "A100-PCIE-40GB")
+"""GPUs whose logs were in view while recurrent layers were modelled; all others were opened when the model was done."""
+
+LENGTHS = ((9, 0.034), (19, 0.208), (29, 0.371), (39, 0.270), (50, 0.118))
+"""Tokens of a bucket's longest sentences, and the bucket's share of the batches: counted over the 178 batches that the logs of
+`IN_VIEW` print, by their tokens per sentence. A batch of 128 or more holds sentences of its bucket's full length."""
+
+FILLED = 0.88
+"""Target tokens of a batch over the tokens that it may hold, in the same loader on the same sentences: 3514 of 4000, in batches of
+123 sentences (fairseq, issue 70); 30,000 of 32,768 elsewhere (Transformer-Clinic, issue 6)."""
+
+SENTENCE = 32
+"""Tokens of a sentence with its padding: 4000 over those 123."""
+
+CARDS = {
+    "NVIDIA DGX A100 (8x A100 40GB)": "A100-SXM4-40GB",
+    "NVIDIA DGX-1 (8x V100 16GB)": "V100-SXM2-16GB",
+    "NVIDIA DGX-2 (16x V100 32GB)": "V100-SXM2-32GB",
+}
+"""Our name of the card in each machine of NVIDIA's page."""
+
+STEP = re.compile(r"TRAIN \[\d+\]\[(\d+)/(\d+)\]\s+Time [\d.]+ \(([\d.]+)\)")
+"""Number of a step, steps of the epoch, mean seconds so far."""
+
+
+def read_translation(datasets: str | Path) -> pd.DataFrame:
+    """Mean training steps of GNMT on one GPU, a row per log; columns `COLUMNS`.
+
+    Raises:
+        TableError: there are no logs, or one lacks its arguments or steps.
+    """
+    folder = Path(datasets) / "lambda"
+    files = [(gpu, file) for system, gpu in SYSTEMS.items()
+             for file in sorted(folder.glob(f"results*/{system}/PyTorch_gnmt_*/*.txt"))]  # fmt: skip
+    if not files:
+        raise TableError(f"{folder}: holds no logs of GNMT; docs/accuracy.md says where they come from")
+    found = []
+    for gpu, file in files:
+        dtype, batch, seconds = _log(file)
+        dtype = full_precision(gpu) if dtype == "fp32" else dtype
+        found.append(("lambda", gpu, "gnmt", "train", dtype, "contiguous", batch, 1e6 * seconds, gpu in IN_VIEW))
+    return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def read_transformer(datasets: str | Path) -> pd.DataFrame:
+    """Training of the big Transformer on one GPU: `gpu`, `dtype`, `tokens` that a batch may hold, `measured_us` of a step.
+
+    `measured_us` takes batches as filled as `FILLED` says.
+
+    Raises:
+        TableError: the page is missing, or holds no such tables.
+    """
+    file = Path(datasets) / "nvidia" / "transformer-README.md"
+    found = []
+    for gpu, part in sections(read_page(file), "Training", CARDS):
+        row = re.search(r"^\|\s*1\s*\|\s*(\d+)(?:/(\d+))?\s*\|\s*(\d+)\s*\|\s*(\d+)", part, flags=re.MULTILINE)
+        if row is None:
+            continue
+        most, least, full, half = row.groups()  # the larger batch is that of mixed precision
+        for kind, tokens, rate in ((full_precision(gpu), int(least or most), full), ("fp16", int(most), half)):
+            found.append((gpu, kind, tokens, 1e6 * FILLED * tokens / float(rate)))
+    if not found:
+        raise TableError(f"{file}: holds no training performance of one GPU")
+    return pd.DataFrame(found, columns=["gpu", "dtype", "tokens", "measured_us"])
+
+
+def _log(file: Path) -> tuple[str, int, float]:
+    """(dtype, batch, mean seconds of a step) of one log."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise TableError(f"{file}: not a text file; take the log as it is published") from None
+    said = {key: re.search(rf"\b{key}='?(\w+)", text) for key in ("math", "train_batch_size")}
+    steps = STEP.findall(text)
+    missing = [key for key, value in said.items() if value is None]
+    if missing or not steps:
+        raise TableError(f"{file}: holds no {missing[0] if missing else 'training steps'}; take the whole log")
+    number, count, seconds = steps[-1]
+    if int(number) < int(count) // 2 or not float(seconds) > 0:
+        raise TableError(f"{file}: ends at step {number} of {count}; take the whole log")
+    math, size = (value.group(1) for value in said.values() if value is not None)
+    return math, int(size), float(seconds)

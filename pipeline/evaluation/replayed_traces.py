@@ -1,0 +1,101 @@
+"""Public traces replayed: predicted and measured span of every evaluated iteration, by way of predicting.
+
+Statistics never come from the evaluated iteration: halves of a trace predict each other, a rank is predicted from the
+other ranks, and *another host* means the traces of all other machines, with one factor from a few iterations of the
+target, which are not evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.simulate.replay_options import PUBLISHED
+from pipeline.simulate.replay import replay_source
+from pipeline.simulate.replay_result import ReplayResult
+from pipeline.simulate.trace_selection import Source
+from pipeline.trace.load import load_trace
+
+SINGLE = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_ddp")
+"""Folders of traces with several iterations of training."""
+
+RANKS, RANK_COUNT = "v100x8_dlrm", 5
+"""Folder of one iteration seen by several ranks: each is predicted from the others."""
+
+FULL, PUBLISHED_FORM, SHARED = "critical path", "published form", "overheads of other hosts"
+KERNEL_SUM, TRAIN_MEAN = "sum of kernels", "mean of other iterations"
+METHODS = (FULL, SHARED, PUBLISHED_FORM, KERNEL_SUM, TRAIN_MEAN)
+"""Ways to predict a span, in the order in which they are shown."""
+
+FEW = 5
+"""Iterations of the target that may give the factor between hosts; at most half of those at hand."""
+
+
+def replay_spans(traces: Path) -> pd.DataFrame:
+    """Every evaluated iteration (or rank) of the public traces, once per method.
+
+    Args:
+        traces: the `traces` folder of the public data.
+
+    Returns:
+        trace, device, method, number (iteration or rank), measured_us, predicted_us.
+
+    Raises:
+        TraceError: a trace is missing or damaged.
+    """
+    sources = {name: [Source.of(load_trace(traces / name / "kineto.json.gz"))] for name in SINGLE}
+    sources[RANKS] = [Source.of(load_trace(traces / RANKS / f"rank{n}_kineto.json.gz")) for n in range(RANK_COUNT)]
+    rows = [row for name, group in sources.items() for row in _own(name, group)]
+    rows += [row for name in sources for row in _shared(name, sources)]
+    return pd.DataFrame(rows, columns=["trace", "device", "method", "number", "measured_us", "predicted_us"])
+
+
+def mean_errors(spans: pd.DataFrame) -> pd.DataFrame:
+    """Mean absolute error (a fraction) per trace and method, with the number of evaluated iterations.
+
+    Returns:
+        trace, device, method, evaluated, mean_error, mean_measured_us.
+    """
+    spans = spans.assign(error=(spans["predicted_us"] / spans["measured_us"] - 1).abs())
+    groups = spans.groupby(["trace", "device", "method"], sort=False)
+    table = groups.agg(
+        evaluated=("error", "size"), mean_error=("error", "mean"), mean_measured_us=("measured_us", "mean")
+    )
+    order = {method: place for place, method in enumerate(METHODS)}
+    traces = {trace: place for place, trace in enumerate(dict.fromkeys(spans["trace"]))}
+    return table.reset_index().sort_values(
+        ["trace", "method"], key=lambda c: c.map(order if c.name == "method" else traces), ignore_index=True
+    )
+
+
+def _own(name: str, group: Sequence[Source]) -> Iterator[tuple[object, ...]]:
+    """Statistics of the trace's other half, or of the other ranks."""
+    for number, source in enumerate(group):
+        others = [other for other in group if other is not source]
+        full = replay_source(source, others)
+        for method, result in ((FULL, full), (PUBLISHED_FORM, replay_source(source, others, PUBLISHED))):
+            yield from _rows(name, method, result, number if others else None)
+        for replayed in full.replayed:
+            place = number if others else replayed.iteration.number
+            known = (name, full.trace.device)
+            span, kernels = replayed.iteration.span_us, float(replayed.iteration.kernel_us.sum())
+            yield (*known, KERNEL_SUM, place, span, kernels)
+            yield (*known, TRAIN_MEAN, place, span, replayed.train_mean_us)
+
+
+def _rows(name: str, method: str, result: ReplayResult, rank: int | None) -> Iterator[tuple[object, ...]]:
+    for replayed in result.replayed:
+        place = replayed.iteration.number if rank is None else rank
+        yield name, result.trace.device, method, place, replayed.iteration.span_us, replayed.predicted_us
+
+
+def _shared(name: str, sources: Mapping[str, Sequence[Source]]) -> Iterator[tuple[object, ...]]:
+    """Statistics of all other machines' traces, with one factor; a trace of one iteration gives none."""
+    target = sources[name][0]
+    settled = len(target.settled.chosen)
+    if settled < 2:
+        return
+    donors = [group[0] for other, group in sources.items() if other != name]
+    yield from _rows(name, SHARED, replay_source(target, donors, calibrate=max(1, min(FEW, settled // 2))), None)

@@ -1,0 +1,205 @@
+"""The Surfer experiment at model level: whole models over all ordered pairs of GPUs, from public measurements.
+
+Each model's ops were measured on each GPU (NeuSight's `model_op_latency`: one layer of the stack, with what stands before
+and after it), its pass end to end as well. An origin's ops are scaled to the destination one by one, those of the layer
+count as often as the model has layers, and the ratio of the two sums scales the origin's measured pass. The utilisation
+models are trained without the destination.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
+from pipeline.schemas import read_columns
+from pipeline.transfer import wave_scaling as wave
+from pipeline.transfer.shipped_models import covered
+from pipeline.transfer.methods import in_a_step
+from pipeline.transfer.utilisation import UtilisationModel
+
+CASE = ["model", "mode", "seq_len", "batch_size", "option"]
+"""Columns that name one measured pass."""
+
+PASS = ("gpu", *CASE, "fw_latency_us", "num_layer")
+OPERATOR = ("gpu", *CASE, "fw_latency_us", "op", "target", "input_shapes", "output_shape")
+"""Columns that are read of a pass, and of an op in it."""
+
+TRACKED = "both"
+"""The method that the tracker uses: cross-GPU models, half and half with wave scaling in products."""
+
+SHORT_US = 20.0
+"""Ops up to this long are host work (views, sizes) in the op table: they are left out of both sums."""
+
+MODELLED = ("gemm", "bmm", "elementwise", "softmax", "layer_norm")
+"""Families that the public language models consist of."""
+
+_ELEMENTWISE = {"add": "add", "sub": "add", "mul": "mul", "truediv": "divu", "pow": "powu", "gelu": "gelu",
+                "relu": "relu", "tanh": "tanh", "where": "add", "to": "addu", "contiguous": "addu"}  # fmt: skip
+
+
+def model_calls(ops: pd.DataFrame) -> pd.DataFrame:
+    """Ops of measured passes as calls: `family`, `op`, dims, `in_layer`, and the op's forward latency.
+
+    Args:
+        ops: rows of `model_op_latency`, of any GPUs.
+    """
+    layered = ops.assign(in_layer=in_layer(ops))
+    kept = layered[layered["fw_latency_us"] > SHORT_US].reset_index(drop=True)
+    texts = zip(
+        kept["target"].astype(str), kept["input_shapes"].astype(str), kept["output_shape"].astype(str), strict=True
+    )
+    calls = pd.DataFrame([_call(*row) for row in texts], index=kept.index)
+    return pd.concat([kept[["gpu", *CASE, "in_layer"]].astype({"gpu": str}), calls], axis=1).assign(
+        latency_us=kept["fw_latency_us"].astype(float)
+    )
+
+
+def in_layer(ops: pd.DataFrame) -> pd.Series:
+    """Which ops belong to the layer that a model stacks.
+
+    In each pass, in the table's order: from the first module of layer 0 to its last, and on to the next module.
+    """
+    target = ops["target"].astype(str)
+    inside = target.str.contains(_LAYER)
+    module = ops["op"].astype(str).eq("call_module") & ~inside
+    # what follows a pass's last module of the layer, such as the residual's sum, ends where another module begins
+    run = [ops[name].astype(str) for name in ("gpu", *CASE)]
+    begun = inside.groupby(run).cummax()
+    ended = (module & begun).groupby(run).cummax()
+    return begun & ~ended
+
+
+_LAYER = r"(?:layers?|h)\.0\."
+
+
+def _call(target: str, inputs: str, output: str) -> dict[str, Any]:
+    """Family and dims of one op from its target and shapes."""
+    try:
+        shapes = [s for s in ast.literal_eval(inputs) if len(s) > 1]
+        out = ast.literal_eval(output)
+    except (ValueError, SyntaxError, TypeError):
+        return {"family": "other", "op": "unknown"}
+    name = target.removeprefix("<built-in ").split(" of ")[0].split(" at 0x")[0].split()[-1].strip("<>").lower()
+    last = name.rsplit(".", 1)[-1]
+    if not shapes or len(out) < 2:
+        return {"family": "other", "op": last}
+    rows, width = int(np.prod(out[:-1])), int(out[-1])
+    if last in ("addmm", "linear") and len(shapes) >= 2:
+        left, right = shapes[-2:]
+        return {"family": "gemm", "op": "linear", "B": 1, "M": int(np.prod(left[:-1])), "N": left[-1], "K": right[-1]}
+    if last in ("matmul", "bmm", "baddbmm") and len(shapes) >= 2:
+        left, right = shapes[-2:]
+        return {"family": "bmm", "op": "bmm", "B": int(np.prod(left[:-2])), "M": left[-2], "N": left[-1],
+                "K": right[-1]}  # fmt: skip
+    if "softmax" in last:
+        return {"family": "softmax", "op": "softmax", "B": rows, "H": width}
+    if "norm" in last or last.startswith("ln_"):
+        return {"family": "layer_norm", "op": "ln", "B": rows, "H": width}
+    if last in _ELEMENTWISE:
+        return {"family": "elementwise", "op": _ELEMENTWISE[last], "B": rows, "H": width}
+    if ("." in name or name.endswith("head")) and not any(
+        word in last for word in ("drop", "embed", "wte", "wpe", "act")
+    ):
+        # a module that is none of these is a linear layer: query, dense, fc1, lm_head
+        return {"family": "gemm", "op": "linear", "B": 1, "M": rows, "N": shapes[0][-1], "K": width}
+    return {"family": "elementwise", "op": "addu", "B": rows, "H": width}
+
+
+def scale_models(
+    passes: pd.DataFrame,
+    calls: pd.DataFrame,
+    destination: GpuSpec,
+    models: Mapping[str, UtilisationModel],
+) -> pd.DataFrame:
+    """Passes measured on other GPUs, scaled to one.
+
+    Args:
+        passes: rows of `model_latency` (`gpu`, `CASE`, `num_layer`, `fw_latency_us`).
+        calls: what `model_calls` returns.
+        destination: GPU to predict.
+        models: utilisation models trained without it.
+
+    Returns:
+        Columns `CASE, origin, destination, method, measured_us, predicted_us, error`, one row per pass, origin and
+        method; only passes that were measured on both.
+    """
+    truth = passes[passes["gpu"].astype(str) == destination.name].set_index(CASE)["fw_latency_us"]
+    layers = passes.drop_duplicates(CASE).set_index(CASE)["num_layer"].astype(float)
+    rows: list[dict[str, Any]] = []
+    for (gpu, *case), part in calls.groupby(["gpu", *CASE], observed=True, sort=True):
+        origin = load_gpu(str(gpu))
+        measured = passes[(passes["gpu"].astype(str) == gpu)].set_index(CASE)["fw_latency_us"]
+        key: Any = tuple(case)
+        if origin == destination or key not in truth.index or key not in measured.index:
+            continue
+        part = part.assign(times=np.where(part["in_layer"], layers.loc[key], 1))
+        for method, ratio in _ratios(part, origin, destination, models).items():
+            scaled = float(measured.loc[key]) * ratio
+            actual = float(truth.loc[key])
+            rows.append(
+                {**dict(zip(CASE, case, strict=True)), "origin": origin.name, "destination": destination.name,
+                 "method": method, "measured_us": actual, "predicted_us": scaled, "error": scaled / actual - 1.0}
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _ratios(
+    part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
+) -> dict[str, float]:
+    """Time on the destination over time on the origin of a pass's calls, by method."""
+    measured, times = (part[name].to_numpy(dtype=np.float64) for name in ("latency_us", "times"))
+    waves = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
+    both = waves.copy()
+    there = here = 0.0
+    usable, family = covered(part).to_numpy(dtype=bool), part["family"].astype(str).to_numpy()
+    for name, model in models.items():
+        at = np.flatnonzero(usable & (family == name))
+        if len(at):
+            calls = part.iloc[at]
+            both[at] = in_a_step(model, calls, waves[at], origin, destination)
+            there += float(times[at] @ model.kernel_and_latency(calls, destination)[0])
+            here += float(times[at] @ model.kernel_and_latency(calls, origin, correction=model.own(origin.name))[0])
+    return {
+        TRACKED: float(times @ both / (times @ measured)),
+        "utilisation": there / here,
+        "wave": float(times @ waves / (times @ measured)),
+        "bandwidth ratio": sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination),
+        "FLOP/s ratio": origin.fp32_gflop_per_s / destination.fp32_gflop_per_s,
+    }
+
+
+def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None) -> pd.DataFrame:
+    """Errors of whole models over all ordered pairs of the public GPUs, the destination left out of training.
+
+    Args:
+        data: the datasets folder.
+        steps: optimizer steps of one network per family; the shipped recipes by default.
+        cache: folder of left-out models (`evaluate.folds`).
+
+    Raises:
+        TableError: a public table is missing, unreadable, or lacks columns.
+    """
+    from pipeline.datasets.neusight import read_samples
+    from pipeline.evaluation.left_out_gpu import folds, quick
+    from pipeline.transfer.recipes import RECIPES
+
+    passes, ops = (
+        read_columns(data / "neusight" / name, columns, "download the public data", "download it again")
+        for name, columns in (("model_latency.parquet", PASS), ("model_op_latency.parquet", OPERATOR))
+    )
+    calls = model_calls(ops)
+    samples = read_samples(data)
+    models: dict[str, dict[str, UtilisationModel]] = {}
+    for family in MODELLED:
+        recipe = RECIPES[family] if steps is None else quick(RECIPES[family], steps)
+        for fold in folds(samples, family, recipe, mlp_steps=0, cache=cache, probes=False):
+            models.setdefault(fold.destination.name, {})[family] = fold.utilisation
+    gpus = sorted(passes["gpu"].astype(str).unique())
+    return pd.concat([scale_models(passes, calls, load_gpu(gpu), models[gpu]) for gpu in gpus], ignore_index=True)

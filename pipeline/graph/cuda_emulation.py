@@ -1,0 +1,139 @@
+"""Stand-ins: what workloads run on the meta device in place of operators that only CUDA has, and CUDA's names for them.
+
+A stand-in is a `torch.autograd.Function` around an operator of ours that computes shapes. Capture gives its nodes the
+names that a CUDA run records, so that overheads measured there apply.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from pipeline.graph.table import Node, Tensor
+
+NAMES = {
+    "CudnnLstmBackward": "CudnnRnnBackward0",
+    "CudnnLstm": "aten::lstm",
+    "CudnnGruBackward": "CudnnRnnBackward0",
+    "CudnnGru": "aten::gru",
+    "CudnnTanhBackward": "CudnnRnnBackward0",
+    "CudnnTanh": "aten::rnn_tanh",
+    "steptime_rnn::rnn_backward": "aten::_cudnn_rnn_backward",
+    "steptime_rnn::rnn": "aten::_cudnn_rnn",
+    "SteptimeFlashBackward": "ScaledDotProductFlashAttentionBackward0",
+    "SteptimeFlash": "aten::scaled_dot_product_attention",
+    "SteptimeEfficientBackward": "ScaledDotProductEfficientAttentionBackward0",
+    "SteptimeEfficient": "aten::scaled_dot_product_attention",
+    "SteptimeRmsBackward": "FusedRmsNormBackward0",
+    "SteptimeRms": "aten::rms_norm",
+    "steptime_norm::rms_backward": "aten::_fused_rms_norm_backward",
+    "steptime_norm::rms": "aten::_fused_rms_norm",
+    "steptime_loss::read": "aten::_local_scalar_dense",
+    "steptime_attention::flash_backward": "aten::_scaled_dot_product_flash_attention_backward",
+    "steptime_attention::flash": "aten::_scaled_dot_product_flash_attention",
+    "steptime_attention::efficient_backward": "aten::_scaled_dot_product_efficient_attention_backward",
+    "steptime_attention::efficient": "aten::_scaled_dot_product_efficient_attention",
+}
+"""Names of stand-ins and of what they stand for."""
+
+WRAPPERS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": "aten::item"}
+"""Operators and stand-ins that a CUDA run records under another operator."""
+
+
+def name_standins(nodes: Sequence[Node]) -> list[Node]:
+    """Give stand-ins CUDA's names, describe recurrent layers, and put `WRAPPERS` above what they wrap."""
+    named: list[Node] = []
+    fresh = max((node.node_id for node in nodes), default=0) + 1
+    for node in nodes:
+        found = replace(node, name=_name(node.name))
+        if found.name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
+            found.attributes["rnn"] = _describe_rnn(found)
+        if node.name in WRAPPERS:
+            named.append(replace(found, node_id=fresh, name=WRAPPERS[node.name], attributes={}))
+            found.parent_id, found.is_top_level = fresh, False
+            fresh += 1
+        named.append(found)
+    return named
+
+
+@contextmanager
+def as_on_cuda() -> Iterator[None]:
+    """While the body runs, the meta device does as CUDA: fused dropout, attention and RMS norm, cuDNN's recurrent layers, autocast,
+    optimizers by lists of tensors.
+
+    Code inside `torch.compile` runs as it is written, since what a compiler makes of it is not modelled.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    from pipeline.workloads.attention_layers import fused_where_possible
+    from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.grouped_products import grouped_products
+    from pipeline.workloads.rms_norm import fused_norm
+    from pipeline.workloads.own_optimizers import as_lists, sparse_updates_shown
+    from pipeline.workloads.loss_item import read_by_steps
+    from pipeline.workloads.recurrent_layers import cudnn_layers
+    from pipeline.workloads.grad_scaler import own_scaler
+    from pipeline.workloads.parallel_wrappers import unwrapped
+
+    def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(F, "dropout", dropout))
+        for each in (
+            fused_where_possible,
+            fused_norm,
+            cudnn_layers,
+            own_autocast,
+            own_scaler,
+            as_lists,
+            sparse_updates_shown,
+            read_by_steps,
+            unwrapped,
+            grouped_products,
+        ):
+            stack.enter_context(each())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if "transformers" in sys.modules:
+            from pipeline.workloads.language_models import whole_sequences
+
+            stack.enter_context(whole_sequences())
+        yield
+
+
+@contextmanager
+def made_as_on_cuda() -> Iterator[None]:
+    """While the body runs, contexts of autocast and scalers of gradients that a step makes beforehand are on, as where there
+    is a GPU, and wrappers for several GPUs hold what they wrap.
+    """
+    from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.grad_scaler import own_scaler
+    from pipeline.workloads.parallel_wrappers import unwrapped
+
+    with own_autocast(), own_scaler(), unwrapped():
+        yield
+
+
+def _name(name: str) -> str:
+    for stand_in, real in NAMES.items():
+        if stand_in in name:
+            return name.replace(stand_in, real)
+    return name
+
+
+def _describe_rnn(node: Node) -> dict[str, Any]:
+    """Sizes of a recurrent layer from its stand-in's arguments (`pipeline.workloads.recurrent_layers`)."""
+    backward = node.name.endswith("backward")
+    x = node.tensor(1 if backward else 0)
+    gates, hidden, layers, directions, batch_first = (int(v) for v in node.values[-5:])
+    weights: Sequence[Tensor] = node.tensor_list(2 if backward else 1)
+    batch, tokens = x.shape[:2] if batch_first else x.shape[1::-1]
+    output = weights[1].shape[-1]  # what a step feeds back: the hidden width, unless the layer projects it
+    return {"gates": gates, "hidden": hidden, "layers": layers, "directions": directions, "batch": batch,
+            "tokens": tokens, "weight_bytes": sum(w.bytes for w in weights),
+            **({"projected": output} if output != hidden else {})}  # fmt: skip

@@ -1,0 +1,154 @@
+"""Optimizers of sparse gradients, as PyTorch runs them on CUDA.
+
+Neither meta nor fake tensors know how many rows a sparse gradient holds, so capture runs the simplest optimizer on such
+weights: one addition each. Here these additions learn their rows, and for Adagrad and Adam (`torch.optim.SparseAdam`)
+they become the operators that the real one calls (source: torch/optim/adagrad.py and torch/optim/_functional.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pipeline.graph.table import Node, Tensor
+from pipeline.kernels.embedding_traffic import Lookup
+
+Line = tuple[str, str]
+"""Operator, and what it takes: `g` the gradient as it came, `w` a whole tensor of the weight's shape with sparse rows,
+`r` one and `rr` two tensors of the gradient's rows, `rs` one and a number."""
+
+SPARSE_ADAGRAD: Sequence[Line] = (
+    ("aten::coalesce", "g"), ("aten::_indices", "r"), ("aten::_values", "r"), ("aten::pow", "rs"), ("aten::add_", "w"),
+    ("aten::sparse_mask", "w"), ("aten::_values", "r"), ("aten::sqrt_", "r"), ("aten::add_", "rs"),
+    ("aten::div", "rr"), ("aten::add_", "w"),
+)  # fmt: skip
+
+SPARSE_ADAM: Sequence[Line] = (
+    ("aten::coalesce", "g"), ("aten::_indices", "r"), ("aten::_values", "r"), ("aten::sparse_mask", "w"),
+    ("aten::_values", "r"), ("aten::sub", "rr"), ("aten::mul_", "rs"), ("aten::add_", "w"), ("aten::sparse_mask", "w"),
+    ("aten::_values", "r"), ("aten::pow", "rs"), ("aten::sub_", "rr"), ("aten::mul_", "rs"), ("aten::add_", "w"),
+    ("aten::add_", "rr"), ("aten::add_", "rr"), ("aten::sqrt_", "r"), ("aten::add_", "rs"), ("aten::div_", "rr"),
+    ("aten::mul", "rs"), ("aten::add_", "w"),
+)  # fmt: skip
+
+RECIPES = {"adagrad": SPARSE_ADAGRAD, "adam": SPARSE_ADAM}
+
+
+SPARSE_FLAG = {"aten::_embedding_bag": 5, "aten::embedding": 4}
+"""Lookups, and where the flag for a sparse gradient stands among their arguments."""
+
+
+BACKWARD = ("EmbeddingBackward", "EmbeddingBagBackward")
+"""Autograd's nodes of lookups, each with the sequence number of its lookup."""
+
+
+def own_tables(nodes: Sequence[Node]) -> list[Lookup]:
+    """Tables with sparse gradients that a step of the user's looks up, in the order of the optimizer's additions.
+
+    Lookups of one table count together: autograd joins their gradients. What shapes cannot tell is taken as uniform: how
+    often rows repeat.
+    """
+    lookups = {
+        node.attributes.get("sequence", -2 - i): _of(node)
+        for i, node in enumerate(nodes)
+        if node.name in SPARSE_FLAG and node.value(SPARSE_FLAG[node.name]) is True
+    }
+    tables = _joined(nodes, lookups)
+    ordered = []
+    for node in nodes:
+        found = [table for table in tables if _is_addition(node, table)]
+        ordered += found[:1]
+        for table in found[:1]:
+            tables.remove(table)
+    return ordered
+
+
+def _of(node: Node) -> Lookup:
+    weight = node.tensor(0).shape
+    return Lookup(node.tensor(1).numel, weight[0], 1.0, weight[1])
+
+
+def _joined(nodes: Sequence[Node], lookups: Mapping[int, Lookup]) -> list[Lookup]:
+    """One table per weight, in the order of the first lookups. Walks the backward pass: a lookup's gradient is there once its
+    node has run; an addition of two of them joins it with the latest of its shape (and is marked as one of sparse tensors),
+    unless that weight's gradient has been complete already, which autograd stores at once.
+    """
+    groups: list[list[int]] = []
+    complete = 0
+    for node in nodes:
+        sequence = int(node.attributes.get("sequence", -1))
+        if node.name.startswith(BACKWARD) and sequence in lookups:
+            groups.append([sequence])
+        elif node.name == "aten::add" and node.phase == "backward" and len(groups) - complete > 1:
+            shape, last = node.tensors()[0].shape, lookups[groups[-1][0]]
+            open_ = [group for group in groups[complete:-1] if lookups[group[0]].rows == last.rows]
+            if shape == (int(last.rows), int(last.width)) and open_:
+                groups.remove(open_[-1])
+                groups[-1] += open_[-1]
+                node.attributes["sparse_rows"] = round(sum(lookups[each].accesses for each in groups[-1]))
+        elif node.name.endswith("AccumulateGrad") and groups and node.tensors():
+            shape = node.tensors()[0].shape
+            if complete < len(groups) and shape == (
+                int(lookups[groups[-1][0]].rows),
+                int(lookups[groups[-1][0]].width),
+            ):
+                groups.insert(complete, groups.pop())
+                complete += 1
+    seen = {each for group in groups for each in group}
+    groups += [[each] for each in lookups if each not in seen]
+    return [
+        replace(lookups[group[0]], batch=round(sum(lookups[each].accesses for each in group)))
+        for group in sorted(groups, key=min)
+    ]
+
+
+def _is_addition(node: Node, table: Lookup) -> bool:
+    """Whether a node is the optimizer's addition to a table."""
+    shape = node.tensors()[0].shape if node.tensors() else ()
+    added = node.phase == "optimizer" and node.name == "aten::add_"
+    return added and shape == (int(table.rows), int(table.width))
+
+
+def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: str) -> list[Node]:
+    """Nodes with the optimizer's additions of sparse gradients (in the order of the tables) made what they really are.
+
+    Args:
+        nodes: of the whole step, in host order.
+        tables: sizes of every table and how often it is looked up.
+        optimizer: the workload's.
+    """
+    found: list[Node] = []
+    waiting = list(tables)
+    parts: dict[tuple[int, ...], float] = {}  # rows of gradients that accumulate, by the weight's shape
+    accumulating = {node.node_id for node in nodes if node.name.endswith("AccumulateGrad")}
+    fresh = 1 + max((node.node_id for node in nodes), default=0)
+    for node in nodes:
+        if not waiting or not _is_addition(node, waiting[0]):
+            found.append(node)
+            continue
+        table = waiting.pop(0)
+        shape = node.tensors()[0].shape
+        if node.parent_id in accumulating:
+            parts[shape] = parts.get(shape, 0.0) + table.accesses
+        elif shape in parts:
+            table = replace(table, batch=round(table.accesses + parts.pop(shape)), lookups=1.0)
+        node.attributes["sparse_rows"] = round(table.accesses)
+        if optimizer not in RECIPES or node.parent_id in accumulating:
+            found.append(node)
+            continue
+        made = [_node(node, line, table) for line in RECIPES[optimizer]]
+        found += [replace(each, node_id=fresh + i) for i, each in enumerate(made)]
+        fresh += len(made)
+    return found
+
+
+def _node(addition: Node, line: Line, table: Lookup) -> Node:
+    name, takes = line
+    weight, used = addition.tensors()[0], round(table.distinct_rows())
+    rows = Tensor((used, int(table.width)), weight.dtype, (int(table.width), 1))
+    if takes in ("g", "w"):
+        attributes = {"sparse_rows": round(table.accesses) if takes == "g" else used, "distinct_rows": used}
+        return replace(addition, name=name, inputs=(weight,), values=(None,), outputs=(weight,), attributes=attributes)
+    inputs = (rows, *([rows] if takes == "rr" else []), *([None] if takes == "rs" else []))
+    values = (*([None] * (len(inputs) - 1)), 1.0 if takes == "rs" else None)
+    return replace(addition, name=name, inputs=inputs, values=values, outputs=(rows,), attributes={})

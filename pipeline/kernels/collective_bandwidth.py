@@ -1,0 +1,162 @@
+"""Collectives over NVLink: bandwidth curves fitted to public NCCL times, by operation and number of ranks.
+
+The time is a start-up that grows with the ranks, then bytes on a rank's bus (buffer times the factor of the algorithm,
+DESIGN section 2) over a bandwidth that rises with size along a sigmoid, as for memory (Lin et al.). Curves of A100,
+H100, H200 and B200 ship; another GPU with NVLink takes those of the nearest in link bandwidth, scaled by it. GPUs without
+NVLink stay with the formula: what their collectives reach depends on the machine's PCIe switches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
+from pipeline.kernels.families import work_of
+from pipeline.kernels.physics import bus_factor
+from pipeline.kernels.constants_file import read_plain, write_plain
+from pipeline.kernels.estimate import Estimate, KernelModel
+from pipeline.kernels.work import Array, Dims
+from pipeline.paths import packs_dir
+
+FAMILY = "collective"
+
+FILE = "collectives.json"
+
+OPS = {
+    "all_reduce": "all_?reduce",
+    "all_gather": "all_?gather",
+    "reduce_scatter": "reduce_?scatter",
+    "all_to_all": "all_?to_?all",
+}
+"""Operations with curves, and what the names of their calls contain."""
+
+SPREAD, TRANSFERRED_SPREAD = 1.12, 1.55
+"""Factor up and down of the p10 to p90 interval: on the GPU of the samples, and on another one, by what sizes between
+the fitted ones and the other GPUs' curves show (`benchmarks/kernels/collectives.py`)."""
+
+MOST_LOG_LOSS = 3.0
+"""The low bandwidth of a curve is at least 5 % of its peak: NCCL's protocols for small buffers carry that little."""
+
+Curves = dict[str, dict[int, BandwidthCurve]]
+
+
+def link_of(gpu: GpuSpec) -> float:
+    """GB/s of the GPU's NVLink in one direction."""
+    return float(gpu.nvlink_gb_per_s or 0.0)
+
+
+def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
+    """Curves by operation and ranks.
+
+    Args:
+        samples: op, ranks, bytes, kernel_us.
+        gpu: whose link the search for the peak starts from.
+    """
+    found: Curves = {}
+    d = Dims(samples)
+    size = samples["bytes"].to_numpy(dtype=np.float64) * bus_factor(d)[1]
+    time = samples["kernel_us"].to_numpy(dtype=np.float64)
+    for op, ranks in samples[["op", "ranks"]].drop_duplicates().itertuples(index=False):
+        rows = ((samples["op"] == op) & (samples["ranks"] == ranks)).to_numpy()
+        start = float(time[rows].min())
+        fitted = fit_curve(size[rows], time[rows], start, link_of(gpu), offset=False, most_log_loss=MOST_LOG_LOSS)
+        found.setdefault(str(op), {})[int(ranks)] = fitted.curve
+    return found
+
+
+@dataclass(frozen=True)
+class CollectiveModel(KernelModel):
+    """Curves of a measured GPU, scaled to the link of `gpu`."""
+
+    gpu: GpuSpec
+    measured: GpuSpec
+    curves: Mapping[str, Mapping[int, BandwidthCurve]]
+
+    @property
+    def evidence(self) -> str:
+        """`pack` on the GPU that was measured."""
+        return "pack" if self.gpu.name == self.measured.name else "transferred"
+
+    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Calls of several ranks of an operation that has curves."""
+        d = Dims(calls)
+        return np.asarray((self._kinds(d) != "") & (d("ranks", 1.0) > 1.0))
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Times of calls; those of other numbers of ranks than measured by the curve of the nearest (in log)."""
+        d = Dims(calls)
+        work = work_of(FAMILY, calls)
+        ranks, factor = bus_factor(d)
+        size = np.maximum(work.read, work.written) * factor * link_of(self.measured) / link_of(self.gpu)
+        kinds, time = self._kinds(d), np.full(len(calls), np.nan)
+        for op, by_ranks in self.curves.items():
+            known = np.array(sorted(by_ranks))
+            nearest = known[np.abs(np.log(ranks[:, None] / known)).argmin(axis=1)]
+            for count in known:
+                rows = (kinds == op) & (nearest == count)
+                time[rows] = by_ranks[int(count)].time_us(size[rows])
+        spread = SPREAD if self.gpu.name == self.measured.name else TRANSFERRED_SPREAD
+        return Estimate.around(time, time, spread, np.zeros(len(calls)))
+
+    def _kinds(self, d: Dims) -> npt.NDArray[np.object_]:
+        """Operation with curves per row; "" where there is none."""
+        names = pd.Series(d.text("op"), dtype=object).str.lower()
+        kinds = np.full(len(names), "", dtype=object)
+        for op in self.curves:
+            kinds[names.str.contains(OPS[op]).to_numpy(dtype=bool)] = op
+        return kinds
+
+
+def write_curves(path: Path, curves: Mapping[str, Curves], provenance: Mapping[str, Any]) -> None:
+    """Write the curves of several GPUs as JSON, atomically."""
+    plain = {
+        gpu: {op: {str(n): curve.to_json() for n, curve in by.items()} for op, by in found.items()}
+        for gpu, found in curves.items()
+    }
+    write_plain(path, plain, provenance)
+
+
+@lru_cache(maxsize=4)
+def read_curves(path: Path) -> dict[str, Curves]:
+    """Curves by GPU.
+
+    Raises:
+        PackError: the file is damaged or of another format.
+    """
+    return read_plain(
+        path,
+        lambda found: {
+            op: {int(n): BandwidthCurve.from_json(curve) for n, curve in by.items()} for op, by in found.items()
+        },
+    )
+
+
+def collective_model(gpu: GpuSpec) -> CollectiveModel | None:
+    """The shipped curves for a GPU with NVLink: its own, else those of the nearest link; None without NVLink or curves.
+
+    Raises:
+        PackError: the shipped file is damaged.
+    """
+    path = packs_dir() / FILE
+    if not gpu.nvlink_gb_per_s or not path.is_file():
+        return None
+    curves = read_curves(path)
+    if gpu.name in curves:
+        return CollectiveModel(gpu, load_gpu(gpu.name), curves[gpu.name])
+    measured = min(map(load_gpu, curves), key=lambda spec: abs(np.log(link_of(spec) / link_of(gpu))))
+    return CollectiveModel(gpu, measured, curves[measured.name])
+
+
+def judge(model: CollectiveModel, samples: pd.DataFrame) -> Array:
+    """Predicted over measured time of collectives, shape (rows,)."""
+    calls = samples.assign(family=FAMILY)
+    return np.asarray(model.predict(calls).kernel / samples["kernel_us"].to_numpy(dtype=np.float64))

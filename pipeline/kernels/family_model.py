@@ -1,0 +1,257 @@
+"""A fitted family: everything that turns calls into times, saved as `family.json` plus portable weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import PackError
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels import features
+from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.cublas_choice import ChosenKernel
+from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
+from pipeline.kernels.intervals import Quantiles
+from pipeline.kernels.networks import Network
+from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel
+from pipeline.kernels.gaussian_process import Process
+from pipeline.kernels.sample_range import Scope
+from pipeline.kernels.saved_families import DESCRIPTION, read_description
+from pipeline.kernels.trees import Trees
+from pipeline.kernels.work import Array, Dims
+from pipeline.schemas import atomic_path
+
+HIDDEN_SPREAD = 1.6
+"""Factor up and down of the interval of a kernel that the latency floor hides: its time is physics."""
+
+WIDENING_PER_OCTAVE = 1.0
+"""Growth of the interval's log half-widths per octave outside the range of the samples, up to those of physics."""
+
+AT_FLOOR = 0.02
+"""Predictions within 2 % of the floor are at the floor."""
+
+Member = Network | Trees | ChosenKernel | Process
+MEMBERS: dict[type[Member], str] = {
+    Network: "network", Trees: "trees", ChosenKernel: "chosen kernel", Process: "process",
+}  # fmt: skip
+"""What `family.json` calls each kind of member."""
+
+
+@dataclass(frozen=True)
+class FittedModel(KernelModel):
+    """One family's model of one GPU.
+
+    Attributes:
+        members: networks, trees, chosen kernels or processes whose predictions are averaged with `weights`; empty for the bare
+            baseline.
+        inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, the paper's), or `constant` (all
+            samples were equal: the floor).
+        floor: how latencies relate to kernels; `prior_scale` corrects physics for kernels under the floor.
+        memory: the bandwidth curve that the baseline uses.
+        floor_trust: how much of what the members say about latencies at the floor is believed, 0 to 1.
+        extra: (log undisturbed latency, microseconds) knots of the session disturbance added to predicted latencies.
+        latency_quantiles, kernel_quantiles: interval of the latency, and of the undisturbed time.
+        description: what `family.json` says besides: metrics, provenance, seed, split.
+    """
+
+    family: str
+    gpu: GpuSpec
+    variant: str
+    scope: Scope
+    floor: Floor
+    memory: BandwidthCurve
+    latency_quantiles: Quantiles
+    kernel_quantiles: Quantiles
+    members: tuple[Member, ...] = ()
+    weights: tuple[float, ...] = ()
+    inputs: str = "derived"
+    prior_scale: float = 1.0
+    floor_trust: float = 1.0
+    extra: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (0.0,))
+    description: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def evidence(self) -> str:
+        """Where the samples come from: `fitted` or `pack` or `measured`."""
+        return str(self.description.get("evidence", "fitted"))
+
+    @property
+    def physics(self) -> Physics:
+        """Formulas with this model's bandwidth curve."""
+        return Physics.of(self.gpu).calibrate(self.memory, self.evidence)
+
+    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows that the samples' scope covers."""
+        return self.scope.covers(calls)
+
+    def baseline(self, calls: pd.DataFrame) -> Array:
+        """Log of the latency that physics and floor expect, shape (rows,); learned members fit what is left."""
+        kernel = self.prior_scale * self.physics.reference_us(self.family, calls)
+        return np.asarray(np.log(self.floor.latency(kernel, Dims(calls).text("op"))))
+
+    def prior(self, calls: pd.DataFrame) -> Array:
+        """Kernel time by physics for kernels that the floor may hide, shape (rows,).
+
+        Samples scale physics by what their shortest visible kernels show (`prior_scale`). That holds where kernels
+        become visible; down to the shortest kernels, which lie by physics, the scale fades to one.
+        """
+        physics = self.physics
+        start = physics.start_us(self.family)
+        growing = np.maximum(physics.kernel_us(self.family, calls) - start, 0.0)
+        floor = self.floor.of(Dims(calls).text("op"))
+        visible = np.maximum(BLEND_TO * floor - self.floor.offset_us - start, start)
+        share = np.clip(np.log1p(growing / start) / np.log1p(visible / start), 0.0, 1.0)
+        return np.asarray(start + self.prior_scale**share * growing)
+
+    def features(self, calls: pd.DataFrame) -> Array:
+        """Inputs of the members, shape (rows, columns)."""
+        if self.inputs == "raw":
+            values, _ = features.raw_features(self.family, calls)
+            ops = Dims(calls).text("op")
+            kinds = [(ops == op).astype(np.float64) for op in self.scope.ops] if len(self.scope.ops) > 1 else []
+            return np.column_stack([values, *kinds])
+        return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
+
+    def undisturbed(self, calls: pd.DataFrame) -> Array:
+        """Log latency without the session's disturbance, for calls inside the range of the samples."""
+        if self.inputs == "constant":
+            return np.full(len(calls), np.log(self.floor.default_us))
+        start = np.zeros(len(calls)) if self.inputs == "raw" else self.baseline(calls)
+        if not self.members:
+            return start
+        inputs = self.features(calls)
+        learned = sum(w * m.predict(inputs) for w, m in zip(self.weights, self.members, strict=True))
+        return np.asarray(start + self.damp(calls, start, np.asarray(learned)))
+
+    def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
+        """Shrink what was learned at the floor by `floor_trust`: there, differences are mostly noise of the samples."""
+        if self.inputs == "raw" or self.floor_trust >= 1.0 or self.floor.default_us <= 0:
+            return learned
+        floor = np.log(self.floor.of(Dims(calls).text("op")))
+        at_floor = (start <= floor + 1e-9) & (np.abs(learned) < AT_FLOOR)
+        return np.where(at_floor, self.floor_trust * learned, learned)
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Estimate calls; sizes outside the samples' range are scaled from the nearest inside by physics."""
+        clamped, octaves = self.scope.clamp(calls, self.gpu.l2_bytes)
+        outside = octaves > 0
+        ops = Dims(clamped).text("op")
+        log_time = self.undisturbed(clamped)
+        time = np.exp(log_time)
+        physics = self.prior(clamped)
+        kernel = self.floor.kernel(time, physics, ops)
+        hidden = kernel < 0.9 * (time - self.floor.offset_us)
+        low, high = (np.exp(q) for q in self.kernel_quantiles.at(log_time))
+        kernel_low = np.where(hidden, kernel / HIDDEN_SPREAD, np.maximum(kernel - time * (1.0 - low), kernel / 3.0))
+        kernel_high = np.where(hidden, kernel * HIDDEN_SPREAD, kernel + time * (high - 1.0))
+        latency = time + np.interp(log_time, *self.extra)
+        low, high = (np.exp(q) for q in self.latency_quantiles.at(log_time))
+        estimate = Estimate(latency, kernel, kernel_low, kernel_high, ~outside, latency * low, latency * high)
+        if outside.any():
+            drop = [name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns]
+            factor = np.where(outside, self.prior(calls.drop(columns=drop)) / physics, 1.0)
+            estimate = estimate.scale(factor, self._growth(estimate, octaves))
+        return estimate
+
+    def _growth(self, inside: Estimate, octaves: Array) -> Array:
+        """Growth of log half-widths outside the samples' range, shape (rows,): no wider than physics alone would be."""
+        half = 0.5 * np.log(inside.p90 / inside.p10)
+        most = np.log(PHYSICS_SPREAD[FAMILIES[self.family].law]) / np.maximum(half, 1e-9)
+        return np.asarray(np.clip(1.0 + WIDENING_PER_OCTAVE * octaves, 1.0, np.maximum(most, 1.0)))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the family's folder: `family.json`, `networks.safetensors`, `trees0.txt`...; each file atomically.
+
+        What a former model has there and this one has not goes.
+
+        Raises:
+            SteptimeError: a file cannot be written.
+        """
+        folder = Path(folder)
+        networks = {i: m for i, m in enumerate(self.members) if not isinstance(m, Trees)}
+        former = {*folder.glob("trees*.txt"), *folder.glob("networks.safetensors")}
+        for i, member in enumerate(self.members):
+            if isinstance(member, Trees):
+                with atomic_path(folder / f"trees{i}.txt") as part:
+                    part.write_text(member.text(), encoding="utf-8")
+                former.discard(folder / f"trees{i}.txt")
+        if networks:
+            from safetensors.numpy import save
+
+            tensors = {key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()}
+            with atomic_path(folder / "networks.safetensors") as part:
+                part.write_bytes(save({key: np.ascontiguousarray(value) for key, value in tensors.items()}))
+            former.discard(folder / "networks.safetensors")
+        values = {
+            **self.description,
+            "family": self.family, "gpu": self.gpu.name, "variant": self.variant, "evidence": self.evidence,
+            "feature_version": features.VERSION, "inputs": self.inputs, "scope": self.scope.to_json(),
+            "floor": {"offset_us": self.floor.offset_us, "default_us": self.floor.default_us,
+                      "by_op": dict(self.floor.by_op)},
+            "memory": self.memory.to_json(), "prior_scale": self.prior_scale,
+            "floor_trust": self.floor_trust, "extra": self.extra,
+            "members": [MEMBERS[type(member)] for member in self.members],
+            "weights": self.weights,
+            "latency_quantiles": self.latency_quantiles.to_json(), "kernel_quantiles": self.kernel_quantiles.to_json(),
+        }  # fmt: skip
+        with atomic_path(folder / DESCRIPTION) as part:
+            part.write_text(json.dumps(values, indent=1, sort_keys=True, default=str) + "\n", encoding="utf-8")
+        for path in former:
+            path.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, folder: str | Path, gpu: GpuSpec) -> FittedModel:
+        """Read a family's folder.
+
+        Raises:
+            PackError: a file is missing or damaged, or was made by another version of the features.
+        """
+        folder = Path(folder)
+        values = read_description(folder)
+        if values.get("feature_version") != features.VERSION:
+            raise PackError(f"{folder}: features of version {values.get('feature_version')}; refit the family")
+        try:
+            members = _load_members(folder, values["members"])
+            return cls(
+                str(values["family"]), gpu, str(values["variant"]), Scope.from_json(values["scope"]),
+                Floor(**values["floor"]), BandwidthCurve.from_json(values["memory"]),
+                Quantiles.from_json(values["latency_quantiles"]), Quantiles.from_json(values["kernel_quantiles"]),
+                members, tuple(map(float, values["weights"])), str(values["inputs"]), float(values["prior_scale"]),
+                float(values.get("floor_trust", 1.0)), (tuple(values["extra"][0]), tuple(values["extra"][1])), values,
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise PackError(f"{folder / DESCRIPTION}: damaged ({error}); refit the family") from None
+
+
+def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
+    tensors: dict[str, Any] = {}
+    readers: dict[str, Callable[..., Member]] = {
+        MEMBERS[Network]: Network.from_tensors, MEMBERS[ChosenKernel]: ChosenKernel.from_tensors,
+        MEMBERS[Process]: Process.from_tensors,
+    }  # fmt: skip
+    if set(kinds) & set(readers):
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            tensors = load_file(folder / "networks.safetensors")
+        except (OSError, SafetensorError) as error:
+            raise PackError(f"{folder / 'networks.safetensors'}: not readable ({error}); refit the family") from None
+    members: list[Member] = []
+    for i, kind in enumerate(kinds):
+        if kind in readers:
+            members.append(readers[kind](tensors, f"member{i}."))
+            continue
+        try:
+            members.append(Trees.from_text((folder / f"trees{i}.txt").read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise PackError(f"{folder / f'trees{i}.txt'}: not readable ({error}); refit the family") from None
+    return tuple(members)

@@ -1,0 +1,248 @@
+"""The steps of one family's fit: floor and drift, members, calibration, and what rows that they have not seen say of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.errors import InputError
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels import features
+from pipeline.kernels import cublas_choice as choice
+from pipeline.kernels import cublas_choice_fit as choice_fit
+from pipeline.kernels import distillation as distil
+from pipeline.kernels import session_drift as drift
+from pipeline.kernels import latency_floor as floors
+from pipeline.kernels import learned_variants as learned
+from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.error_metrics import gmae
+from pipeline.kernels.families import family
+from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.intervals import Quantiles, fit_quantiles
+from pipeline.kernels.fit_workers import Crew
+from pipeline.kernels.estimate import Floor
+from pipeline.kernels.samples import assign_folds
+from pipeline.kernels.sample_range import Scope
+from pipeline.kernels.work import Array, Dims
+
+MOST_FOR_PROCESS = 1000
+"""Samples up to which `auto` takes processes: networks take two minutes there, whatever the number, and err as much or
+more (`benchmarks/kernels/small_fits.py`)."""
+
+CHOSEN_BY_AUTO = ("gemm",)
+"""Families for which `auto` asks which kernel will run. In bmm, half of the GPUs ran one kernel alone, and on the T4 the
+error falls from 3.6 to 3.4 % only, for twice the time of fitting."""
+
+FEWEST_TO_LEARN = 20
+"""Samples below which no trees or networks are trained, and residuals of physics make no interval."""
+
+FEWEST_FOR_PROCESS = 8
+"""Samples below which nothing is learned: physics is scaled by their median ratio (variant `roofline`). From eight on,
+processes err less than that on development shapes (V100 and T4, six families, 8 to 20 samples: by 19 to 23 %)."""
+
+EQUAL = 1e-9
+"""Log range within which all samples are equal: nothing can be learned, and the model is their value."""
+
+FLOOR_TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+FEW_SPREAD = 1.6
+"""Factor up and down of an interval that too few samples calibrate."""
+
+
+def judge(model: FittedModel, test: pd.DataFrame) -> pd.DataFrame:
+    """Held-out rows with their predictions: the table behind `FittedFamily.metrics`."""
+    estimate = model.predict(test)
+    dims = [dim for dim in family(model.family).dims if dim in test.columns]
+    return test[["op", "phase", "dtype", *dims, "latency_us"]].assign(
+        predicted_us=estimate.latency, kernel_us=estimate.kernel, p10_us=estimate.latency_p10,
+        p90_us=estimate.latency_p90, floor_us=model.floor.of(Dims(test).text("op")),
+    )  # fmt: skip
+
+
+class Fitter:
+    """The steps of one fit, sharing the training rows."""
+
+    def __init__(
+        self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float,
+        crew: Crew,
+    ) -> None:  # fmt: skip
+        self.train, self.gpu, self.name, self.seed, self.crew = train, gpu, name, seed, crew
+        self.memory, self.offset_us = memory, offset_us
+        self.notes: dict[str, Any] = {}
+        physics = Physics.of(gpu)
+        if memory is not None:
+            physics = physics.calibrate(memory, "fitted")
+        measured, self.timed = floors.kernel_times(train)
+        floor = floors.estimate_floor(train, physics, offset_us)
+        self.measured = measured
+        scope = Scope.of(name, train, family(name).dims)
+        self.base = FittedModel(
+            name, gpu, "roofline", scope, Floor(0.0, 0.0, {}) if self.timed else floor, physics.memory,
+            Quantiles.constant(FEW_SPREAD), Quantiles.constant(FEW_SPREAD),
+        )  # fmt: skip
+        self.clamped = scope.clamp(train)[0]
+        self.base = replace(self.base, prior_scale=self._prior_scale(physics))
+        self.folds = assign_folds(train, learned.FOLDS, seed)
+
+    def _prior_scale(self, physics: Physics) -> float:
+        """Median ratio of measured kernels to physics, over samples that show their kernel but are short."""
+        ops = Dims(self.train).text("op")
+        expected = physics.reference_us(self.name, self.clamped)
+        floor = self.base.floor.of(ops)
+        shown = (self.measured > floors.ABOVE_FLOOR * floor) & np.isfinite(expected)
+        if not shown.any():
+            return 1.0
+        ratio = (self.measured - self.base.floor.offset_us)[shown] / expected[shown]
+        # the shortest tenth that is visible resembles what is hidden most; all of them where these are few
+        order = np.argsort(self.measured[shown])[: max(20, int(0.1 * shown.sum()))]
+        return float(np.clip(np.median(ratio[order]), 0.05, 20.0))
+
+    def fit(self, variant: str) -> tuple[FittedModel, Array]:
+        """The model, and log predictions of the undisturbed time by members that had not seen the row."""
+        log_measured = np.log(self.measured)
+        if len(self.train) > 1 and np.ptp(log_measured) < EQUAL:
+            floor = Floor(self.base.floor.offset_us, float(self.measured[0]), {})
+            return replace(self.base, variant="constant", inputs="constant", floor=floor), log_measured
+        baseline = self.base.baseline(self.clamped)
+        few = variant == "process" or (variant == "auto" and len(self.train) <= MOST_FOR_PROCESS)
+        enough = len(self.train) >= (FEWEST_FOR_PROCESS if few else FEWEST_TO_LEARN)
+        chosen = variant if enough else "roofline"
+        if chosen == "roofline" or not np.all(np.isfinite(baseline)):
+            return self._roofline(baseline, log_measured)
+        asks = chosen == "choice" or (chosen == "auto" and self.name in CHOSEN_BY_AUTO and not few)
+        observed = self._observed() if asks else None
+        if chosen == "choice" and observed is None:
+            raise InputError(f"{self.name}: the samples do not say which kernels ran; fit the variant average")
+        disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
+        if not self.timed:
+            inputs = self.base.features(self.clamped)
+            disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed, self.crew)
+        clean = np.log(np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured))
+        self.notes["disturbance_us"] = round(disturbed.typical_us, 2)
+        outcome, base = self._learn("process" if few else chosen, clean, baseline, observed)
+        start = np.zeros_like(baseline) if base.inputs == "raw" else baseline
+        unseen = start + outcome.unseen
+        known = np.isfinite(unseen)
+        if chosen == "auto":
+            errors = [typical_error(found[known], clean[known], few) for found in (baseline, unseen)]
+            if errors[0] <= errors[1]:
+                return self._roofline(baseline, log_measured)
+        self.notes |= {key: round(value, 5) for key, value in outcome.notes.items()}
+        label = ("process" if few else "average" if observed is None else "choice") if chosen == "auto" else chosen
+        model = replace(base, variant=label, members=outcome.members, weights=outcome.weights)
+        if base.inputs != "raw":
+            model = self._trust_floor(model, baseline, outcome.unseen, clean)
+            unseen = baseline + model.damp(self.clamped, baseline, outcome.unseen)
+        model = self._calibrate(model, unseen, clean, disturbed, outcome.shrink)
+        return model, unseen
+
+    def _trust_floor(self, model: FittedModel, baseline: Array, learned_log: Array, clean: Array) -> FittedModel:
+        """Choose `floor_trust` by the error on unseen rows."""
+        if model.floor.default_us <= 0:
+            return model
+        errors = {}
+        for trust in FLOOR_TRUSTS:
+            damped = replace(model, floor_trust=trust).damp(self.clamped, baseline, learned_log)
+            known = np.isfinite(damped)
+            errors[trust] = gmae(np.exp((baseline + damped)[known]), np.exp(clean[known]))
+        best = min(errors, key=errors.__getitem__)
+        self.notes["floor_trust"] = best
+        return replace(model, floor_trust=best)
+
+    def _observed(self) -> choice.Observed | None:
+        """Which kernels ran, where the samples say so."""
+        if self.name not in ("gemm", "bmm") or len(self.train) < distil.FEWEST_FOR_NETWORKS:
+            return None
+        inputs, columns = features.derived_features(self.name, self.clamped, self.gpu, self.base.scope.ops)
+        return choice.observe(self.train, inputs, columns, self.gpu.sms)
+
+    def _learn(
+        self, variant: str, clean: Array, baseline: Array, observed: choice.Observed | None
+    ) -> tuple[learned.Outcome, FittedModel]:
+        base = replace(self.base, inputs="raw") if variant == "mlp_paper" else self.base
+        target = clean if base.inputs == "raw" else clean - baseline
+
+        def featurise(calls: pd.DataFrame) -> Array:
+            return base.features(calls)
+
+        problem = learned.Problem(
+            self.clamped, featurise(self.clamped), target, baseline, self.folds, family(self.name).law, featurise,
+            self._height, self.crew,
+        )  # fmt: skip
+        if variant == "mlp_paper":
+            outcome, recipe = learned.search_paper(problem, self.seed)
+            self.notes |= {"width": recipe.width, "layers": recipe.layers, "learning_rate": recipe.learning_rate}
+        elif variant == "process":
+            outcome = learned.fit_process(problem, self.seed)
+        elif variant == "trees":
+            outcome = learned.fit_trees(problem, self.seed)
+        elif variant == "mlp":
+            outcome = learned.fit_network(problem, self.seed)
+        elif observed is not None:
+            outcome = choice_fit.fit_choice(problem, observed, self.seed)
+        else:
+            outcome = distil.fit_average(problem, self.seed)
+        return outcome, base
+
+    def _height(self, calls: pd.DataFrame) -> Array:
+        """Log of the baseline over the floor; infinite where there is no floor. Shape (rows,)."""
+        floor = self.base.floor.of(Dims(calls).text("op"))
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.base.baseline(calls) - np.log(floor))
+
+    def _roofline(self, baseline: Array, log_measured: Array) -> tuple[FittedModel, Array]:
+        """Physics, scaled to the samples; an interval from its residuals where there are enough of them."""
+        finite = np.isfinite(baseline)
+        if not finite.any():
+            raise InputError(f"{self.name}: neither dims nor bytes say how much work the samples are")
+        residual = (log_measured - baseline)[finite]
+        model = self.base
+        if len(residual) >= FEWEST_TO_LEARN:
+            quantiles = fit_quantiles(baseline[finite], residual)
+            model = replace(model, latency_quantiles=quantiles, kernel_quantiles=quantiles)
+        return model, baseline
+
+    def _calibrate(
+        self, model: FittedModel, unseen: Array, clean: Array, disturbed: drift.Drift, shrink: float
+    ) -> FittedModel:
+        """Add intervals, and the latency's typical disturbance, from predictions of unseen rows."""
+        known = np.isfinite(unseen)
+        unseen, clean, extra_us = unseen[known], clean[known], disturbed.extra_us[known]
+        few = model.variant == "process"
+        kernel = fit_quantiles(unseen, clean - unseen, shrink, few)
+        extra = drift.best_extra(np.exp(unseen), np.exp(shrink * (clean - unseen)), disturbed, self.seed)
+        model = replace(model, kernel_quantiles=kernel, extra=extra)
+        latency = np.exp(unseen) + np.interp(unseen, *extra)
+        measured = np.exp(unseen + shrink * (clean - unseen)) + extra_us
+        return replace(model, latency_quantiles=fit_quantiles(unseen, np.log(measured / latency), few=few))
+
+    def judge(self, model: FittedModel, unseen: Array) -> pd.DataFrame:
+        """Training rows with predictions by members that had not seen them, in the form of `judge`."""
+        known = np.isfinite(unseen)
+        unseen = unseen[known]
+        latency = np.exp(unseen) + np.interp(unseen, *model.extra)
+        low, high = (np.exp(q) for q in model.latency_quantiles.at(unseen))
+        table = judge(model, self.train[known])
+        measured = (self.measured if self.timed else self.train["latency_us"].to_numpy(dtype=np.float64))[known]
+        return table.assign(latency_us=measured, predicted_us=latency, p10_us=latency * low, p90_us=latency * high)
+
+    def judge_each_by_others(self, variant: str) -> pd.DataFrame:
+        """Each training row with the prediction of a model of the other rows, in the form of `judge`.
+
+        So few rows only scale physics, and their median would know the row that it is compared with.
+        """
+        tables = []
+        for row in range(len(self.train)):
+            others = self.train.drop(index=row).reset_index(drop=True)
+            fitter = Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us, self.crew)
+            tables.append(judge(fitter.fit(variant)[0], self.train.iloc[[row]]))
+        return pd.concat(tables, ignore_index=True)
+
+
+def typical_error(found: Array, measured: Array, few: bool) -> float:
+    """How far log times are off. The geometric mean of a few errors is at the mercy of the smallest of them."""
+    return float(np.mean(np.abs(found - measured))) if few else gmae(np.exp(found), np.exp(measured))

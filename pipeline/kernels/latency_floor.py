@@ -1,0 +1,97 @@
+"""The latency floor of event-timed samples, and the bandwidth curve, both estimated from the samples of one GPU.
+
+An event latency of a kernel that lasts k is max(floor, offset + k): see `prediction.Floor`. The offset and the device's
+bandwidth curve follow from element-wise ops, whose traffic is known exactly; the floor of each op from its smallest
+samples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.bandwidth import SMALLEST_KERNEL_US, CurveFit, fit_curve
+from pipeline.kernels.families import work_of
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.estimate import Floor
+from pipeline.kernels.work import Array
+
+STREAMING_OPS = ("relu", "tanh", "add", "mul")
+"""Ops that only stream memory; the others' arithmetic may add to it on GPUs with little of it."""
+
+ABOVE_FLOOR = 1.25
+"""Latencies from this multiple of the floor on show the kernel."""
+
+SMALL_WORK_US = 3.0
+"""A sample whose physics says less than this is at the floor."""
+
+FEWEST = 30
+"""Samples that a curve fit needs above the floor."""
+
+NEAR_FLOOR = 5
+"""Smallest samples whose median is the floor."""
+
+HIDING = 4.0
+"""Latencies this many times longer than physics expects are the floor's, not the kernel's."""
+
+UNSEEN_FLOOR_US = 32.0
+"""Floor where no sample shows it: the median over ops and GPUs of the public samples."""
+
+
+def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
+    """Floor of each op: the median latency of its smallest samples (by physics), microseconds."""
+    found: dict[str, float] = {}
+    for op, rows in samples.reset_index(drop=True).groupby("op", observed=True).groups.items():
+        at = np.asarray(rows)
+        latency, expected = samples["latency_us"].to_numpy(dtype=np.float64)[at], kernel_us[at]
+        small = latency[expected < SMALL_WORK_US]
+        if len(small) >= NEAR_FLOOR:
+            found[str(op)] = float(np.median(small))
+            continue
+        shortest = np.argsort(expected)[:NEAR_FLOOR]
+        typical = float(np.median(latency[shortest]))
+        hidden = typical > HIDING * float(np.median(expected[shortest]))
+        # where even the smallest samples may show their kernels, the floor is not visible: at most the least latency
+        found[str(op)] = typical if hidden else float(min(latency[shortest].min(), UNSEEN_FLOOR_US))
+    return found
+
+
+def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:
+    """Fit the device-memory curve on element-wise samples; None where there are too few above the floor."""
+    rows = samples[(samples["family"] == "elementwise") & samples["op"].isin(STREAMING_OPS)].reset_index(drop=True)
+    if len(rows) < FEWEST:
+        return None
+    size = work_of("elementwise", rows).bytes
+    measured, timed = kernel_times(rows)
+    if timed:
+        keep, start = measured > 1.5 * SMALLEST_KERNEL_US, float(np.clip(np.quantile(measured, 0.01), 0.5, 20.0))
+    else:
+        floors = rows["op"].map(op_floors(rows, Physics.of(gpu).reference_us("elementwise", rows)))
+        keep, start = measured > ABOVE_FLOOR * floors.to_numpy(dtype=np.float64), SMALLEST_KERNEL_US
+    if keep.sum() < FEWEST:
+        return None
+    return fit_curve(size[keep], measured[keep], start, gpu.peak_dram_gb_per_s(), offset=not timed)
+
+
+def kernel_times(samples: pd.DataFrame) -> tuple[Array, bool]:
+    """The times to fit, and whether they are kernel times: `kernel_us` where every row has it, else `latency_us`."""
+    if "kernel_us" in samples.columns:
+        kernel = pd.to_numeric(samples["kernel_us"], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        if len(kernel) and np.all(np.isfinite(kernel) & (kernel > 0)):
+            return kernel, True
+    return samples["latency_us"].to_numpy(dtype=np.float64), False
+
+
+def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) -> Floor:
+    """Floors of the ops of one family's samples; with kernel times at hand, the offset is what latencies add."""
+    name = str(samples["family"].iloc[0])
+    measured, timed = kernel_times(samples)
+    latency = samples["latency_us"].to_numpy(dtype=np.float64)
+    if timed:
+        extra = float(np.median(np.maximum(latency - measured, 0.0)))
+        return Floor(min(extra, offset_us) if extra else 0.0, 0.0 if not extra else float(latency.min()), {})
+    floors = op_floors(samples, physics.reference_us(name, samples))
+    # a kernel cannot be shorter than nothing: the offset stays below the least floor
+    offset = min(offset_us, 0.9 * min(floors.values()))
+    return Floor(offset, float(np.median(list(floors.values()))), floors)

@@ -1,0 +1,155 @@
+"""Time of lookups and of their gradients on a GPU: bytes that move, and rows that wait for memory.
+
+A lookup reads rows that lie anywhere, each after the index that names it, so that its kernel is as fast as bytes move or as
+loads follow one another, whichever is slower. Bytes from DRAM and rows that L2 holds take their time in turn: both
+pass L2. How many loads follow one another, and how many of them a GPU has under way, is counted in the kernels'
+sources: FBGEMM's `codegen/training/backward`, PyTorch's `ATen/native/cuda/Embedding.cu` and `EmbeddingBackwardKernel.cu`.
+Nothing here is fitted to a measurement but `ROW_LATENCY_US`; `benchmarks/kernels/lookups.py` holds it against some.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.embedding_traffic import (
+    CACHEABLE_SHARE,
+    RESIDENT_WARPS_PER_SM,
+    ROW_LATENCY_US,
+    Lookup,
+    attributes_of,
+    forward_traffic,
+    small_width_factor,
+    tables_of,
+)
+from pipeline.kernels.work import Array, Dims, sectors
+
+WARP = 32
+
+FLOATS_PER_LANE = 4
+"""FBGEMM's lanes load four elements at once; a row of up to 32 elements takes 8 lanes, of up to 64 takes 16."""
+
+BLOCK_ROWS = 32
+"""Lookups of one row that its block adds up side by side; a row with fewer is a single warp's."""
+
+BLOCK_REGISTERS = 42
+"""Registers of a thread of the kernel with a block for each row (A100 trace, launch parameters): one block an SM."""
+
+LONGEST_RUN = 1024
+"""Lookups that one block adds up at most (`max_segment_length_per_cta`); more are split over blocks."""
+
+UPDATE_LOADS = 7.0
+"""Loads that follow one another when FBGEMM updates a row, besides its gradients: the run's number, its ends, its first
+entry, the table's width and start, the entries, the weight's place, the row."""
+
+SUM_ROWS = 10.0
+"""Gradient rows that one thread of PyTorch's dense gradient adds up (`NROWS_PER_THREAD`); a second kernel adds their sums."""
+
+FEW_INDICES = 16.0
+"""Indices that a block of PyTorch's kernel for few indices handles at once (`BLOCKDIMY`); it takes the next when these
+are done: a gradient row, then the row it is added to."""
+
+FEW_BLOCKS_PER_SM = 4.0
+"""Blocks of that kernel on one SM: 512 threads each, for 32 columns."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Repeated rows of calls, each of shape (rows,), added up over a call's tables."""
+
+    accesses: Array
+    distinct: Array
+    sums: Array  # partial sums of PyTorch's dense gradient
+    sum_loads: Array  # loads that follow one another in all of them
+    update_us: Array  # FBGEMM's update, waiting alone
+    slice_bytes: Array  # output gradient of one table, mean
+
+
+def lookup_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_per_s: float) -> Array:
+    """Time beyond the start of lookups or of their gradients, us, shape (rows,); NaN where sizes are not known."""
+    traffic = forward_traffic(d, gpu)
+    narrow = small_width_factor(traffic.width)
+
+    def moving_us(cold: Array, warm: Array) -> Array:
+        return (memory.moving_us(cold) + warm / (1e3 * l2_gb_per_s)) * narrow
+
+    if name == "embedding_forward":
+        hits = traffic.hits * traffic.weights
+        moved = moving_us(traffic.fixed + traffic.weights - hits, hits)
+        return np.maximum(moved, ROW_LATENCY_US * traffic.longest)
+    return _gradient_us(d, gpu, moving_us, traffic.fixed, traffic.weights)
+
+
+def _gradient_us(
+    d: Dims, gpu: GpuSpec, moving_us: Callable[[Array, Array], Array], fixed: Array, weights: Array
+) -> Array:
+    """By op: FBGEMM's fused update, PyTorch's dense gradient of many or few rows, and rows for a sparse gradient."""
+    repeats = _repeats(d, gpu)
+    row = sectors(d.element_bytes() * d("D"))
+    again = np.maximum(weights - row * d("B") * np.maximum(d("T", 1.0), 1.0), 0.0)  # gradients beyond each one's first
+    held = np.minimum(1.0, CACHEABLE_SHARE * gpu.l2_bytes / np.maximum(repeats.slice_bytes, 1.0))
+    fixed, warm = fixed + (1.0 - held) * again, held * again
+    fused = np.maximum(moving_us(fixed + 2.0 * repeats.distinct * row, warm), repeats.update_us)
+
+    summed = repeats.sums * sectors(4.0 * d("D"))  # written and read again, in fp32
+    threads = max(gpu.sms, 1) * gpu.max_threads_per_sm
+    columns = WARP * np.ceil(d("D") / WARP)
+    loads = repeats.sum_loads + 2.0 * repeats.distinct + repeats.sums
+    dense = moving_us(fixed + 2.0 * summed + repeats.distinct * row, warm) + ROW_LATENCY_US * loads * columns / threads
+
+    turns = np.ceil(repeats.accesses / FEW_INDICES)
+    waves = np.ceil(np.ceil(d("D") / WARP) / (FEW_BLOCKS_PER_SM * max(gpu.sms, 1)))
+    few = np.maximum(moving_us(fixed + 2.0 * repeats.distinct * row, warm), 2.0 * ROW_LATENCY_US * turns * waves)
+
+    unsorted = np.array([attributes.get("sorted") is False for attributes in attributes_of(d)], dtype=bool)
+    found = np.where(d.op_in(("dense",)), np.where(unsorted, few, dense), fused)
+    sparse = moving_us(fixed - (1.0 - held) * again + weights, weights)
+    return np.where(d.op_in(("sparse",)), sparse, found)
+
+
+def _repeats(d: Dims, gpu: GpuSpec) -> Repeats:
+    """How often rows repeat in each call, and what follows from it."""
+    found = np.zeros((6, d.rows))
+    memo: dict[tuple[Any, ...], tuple[float, ...]] = {}
+    keys = zip(*(d(name, -1.0) for name in ("B", "D", "T", "L", "E")), d.text("attributes"), strict=True)
+    for row, (key, attributes) in enumerate(zip(keys, attributes_of(d), strict=True)):
+        if key not in memo:
+            memo[key] = _repeats_of(tables_of(d, row, attributes), gpu)
+        found[:, row] = memo[key]
+    found[5] *= d.element_bytes()
+    return Repeats(*found)
+
+
+def _repeats_of(tables: list[Lookup], gpu: GpuSpec) -> tuple[float, ...]:
+    """(accesses, distinct rows, partial sums, their loads, update in us, elements of one table's gradient)."""
+    accesses = distinct = sums = loads = blocks = block_loads = warp_loads = 0.0
+    for table, count in Counter(tables).items():
+        rows = max(table.distinct_rows(), 1.0)
+        uses = max(table.accesses / rows, 1.0)
+        accesses, distinct = accesses + count * table.accesses, distinct + count * rows
+        parts = rows * max(uses / SUM_ROWS, 1.0)
+        sums, loads = sums + count * parts, loads + count * (2.0 * parts + 2.0 * rows * uses)
+        if uses < BLOCK_ROWS:
+            warp_loads += count * rows * (UPDATE_LOADS + uses)
+        else:
+            pieces = np.ceil(uses / LONGEST_RUN)
+            blocks += count * rows * pieces
+            block_loads += count * rows * pieces * (UPDATE_LOADS + np.ceil(uses / pieces / BLOCK_ROWS))
+    lanes = _lanes(tables[0].width)
+    sms = max(gpu.sms, 1)
+    resident = max(gpu.registers_per_sm // (BLOCK_REGISTERS * BLOCK_ROWS * lanes), 1)
+    side_by_side = min(sms * resident, max(np.ceil(accesses / LONGEST_RUN), 1.0), max(blocks, 1.0))
+    waits = block_loads / side_by_side + warp_loads / (sms * RESIDENT_WARPS_PER_SM * WARP / lanes)
+    slice_elements = float(np.mean([table.batch * table.width for table in tables]))
+    return accesses, distinct, sums, loads, ROW_LATENCY_US * float(waits), slice_elements
+
+
+def _lanes(width: float) -> int:
+    """Lanes of a warp that one row takes in FBGEMM's kernels."""
+    return 8 if width <= 8 * FLOATS_PER_LANE else 16 if width <= 16 * FLOATS_PER_LANE else WARP

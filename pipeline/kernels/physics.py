@@ -1,0 +1,256 @@
+"""Kernel times from physics: roofline with waves, bandwidth curves, embedding traffic, links and collectives.
+
+They are the fallback for every family that has no fitted model, and the prior for kernels that are too short for the
+samples to show (DESIGN section 2). Times are kernel times: no launch, no latency floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
+from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.embedding_traffic import (
+    ROW_LATENCY_US,
+    distinct_weight_bytes,
+    forward_traffic,
+    small_width_factor,
+)
+from pipeline.kernels.families import Law, family, work_of
+from pipeline.kernels.conv_gradients import gradient_us
+from pipeline.kernels.batch_norm_pooling import FAMILIES as IMAGES
+from pipeline.kernels.batch_norm_pooling import image_us
+from pipeline.kernels.lookup_time import lookup_us
+from pipeline.kernels.tensor_core_convolution import on_tensor_cores, tensor_us
+from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
+
+TILE = 64.0
+"""Edge of the output tile that a thread block computes in the physical model of matrix products: the smallest common
+one in the public kernel names (64x64, 128x64, 32x128); what suits small products, where waves matter."""
+
+SHORTEST_REDUCTION = 256.0
+"""Reduction length that one block keeps when the library splits a long reduction over blocks (split-K), ..."""
+
+SHORTEST_OF_PRODUCTS = 128.0
+"""... and in small matrix products, whose blocks are sliced as well: by the V100 DLRM trace."""
+
+LINK_START_US = {"pinned": 1.5, "pageable": 1.5}
+"""Duration of a tiny host copy on the stream; the V100 and A100 DLRM traces show 1 to 2 us."""
+
+PAGEABLE_SHARE = 0.5
+"""Bandwidth of a pageable copy relative to a pinned one: the driver stages it through a pinned buffer."""
+
+COLLECTIVE_START_US = 20.0
+"""Latency of a small NCCL collective; the V100 and A100 DLRM traces show 17 us and more."""
+
+SORT_PASSES = 4.0
+"""Read-and-write passes of a radix sort over 32 significant bits, 8 bits a pass (CUB's onesweep)."""
+
+WHOLE_SORTS = ("sort", "unique", "topk", "")
+"""Ops that stand for all passes of a sort; the others (histogram, scan, one pass) are single kernels."""
+
+BLOCK_SORTS = ("radix_sort_single_tile",)
+"""Sorts that one block does alone."""
+
+START_US = {
+    "gemm": 5.0, "bmm": 5.0, "conv2d_forward": 7.0, "conv2d_backward_data": 7.0, "conv2d_backward_weight": 7.0,
+    "embedding_forward": 6.0, "embedding_backward": 12.0, "concat": 3.5, "layer_norm": 6.0, "softmax": 4.0,
+    "batch_norm": 5.0, "reduction": 7.0, "loss": 4.0, "pooling": 4.0, "tril_index_forward": 8.0,
+    "tril_index_backward": 8.0, "index": 5.0, "sort": 15.0, "memset": 1.5, "memcpy_d2d": 1.5, "attention": 6.0,
+    "rnn": 6.0, "optimizer": 3.0,
+}  # fmt: skip
+"""Duration of each family's kernels at negligible sizes, microseconds: chains of dependent loads, a reduction's last
+step, a tile's prologue. The least to typical durations among the smallest calls of the V100 and A100 DLRM traces
+(`benchmarks/kernels/public_traces.py`); families that are not listed take the bandwidth curve's start."""
+
+PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
+                  Law.SORT: 2.0}  # fmt: skip
+"""Factor between a formula's time and the ends of its p10-p90 interval; from the checks against kernels of public
+traces (docs/kernels.md), where about 80 % fall inside."""
+
+
+@dataclass(frozen=True)
+class Physics:
+    """The figures of one GPU that the formulas need: from its spec file, or with a bandwidth curve fitted on its samples.
+
+    `memory` moves bytes to and from DRAM, `link` over PCIe; `evidence` says what times over `memory` rest on.
+    """
+
+    gpu: GpuSpec
+    memory: BandwidthCurve
+    link: BandwidthCurve
+    l2_gb_per_s: float
+    evidence: str = "roofline"
+
+    def streaming(self) -> Physics:
+        """With the bandwidth that the architecture's cards stream at, where that is known to be more than the median's.
+
+        Not the default: saved models hold corrections of formulas without it.
+        """
+        peak = max(self.gpu.peak_dram_gb_per_s(), sustained_dram_gb_per_s(self.gpu))
+        return replace(self, memory=BandwidthCurve.flat(peak)) if self.gpu.limits is not None else self
+
+    @classmethod
+    def of(cls, gpu: GpuSpec) -> Physics:
+        """From the spec file alone."""
+        memory = BandwidthCurve.flat(gpu.peak_dram_gb_per_s())
+        link = BandwidthCurve.flat(max(gpu.pcie_gb_per_s, 1.0), LINK_START_US["pinned"])
+        return cls(gpu, memory, link, gpu.peak_l2_gb_per_s())
+
+    def calibrate(self, memory: BandwidthCurve, evidence: str) -> Physics:
+        """With a bandwidth curve of device memory that was fitted, and what it rests on."""
+        return replace(self, memory=memory, evidence=evidence)
+
+    def kernel_us(self, name: str, calls: pd.DataFrame) -> Array:
+        """Kernel time of calls of one family, us, shape (rows,); NaN where neither dims nor bytes are known."""
+        entry = family(name)
+        d = Dims(calls)
+        found = work_of(name, calls)
+        if entry.law is Law.COMPUTE:
+            shortest = SHORTEST_OF_PRODUCTS if name in ("gemm", "bmm") else SHORTEST_REDUCTION
+            return self._convolution(name, calls, self._compute(name, d, found, shortest))
+        if entry.law is Law.EMBEDDING:
+            return self._lookups(name, d, found)
+        if entry.law is Law.LINK:
+            pageable = d.op_in(("pageable",))
+            pinned = self.link.time_us(np.maximum(found.read, found.written))  # each byte crosses the link once
+            return np.where(pageable, self.link.start_us + (pinned - self.link.start_us) / PAGEABLE_SHARE, pinned)
+        if entry.law is Law.COLLECTIVE:
+            return self._collective(d, found)
+        if entry.law is Law.SORT:
+            whole = d.op_in(WHOLE_SORTS)
+            start = np.where(whole | d.op_in(BLOCK_SORTS), self.start_us(name), self.memory.start_us)
+            return start + self.memory.moving_us(np.where(whole, SORT_PASSES, 1.0) * found.bytes)
+        if name in IMAGES and self.gpu.limits is not None:
+            return self.start_us(name) + image_us(name, d, self.memory.moving_us(entry.passes * found.bytes), self.gpu)
+        return self._movement(name, entry.passes, found)
+
+    def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
+        """The time that learned models correct: as `kernel_us`, without what the public traces say of short kernels.
+
+        Saved models depend on it: what changes it needs a new `features.VERSION`.
+        """
+        if family(name).law is Law.COMPUTE:
+            found = self._compute(name, Dims(calls), work_of(name, calls), SHORTEST_REDUCTION)
+        elif name in IMAGES:
+            found = self._movement(name, family(name).passes, work_of(name, calls))
+        elif family(name).law is Law.EMBEDDING:
+            found = self._embedding(name, Dims(calls), work_of(name, calls))
+        else:
+            found = self.kernel_us(name, calls)
+        return found - self.start_us(name) + self.memory.start_us
+
+    def start_us(self, name: str) -> float:
+        """Duration of a family's kernel at negligible size; a CPU has no kernels to start."""
+        return START_US.get(name, self.memory.start_us) if self.gpu.limits is not None else self.memory.start_us
+
+    def _movement(self, name: str, passes: float, found: Work) -> Array:
+        """Traffic over the memory curve, or arithmetic where that takes longer."""
+        arithmetic = found.flops / self.gpu.peak_gflop_per_s() / 1e3
+        return np.asarray(self.start_us(name) + np.maximum(self.memory.moving_us(passes * found.bytes), arithmetic))
+
+    def _compute(self, name: str, d: Dims, found: Work, shortest: float) -> Array:
+        """Roofline whose compute side counts whole waves of tiles; without tile counts, plain throughput.
+
+        A long reduction is split over idle SMs, down to `shortest`.
+        """
+        tiles, depth = tile_counts(name, d)
+        peak = self.peak_flop_per_us(d)
+        sms = max(self.gpu.sms, 1)
+        split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / shortest, 1.0))
+        waves = np.ceil(tiles * split / sms)
+        compute = waves * 2.0 * TILE * TILE * depth / split / (peak / sms)
+        compute = np.where(np.isfinite(compute), np.maximum(compute, found.flops / peak), found.flops / peak)
+        return np.asarray(self.start_us(name) + np.maximum(compute, self.memory.moving_us(found.bytes)))
+
+    def _convolution(self, name: str, calls: pd.DataFrame, plain: Array) -> Array:
+        """Convolutions from what plain products of their arithmetic take: gradients, and those on tensor cores."""
+        if not name.startswith("conv2d"):
+            return plain
+        if self.gpu.limits is not None:
+            plain = self.gradient_us(name, calls, plain, plain)
+        rows = on_tensor_cores(Dims(calls), self.gpu)
+        if rows.any():
+            found = tensor_us(name, Dims(calls[rows]), self.gpu, self.memory, self.l2_gb_per_s)
+            known = np.isfinite(found)
+            plain[np.flatnonzero(rows)[known]] = self.start_us(name) + found[known]
+        return plain
+
+    def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
+        """Times of fp32 gradients from those of forward convolutions or products of the same arithmetic (`gradients`)."""
+        d = Dims(calls)
+        if product_us is None:
+            product_us = self._compute(name, d, work_of(name, calls), SHORTEST_REDUCTION)
+        return gradient_us(name, d, kernel_us, product_us, self.peak_flop_per_us(d), self.memory)
+
+    def peak_flop_per_us(self, d: Dims) -> Array:
+        """Attainable throughput by the dtype of each row, FLOP per microsecond."""
+        peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
+        return values_of(d.text("dtype", "fp32"), peaks, peaks["fp32"])
+
+    def _lookups(self, name: str, d: Dims, found: Work) -> Array:
+        """Lookups and their gradients: bytes and waiting rows on a GPU; a CPU's have no such kernels."""
+        if self.gpu.limits is None:
+            return self._embedding(name, d, found)
+        time = lookup_us(name, d, self.gpu, self.memory, self.l2_gb_per_s)
+        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
+
+    def _embedding(self, name: str, d: Dims, found: Work) -> Array:
+        """Enhanced model of Lin et al.: cold traffic over DRAM, hits over L2, whichever takes longer; narrow rows are slower."""
+        traffic = forward_traffic(d, self.gpu)
+        cold = traffic.fixed + (1.0 - traffic.hits) * traffic.weights
+        warm = traffic.hits * traffic.weights
+        if name == "embedding_backward":
+            cold, warm = self._backward_traffic(d, traffic.fixed, traffic.weights)
+        dram = self.memory.moving_us(cold)
+        time = np.maximum(dram, warm / (1e3 * self.l2_gb_per_s)) * small_width_factor(traffic.width)
+        if name == "embedding_forward" and self.gpu.limits is not None:
+            time = np.maximum(time, ROW_LATENCY_US * traffic.longest)
+        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
+
+    def _backward_traffic(self, d: Dims, fixed: Array, weights: Array) -> tuple[Array, Array]:
+        """(DRAM, L2) bytes of a backward: each distinct row is read and written once when the indices are sorted.
+
+        The output gradient is read once per lookup; repeats of one output row hit L2. Without sorting (`dense`, atomic
+        adds) every lookup reads and writes its row, repeats within L2.
+        """
+        distinct = distinct_weight_bytes(d)
+        repeated = np.maximum(weights - distinct, 0.0)
+        sparse = d.op_in(("sparse",))
+        cold = np.where(sparse, fixed + weights, fixed + 2.0 * distinct)
+        warm = np.where(sparse, weights, weights + repeated)
+        return cold, warm
+
+    def _collective(self, d: Dims, found: Work) -> Array:
+        """S x factor over the bus (DESIGN section 2); NVLink where the GPU has it, else PCIe."""
+        ranks, factor = bus_factor(d)
+        bus = self.gpu.nvlink_gb_per_s or self.gpu.pcie_gb_per_s
+        size = np.maximum(found.read, found.written)
+        time = COLLECTIVE_START_US + size * factor / (1e3 * max(bus, 1.0))
+        # one rank: the library copies within the device, or does nothing
+        return np.where(ranks <= 1.0, self.memory.time_us(2.0 * size), time)
+
+
+def bus_factor(d: Dims) -> tuple[Array, Array]:
+    """(ranks, bytes on a rank's bus per byte of its buffer) of collectives, each of shape (rows,); DESIGN section 2."""
+    ranks = np.maximum(d("ranks", 1.0), 1.0)
+    op = pd.Series(d.text("op")).str.lower()
+    share = (ranks - 1.0) / ranks
+    factor = np.where(op.str.contains("all_reduce|allreduce"), 2.0 * share, share)
+    return ranks, np.where(op.isin(["broadcast", "reduce", "send_recv"]), 1.0, factor)
+
+
+def tile_counts(name: str, d: Dims) -> tuple[Array, Array]:
+    """Output tiles of TILE x TILE and the reduction length, by family; NaN for families without tiles."""
+    if name in ("gemm", "bmm"):
+        b, m, depth, k = d("B", 1.0), d("M"), d("N"), d("K")
+        return b * np.ceil(m / TILE) * np.ceil(k / TILE), depth
+    if name.startswith("conv2d"):
+        rows, depth, columns, groups = implicit_product(name, d)
+        return groups * np.ceil(rows / TILE) * np.ceil(columns / TILE), depth
+    nothing = np.full(d.rows, np.nan)
+    return nothing, nothing

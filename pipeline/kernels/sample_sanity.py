@@ -1,0 +1,49 @@
+"""Samples that compute faster than their GPU can: milliseconds where microseconds belong, or TF32 under the name of fp32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from pipeline.errors import TableError
+from pipeline.hardware.local_device import LOCAL
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.work import Dims, matrix_product
+
+PRODUCTS = ("gemm", "bmm")
+"""Families whose FLOPs nothing saves: convolutions by Winograd need fewer than they count."""
+
+BEYOND = 4.0
+"""Times a GPU's peak that no sample reaches: boost clocks and peaks measured low stay below 2, TF32 on an A100 is 8 times its
+fp32, milliseconds are off by 1000."""
+
+FEW = 0.05
+"""Share of a family's samples up to which such rows are taken for slips of single measurements."""
+
+
+def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
+    """Refuse a family's samples (one row per call) if more than a few compute at several times the GPU's peak.
+
+    Raises:
+        TableError: they do; the message names the first.
+    """
+    if name not in PRODUCTS or samples.empty or gpu.name == LOCAL:  # some of this machine's figures are assumed
+        return
+    if samples["latency_us"].nunique() == 1:  # a constant, in whatever unit, is what is learned from such samples
+        return
+    dtype = (
+        samples["dtype"].fillna("fp32").astype(str) if "dtype" in samples.columns else pd.Series("fp32", samples.index)
+    )
+    peaks = {each: gpu.peak_gflop_per_s(each) for each in dtype.unique() if getattr(gpu, f"{each}_gflop_per_s", None)}
+    peak = dtype.map(peaks).to_numpy(dtype=np.float64, na_value=np.nan)
+    latency = samples["latency_us"].to_numpy(dtype=np.float64)
+    times_peak = matrix_product(Dims(samples)).flops / 1e3 / latency / peak
+    beyond = np.flatnonzero(times_peak > BEYOND)
+    if len(beyond) <= FEW * len(samples):
+        return
+    row = int(beyond[0])
+    raise TableError(
+        f"samples of {name}: {len(beyond)} of {len(samples)} are faster than {gpu.name} can compute (row {row}: "
+        f"{times_peak[row]:,.0f} times its {dtype.iloc[row]} peak): latency_us must be microseconds, and dtype what was "
+        "computed in (tf32 where PyTorch was allowed to use it)"
+    )

@@ -1,0 +1,234 @@
+"""Overheads of the host from a trace, as raw observations (DESIGN section 3; Lin et al., section IV-B).
+
+| type | what |
+|---|---|
+| T1 | gap before an item, since the end of the item it follows |
+| T2 | in an item, before its first action |
+| T3 | in an item, behind its last action |
+| T4 | the runtime call itself, without waiting |
+| T5 | in an item, between two actions; the whole time of an item without actions |
+| loading | gap in which data was loaded (no T1) |
+| launch_latency | from the start of a launch to the start of its call on an idle stream |
+| kernel_gap | between two calls on a stream that had both queued |
+| sync_return | from the end of the awaited work to the return of the waiting call |
+
+Observations are per occurrence and keep their iteration, so that any statistics can be rebuilt from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.overheads.op_names import ANY, full_signature, switch_signature
+from pipeline.trace.host_activity import Activity, activity
+from pipeline.trace.load import Trace
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Texts = npt.NDArray[np.object_]
+
+WAIT_CAP_US = 10.0
+"""A call in which the host waits costs at most this itself; the rest of its duration is waiting, which is simulated."""
+
+FULL_QUEUE_CALLS = 900
+"""With this many calls outstanding a launch may block on the queue (about 1024 deep) and says nothing about T4."""
+
+QUEUED_NS = 10_000
+"""A call counts as queued if its launch returned at least this long before the call ahead of it ended."""
+
+COLUMNS = ["type", "op", "value_us", "iteration", "workload", "api", "signature"]
+
+
+@dataclass(frozen=True)
+class ItemKeys:
+    """What overheads of items are keyed by.
+
+    Attributes:
+        name: name of each item.
+        signature: full signature of each item.
+        calls: number of actions of each item.
+        first: first action of each item in the action arrays (undefined where `calls` is 0).
+    """
+
+    name: Texts
+    signature: Texts
+    calls: Ints
+    first: Ints
+
+
+def item_keys(act: Activity) -> ItemKeys:
+    """Names and signatures of all items of a trace."""
+    trace = act.trace
+    name = trace.names[act.item]
+    calls = np.bincount(act.action_item, minlength=len(act.item)).astype(np.int64)
+    first = np.concatenate([[0], np.cumsum(calls)[:-1]]).astype(np.int64) if len(calls) else calls
+    apis = act.apis
+    shapes = np.append(trace.vocabulary["input_shapes"], "")[trace.columns["input_shapes"][act.item]]
+    signature = np.array(
+        [
+            full_signature(apis[a : a + n], shape, kids)
+            for a, n, shape, kids in zip(first, calls, shapes, act.children, strict=True)
+        ],
+        object,
+    )
+    return ItemKeys(name, signature, calls, first)
+
+
+def extract_overheads(
+    source: Trace | Activity,
+    workload: str = "",
+    iterations: Flags | None = None,
+    keys: ItemKeys | None = None,
+    waiting: bool = False,
+) -> pd.DataFrame:
+    """All observations of a trace as an `overhead_samples` table.
+
+    Args:
+        source: a trace, or its activity where that is at hand.
+        workload: name under which the observations are kept.
+        iterations: which iterations to use (one flag each); all by default. Work outside any iteration is left out
+            where the trace has a marker.
+        keys: keys of the items where they are at hand.
+        waiting: leave waiting in T4, as the published form does, which knows no waits of the host.
+    """
+    act = source if isinstance(source, Activity) else activity(source)
+    keys = keys or item_keys(act)
+    use = act.iteration >= 0
+    if iterations is not None:
+        use &= np.append(iterations, False)[act.iteration]
+    parts = [_gaps(act, keys, use), *_inside(act, keys, use)]
+    if not act.on_cpu:
+        parts += [_api_times(act, keys, use, waiting), *_device_constants(act, use)]
+    filled = [part for part in parts if len(part)]
+    frame = pd.concat(filled, ignore_index=True) if filled else parts[0]
+    return frame.assign(workload=workload)[COLUMNS]
+
+
+def _rows(kind: str, op: Texts, value_ns: Ints, iteration: Ints, signature: Texts, api: Texts | None) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "type": kind,
+            "op": op,
+            "value_us": np.maximum(value_ns, 0) / 1000.0,
+            "iteration": iteration,
+            "api": api,
+            "signature": signature,
+        }
+    )
+
+
+def gap_signatures(act: Activity, keys: ItemKeys) -> Texts:
+    """Signature of the gap before each item: the threads on its sides and the item it follows."""
+    before = np.maximum(act.previous, 0)
+    return np.array(
+        [
+            f"{switch_signature(a, b)}|{name}"
+            for a, b, name in zip(act.thread[before], act.thread, keys.name[before], strict=True)
+        ],
+        object,
+    )
+
+
+def _gaps(act: Activity, keys: ItemKeys, use: Flags) -> pd.DataFrame:
+    """T1 and loading gaps; only between items of one iteration."""
+    before = np.maximum(act.previous, 0)
+    rows = np.flatnonzero(use & (act.previous >= 0) & (act.iteration == act.iteration[before]))
+    signature = gap_signatures(act, keys)[rows]
+    gap = act.start[rows] - act.end[before[rows]]
+    kind = np.where(act.loading[rows], "loading", "T1")
+    frame = _rows("T1", keys.name[rows], gap, act.iteration[rows], signature, None)
+    return frame.assign(type=kind)
+
+
+def _inside(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFrame]:
+    """T2, T3, T5."""
+    start, end = act.action_start, act.action_end
+    with_calls = np.flatnonzero(use & (keys.calls > 0))
+    without = np.flatnonzero(use & (keys.calls == 0))
+    first = keys.first[with_calls]
+    last = first + keys.calls[with_calls] - 1
+    inner = np.flatnonzero(np.concatenate([[False], act.action_item[1:] == act.action_item[:-1]]))
+    inner = inner[use[act.action_item[inner]]] if len(inner) else inner
+    owner = act.action_item[inner]
+    place = inner - keys.first[owner]
+    between = np.array([f"{s}@{k}" for s, k in zip(keys.signature[owner], place, strict=True)], object)
+
+    def rows(kind: str, item: Ints, value: Ints, signature: Texts) -> pd.DataFrame:
+        return _rows(kind, keys.name[item], value, act.iteration[item], signature, None)
+
+    return [
+        rows("T2", with_calls, start[first] - act.start[with_calls], keys.signature[with_calls]),
+        rows("T3", with_calls, act.end[with_calls] - end[last], keys.signature[with_calls]),
+        rows("T5", owner, start[inner] - end[inner - 1], between),
+        rows("T5", without, act.end[without] - act.start[without], keys.signature[without]),
+    ]
+
+
+def outstanding(act: Activity) -> Ints:
+    """Number of launches whose work had not ended when each action began; a CUDA graph is one of them."""
+    start = act.action_start
+    actions, first = np.unique(act.call_action, return_index=True)  # calls are in the order of their actions
+    last_end = np.maximum.reduceat(act.call_end, first) if len(first) else act.call_end
+    launched = np.searchsorted(np.sort(start[actions]), start, side="left")
+    ended = np.searchsorted(np.sort(last_end), start, side="right")
+    return (launched - ended).astype(np.int64)
+
+
+def _api_times(act: Activity, keys: ItemKeys, use: Flags, waiting: bool) -> pd.DataFrame:
+    """T4 of launches and waits, full queues left out, waiting too unless it is wanted."""
+    waits = act.action_sync.copy()
+    waits[act.call_action[act.blocking]] = True
+    waits &= not waiting
+    rows = np.flatnonzero(use[act.action_item] & (outstanding(act) < FULL_QUEUE_CALLS))
+    item = act.action_item[rows]
+    duration = act.action_end[rows] - act.action_start[rows]
+    duration = np.where(waits[rows], np.minimum(duration, int(WAIT_CAP_US * 1000)), duration)
+    return _rows("T4", keys.name[item], duration, act.iteration[item], keys.signature[item], act.apis[rows])
+
+
+def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
+    """Launch latency on an idle stream, gap between queued calls (of calls that no other stream held), return of a wait."""
+    if not len(act.call_event):
+        return []
+    launch_start = act.action_start[act.call_action]
+    launch_end = act.action_end[act.call_action]
+    start, end = act.call_start, act.call_end
+    before_end = previous_end(act)
+    iteration = act.iteration[act.action_item[act.call_action]]
+    kept = use[act.action_item[act.call_action]]
+    ends = np.sort(end)
+    ready = np.searchsorted(ends, np.maximum(launch_start, before_end), side="right")
+    # a call of another stream that ended since then may be what this one waited for
+    kept &= np.searchsorted(ends, start, side="right") - (end <= start) <= ready
+    idle = np.flatnonzero(kept & (before_end < launch_start) & (before_end > -(2**62)).any())
+    queued = np.flatnonzero(kept & (before_end > launch_end + QUEUED_NS))
+    apis = act.apis[act.call_action]
+    any_name = np.full(len(act.call_event), ANY, object)
+    stream_key = np.where(act.call_stream == act.call_stream[0], "main", "other").astype(object)
+    waits = np.flatnonzero(act.action_sync & use[act.action_item])
+    at = np.searchsorted(ends, act.action_end[waits], side="right") - 1
+    awaited = np.where(at >= 0, ends[np.maximum(at, 0)], -(2**62))
+    waited = awaited > act.action_start[waits]
+    waits, awaited = waits[waited], awaited[waited]
+    return [
+        _rows("launch_latency", any_name[idle], start[idle] - launch_start[idle], iteration[idle], stream_key[idle],
+              apis[idle]),
+        _rows("kernel_gap", any_name[queued], start[queued] - before_end[queued], iteration[queued],
+              stream_key[queued], None),
+        _rows("sync_return", any_name[: len(waits)], act.action_end[waits] - awaited,
+              act.iteration[act.action_item[waits]], np.full(len(waits), None, object), act.apis[waits]),
+    ]  # fmt: skip
+
+
+def previous_end(act: Activity) -> Ints:
+    """End of the call ahead of each call on its stream, ns; far in the past for the first."""
+    order = np.lexsort((act.call_start, act.call_stream))
+    stream, end = act.call_stream[order], act.call_end[order]
+    out = np.full(len(order), -(2**62), np.int64)
+    out[order[1:]] = np.where(stream[1:] == stream[:-1], end[:-1], -(2**62))
+    return out

@@ -1,0 +1,161 @@
+"""Looking overheads up for a step to be predicted: signature, then op, then normalised op, then all ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.overheads.op_names import ANY, normalised
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
+
+LEVELS = ("signature", "op", "global", "absent")
+"""How closely a looked-up value matches: this very item, its op, all ops, nothing at all (0)."""
+SIGNATURE, OP, GLOBAL, ABSENT = range(4)
+
+_SEPARATOR = "\x1f"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Values of a look-up and what they rest on.
+
+    Attributes:
+        value_us: the overheads.
+        level: index into `LEVELS`.
+        row: row of the table that answered, -1 where none did.
+    """
+
+    value_us: Floats
+    level: Ints
+    row: Ints
+
+
+class OverheadModel:
+    """Vectorised look-up in an `overheads` table.
+
+    Args:
+        table: statistics as `summarise` makes them.
+        scale: factor on all host times (not on device constants), for a host slower or faster than the one measured.
+    """
+
+    def __init__(self, table: pd.DataFrame, scale: float = 1.0) -> None:
+        self.table = table.reset_index(drop=True)
+        self.scale = scale
+
+    def scaled(self, scale: float) -> OverheadModel:
+        """The same statistics with host times multiplied by a factor."""
+        return OverheadModel(self.table, self.scale * scale)
+
+    def find(
+        self,
+        kind: str,
+        ops: Sequence[str],
+        signatures: Sequence[Sequence[str | None] | Texts],
+        apis: Sequence[str] | None = None,
+    ) -> Found:
+        """Values of one type for many items.
+
+        Args:
+            kind: T1 to T5, loading.
+            ops: op name of each item.
+            signatures: candidate signatures, most telling first; each a sequence with one entry per item.
+            apis: API of each item (T4 only).
+        """
+        count = len(ops)
+        value, level, row = np.zeros(count), np.full(count, ABSENT, np.int64), np.full(count, -1, np.int64)
+        apis = apis if apis is not None else [""] * count
+        plain = [normalised(op) for op in ops]
+        anyone, empty = [ANY] * count, [""] * count
+        tries: list[tuple[Sequence[str], Sequence[str | None] | Texts, Sequence[str], int, bool]] = []
+        tries += [(ops, s, apis, SIGNATURE if i == 0 else OP, False) for i, s in enumerate(signatures)]
+        tries += [(plain, s, apis, OP, True) for s in signatures]
+        tries += [(ops, empty, apis, OP, False), (plain, empty, apis, OP, True)]
+        tries += [(anyone, s, apis, GLOBAL, False) for s in signatures]
+        tries += [(anyone, empty, apis, GLOBAL, False), (anyone, empty, empty, GLOBAL, False)]
+        for names, signature, api, at, is_plain in tries:
+            open_rows = np.flatnonzero(level == ABSENT)
+            if not len(open_rows):
+                break
+            index = self._plain if is_plain else self._exact
+            keys = [_SEPARATOR.join((kind, names[i], signature[i] or "", api[i])) for i in open_rows.tolist()]
+            hit = index.get_indexer(pd.Index(keys, dtype=object))
+            found = hit >= 0
+            rows = open_rows[found]
+            if is_plain:
+                value[rows] = self._plain_means[hit[found]]
+                row[rows] = self._plain_rows[hit[found]]
+            else:
+                value[rows] = self._means[hit[found]]
+                row[rows] = hit[found]
+            level[rows] = at
+        return Found(value * self.scale, level, row)
+
+    def constant(self, kind: str, default_us: float, api: str = "") -> float:
+        """A constant of the device (launch_latency, kernel_gap, sync_return), by its median; a default if unknown."""
+        for key in (_SEPARATOR.join((kind, ANY, "", one)) for one in (api, "")):
+            if key in self._lookup:
+                return float(self._medians[self._lookup[key]])
+        rows = np.flatnonzero((self.table["type"] == kind).to_numpy(bool))
+        if not len(rows):
+            return default_us
+        return float(self._medians[rows[int(np.argmax(self.table["count"].to_numpy(float)[rows]))]])
+
+    @cached_property
+    def _medians(self) -> Floats:
+        return self.table["median_us"].to_numpy(float)
+
+    @cached_property
+    def _means(self) -> Floats:
+        return self.table["mean_us"].to_numpy(float)
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        columns = [self.table[c].astype(object).where(self.table[c].notna(), "") for c in ("op", "signature", "api")]
+        return [_SEPARATOR.join(key) for key in zip(self.table["type"], *columns, strict=True)]
+
+    @cached_property
+    def _exact(self) -> pd.Index[str]:
+        return pd.Index(self._keys, dtype=object)
+
+    @cached_property
+    def _lookup(self) -> dict[str, int]:
+        return {key: row for row, key in reversed(list(enumerate(self._keys)))}
+
+    @cached_property
+    def _by_plain(self) -> pd.DataFrame:
+        """Means per normalised op, weighted by count."""
+        columns = [self.table[c].astype(object).where(self.table[c].notna(), "") for c in ("op", "signature", "api")]
+        keys = [
+            _SEPARATOR.join((kind, normalised(op), signature, api))
+            for kind, op, signature, api in zip(self.table["type"], *columns, strict=True)
+        ]
+        frame = pd.DataFrame({"key": pd.Series(keys, dtype=object), "row": np.arange(len(keys)), "mean": self._means})
+        frame["count"] = self.table["count"].to_numpy(float)
+        frame = frame[(self.table["op"] != ANY).to_numpy(bool)]
+        frame["weighted"] = frame["mean"] * frame["count"]
+        grouped = frame.groupby("key", sort=False).agg(
+            weighted=("weighted", "sum"), count=("count", "sum"), row=("row", "first")
+        )
+        grouped["mean"] = grouped["weighted"] / grouped["count"]
+        return grouped
+
+    @cached_property
+    def _plain(self) -> pd.Index[str]:
+        index: pd.Index[str] = pd.Index(list(self._by_plain.index), dtype=object)
+        return index
+
+    @cached_property
+    def _plain_means(self) -> Floats:
+        return self._by_plain["mean"].to_numpy(float)
+
+    @cached_property
+    def _plain_rows(self) -> Ints:
+        return self._by_plain["row"].to_numpy(np.int64)

@@ -1,0 +1,94 @@
+"""Overheads across workloads and hosts: merging statistics, and one factor for a host of another speed.
+
+Statistics of several workloads on one host serve workloads that were never profiled there. On another host everything
+takes a multiple of the time; one factor removes most of the error (DESIGN section 4). It comes from a few iterations of
+the target: the ratio of its host time to the time that the donor's statistics give for the same ops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.overheads.overhead_model import ABSENT, GLOBAL, OverheadModel
+from pipeline.overheads.op_names import ANY, HOST_TYPES, normalised
+from pipeline.overheads.statistics import summarise
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+MIN_COMMON = 8
+"""With fewer common keys than this the factor would rest on chance: it stays 1."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """One factor between two hosts.
+
+    Attributes:
+        scale: host time on the target over host time on the donor.
+        common: number of (type, op, calls) keys of the target that the donor knows.
+        coverage: share of the target's host time in those keys.
+    """
+
+    scale: float
+    common: int
+    coverage: float
+
+
+def merged(samples: pd.DataFrame, estimator: str = "clipped_mean") -> pd.DataFrame:
+    """Shared statistics of several workloads of one host; per op, since shapes are the workload's own."""
+    return summarise(samples, estimator, evidence="shared", signatures=False)
+
+
+def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
+    """The factor from the donor's host to the target's: host time as observed over host time as the donor has it.
+
+    Every (type, op, number of calls) of the target counts with its time, so that ops that fill the step rule; ops that
+    the donor does not know enter with its mean over all ops.
+
+    Args:
+        donor: statistics of the host that overheads come from.
+        target: `overhead_samples` of a few iterations on the host to predict.
+    """
+    table = summarise(target, signatures=False)
+    table = table[table["type"].isin(HOST_TYPES) & (table["op"] != ANY)]
+    signature = table["signature"].astype(object).where(table["signature"].notna(), "")
+    keyed = np.where(table["type"] == "T4", signature == "", signature != "")  # one level per observation
+    table, signature = table[keyed], signature[keyed]
+    ours, theirs, known, matched = 0.0, 0.0, 0.0, 0
+    for kind in HOST_TYPES:
+        rows = (table["type"] == kind).to_numpy()
+        if not rows.any():
+            continue
+        apis = list(table.loc[rows, "api"].fillna("")) if kind == "T4" else None
+        found = donor.find(kind, list(table.loc[rows, "op"]), [list(signature[rows])], apis)
+        count = table.loc[rows, "count"].to_numpy(float)
+        time = table.loc[rows, "mean_us"].to_numpy(float) * count
+        answered = found.level != ABSENT
+        ours += float(time[answered].sum())
+        theirs += float((found.value_us * count)[answered].sum())
+        own = found.level < GLOBAL
+        known, matched = known + float(time[own].sum()), matched + int(own.sum())
+    if matched < MIN_COMMON or theirs <= 0.0:
+        return Calibration(1.0, matched, known / ours if ours else 0.0)
+    return Calibration(ours / theirs, matched, known / ours)
+
+
+def coverage(samples: pd.DataFrame, table: pd.DataFrame) -> dict[str, float]:
+    """Share of a workload's host time whose (type, op) a table of statistics knows, per type and `all`."""
+    frame = samples[samples["type"].isin(HOST_TYPES)]
+    known = {(kind, normalised(op)) for kind, op in zip(table["type"], table["op"], strict=True)}
+    hit = np.array([(kind, normalised(op)) in known for kind, op in zip(frame["type"], frame["op"], strict=True)], bool)
+    value = frame["value_us"].to_numpy(float)
+    kinds = frame["type"].to_numpy(object)
+    shares = {str(kind): _share(value, hit, kinds == kind) for kind in sorted(set(kinds))}
+    return {**shares, "all": _share(value, hit, np.ones(len(value), bool))}
+
+
+def _share(value: Floats, hit: Flags, rows: Flags) -> float:
+    total = float(value[rows].sum())
+    return float(value[rows & hit].sum()) / total if total else 0.0

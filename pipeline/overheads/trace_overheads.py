@@ -1,0 +1,88 @@
+"""Host overheads of several workloads of one host, from their traces: any, the public ones, or those of a campaign.
+
+The profiler's cost is still in the values: `summarise(samples, cost=ProfilerCost(...))` takes it off.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.errors import TraceError, UnknownNameError
+from pipeline.overheads.extraction import extract_overheads
+from pipeline.overheads.one_time import lasting
+from pipeline.trace.host_activity import activity
+from pipeline.trace.load import load_trace
+
+PUBLIC_TRACES: dict[str, dict[str, str]] = {
+    "V100": {
+        "v100_ddp": "v100_ddp/kineto.json.gz",
+        **{f"v100x8_dlrm_rank{rank}": f"v100x8_dlrm/rank{rank}_kineto.json.gz" for rank in range(5)},
+    },
+    "A100-PCIE-40GB": {"a100x8_dlrm": "a100x8_dlrm/kineto.json.gz"},
+    "RTX2080Ti": {
+        "rtx2080ti_resnet": "rtx2080ti_resnet/kineto.json.gz",
+        "rtx2080ti_linear": "rtx2080ti_linear/kineto.json.gz",
+    },
+}
+"""GPU -> workload -> trace under `traces/`. The A100 trace is from an SXM card; the host matters, not the card."""
+
+
+def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
+    """Observations of several workloads' traces as one `overhead_samples` table, from the iterations that are settled.
+
+    One-time calls (memory from the driver, code that is loaded) are cut out, as a replay does: no step after warm-up pays
+    them, and a single one among few iterations would rule its op's mean.
+
+    Args:
+        traces: (workload, trace file) pairs; each file is read before the next pair is asked for.
+
+    Raises:
+        TraceError: a trace is missing or damaged, or there is none.
+    """
+    parts = []
+    for workload, path in traces:
+        trace = load_trace(path)
+        parts.append(extract_overheads(lasting(activity(trace), trace.settled), workload, trace.settled))
+    if not parts:
+        raise TraceError("no traces to learn overheads from")
+    return pd.concat(parts, ignore_index=True)
+
+
+def extract_public(datasets: str | Path, gpu: str) -> pd.DataFrame:
+    """Observations of a GPU's public traces.
+
+    Args:
+        datasets: the folder that holds `traces/`.
+        gpu: name of the GPU.
+
+    Raises:
+        UnknownNameError: there are no public traces of this GPU.
+        TraceError: a trace is missing or damaged.
+    """
+    if gpu not in PUBLIC_TRACES:
+        raise UnknownNameError("GPU with public traces", gpu, list(PUBLIC_TRACES))
+    folder = Path(datasets) / "traces"
+    return extract_traces((workload, folder / name) for workload, name in PUBLIC_TRACES[gpu].items())
+
+
+def extract_campaign(folder: str | Path) -> pd.DataFrame:
+    """Observations of every traced step of a campaign; workloads are named as grid points name theirs.
+
+    Args:
+        folder: `measurements/<GPU>`, or the output of the stand-alone script.
+
+    Raises:
+        InputError: the folder is no campaign's.
+        TraceError: it holds no traces, or a damaged one.
+    """
+    from pipeline.collect.campaign_reader import read_traces
+
+    members = list(read_traces(folder))
+    if not members:
+        raise TraceError(f"{folder}: the campaign holds no traces; run it again with --parts steps")
+    with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+        return extract_traces((member.workload, member.extract(Path(scratch))[0]) for member in members)

@@ -1,1 +1,0 @@
-"""Predictions held against public measurements: tables of errors that figures and README are made of."""

@@ -1,0 +1,257 @@
+"""The data behind the figures: small tables made of artifacts, written as CSV beside each figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.kernels.error_metrics import DECILES, gmae, mape
+from pipeline.prediction import Prediction
+from pipeline.evaluation import error_parts as parts
+from pipeline.evaluation.error_parts import label
+from pipeline.evaluation.surfer_pairs import TRACKED
+
+METRICS = "metrics.json"
+TEST_PREDICTIONS = "test_predictions.parquet"
+"""Held-out rows of a model folder: what they took and what was predicted."""
+
+DOMINANT = 8
+"""Operators per host in the figure of T2, T3 and T5."""
+
+ERROR_QUANTILES = "error_quantiles.csv"
+QUANTILES = 201
+"""Quantiles of the held-out errors that ship with a model, so that a pack has a histogram without its samples."""
+
+HISTOGRAM_BINS = 40
+
+
+def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> pd.DataFrame:
+    """One row per grid point.
+
+    Args:
+        summary: `summary` table.
+        prices: price per GPU hour; cost stays empty without.
+
+    Returns:
+        gpu, workload (model, variant and batch size as one label), model_variant, batch_size, predicted_us, active_us,
+        idle_us, host_us, kernels_us (sum of all kernels), p10_us, p90_us, measured_us, samples_per_s, fits, bound,
+        device_evidence, host_evidence, unmodelled_share, cost_per_million.
+    """
+    from pipeline.transfer.rental_prices import cost_per_million
+
+    rows = [
+        {
+            "gpu": p.gpu, "workload": label(p), "model_variant": label(p).rpartition(" b")[0],
+            "batch_size": p.batch_size,
+            "predicted_us": p.predicted_us, "active_us": p.active_us, "idle_us": p.idle_us, "host_us": p.host_us,
+            "kernels_us": sum(p.families.values()) or np.nan, "p10_us": p.p10_us, "p90_us": p.p90_us,
+            "measured_us": np.nan if p.measured_us is None else p.measured_us, "samples_per_s": p.samples_per_s,
+            "fits": p.fits, "bound": p.bound, "device_evidence": shares(p.evidence),
+            "host_evidence": shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
+            "cost_per_million": cost_per_million(p, prices or {}),
+        }
+        for p in Prediction.all_of(summary)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def families(summary: pd.DataFrame) -> pd.DataFrame:
+    """Device time by kernel family of every grid point: gpu, workload, family, device_us."""
+    rows = [
+        {"gpu": p.gpu, "workload": label(p), "family": family, "device_us": us}
+        for p in Prediction.all_of(summary)
+        for family, us in p.families.items()
+    ]
+    return pd.DataFrame(rows, columns=["gpu", "workload", "family", "device_us"])
+
+
+def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Count, mean and quantiles of `value_us` per group: p5_us, p25_us, median_us, mean_us, p75_us, p95_us, count."""
+    known = observations.dropna(subset=list(by))
+    if known.empty:
+        return pd.DataFrame(columns=[*by, "p5_us", "p25_us", "median_us", "p75_us", "p95_us", "mean_us", "count"])
+    groups = known.groupby(list(by), sort=True, observed=True)["value_us"]
+    quantiles = groups.quantile(np.array([0.05, 0.25, 0.5, 0.75, 0.95])).unstack()
+    quantiles.columns = pd.Index(["p5_us", "p25_us", "median_us", "p75_us", "p95_us"])
+    return quantiles.assign(mean_us=groups.mean(), count=groups.size()).reset_index()
+
+
+def t1_by_workload(observations: pd.DataFrame) -> pd.DataFrame:
+    """Spread of T1 per host and profiled workload; `observations` is `overhead_samples` with a gpu column."""
+    return spread(observations[observations["type"] == "T1"], ["gpu", "workload"])
+
+
+def t4_by_api(observations: pd.DataFrame) -> pd.DataFrame:
+    """Spread of T4 per host and runtime call."""
+    return spread(observations[observations["type"] == "T4"], ["gpu", "api"])
+
+
+def dominant_operators(observations: pd.DataFrame) -> pd.DataFrame:
+    """Spread of T2, T3 and T5 of the operators with most of them in total, per host, the largest first."""
+    own = observations[observations["type"].isin(["T2", "T3", "T5"])]
+    total = own.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
+    total = total.sort_values(["gpu", "total_us"], ascending=[True, False], kind="stable")
+    largest = total.groupby("gpu", sort=False).head(DOMINANT).assign(rank=lambda t: range(len(t)))
+    found = spread(own.merge(largest[["gpu", "op"]]), ["gpu", "op", "type"])
+    order = found.merge(largest[["gpu", "op", "rank"]]).sort_values(["rank", "type"], kind="stable")
+    return order.drop(columns="rank").reset_index(drop=True)
+
+
+def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
+    """Held-out errors of fitted kernel models.
+
+    Args:
+        folders: (GPU, model folder) pairs; folders without a fitted model are passed over.
+
+    Returns:
+        gpu, family, variant, evidence, split, measured_on, samples, held_out, and as fractions gmae, mape, bias,
+        coverage, above_floor_gmae, and the GMAE of each tenth of the calls by size (`DECILES`), missing where a model
+        does not keep it.
+    """
+    rows = []
+    for gpu, folder in folders:
+        file = folder / "family.json"
+        if not file.is_file():
+            continue
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        metrics = dict(facts.get("metrics") or {})
+        if (folder / METRICS).is_file():
+            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8")) | metrics
+        if "gmae" in metrics:
+            rows.append(_errors_row(gpu, facts, metrics))
+    columns = [*_FACTS, *_FIGURES]
+    return pd.DataFrame(rows, columns=columns).sort_values(["family", "gpu"], kind="stable", ignore_index=True)
+
+
+def error_quantiles(test: pd.DataFrame) -> pd.DataFrame:
+    """Quantiles of predicted / measured - 1 in percent, few enough to ship with a model.
+
+    Args:
+        test: held-out calls with `latency_us` and `predicted_us`.
+
+    Returns:
+        One column `percent`, ascending, at equal steps of probability from 0 to 1.
+    """
+    error = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+    return pd.DataFrame({"percent": np.round(np.quantile(error, np.linspace(0, 1, QUANTILES)), 4)})
+
+
+def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
+    """Distribution of predicted / measured - 1 over the held-out calls of each model folder that keeps them.
+
+    A shipped model keeps quantiles instead of the calls: these are then what is counted.
+
+    Returns:
+        gpu, family, from_percent, to_percent, share; bins are common to all GPUs of a family.
+    """
+    errors: dict[str, dict[str, Any]] = {}
+    for gpu, folder in folders:
+        family = folder.name if (folder.parent.name == "kernels") else folder.parent.name
+        values = np.empty(0)
+        if (folder / TEST_PREDICTIONS).is_file():
+            test = pd.read_parquet(folder / TEST_PREDICTIONS, columns=["latency_us", "predicted_us"])
+            values = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+        elif (folder / ERROR_QUANTILES).is_file():
+            values = pd.read_csv(folder / ERROR_QUANTILES)["percent"].to_numpy(float)
+        if len(values):
+            errors.setdefault(family, {})[gpu] = values
+    bins = []
+    for family, by_gpu in sorted(errors.items()):
+        everything = np.concatenate(list(by_gpu.values()))
+        width = max(float(np.percentile(np.abs(everything), 98)), 1.0)
+        edges = np.linspace(-width, width, HISTOGRAM_BINS + 1)
+        for gpu, values in sorted(by_gpu.items()):
+            counts, _ = np.histogram(np.clip(values, -width, width), edges)
+            bins.append(pd.DataFrame({"gpu": gpu, "family": family, "from_percent": edges[:-1],
+                                       "to_percent": edges[1:],
+                                       "share": counts / len(values)}))  # fmt: skip
+    return pd.concat(bins, ignore_index=True) if bins else pd.DataFrame(columns=["gpu", "family", "share"])
+
+
+def error_parts(summary: pd.DataFrame, found: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Parts of all measured points: those that were worked out, else what a summary alone tells.
+
+    Args:
+        summary: `summary` table.
+        found: rows of `pipeline.evaluation.error_parts.error_parts`, of some points or none.
+    """
+    known = pd.DataFrame(columns=parts.COLUMNS) if found is None or found.empty else found
+    done = set(zip(known["gpu"], known["workload"], strict=True))
+    rest = [parts.error_parts(p) for p in Prediction.all_of(summary) if (p.gpu, label(p)) not in done]
+    tables = [table for table in (known, *rest) if len(table)]
+    return pd.concat(tables, ignore_index=True) if tables else known
+
+
+def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """Errors over all measured points of an `error_parts` table, a row per part.
+
+    Returns:
+        method, points, gmae, mape, worst (fractions).
+    """
+    found = []
+    for part in (name for name in parts.PARTS if (rows["part"] == name).any()):
+        own = rows[rows["part"] == part]
+        predicted, measured = own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)
+        found.append({"method": part, "points": len(own), "gmae": gmae(predicted, measured),
+                      "mape": mape(predicted, measured),
+                      "worst": float(np.abs(predicted / measured - 1).max())})  # fmt: skip
+    return pd.DataFrame(found, columns=["method", "points", "gmae", "mape", "worst"])
+
+
+def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
+    """Mean error of whole models between GPUs by the tracker's method.
+
+    Args:
+        errors: `pipeline.evaluation.surfer_pairs.paper_surfer` table: model, origin, destination, method, error (fraction).
+
+    Returns:
+        model, origin, destination, method, mape (%), passes.
+    """
+    own = errors[errors["method"] == TRACKED].assign(mape=lambda t: 100 * t["error"].abs())
+    groups = own.groupby(["model", "origin", "destination", "method"], sort=True)["mape"]
+    return groups.agg(mape="mean", passes="size").reset_index()
+
+
+def passes_moved(errors: pd.DataFrame) -> pd.DataFrame:
+    """Whole models carried from one GPU to another, a row per pass and pair, by the tracker and by wave scaling.
+
+    Args:
+        errors: as for `model_transfer`.
+
+    Returns:
+        model, mode, seq_len, batch_size, option, origin, destination, measured_us, predicted_us, wave_us.
+    """
+    key = [
+        name for name in ("model", "mode", "seq_len", "batch_size", "option", "origin", "destination") if name in errors
+    ]
+    keyed = errors.assign(**{name: errors[name].fillna("") for name in key})
+    ours, waves = (keyed[keyed["method"] == method] for method in (TRACKED, "wave"))
+    waves = waves[[*key, "predicted_us"]].rename(columns={"predicted_us": "wave_us"})
+    return ours[[*key, "measured_us", "predicted_us"]].merge(waves, on=key, how="left", validate="one_to_one")
+
+
+_FACTS = ("gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out")
+_FIGURES = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", *DECILES)
+
+
+def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    measured_on = facts.get("measured_on") or []
+    row = {name: facts.get(name) for name in _FACTS} | {name: metrics.get(name) for name in _FIGURES}
+    return row | {"gpu": gpu, "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on}
+
+
+def mean_shares(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean share per kind of evidence over several points."""
+    kinds = dict.fromkeys(kind for each in many for kind in each)
+    return {kind: sum(each.get(kind, 0.0) for each in many) / len(many) for kind in kinds}
+
+
+def shares(kinds: Mapping[str, float]) -> str:
+    """`pack 92 %, roofline 8 %`, largest first."""
+    ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in ordered if share >= 0.005)

@@ -1,0 +1,169 @@
+"""What figures and tables of a grid are made of, and what this machine has no evidence for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from pipeline.config import LOCAL_GPU, method_label
+from pipeline.errors import TableError
+from pipeline.answers.sources import HAS_MODELS, Source, kernel_source, overhead_source
+from pipeline.hardware.altered_figures import is_altered
+from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
+from pipeline.paths import config_dir, packs_dir, transfer_dir
+from pipeline.schemas import read_arrow
+from pipeline.transfer.rental_prices import PRICES
+
+if TYPE_CHECKING:
+    from pipeline.flow import Flow
+
+PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
+"""What ships beside the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
+
+REMEDIES = ("run the rule that makes it", "delete it to rebuild")
+"""What to do about an artifact that is missing, and about one that is damaged."""
+
+
+def fitted_models(flow: Flow) -> list[str]:
+    """Model folders that the grid's points rest on and that this run fits."""
+    folders: dict[str, None] = {}
+    for point in flow.points:
+        source = kernel_source(point.gpu)
+        if source in HAS_MODELS:
+            folders |= dict.fromkeys(flow.models(point.gpu, method_label("kernels", point.section("kernels")), source))
+    return list(folders)
+
+
+def shipped_models(flow: Flow) -> list[str]:
+    """Model folders of the packs that the grid's points rest on."""
+    gpus = [gpu for gpu in flow.gpus if kernel_source(gpu) is Source.PACK]
+    return [str(path) for gpu in gpus for path in model_folders(gpu)]
+
+
+def host_observations(flow: Flow) -> list[str]:
+    """Overhead observations of the grid's hosts, each once: several GPUs may share a stand-in."""
+    return list(dict.fromkeys(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in flow.gpus))
+
+
+def error_parts(flow: Flow) -> list[str]:
+    """Error parts of the points that this machine or a campaign may have measured; nobody measured a what-if."""
+    sources = (Source.LOCAL, Source.MEASUREMENTS)
+    return [
+        f"{flow.folder(point)}/parts.parquet"
+        for point in flow.points
+        if kernel_source(point.gpu) in sources and not is_altered(point.section("gpu"))
+    ]
+
+
+def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
+    """Checks against public measurements and errors between GPUs: computed here, else shipped, else absent.
+
+    They are given to the figures as params, not as inputs: drawing must not start the checks anew.
+
+    Args:
+        root: the results folder.
+
+    Returns:
+        Digest by file, by kind: replays, passes, transfer (several or none), models_moved.
+    """
+    computed, shipped = Path(root) / "transfer", transfer_dir()
+    pairs = sorted(computed.glob("*.parquet")) or [shipped / PAIR_ERRORS]
+    models = Path(root) / "transfer_models.parquet"
+    kinds = {
+        "replays": [Path(root) / "checks/replays.parquet"],
+        "passes": [Path(root) / "checks/passes.parquet"],
+        "transfer": pairs,
+        "models_moved": [models if models.is_file() else shipped / MODEL_ERRORS],
+    }
+    return {kind: {str(path): file_digest(path)[:16] for path in paths if path.is_file()}
+            for kind, paths in kinds.items()}  # fmt: skip
+
+
+def price_table() -> list[str]:
+    """The user's price table where there is one: an input of the figures, so that a new price draws `cost` anew."""
+    path = config_dir() / PRICES
+    return [str(path)] if path.is_file() else []
+
+
+def pack_digests() -> dict[str, str]:
+    """Digest of all that ships: manifests of packs, and the models that cover GPUs without samples.
+
+    Predictions take it as a param: a pack stands in for its siblings, and the cross-GPU models for any family.
+    """
+    from pipeline.answers.attention_constants import FILE as ATTENTION
+    from pipeline.kernels.collective_bandwidth import FILE
+    from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
+
+    names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
+    files = {name: packs_dir() / name / MANIFEST for name in names}
+    files |= {name: packs_dir() / name for name in (ATTENTION, FILE)}
+    files |= {f"transfer/{path.stem}": path for path in sorted(transfer_dir().glob("*.safetensors"))}
+    return {name: file_digest(path)[:16] for name, path in files.items() if path.is_file()}
+
+
+def read_any(paths: Sequence[str]) -> pd.DataFrame:
+    """Parquet or CSV tables, one below the other; empty where there are none.
+
+    Raises:
+        TableError: one is missing or damaged.
+    """
+    parts = [_read_csv(path) if path.endswith(".csv") else read_arrow(path, *REMEDIES).to_pandas() for path in paths]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _read_csv(path: str) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path)
+    except (OSError, ValueError) as error:  # pandas' own errors of CSV files are ValueErrors
+        said = str(error).splitlines()[0]
+        raise TableError(f"{path}: not a readable CSV file ({said}); docs/transfer.md says how to rebuild it") from None
+
+
+def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
+    """(GPU, folder) pairs of model folders: the GPU's name stands before `kernels` in their path."""
+    paths = [Path(folder) for folder in folders]
+    return tuple((path.parts[path.parts.index("kernels") - 1], path) for path in paths)
+
+
+def told_apart(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, Path], ...]:
+    """`with_gpus` pairs for a figure: where a GPU has models of several `kernels` choices, its name says which."""
+    choices: dict[str, set[str]] = {}
+    for gpu, path in models:
+        choices.setdefault(gpu, set()).add(_choice(path))
+    return tuple((f"{gpu} {_choice(path)}".rstrip() if len(choices[gpu]) > 1 else gpu, path) for gpu, path in models)
+
+
+def _choice(folder: Path) -> str:
+    """The `kernels` choice that a model folder was fitted for, `kernels/<family>/<choice>`; empty for a pack's."""
+    return folder.name if folder.parent.parent.name == "kernels" else ""
+
+
+def read_observations(paths: Sequence[str]) -> pd.DataFrame:
+    """Observations of several hosts as one table, with the GPU beside which they were seen as `gpu`."""
+    from pipeline.schemas import read_table
+
+    parts = [read_table(path, "overhead_samples").assign(gpu=Path(path).parent.name) for path in paths]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def missing_evidence(flow: Flow) -> list[str]:
+    """One sentence per kind of evidence that a GPU of the grid lacks here, with what would bring it."""
+    lines = flow.not_fitted()
+    for gpu in flow.gpus:
+        campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
+        kernels, host = kernel_source(gpu), overhead_source(gpu)
+        if kernels is Source.PACK:
+            lines.append(
+                f"{gpu}: no kernel samples at hand; the shipped pack stands in. Set $STEPTIME_DATASETS to refit."
+            )
+        if kernels is Source.TRANSFER:
+            lines.append(f"{gpu}: no kernel samples; other GPUs' are carried over. To change that, {campaign}.")
+        if host is Source.TRANSFER:
+            lines.append(f"{gpu}: no trace of its host; another GPU's host stands in. To change that, {campaign}.")
+        if gpu != LOCAL_GPU and kernels is not Source.MEASUREMENTS:
+            lines.append(f"{gpu}: no measured steps, hence no error of the step. To change that, {campaign}.")
+    return lines

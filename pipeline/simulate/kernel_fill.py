@@ -1,0 +1,73 @@
+"""Which kernels of a trace fill the GPU, so that a kernel of another stream must wait for them to drain.
+
+Streams share the multiprocessors: a kernel whose blocks exceed what all of them hold at once leaves no room, and what
+another stream launches meanwhile begins when its last blocks drain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.hardware.occupancy import limits_of_device, resident_blocks
+from pipeline.trace.host_activity import Activity
+from pipeline.trace.event_columns import MISSING
+from pipeline.trace.kineto_fields import Category
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def uses_multiprocessors(act: Activity, calls: Ints) -> Flags:
+    """Calls that need multiprocessors: kernels, not copies or fills, which have engines of their own."""
+    return act.trace.is_category(Category.KERNEL)[act.call_event[calls]]
+
+
+def fills_device(act: Activity, calls: Ints) -> Flags:
+    """Calls whose blocks exceed what the whole GPU holds at once; none where the trace does not describe its GPU."""
+    properties = _properties(act)
+    columns, events = act.trace.columns, act.call_event[calls]
+    if properties is None or not len(calls):
+        return np.zeros(len(calls), bool)
+    blocks = _product(act.trace.vocabulary["grid"])[columns["grid"][events]]
+    threads = np.maximum(_product(act.trace.vocabulary["block"])[columns["block"][events]], 1)
+    registers, shared = (_known(columns[name][events]) for name in ("registers", "shared_memory"))
+    resident = resident_blocks(limits_of_device(properties), threads, registers, shared)
+    full: Flags = (blocks > 0) & (blocks >= resident * properties["numSms"])
+    return full & uses_multiprocessors(act, calls)
+
+
+def _properties(act: Activity) -> Mapping[str, int] | None:
+    keys = ("maxThreadsPerMultiprocessor", "regsPerMultiprocessor", "sharedMemPerMultiprocessor", "numSms")
+    listed = act.trace.metadata.get("deviceProperties")
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict) and all(_is_count(entry.get(key)) for key in keys):
+            capability = [key for key in ("computeMajor", "computeMinor") if type(entry.get(key)) is int]
+            return {key: int(entry[key]) for key in (*keys, *capability)}
+    return None
+
+
+def _known(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """NaN where the trace does not say."""
+    return np.where(values == MISSING, np.nan, values.astype(np.float64))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**40
+
+
+def _product(texts: npt.NDArray[np.object_]) -> Ints:
+    """Product of each `[x,y,z]`; 0 for text that is none, and for absent text (the last entry)."""
+    out = np.zeros(len(texts) + 1, np.int64)
+    for i, text in enumerate(texts):
+        try:
+            sizes = json.loads(text)
+            out[i] = math.prod(sizes) if len(sizes) == 3 and all(_is_count(size) for size in sizes) else 0
+        except (ValueError, TypeError, OverflowError):
+            continue
+    return out

@@ -1,0 +1,82 @@
+"""Measured iterations as rows of a Chrome trace, to lie below the predicted ones on the same axis.
+
+Rows are what the predicted timeline has: host threads by role, streams, operators with the launches inside them. The
+profiler's own cost is in them: a profiled step is longer than the unprofiled one that predictions are judged by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.simulate.perfetto import metadata_event, slice_event, thread_name
+from pipeline.simulate.trace_selection import Source
+from pipeline.simulate.trace_program import Iteration
+from pipeline.trace.host_activity import Activity
+from pipeline.trace.kineto_fields import API_CATEGORIES, Category
+from pipeline.trace.load import load_trace
+
+HOST_PID, DEVICE_PID = 900_003, 900_004
+"""Process ids of the measured rows: behind those of the predicted ones."""
+
+HOST, DEVICE = "measured host (profiled)", "measured GPU (profiled)"
+DEVICE_CPU = "measured CPU as device (profiled)"
+
+
+def measured_events(trace_file: str | Path) -> list[dict[str, Any]]:
+    """Events of the iteration of median span, the first left out where there are several, beginning at 0.
+
+    Raises:
+        TraceError: the trace is damaged.
+    """
+    source = Source.of(load_trace(trace_file))
+    chosen = [iteration for iteration in (source.chosen[1:] or source.chosen) if iteration.span_us > 0]
+    if not chosen:
+        return []
+    shown = sorted(chosen, key=lambda iteration: iteration.span_us)[len(chosen) // 2]
+    return measured_rows(source.act, [(shown, 0.0)])
+
+
+def measured_rows(act: Activity, iterations: Sequence[tuple[Iteration, float]]) -> list[dict[str, Any]]:
+    """Events of some iterations with the names of their rows.
+
+    Args:
+        act: activity of the trace.
+        iterations: (iteration, time in us at which it begins) pairs.
+    """
+    events = [event for iteration, begin in iterations for event in _slices(act, iteration, begin)]
+    rows = [metadata_event("process_name", HOST_PID, 0, HOST),
+            metadata_event("process_name", DEVICE_PID, 0, DEVICE_CPU if act.on_cpu else DEVICE)]  # fmt: skip
+    for pid, row in sorted({(event["pid"], event["tid"]) for event in events}):
+        rows.append(metadata_event("thread_name", pid, row, thread_name(row) if pid == HOST_PID else f"stream {row}"))
+    return rows + events
+
+
+def _slices(act: Activity, iteration: Iteration, begin: float) -> Iterator[dict[str, Any]]:
+    """Operators, runtime calls and device work of one iteration; what began before it (backlog) is left out."""
+    trace, columns = act.trace, act.trace.columns
+    categories = trace.vocabulary["category"][columns["category"]]
+    tops = act.item[np.flatnonzero(act.iteration == iteration.number)]
+    role = {(int(columns["pid"][event]), int(columns["tid"][event])): int(thread)
+            for event, thread in zip(act.item, act.thread, strict=True)}  # fmt: skip
+    inside = np.isin(columns["top"], tops) & trace.is_category(Category.OP, *API_CATEGORIES)
+    inside[tops] = True
+
+    def times(event: int) -> tuple[float, float]:
+        since = (int(columns["ts_ns"][event]) - iteration.start_ns) / 1e3
+        return begin + since, int(columns["dur_ns"][event]) / 1e3
+
+    for event in np.flatnonzero(inside).tolist():
+        thread = role.get((int(columns["pid"][event]), int(columns["tid"][event])))
+        start, duration = times(event)
+        if thread is not None and start >= begin:
+            yield slice_event(str(trace.names[event]), str(categories[event]), HOST_PID, thread, start, duration, {})
+    for call in iteration.calls.tolist():
+        event = int(act.call_event[call])
+        start, duration = times(event)
+        if start >= begin:
+            stream = int(act.call_stream[call])
+            yield slice_event(str(trace.names[event]), "kernel", DEVICE_PID, stream, start, duration, {})

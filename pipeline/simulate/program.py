@@ -1,0 +1,173 @@
+"""Programs (`pipeline.simulate.step_program`) of captured graphs, and of any items and actions: host times are looked up here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import TableError
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.op_names import full_signature
+from pipeline.simulate.host_times import HostTimes
+from pipeline.simulate.step_program import (
+    DEFAULT_KERNEL_GAP_US,
+    DEFAULT_LATENCY_US,
+    DEFAULT_SYNC_RETURN_US,
+    Items,
+    Kind,
+    Program,
+    StepSequence,
+)
+from pipeline.trace.host_activity import CPU_API
+from pipeline.trace.kineto_fields import SYNC_APIS
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def build_program(
+    graph: pd.DataFrame,
+    calls: pd.DataFrame,
+    overheads: OverheadModel,
+    workload: str | None = None,
+) -> Program:
+    """Program of a captured step.
+
+    Args:
+        graph: `graph` table: ops in host order, nested by `parent_id`.
+        calls: `calls` table; row i is device call i of `simulate`'s kernel times. API names of waits
+            (`cudaStreamSynchronize`) make the host wait and start nothing; API `cpu` runs on the calling thread.
+        overheads: host statistics.
+        workload: name of this workload: statistics that hold observations of it count as measured.
+
+    Raises:
+        TableError: a call names a node that the graph does not have.
+    """
+    return assemble(_sequence(graph, calls), overheads, len(calls), workload=workload)
+
+
+def _sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
+    """Items and actions of a captured graph."""
+    graph = graph.sort_values("order", kind="stable").reset_index(drop=True)
+    node = graph["node_id"].to_numpy(np.int64)
+    position = pd.Index(node)
+    parent = position.get_indexer(graph["parent_id"].fillna(-1).astype(np.int64))
+    top = graph["is_top_level"].to_numpy(bool)
+    owner = np.where(top, np.arange(len(node)), parent)
+    while True:  # to the outermost top-level op above each node, level by level
+        above = np.where((owner >= 0) & ~top[owner], parent[owner], owner)
+        if (above == owner).all():
+            break
+        owner = above
+    call_node = position.get_indexer(calls["node_id"].to_numpy(np.int64))
+    if (call_node < 0).any():
+        missing = calls["node_id"].to_numpy()[call_node < 0][0]
+        raise TableError(f"calls: node {missing} is not in the graph; map the calls again from this graph")
+    call_owner = np.where(owner[call_node] >= 0, owner[call_node], call_node)
+    is_item = top.copy()
+    is_item[call_owner] = True
+    rows = np.flatnonzero(is_item)
+    item_of = np.full(len(node), -1, np.int64)
+    item_of[rows] = np.arange(len(rows))
+    order = np.argsort(item_of[call_owner], kind="stable")
+    api = calls["api"].to_numpy(object)[order]
+    sync = np.array([name in SYNC_APIS for name in api], bool)
+    inside = np.bincount(owner[(owner >= 0) & ~top], minlength=len(node))[rows]
+    action_item = item_of[call_owner][order]
+    shapes = [str(text).replace(" ", "") for text in graph["input_shapes"].to_numpy(object)[rows]]
+    apis: list[list[str]] = [[] for _ in rows]
+    for item, name in zip(action_item.tolist(), api, strict=True):
+        apis[item].append(str(name))
+    items = Items(
+        node=node[rows], name=graph["name"].to_numpy(object)[rows], thread=graph["thread"].to_numpy(np.int64)[rows],
+        phase=graph["phase"].to_numpy(object)[rows], evidence=np.full(len(rows), "", object),
+    )  # fmt: skip
+    return StepSequence(
+        items=items,
+        signature=np.array([full_signature(*key) for key in zip(apis, shapes, inside.tolist(), strict=True)], object),
+        previous=np.arange(-1, len(rows) - 1, dtype=np.int64),
+        loading=np.zeros(len(rows), bool),
+        action_item=action_item,
+        api=api,
+        sync=sync,
+        stream=calls["stream"].to_numpy(np.int64)[order],
+        blocking=calls["blocking"].to_numpy(bool)[order] | (api == CPU_API),
+        call=order.astype(np.int64),
+    )
+
+
+def assemble(
+    sequence: StepSequence,
+    overheads: OverheadModel,
+    call_count: int,
+    *,
+    workload: str | None = None,
+    waits: Mapping[int, Sequence[int]] | None = None,
+    backlog_us: Mapping[int, float] | None = None,
+) -> Program:
+    """Program of items and actions, host times looked up in the statistics."""
+    items, n_items = sequence.items, len(sequence.items.node)
+    counts = np.bincount(sequence.action_item, minlength=n_items)
+    rows_of = np.maximum(counts, 1)
+    first_row = np.concatenate([[0], np.cumsum(rows_of)[:-1]]).astype(np.int64) if n_items else np.empty(0, np.int64)
+    total = int(rows_of.sum())
+    item = np.repeat(np.arange(n_items), rows_of)
+    place = np.arange(total) - first_row[item]
+    has_action = counts[item] > 0
+    action = np.full(total, -1, np.int64)
+    action[has_action] = np.arange(len(sequence.action_item))
+    host = HostTimes(sequence, overheads, counts, workload)
+    first, last = place == 0, place == rows_of[item] - 1
+    lead, gap, api_us, tail = (np.zeros(total) for _ in range(4))
+    lead[first] = host.gaps()
+    host.inside(item, place, first, last, has_action, gap, tail)
+    api_us[has_action] = host.apis()
+    kind = np.full(total, int(Kind.HOST), np.int64)
+    kind[has_action] = np.where(sequence.sync, Kind.SYNC, Kind.LAUNCH)
+    streams, stream_code = np.unique(sequence.stream[sequence.stream >= 0], return_inverse=True)
+    stream = np.full(total, -1, np.int64)
+    known = np.flatnonzero(has_action)[sequence.stream >= 0]
+    stream[known] = stream_code
+    call = np.full(total, -1, np.int64)
+    call[has_action] = np.where(sequence.sync, -1, sequence.call)
+    blocking = np.zeros(total, bool)
+    blocking[has_action] = sequence.blocking & ~sequence.sync
+    latency, kernel_gap = _device_constants(sequence, overheads, total, has_action)
+    previous = np.arange(-1, total - 1, dtype=np.int64)
+    last_row = first_row + rows_of - 1
+    previous[first_row] = np.where(sequence.previous >= 0, last_row[sequence.previous], -1) if n_items else -1
+    offsets, awaited = _wait_lists(call, waits or {})
+    shares, unmatched, per_item = host.evidence()
+    busy = backlog_us or {}
+    return Program(
+        items=Items(items.node, items.name, items.thread, items.phase, per_item), item=item, kind=kind,
+        thread=items.thread[item], previous=previous, lead_us=lead, gap_us=gap, api_us=api_us, tail_us=tail, call=call,
+        stream=stream, blocking=blocking, latency_us=latency, kernel_gap_us=kernel_gap, wait_offsets=offsets,
+        wait_calls=awaited, streams=streams, backlog_us=np.array([busy.get(int(s), 0.0) for s in streams], float),
+        call_count=call_count,
+        sync_return_us=overheads.constant("sync_return", DEFAULT_SYNC_RETURN_US),
+        host_evidence=shares, unmatched_host_share=unmatched,
+    )  # fmt: skip
+
+
+def _device_constants(
+    sequence: StepSequence, overheads: OverheadModel, total: int, has_action: Flags
+) -> tuple[Floats, Floats]:
+    latency, kernel_gap = np.zeros(total), np.zeros(total)
+    apis = {str(api) for api in sequence.api}
+    value = {api: overheads.constant("launch_latency", DEFAULT_LATENCY_US, api=api) for api in apis}
+    value[CPU_API] = 0.0
+    latency[has_action] = [value[str(api)] for api in sequence.api]
+    on_cpu = np.array([api == CPU_API for api in sequence.api], bool)
+    kernel_gap[has_action] = np.where(on_cpu, 0.0, overheads.constant("kernel_gap", DEFAULT_KERNEL_GAP_US))
+    return latency, kernel_gap
+
+
+def _wait_lists(call: Ints, waits: Mapping[int, Sequence[int]]) -> tuple[Ints, Ints]:
+    lists = [list(waits.get(int(c), ())) if c >= 0 else [] for c in call] if waits else [[] for _ in call]
+    offsets = np.concatenate([[0], np.cumsum([len(w) for w in lists])]).astype(np.int64)
+    return offsets, np.array([c for w in lists for c in w], np.int64)

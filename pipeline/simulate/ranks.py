@@ -1,0 +1,233 @@
+"""Several ranks of one job, simulated together: a collective ends when its slowest rank has arrived and moved its part.
+
+The measured duration of a collective on one rank holds its wait for the others. The transfer itself is at least the
+shortest duration over the ranks, and the rank that measured it arrived last. So for the k-th collective of every rank:
+    end = latest arrival over the ranks + least duration over the ranks
+Arrivals depend on earlier collectives; passes over all ranks repeat until nothing moves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.errors import InputError, TraceError
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.statistics import summarise
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.replay import build, refuse_unlinked
+from pipeline.simulate.trace_selection import Source, learn
+from pipeline.simulate.step_program import Program
+from pipeline.simulate.timeline import Timeline
+from pipeline.simulate.trace_program import Iteration
+from pipeline.simulate.unforeseen import unforeseen
+from pipeline.simulate.waits import WaitModel
+from pipeline.trace.iterations import step_number
+from pipeline.trace.load import load_trace
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+COLLECTIVE = re.compile(r"(void )?[nr]ccl\w*kernel", re.IGNORECASE)
+"""Names of kernels of collectives: `ncclAllReduceRingLLKernel_sum_f32` until NCCL 2.7, `ncclKernel_AllReduce_...`, since 2.19
+`ncclDevKernel_...`, since 2.27 `ncclSymkDevKernel_...` beside it; RCCL's begin with either name."""
+
+MAX_PASSES = 20
+SETTLED_US = 0.01
+"""Passes end when no collective moves by more than this."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One rank of a co-simulated job.
+
+    Attributes:
+        iteration: what was measured.
+        timeline: what was simulated.
+        error: predicted over measured span, less 1.
+        compute_us: active time of everything but collectives, predicted.
+        communication_us: active time of collectives, predicted.
+        train_mean_us: mean span of the other ranks, whose statistics were used.
+        overheads: the rank's own observations, which served the others.
+        notes: what was odd about its trace, and what cannot be foreseen in its step.
+    """
+
+    iteration: Iteration
+    timeline: Timeline
+    error: float
+    compute_us: float
+    communication_us: float
+    train_mean_us: float
+    overheads: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+
+def simulate_ranks(
+    programs: Sequence[Program],
+    kernel_us: Sequence[Floats],
+    collectives: Sequence[Ints],
+    begin_us: Sequence[float] | None = None,
+) -> tuple[list[Timeline], int]:
+    """Timelines of all ranks and the number of passes it took.
+
+    Args:
+        programs: one program per rank.
+        kernel_us: kernel times per rank, shape (calls,); those of collectives are what the rank measured.
+        collectives: per rank its collective calls; the k-th ones belong together.
+        begin_us: when each rank's step begins, on a common clock; all at once by default.
+
+    Raises:
+        InputError: the ranks do not take part in the same number of collectives.
+    """
+    counts = {len(calls) for calls in collectives}
+    if len(counts) != 1:
+        raise InputError(f"ranks take part in {sorted(counts)} collectives; give traces of the same step")
+    times = [np.array(values, float) for values in kernel_us]
+    own = np.array([values[calls] for values, calls in zip(times, collectives, strict=True)])
+    transfer = own.min(axis=0)
+    for values, calls in zip(times, collectives, strict=True):
+        values[calls] = transfer
+    begin = np.zeros((len(programs), 1)) if begin_us is None else np.asarray(begin_us, float)[:, None]
+    last_ends = np.zeros_like(own)
+    passes = 0
+    while passes < MAX_PASSES:
+        passes += 1
+        timelines = [simulate(program, values) for program, values in zip(programs, times, strict=True)]
+        arrival = np.array([t.device_start[calls, 0] for t, calls in zip(timelines, collectives, strict=True)])
+        ends = (arrival + begin).max(axis=0) + transfer - begin
+        for values, calls, end, start in zip(times, collectives, ends, arrival, strict=True):
+            values[calls] = end - start
+        if np.abs(ends - last_ends).max(initial=0.0) <= SETTLED_US:
+            break
+        last_ends = ends
+    return timelines, passes
+
+
+def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
+    """Replay one step of a job from the traces of its ranks, each rank's host time from the statistics of the others.
+
+    When each rank begins is given, by the clock of the traces: ranks of one host, or of hosts with synchronous clocks. The
+    step is the last one that all traces hold: by its number where `ProfilerStep` gives one, else the last of each trace.
+
+    Raises:
+        TraceError: a trace cannot be read, or holds no operators, or no work of a GPU that is tied to them.
+        InputError: fewer than two ranks, one of them twice, ranks of different steps, or with other collectives.
+    """
+    if len(paths) < 2:
+        raise InputError("co-simulation needs the traces of two ranks or more")
+    sources = [Source.of(load_trace(path)) for path in paths]
+    for path, source in zip(paths, sources, strict=True):
+        if not source.chosen:
+            raise TraceError(f"{path}: no operators in any iteration")
+        refuse_unlinked(source)
+    _refuse_twice(sources)
+    steps = _same_step(sources)
+    collectives = _paired(sources, steps)
+    lasting = [source.lasting for source in sources]
+    samples = [learn([source])[0] for source in lasting]
+    programs, times = [], []
+    for rank, (source, iteration) in enumerate(zip(sources, steps, strict=True)):
+        others = [number for number in range(len(sources)) if number != rank]
+        model = OverheadModel(summarise(pd.concat([samples[number] for number in others], ignore_index=True)))
+        waits = WaitModel()
+        for number in others:
+            waits.learn(lasting[number].act, lasting[number].keys, lasting[number].chosen)
+        programs.append(build(source, iteration, model, waits))
+        times.append(iteration.kernel_us)
+    starts = np.array([iteration.start_ns for iteration in steps])
+    timelines, _ = simulate_ranks(programs, times, collectives, (starts - starts.min()) / 1000.0)
+    out = []
+    for rank, (iteration, timeline, calls) in enumerate(zip(steps, timelines, collectives, strict=True)):
+        is_collective = np.zeros(len(iteration.calls), bool)
+        is_collective[calls] = True
+        out.append(
+            RankResult(
+                iteration, timeline, float(timeline.step_us[0] / iteration.span_us - 1.0),
+                float(timeline.active_of(~is_collective)[0]), float(timeline.active_of(is_collective)[0]),
+                float(np.mean([other.span_us for number, other in enumerate(steps) if number != rank])), samples[rank],
+                (*(_missing(sources) if rank == 0 else ()), *sources[rank].act.trace.notes,
+                 *unforeseen(sources[rank], iteration)),
+            )
+        )  # fmt: skip
+    return out
+
+
+def _distributed(source: Source, key: str) -> int | None:
+    """What a trace says of its job (`rank`, `world_size`); None where it does not."""
+    info = source.act.trace.metadata.get("distributedInfo")
+    value = info.get(key) if isinstance(info, dict) else None
+    return value if type(value) is int else None
+
+
+def _missing(sources: Sequence[Source]) -> list[str]:
+    """A sentence where the job had more ranks than are given."""
+    world = max((_distributed(source, "world_size") or 0 for source in sources), default=0)
+    if world <= len(sources):
+        return []
+    return [f"of {world} ranks of the job {len(sources)} are given: a collective ends when the last of these arrives"]
+
+
+def _refuse_twice(sources: Sequence[Source]) -> None:
+    seen: dict[int, Source] = {}
+    for source in sources:
+        rank = _distributed(source, "rank")
+        if rank is None:
+            continue
+        if rank in seen and seen[rank].act.trace.opens.tolist() == source.act.trace.opens.tolist():
+            raise InputError(
+                f"{seen[rank].act.trace.path} and {source.act.trace.path} are the same trace of rank {rank}; give one trace "
+                "of each rank"
+            )
+        seen[rank] = source
+
+
+def _same_step(sources: Sequence[Source]) -> list[Iteration]:
+    """The last step that all ranks hold, one iteration per rank."""
+    numbered = [{step_number(source.act.trace, it.number): it for it in source.chosen} for source in sources]
+    steps = [source.chosen[-1] for source in sources]
+    if all(None not in numbers for numbers in numbered):
+        common = set.intersection(*(set(numbers) for numbers in numbered))
+        if not common:
+            held = "; ".join(
+                f"{source.act.trace.path} holds {', '.join(str(n) for n in numbers)}"
+                for source, numbers in zip(sources, numbered, strict=True)
+            )
+            raise InputError(f"the traces have no step in common ({held}); give traces of the same step")
+        steps = [numbers[max(common, key=lambda n: n or 0)] for numbers in numbered]
+    first = min(range(len(steps)), key=lambda i: steps[i].end_ns)
+    last = max(range(len(steps)), key=lambda i: steps[i].start_ns)
+    if steps[last].start_ns >= steps[first].end_ns:
+        raise InputError(
+            f"the steps of {sources[first].act.trace.path} and {sources[last].act.trace.path} do not overlap in time; give "
+            "traces of the same step, by clocks that agree"
+        )
+    return steps
+
+
+def _paired(sources: Sequence[Source], steps: Sequence[Iteration]) -> list[Ints]:
+    """Collective calls of each rank's step; the k-th of a name on one rank is the k-th of that name on the others.
+
+    Communicators of their own may be used in another order on every rank: order alone would pair an all-reduce with another
+    rank's all-to-all.
+    """
+    calls, kinds = [], []
+    for source, step in zip(sources, steps, strict=True):
+        name = [str(text).partition("(")[0] for text in source.act.trace.names[source.act.call_event[step.calls]]]
+        found = sorted((i for i, text in enumerate(name) if COLLECTIVE.match(text)), key=lambda i: (name[i], i))
+        calls.append(np.array(found, np.int64))
+        kinds.append(Counter(name[i] for i in found))
+    for source, kind in zip(sources[1:], kinds[1:], strict=True):
+        if kind != kinds[0]:
+            other = min((kind - kinds[0]) + (kinds[0] - kind))
+            raise InputError(
+                f"{source.act.trace.path} takes part in {kind[other]} collectives {other}, {sources[0].act.trace.path} in "
+                f"{kinds[0][other]}; give whole traces of the same step"
+            )
+    return calls

@@ -1,0 +1,258 @@
+"""Replaying a trace: how well host statistics and the critical path explain iterations they have not seen.
+
+The evaluated iteration gives its order of calls, device durations and backlog; host time and waiting are predicted.
+Without other traces the first iteration is dropped where there are three or more, and the rest is cut into two halves,
+each predicted with statistics of the other. Two baselines keep the figures honest: the sum of kernel times, and the
+mean span of the iterations that statistics come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.errors import InputError, TraceError
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.shared_overheads import MIN_COMMON, merged
+from pipeline.overheads.shared_overheads import calibrate as factor_of
+from pipeline.overheads.statistics import summarise
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.replay_options import Options
+from pipeline.simulate.replay_result import Replayed, ReplayResult
+from pipeline.simulate.trace_selection import Source, learn
+from pipeline.simulate.step_program import Kind, Program
+from pipeline.simulate.trace_program import Iteration, program_from_trace
+from pipeline.simulate.unforeseen import unforeseen
+from pipeline.simulate.waits import WaitModel
+from pipeline.schemas import refuse_overwriting
+from pipeline.trace.kineto_fields import API_CATEGORIES, KERNEL_LAUNCHES
+from pipeline.trace.load import load_trace
+
+MOST_UNMATCHED = 0.5
+"""From this share of host time on, a replay says that its statistics come from other ops."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Iterations to predict and those that statistics come from.
+
+    Attributes:
+        train: sources of statistics.
+        test: what is evaluated.
+        few: iterations of the target that give one factor on host times, evaluated nowhere; None for no factor.
+    """
+
+    train: tuple[Source, ...]
+    test: Source
+    few: Source | None = None
+
+
+def replay(
+    path: str | Path,
+    overheads: Sequence[str | Path] = (),
+    options: Options | None = None,
+    timeline: str | Path | None = None,
+    calibrate: int = 0,
+) -> ReplayResult:
+    """Replay a trace from statistics of other iterations of it, or of other traces.
+
+    Args:
+        path: the trace to explain.
+        overheads: traces to take statistics from; without any, the halves of `path` predict each other.
+        options: switches for ablations.
+        timeline: where to write the predicted iterations for Perfetto, with the measured trace's time axis.
+        calibrate: number of iterations of `path` that give one factor on the host times of `overheads` (another host,
+            another workload); they are not evaluated.
+
+    Raises:
+        TraceError: a file cannot be read, or holds no operators to replay.
+        InputError: `calibrate` without other traces, or with no iteration left to evaluate; `timeline` is a trace that
+            is read.
+    """
+    if timeline is not None:
+        refuse_overwriting(timeline, path, *overheads)
+    target = Source.of(load_trace(path))
+    if not target.chosen or not any(iteration.span_us > 0 for iteration in target.chosen):
+        raise TraceError(
+            f"{path}: no operators in any iteration; record the trace with activities=[CPU, CUDA] and at least one step"
+        )
+    refuse_unlinked(target)
+    target = target.only([iteration for iteration in target.chosen if iteration.span_us > 0])
+    others = [Source.of(load_trace(other)) for other in overheads]
+    for other, source in zip(overheads, others, strict=True):
+        if not source.chosen:
+            raise TraceError(f"{other}: no operators in any iteration; nothing to learn overheads from")
+        refuse_unlinked(source)
+    result = replay_source(target, others, options, calibrate)
+    if any(_same_run(target, other) for other in others):
+        itself = "overheads come from the evaluated trace itself: no held-out figure"
+        result = replace(result, notes=(itself, *result.notes))
+    if timeline is not None:
+        _write(target, result.replayed, timeline)
+    return result
+
+
+def _same_run(one: Source, other: Source) -> bool:
+    """Whether two traces hold the same events, whatever their files are called and however they are packed."""
+    ours, theirs = one.act.trace.columns, other.act.trace.columns
+    return all(np.array_equal(ours[name], theirs[name]) for name in ("ts_ns", "dur_ns", "correlation"))
+
+
+def refuse_unlinked(source: Source) -> None:
+    """Refuse a trace that shows too little of its GPU: one that never works, or a CPU that does the work instead.
+
+    Raises:
+        TraceError: kernels were launched and none was recorded, or no recorded work is tied to a launch.
+    """
+    trace = source.act.trace
+    if source.act.on_cpu:
+        launches = [name for name in trace.names[trace.is_category(*API_CATEGORIES)] if KERNEL_LAUNCHES.match(name)]
+        if launches:
+            raise TraceError(
+                f"{trace.path}: {len(launches)} launches of kernels, but no work of a GPU: the profiler lost it (no "
+                "permission for CUPTI, or a second profiler); record the trace with activities=[CPU, CUDA]"
+            )
+    elif not len(source.act.call_event):
+        raise TraceError(
+            f"{trace.path}: no operators launched any of the GPU's work (correlation ids are missing, or it is "
+            "another process's); record the trace with activities=[CPU, CUDA]"
+        )
+
+
+def replay_source(
+    target: Source, others: Sequence[Source] = (), options: Options | None = None, calibrate: int = 0
+) -> ReplayResult:
+    """`replay` for traces that are loaded already (several options on one trace)."""
+    options = options or Options()
+    split, folds = _folds(target, tuple(others), calibrate)
+    if split == "none":
+        options = replace(options, estimator="mean")  # its own mean gives back its own host time
+    replayed: list[Replayed] = []
+    samples = []
+    notes = ["one iteration only: predicted from its own statistics, no held-out figure"] if split == "none" else []
+    for fold in folds:
+        train = fold.train if split == "none" else tuple(source.lasting for source in fold.train)
+        seen = learn(train, waiting=options.form == "published")
+        samples.append(seen[0])
+        model, remark = _model(fold, seen, options)
+        notes += remark
+        replayed += list(_evaluate(fold, model, seen[1], options))
+    replayed.sort(key=lambda r: r.iteration.number)
+    if split != "none":
+        notes += [*_left_out(folds), *_unmatched(replayed)]
+        notes += [text for r in replayed for text in unforeseen(target, r.iteration)]
+    return ReplayResult(target.act.trace, split, tuple(replayed), pd.concat(samples, ignore_index=True), tuple(notes))
+
+
+def _write(target: Source, replayed: Sequence[Replayed], path: str | Path) -> None:
+    from pipeline.simulate.measured_rows import measured_rows
+    from pipeline.simulate.perfetto import write_timeline
+
+    trace, events = target.act.trace, target.act.call_event
+    base = int(trace.metadata.get("baseTimeNanoseconds", 0))
+    steps = [(r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
+    beside = measured_rows(target.act, [(r.iteration, begin) for r, (_, begin) in zip(replayed, steps, strict=True)])
+    names = [list(trace.names[events[r.iteration.calls]]) for r in replayed]
+    write_timeline(steps, path, names=names, beside=beside)
+
+
+def _folds(target: Source, others: tuple[Source, ...], calibrate: int) -> tuple[str, list[Fold]]:
+    """How statistics and evaluation are kept apart: name of the split, and the folds."""
+    if calibrate < 0 or (calibrate and not others):
+        raise InputError("calibrate: a number of iterations, together with traces to take overheads from")
+    settled = target.settled.chosen
+    if calibrate:
+        if calibrate >= len(settled):
+            raise InputError(
+                f"{target.act.trace.path}: {len(settled)} iterations behind the first; to calibrate on {calibrate} leaves "
+                "none to evaluate"
+            )
+        few, rest = target.only(settled[:calibrate]), target.only(settled[calibrate:])
+        return f"other traces, factor from {calibrate} iterations", [Fold(others, rest, few)]
+    if others:
+        return "other traces", [Fold(others, target)]
+    half = len(settled) // 2
+    if not half:
+        return "none", [Fold((target,), target)]
+    first, second = target.only(settled[:half]), target.only(settled[half:])
+    return "halves", [Fold((second,), first), Fold((first,), second)]
+
+
+def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -> tuple[OverheadModel, list[str]]:
+    """Host statistics of a fold, with the factor from a few iterations of the target where there are some."""
+    samples, waits = seen
+    if fold.few is None:
+        table = summarise(samples, options.estimator, signatures=options.signatures)
+        return OverheadModel(_ablated(table, options)), []
+    few = fold.few.lasting
+    own, _ = learn([few])
+    waits.learn(few.act, few.keys, few.chosen)
+    donor = OverheadModel(merged(samples, options.estimator))
+    found = factor_of(donor, own)
+    if found.common < MIN_COMMON:
+        return donor, [f"only {found.common} overheads in common with the other traces: host times are not scaled"]
+    return donor.scaled(found.scale), [
+        f"host times of the other traces times {found.scale:.3f}, from {len(few.chosen)} iterations that are not "
+        f"evaluated ({found.coverage:.0%} of their host time in ops that the other traces know)"
+    ]
+
+
+def _left_out(folds: Sequence[Fold]) -> list[str]:
+    """What statistics leave out of the traces they come from."""
+    counts: dict[str, int] = {}
+    for source in (source for fold in folds for source in fold.train):
+        counts[source.name] = counts.get(source.name, 0) + len(source.one_time)
+    return [
+        f"statistics of {name} leave out {count} one-time calls of the CUDA runtime"
+        for name, count in counts.items() if count
+    ]  # fmt: skip
+
+
+def _unmatched(replayed: Sequence[Replayed]) -> list[str]:
+    """A word of caution where statistics of other ops have to do."""
+    share = float(np.mean([r.program.unmatched_host_share for r in replayed]))
+    if share < MOST_UNMATCHED:
+        return []
+    return [f"{share:.0%} of the predicted host time rests on means over all ops: the statistics lack this trace's ops"]
+
+
+def _evaluate(fold: Fold, model: OverheadModel, waits: WaitModel, options: Options) -> Iterator[Replayed]:
+    mean = float(np.mean([iteration.span_us for source in fold.train for iteration in source.chosen]))  # as measured
+    for iteration in fold.test.chosen:
+        program = build(fold.test, iteration, model, waits, options)
+        timeline = simulate(program, iteration.kernel_us, form=options.form)
+        yield Replayed(iteration, program, timeline, mean)
+
+
+def build(
+    source: Source, iteration: Iteration, model: OverheadModel, waits: WaitModel, options: Options | None = None
+) -> Program:
+    """Program of one iteration, with parts left out as the options say."""
+    options = options or Options()
+    edges = waits.edges(source.act, source.keys, iteration) if options.event_waits and options.form == "full" else {}
+    program = program_from_trace(source.act, source.keys, iteration, model, edges)
+    if not options.host_waits:
+        program = replace(
+            program,
+            blocking=np.zeros(len(program), bool),
+            kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind),
+        )
+    if not options.queue:
+        program = replace(program, queue_depth=0)
+    if not options.occupancy:
+        program = replace(program, fills=None, competes=None)
+    if not options.device_constants:
+        program = replace(program, latency_us=program.api_us / 2, kernel_gap_us=np.ones(len(program)))
+    return program
+
+
+def _ablated(table: pd.DataFrame, options: Options) -> pd.DataFrame:
+    """Statistics without what an ablation takes away."""
+    if options.threads:
+        return table
+    gaps = table["type"].isin(["T1", "loading"])
+    return table[~gaps | table["signature"].isna()]

@@ -1,0 +1,137 @@
+"""What a replay found: every evaluated iteration, its prediction, and the baselines that it has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.simulate.step_program import Program
+from pipeline.simulate.timeline import Timeline
+from pipeline.simulate.trace_program import Iteration
+from pipeline.trace.load import Trace
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One evaluated iteration.
+
+    Attributes:
+        iteration: the measured one.
+        program: its program.
+        timeline: the simulated one.
+        train_mean_us: mean span of the iterations that the statistics come from.
+    """
+
+    iteration: Iteration
+    program: Program
+    timeline: Timeline
+    train_mean_us: float
+
+    @property
+    def predicted_us(self) -> float:
+        """Predicted span."""
+        return float(self.timeline.step_us[0])
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured span, less 1."""
+        return self.predicted_us / self.iteration.span_us - 1.0
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """All evaluated iterations of a trace with what they were predicted from."""
+
+    trace: Trace
+    split: str
+    replayed: tuple[Replayed, ...]
+    overheads: pd.DataFrame
+    notes: tuple[str, ...] = field(default=())
+
+    def mean(self, what: str) -> float:
+        """Mean over the evaluated iterations: `measured`, `predicted`, `active_measured`, `active_predicted`, ..."""
+        return float(np.mean(self._each(what)))
+
+    def _each(self, what: str) -> npt.NDArray[np.float64]:
+        """A figure of every evaluated iteration, us, shape (iterations,)."""
+        pick: dict[str, Callable[[Replayed], float]] = {
+            "measured": lambda r: r.iteration.span_us,
+            "predicted": lambda r: r.predicted_us,
+            "active_measured": lambda r: r.iteration.active_us,
+            "active_predicted": lambda r: float(r.timeline.active_us[0]),
+            "host": lambda r: float(r.timeline.host_us[0]),
+            "kernel_sum": lambda r: float(r.iteration.kernel_us.sum()),
+            "train_mean": lambda r: r.train_mean_us,
+            "absolute_error": lambda r: abs(r.error),
+        }
+        return np.array([pick[what](r) for r in self.replayed])
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `steptime replay --json` prints."""
+        measured = self.mean("measured")
+        return {
+            "trace": str(self.trace.path),
+            "device": self.trace.device,
+            "marker": self.trace.marker,
+            "iterations": len(self.replayed),
+            "split": self.split,
+            "measured_us": measured,
+            "predicted_us": self.mean("predicted"),
+            "error": self.mean("predicted") / measured - 1.0,
+            "mean_absolute_error": self.mean("absolute_error"),
+            "active_measured_us": self.mean("active_measured"),
+            "active_predicted_us": self.mean("active_predicted"),
+            "idle_measured_us": measured - self.mean("active_measured"),
+            "idle_predicted_us": self.mean("predicted") - self.mean("active_predicted"),
+            "host_us": self.mean("host"),
+            "critical_path": self.critical_path(),
+            "baselines": {
+                "kernel_sum_us": self.mean("kernel_sum"),
+                "kernel_sum_error": self.mean("kernel_sum") / measured - 1.0,
+                "kernel_sum_mean_absolute_error": self._baseline_error("kernel_sum"),
+                "train_mean_us": self.mean("train_mean"),
+                "train_mean_error": self.mean("train_mean") / measured - 1.0,
+                "train_mean_mean_absolute_error": self._baseline_error("train_mean"),
+            },
+            "overheads": overhead_summary(self.overheads),
+            "host_evidence": {
+                "own_op_share": float(1 - np.mean([r.program.unmatched_host_share for r in self.replayed])),
+            },
+            "per_iteration": [
+                {"iteration": r.iteration.number, "measured_us": r.iteration.span_us, "predicted_us": r.predicted_us,
+                 "error": r.error} for r in self.replayed
+            ],
+            "notes": [*self.trace.notes, *self.notes],
+        }  # fmt: skip
+
+    def _baseline_error(self, which: str) -> float:
+        """Mean absolute error of a baseline, as a fraction."""
+        return float(np.mean(np.abs(self._each(which) / self._each("measured") - 1.0)))
+
+    def critical_path(self) -> dict[str, Any]:
+        """What the predicted step consists of along its critical path, means over the evaluated iterations.
+
+        The rest, beside host and device, is work queued before the step, latency of launches and gaps between kernels.
+        """
+        paths = [r.timeline.critical for r in self.replayed]
+        host, device = np.mean([(path.host_us, path.device_us) for path in paths], axis=0)
+        predicted = self.mean("predicted")
+        return {
+            "host_us": float(host), "device_us": float(device), "host_share": float(host / predicted),
+            "device_share": float(device / predicted), "bound": "host" if host > device else "device",
+        }  # fmt: skip
+
+
+def overhead_summary(observations: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Mean, median and number of observations per overhead type, over all ops."""
+    kinds = sorted(observations["type"].unique()) if len(observations) else []
+    return {
+        str(kind): {"mean_us": float(values.mean()), "median_us": float(values.median()), "count": int(values.size)}
+        for kind in kinds
+        if len(values := observations.loc[observations["type"] == kind, "value_us"])
+    }

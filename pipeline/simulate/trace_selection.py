@@ -1,0 +1,84 @@
+"""A trace as something to learn from, or to evaluate: its activity and which of its iterations count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.overheads.extraction import ItemKeys, extract_overheads, item_keys
+from pipeline.overheads.one_time import lasting, one_time_calls
+from pipeline.simulate.trace_program import Iteration, iterations
+from pipeline.simulate.waits import WaitModel
+from pipeline.trace.host_activity import Activity, activity
+from pipeline.trace.iterations import first_settled
+from pipeline.trace.load import Trace
+
+Flags = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trace to learn from or to evaluate: its activity, keys, and which of its iterations count."""
+
+    act: Activity
+    keys: ItemKeys
+    chosen: tuple[Iteration, ...]
+
+    @classmethod
+    def of(cls, trace: Trace | Activity) -> Source:
+        """All iterations of a trace that hold work."""
+        act = trace if isinstance(trace, Activity) else activity(trace)
+        return cls(act, item_keys(act), tuple(iterations(act)))
+
+    def only(self, chosen: Sequence[Iteration]) -> Source:
+        """The same trace with fewer iterations."""
+        return Source(self.act, self.keys, tuple(chosen))
+
+    @property
+    def settled(self) -> Source:
+        """The source without the iteration that only warms up (`first_settled`)."""
+        return self.only(self.chosen[first_settled(len(self.chosen)) :])
+
+    @property
+    def name(self) -> str:
+        """Name of the file with its folder: many traces are called `kineto.json.gz`."""
+        path = self.act.trace.path
+        return str(Path(path.parent.name) / path.name)
+
+    @property
+    def flags(self) -> Flags:
+        """Which iterations of the trace count."""
+        out = np.zeros(len(self.act.trace.opens), bool)
+        out[[iteration.number for iteration in self.chosen]] = True
+        return out
+
+    @cached_property
+    def one_time(self) -> Ints:
+        """Events of one-time runtime calls within the iterations that count."""
+        return one_time_calls(self.act, self.flags)
+
+    @cached_property
+    def lasting(self) -> Source:
+        """The source without the time of its one-time calls: what statistics are taken from."""
+        act = lasting(self.act, self.flags)
+        if act is self.act:
+            return self
+        cut = Source.of(act)
+        numbers = {iteration.number for iteration in self.chosen}
+        return cut.only([iteration for iteration in cut.chosen if iteration.number in numbers])
+
+
+def learn(train: Sequence[Source], waiting: bool = False) -> tuple[pd.DataFrame, WaitModel]:
+    """Overhead observations (with `waiting` in T4 or without) and stream waits of the iterations to learn from."""
+    samples = [extract_overheads(source.act, source.name, source.flags, source.keys, waiting) for source in train]
+    waits = WaitModel()
+    for source in train:
+        waits.learn(source.act, source.keys, source.chosen)
+    return pd.concat(samples, ignore_index=True), waits

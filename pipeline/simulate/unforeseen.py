@@ -1,0 +1,72 @@
+"""What no statistics of other steps can foresee in an iteration, named so that nobody has to guess at a large error.
+
+One-time runtime calls (the start of CUDA, memory from the driver) and long stretches in which the host ran no operator
+at all. The figures are the evaluated iteration's own; they explain an error and never enter a prediction.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.simulate.trace_selection import Source
+from pipeline.simulate.trace_program import Iteration
+
+LEAST_SHARE = 0.05
+"""Shorter than this share of the span is not worth a line."""
+
+MOST_NAMED = 3
+"""Longest calls and gaps named per iteration."""
+
+
+def unforeseen(source: Source, iteration: Iteration) -> list[str]:
+    """Sentences on one-time calls and idle stretches of the host that rule an iteration's span."""
+    return [*_calls(source, iteration), *_gaps(source, iteration)]
+
+
+def _calls(source: Source, iteration: Iteration) -> list[str]:
+    trace = source.act.trace
+    events = source.one_time[trace.columns["iteration"][source.one_time] == iteration.number]
+    duration = trace.columns["dur_ns"][events] / 1000.0
+    total = float(duration.sum())
+    if total < LEAST_SHARE * iteration.span_us:
+        return []
+    longest = np.argsort(-duration, kind="stable")[:MOST_NAMED]
+    named = ", ".join(
+        f"{trace.names[events[i]]}{_within(source, int(events[i]))} {_time(duration[i])}" for i in longest
+    )
+    more = f" and {len(events) - MOST_NAMED} more" if len(events) > MOST_NAMED else ""
+    return [
+        f"iteration {iteration.number}: {_share(total, iteration)} of the span are one-time costs that no other step "
+        f"foretells ({named}{more}); record after a few warm-up steps"
+    ]
+
+
+def _within(source: Source, event: int) -> str:
+    top = int(source.act.trace.columns["top"][event])
+    return f" in {source.act.trace.names[top]}" if top >= 0 else ""
+
+
+def _gaps(source: Source, iteration: Iteration) -> list[str]:
+    act, items = source.act, iteration.items
+    follows = act.previous[items] >= iteration.items[0]
+    items = items[follows & ~act.loading[items]]
+    gap = (act.start[items] - act.end[act.previous[items]]) / 1000.0
+    longest = np.argsort(-gap, kind="stable")[:MOST_NAMED]
+    longest = longest[gap[longest] >= LEAST_SHARE * iteration.span_us]
+    if not len(longest):
+        return []
+    named = ", ".join(f"{_time(gap[i])} before {act.trace.names[act.item[items[i]]]}" for i in longest)
+    return [
+        f"iteration {iteration.number}: {_share(float(gap[longest].sum()), iteration)} of the span lie in gaps of the "
+        f"host without any operator ({named})"
+    ]
+
+
+def _share(part_us: float, iteration: Iteration) -> str:
+    return f"{part_us / iteration.span_us:.0%}"
+
+
+def _time(us: float) -> str:
+    if us < 100:
+        return f"{us:.0f} us"
+    return f"{us / 1e6:.1f} s" if us >= 1e6 else f"{us / 1e3:.1f} ms"

@@ -1,0 +1,300 @@
+"""Raw events, batch by batch, to typed columns: the only code that touches the dictionaries of a trace.
+
+Numbers become int64 arrays with a mask where absent; text becomes codes into one vocabulary. Stamps become integer
+nanoseconds, exactly, whether the file gives whole microseconds, three decimals, or stamps too large for a float.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from operator import itemgetter
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from pipeline.errors import TraceError
+from pipeline.trace.kineto_fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, TEXT_ARGS, UNNAMED, api_name
+from pipeline.trace.file_scan import Batch
+
+Ints = npt.NDArray[np.int64]
+MISSING = np.iinfo(np.int64).min
+"""Marks an absent integer inside this package; tables show it as null."""
+
+_EXACT_TS = re.compile(rb'"ts"\s*:\s*(-?\d+)(?:\.(\d+))?\s*[,}]')
+_FLOAT_LIMIT_US = 2.0**42
+"""Above this a float64 of microseconds no longer resolves nanoseconds."""
+_LIMITS_US = {"ts": (-1e15, 4e15), "dur": (-1e15, 1e15)}
+"""Range of stamps (to the year 2096) and durations (31 years), us: sums of two and a base stay within int64 ns."""
+_NO_ARGS: dict[str, Any] = {}
+_DEFAULTS: dict[str, Any] = {"ts": None, "dur": 0, "name": None, "cat": "", "pid": 0, "tid": 0, "args": None}
+_GET_ALL = itemgetter(*_DEFAULTS)
+_DUMPS = orjson.dumps
+
+
+@dataclass
+class Vocabulary:
+    """Text seen so far; code -1 stands for absent. JSON text is kept as the bytes it was dumped to until the end."""
+
+    codes: defaultdict[str | bytes, int] = field(default_factory=lambda: defaultdict(count().__next__))
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts in the order of their codes; half a surrogate pair, which no table can hold, becomes `?`."""
+        return [(text.encode("utf-8", "replace") if isinstance(text, str) else text).decode() for text in self.codes]
+
+    def encode(self, values: Iterable[str | bytes], number: int) -> Ints:
+        """Codes of texts, of which there are `number`; new ones get the next code as they are looked up."""
+        return np.fromiter(map(self.codes.__getitem__, values), np.int64, number)
+
+
+@dataclass
+class Columns:
+    """Columns of all complete (`ph` X) events of a file, in file order.
+
+    Attributes:
+        path: the file, for messages.
+        parts: per column the arrays of the batches that carry it, each with its first row.
+        rows: number of complete events so far.
+        vocabulary: per text column its vocabulary.
+        seen: number of elements in the event array, of any kind.
+        clamped: number of events with a negative duration, read as 0.
+        unlinked: number of ids that do not fit 64 bits, read as absent.
+        ignored: number of begin and end events, which profilers do not write.
+    """
+
+    path: Path
+    parts: dict[str, list[tuple[int, Ints]]] = field(default_factory=dict)
+    vocabulary: dict[str, Vocabulary] = field(default_factory=dict)
+    rows: int = 0
+    seen: int = 0
+    clamped: int = 0
+    unlinked: int = 0
+    ignored: int = 0
+
+    def add(self, batch: Batch) -> None:
+        """Append one batch.
+
+        Raises:
+            TraceError: an element is not an object, or misses or mistypes a field that every event needs.
+        """
+        try:
+            kinds = [event.get("ph") for event in batch.events]
+        except AttributeError:
+            raise self._wrong(batch, lambda e: not isinstance(e, dict), "is not an object") from None
+        self.seen += len(batch.events)
+        events = [event for event, kind in zip(batch.events, kinds, strict=True) if kind == "X"]
+        self.ignored += kinds.count("B") + kinds.count("E")
+        if not events:
+            return
+        fields = _fields(events)
+        self._append("ts_ns", self._stamps(batch, fields["ts"]))
+        self._append("dur_ns", self._durations(batch, fields["dur"]))
+        if UNNAMED in fields["name"]:
+            fields["name"] = [api_name(*pair) for pair in zip(fields["name"], fields["args"], strict=True)]
+        for column in ("name", "cat"):
+            self._text(batch, fields[column], column)
+        for column in ("pid", "tid"):
+            self._append(column, self._process(batch, fields[column], column))
+        self._arguments(batch, fields["args"])
+        self.rows += len(events)
+
+    def finish(self) -> dict[str, Ints]:
+        """One array per column; the batches are released as they are joined."""
+        out: dict[str, Ints] = {}
+        for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
+            parts = self.parts.pop(name, [])
+            empty = np.array([-1], np.int32) if name in TEXT_ARGS else np.array([MISSING])
+            if not parts:  # no event carries it: one value stands for all
+                out[name] = np.broadcast_to(empty, self.rows)
+            elif sum(len(values) for _, values in parts) == self.rows:
+                out[name] = np.concatenate([values for _, values in parts])
+            else:
+                out[name] = np.full(self.rows, empty[0], parts[0][1].dtype)
+                for first, values in parts:
+                    out[name][first : first + len(values)] = values
+        return out
+
+    def _append(self, column: str, values: Ints) -> None:
+        self.parts.setdefault(column, []).append((self.rows, values))
+
+    def _encode(self, column: str, values: Iterable[str | bytes], number: int) -> Ints:
+        if column not in self.vocabulary:
+            self.vocabulary[column] = Vocabulary()
+        return self.vocabulary[column].encode(values, number)
+
+    def _stamps(self, batch: Batch, values: Sequence[Any]) -> Ints:
+        self._require_numbers(batch, values, "ts")
+        if float in set(map(type, values)):
+            stamps = np.array(values, np.float64)
+            if np.abs(stamps).max() >= _FLOAT_LIMIT_US:
+                return self._exact_stamps(batch, stamps)
+            return np.rint(stamps * 1000.0).astype(np.int64)
+        return np.array(values, np.int64) * 1000
+
+    def _exact_stamps(self, batch: Batch, stamps: npt.NDArray[np.float64]) -> Ints:
+        """Stamps from the digits of the file, where a float would round them to a quarter of a microsecond.
+
+        Falls back to the floats where the text does not hold one stamp per event (`ts` used as a key elsewhere).
+        """
+        found = _EXACT_TS.findall(batch.text)
+        is_event = [isinstance(e, dict) and "ts" in e for e in batch.events]
+        if len(found) != sum(is_event):
+            return np.rint(stamps).astype(np.int64) * 1000 + np.rint((stamps - np.rint(stamps)) * 1000).astype(np.int64)
+        keep = [e.get("ph") == "X" for e, stamped in zip(batch.events, is_event, strict=True) if stamped]
+        digits = [
+            whole + fraction[:3].ljust(3, b"0") for (whole, fraction), kept in zip(found, keep, strict=True) if kept
+        ]
+        return np.array(digits, "S").astype(np.int64)
+
+    def _durations(self, batch: Batch, values: Sequence[Any]) -> Ints:
+        self._require_numbers(batch, values, "dur")
+        durations = np.rint(np.array(values, np.float64) * 1000.0).astype(np.int64)
+        self.clamped += int((durations < 0).sum())
+        return np.maximum(durations, 0)
+
+    def _require_numbers(self, batch: Batch, values: Sequence[Any], key: str) -> None:
+        kinds = set(map(type, values))
+        if not kinds <= {int, float}:
+            raise self._wrong(batch, lambda e: type(e.get(key, 0 if key == "dur" else None)) not in (int, float),
+                              f"has no number as {key}")  # fmt: skip
+        low, high = _LIMITS_US[key]
+        if not (low <= min(values) and max(values) <= high) or (float in kinds and _has_nan(values)):
+            raise self._wrong(
+                batch, lambda e: not low <= e.get(key, 0) <= high, f"has a {key} that is no time in microseconds"
+            )
+
+    def _text(self, batch: Batch, values: Sequence[Any], key: str) -> None:
+        absent = _DEFAULTS[key]
+        if set(map(type, values)) != {str}:
+            raise self._wrong(batch, lambda e: type(e.get(key, absent)) is not str, f"has no text as {key}")
+        if key == "cat":
+            plain = CATEGORY_ALIASES.keys().isdisjoint(values)
+            values = values if plain else [CATEGORY_ALIASES.get(value, value) for value in values]
+        self._append(key, self._encode(key, values, len(values)))
+
+    def _process(self, batch: Batch, values: Sequence[Any], key: str) -> Ints:
+        """Process or thread ids; text ids (`Spans`) become negative numbers below any real id."""
+        try:
+            if set(map(type, values)) == {int}:
+                return np.array(values, np.int64)
+        except OverflowError:
+            pass
+        out = np.empty(len(values), np.int64)
+        for i, value in enumerate(values):
+            if type(value) is int and abs(value) < 2**62:
+                out[i] = value
+            elif isinstance(value, str | int | float) and not isinstance(value, bool):
+                text = str(value)
+                number = int(text) if text.lstrip("-").isdigit() and len(text) < 18 else None
+                out[i] = number if number is not None else -(2**62) - int(self._encode("process", [text], 1)[0])
+            else:
+                raise self._wrong(batch, lambda e: not isinstance(e.get(key, 0), str | int | float), f"has a bad {key}")
+        return out
+
+    def _arguments(self, batch: Batch, values: Sequence[Any]) -> None:
+        """Columns from the arguments, category by category; a column that no event carries takes no memory."""
+        args = values if set(map(type, values)) == {dict} else [value or _NO_ARGS for value in values]
+        if args is not values and set(map(type, args)) != {dict}:
+            raise self._wrong(batch, lambda e: type(e.get("args") or {}) is not dict, "has args that are no object")
+        category = self.parts["cat"][-1][1]
+        names = list(self.vocabulary["cat"].codes)
+        columns: dict[str, Ints] = {}
+        for code in np.unique(category):
+            wanted = COLUMNS_OF.get(names[code], ())
+            if not wanted:
+                continue
+            rows = np.flatnonzero(category == code)
+            chosen = list(map(args.__getitem__, rows.tolist()))
+            present = set().union(*chosen)
+            for column in wanted:
+                integer = column in INTEGER_ARGS
+                keys = [key for key in (INTEGER_ARGS if integer else TEXT_ARGS)[column] if key in present]
+                if keys:
+                    empty = MISSING if integer else -1
+                    target = columns.setdefault(column, np.full(len(args), empty, np.int64 if integer else np.int32))
+                    target[rows] = (self._integers if integer else self._texts)(column, _pick(chosen, keys))
+        for column, target in columns.items():
+            self._append(column, target)
+
+    def _integers(self, _: str, values: list[Any]) -> Ints:
+        kinds = set(map(type, values))
+        try:
+            if kinds == {int}:
+                return np.array(values, np.int64)
+            if kinds == {int, NoneType}:
+                return np.array([MISSING if value is None else value for value in values], np.int64)
+        except OverflowError:
+            pass
+        return np.fromiter((self._integer(value) for value in values), np.int64, len(values))
+
+    def _integer(self, value: Any) -> int:
+        """One id; text digits are read, unsigned 64-bit values wrap (they stay distinct), the rest is absent."""
+        if isinstance(value, str) and len(value) < 21 and value.lstrip("-").isdecimal() and value.isascii():
+            value = int(value) if value.count("-") == value.startswith("-") else None
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            value = int(value)
+        if type(value) is int and -(2**63) < value < 2**64:
+            return value if value < 2**63 else value - 2**64
+        self.unlinked += value is not None
+        return int(MISSING)
+
+    def _texts(self, column: str, values: list[Any]) -> Ints:
+        """Codes of texts; lists count by their JSON text."""
+        kinds = set(map(type, values))
+        if kinds == {str}:
+            return self._encode(column, values, len(values))
+        out = np.full(len(values), -1, np.int64)
+        present = [i for i, value in enumerate(values) if value is not None]
+        chosen = values if len(present) == len(values) else [values[i] for i in present]
+        try:
+            texts = (
+                chosen if kinds <= {str, NoneType} else map(_DUMPS if kinds <= {list, NoneType} else _text_of, chosen)
+            )
+            out[present] = self._encode(column, texts, len(present))
+        except TypeError:  # numbers that the fast writer refuses
+            out[present] = self._encode(column, map(_text_of, chosen), len(present))
+        return out
+
+    def _wrong(self, batch: Batch, test: Callable[[Any], bool], what: str) -> TraceError:
+        for i, event in enumerate(batch.events):
+            if not isinstance(event, dict):
+                return TraceError(f"{self.path}: traceEvents[{batch.first + i}] is not an object")
+            if event.get("ph") == "X" and test(event):
+                return TraceError(f"{self.path}: traceEvents[{batch.first + i}] {what}")
+        return TraceError(f"{self.path}: an event behind traceEvents[{batch.first}] {what}")
+
+
+def _fields(events: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
+    """The fields that every event has, one sequence each; absent ones by their default."""
+    try:
+        return dict(zip(_DEFAULTS, zip(*map(_GET_ALL, events), strict=True), strict=True))
+    except KeyError:
+        return {key: [event.get(key, default) for event in events] for key, default in _DEFAULTS.items()}
+
+
+def _text_of(value: Any) -> str | bytes:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()
+
+
+def _has_nan(values: Sequence[Any]) -> bool:
+    return bool(np.isnan(np.array(values, np.float64)).any())
+
+
+def _pick(args: list[dict[str, Any]], keys: list[str]) -> list[Any]:
+    """The first of some keys that is there, per event; None where none is."""
+    try:
+        return list(map(itemgetter(keys[0]), args))  # the common case, at twice the speed of `get`
+    except KeyError:
+        values = [arg.get(keys[0]) for arg in args]
+    for key in keys[1:]:
+        values = [arg.get(key) if value is None else value for value, arg in zip(values, args, strict=True)]
+    return values

@@ -1,0 +1,201 @@
+"""What ties the events of a trace together: nesting, launches, iterations and phases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.trace import nesting as tree
+from pipeline.trace.event_columns import MISSING
+from pipeline.trace.kineto_fields import (
+    API_CATEGORIES,
+    BACKWARD_PREFIX,
+    DEVICE_CATEGORIES,
+    HOST_CATEGORIES,
+    LOADER_MARKER,
+    OPTIMIZER_PREFIX,
+    OPTIMIZER_STEP,
+    STEP_MARKER,
+    ZERO_GRAD_MARKER,
+    Category,
+)
+from pipeline.trace.iterations import assign, windows
+from pipeline.trace.launches import launches
+from pipeline.trace.phases import PHASES, phases
+
+if TYPE_CHECKING:
+    from pipeline.trace.load import Trace
+
+CLOCK_NS = 2_000
+"""A device event may begin this much before its launch: stamps are rounded to a microsecond on both sides."""
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def link(trace: Trace) -> None:
+    """Fill in the columns that tie events together, the device, and the windows of the iterations."""
+    _mark(trace)
+    columns = trace.columns
+    host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
+    annotation = trace.is_category(Category.ANNOTATION)
+    op = trace.is_category(Category.OP)
+    thread = thread_numbers(columns["pid"][host], columns["tid"][host])
+    rank = np.select([annotation[host], op[host]], [0, 1], 2)
+    order = np.lexsort((host, rank, -columns["dur_ns"][host], columns["ts_ns"][host], thread))
+    rows = host[order]
+    start, end = columns["ts_ns"][rows], trace.end_ns[rows]
+    is_op, is_frame = op[rows], op[rows] | annotation[rows]
+    raw_parent = tree.enclosing(thread[order], start, end)
+    parent = tree.nearest(raw_parent, is_frame)
+    operator = is_op & ~_label(trace, rows, parent, is_op)
+
+    def to_events(local: Ints) -> Ints:
+        out = np.full(len(trace), -1, np.int64)
+        out[rows] = np.where(local >= 0, rows[local], -1)
+        return out
+
+    columns["parent"] = to_events(parent)
+    columns["top"] = to_events(tree.outermost(parent, operator))
+    columns["op"] = np.where(op, -1, to_events(tree.nearest(parent, is_op)))
+    columns["launch"] = np.full(len(trace), -1, np.int64)
+    device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
+    runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
+    linked = launches(
+        columns["correlation"][device], columns["ts_ns"][device],
+        columns["correlation"][runtime], columns["ts_ns"][runtime],
+        columns["device"][device], columns["pid"][runtime],
+    )  # fmt: skip
+    found = linked >= 0
+    launch = np.where(found, runtime[linked] if len(runtime) else -1, -1)
+    columns["launch"][device] = launch
+    for column in ("top", "op"):
+        columns[column][device] = np.where(found, columns[column][launch], -1)
+    if (~found).any():
+        trace.notes.append(f"{int((~found).sum())} of {len(device)} device events have no launch in the trace")
+    trace.notes += _doubts(trace, device, launch, runtime)
+    trace.device = _device_name(trace.metadata, columns, device)
+    _iterate(trace, annotation, host, device, launch, found)
+    columns["phase"] = phases(trace, rows, parent, device, launch)
+    trace.vocabulary["phase"] = np.array(PHASES, object)
+
+
+def _mark(trace: Trace) -> None:
+    """Steps, optimizers and loaders as annotations: PyTorch 1.8 wrote them down as operators, like everything else."""
+    columns, vocabulary = trace.columns, trace.vocabulary
+    marks = [name.startswith((STEP_MARKER, OPTIMIZER_PREFIX, LOADER_MARKER)) for name in vocabulary["name"]]
+    wrong = np.array([*marks, False], bool)[columns["name"]] & trace.is_category(Category.OP)
+    if not wrong.any():
+        return
+    known = np.flatnonzero(vocabulary["category"] == Category.ANNOTATION)
+    if not len(known):
+        known = np.array([len(vocabulary["category"])])
+        vocabulary["category"] = np.append(vocabulary["category"], str(Category.ANNOTATION)).astype(object)
+    columns["category"] = np.where(wrong, known[0], columns["category"]).astype(columns["category"].dtype)
+
+
+def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
+    columns = trace.columns
+    trace.process = _main_process(trace, launch[found])
+    main = columns["pid"] == trace.process
+    marks = np.flatnonzero(annotation & main)
+    busy = np.concatenate([host, device])
+    span = (int(columns["ts_ns"][busy].min()), int(trace.end_ns[busy].max())) if len(busy) else (0, 0)
+    names = trace.names[marks]
+    vocabulary = [*trace.vocabulary["name"], ""]
+    learns = np.array([name.startswith((BACKWARD_PREFIX, OPTIMIZER_STEP)) for name in vocabulary], bool)
+    learning = host[main[host] & learns[columns["name"][host]]]
+    trace.marker, trace.opens, trace.closes = windows(
+        names, columns["ts_ns"][marks], trace.end_ns[marks], span, columns["ts_ns"][learning]
+    )
+    if not trace.marker and any(name.startswith(ZERO_GRAD_MARKER) for name in names):
+        trace.notes.append(
+            f"one {ZERO_GRAD_MARKER} bounds no step: the whole trace counts as one iteration; where it holds more than "
+            "a step, mark steps with profiler.step()"
+        )
+    if not len(busy):
+        trace.opens = trace.closes = np.empty(0, np.int64)
+    iteration = np.full(len(trace), -1, np.int64)
+    own = host[main[host]]
+    iteration[own] = assign(columns["ts_ns"][own], trace.opens, trace.closes) if len(trace.opens) else -1
+    iteration[device] = np.where(found, iteration[launch], -1)
+    columns["iteration"] = iteration
+
+
+def _main_process(trace: Trace, launches: Ints) -> int:
+    """The process whose steps count: of those that launched work the one with most operators (the first of equals)."""
+    columns = trace.columns
+    ops = np.flatnonzero(trace.is_category(Category.OP))
+    ops = ops if len(ops) else np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
+    if not len(ops):
+        return 0
+    processes, count = np.unique(columns["pid"][ops], return_counts=True)
+    launched = np.isin(processes, columns["pid"][launches])
+    main = int(processes[np.argmax(np.where(launched, count + len(ops), count))])
+    if len(processes) > 1:
+        trace.notes.append(
+            f"{len(processes)} processes ran operators; iterations are those of process {main}, "
+            "give each rank's trace on its own to see the others"
+        )
+    return main
+
+
+def _label(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
+    """Ops that only name a stretch of code: no namespace (`DistributedDataParallel.forward`) but ops inside."""
+    plain = np.array([":" not in name for name in trace.vocabulary["name"]], bool)
+    has_child = np.zeros(len(rows), bool)
+    has_child[parent[is_op & (parent >= 0)]] = True
+    return plain[trace.columns["name"][rows]] & has_child & is_op
+
+
+def thread_numbers(pid: Ints, tid: Ints) -> Ints:
+    """Small consecutive number of each (process, thread), in the order of their ids, shape (events,)."""
+    if not len(pid):
+        return np.empty(0, np.int64)
+    pid_rank, tid_rank = np.unique(pid, return_inverse=True)[1], np.unique(tid, return_inverse=True)[1]
+    both = np.unique(pid_rank * (int(tid_rank.max()) + 1) + tid_rank, return_inverse=True)[1]
+    return np.asarray(both, np.int64)
+
+
+def _doubts(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> list[str]:
+    """What makes the links between device and host doubtful, a sentence each."""
+    columns, notes = trace.columns, []
+    if not len(device):
+        if trace.metadata.get("deviceProperties") and len(runtime) == 0 and trace.is_category(Category.OP).any():
+            notes.append(
+                "the trace lists GPUs but holds no work of them: the CPU is taken as the device; if a GPU worked, record "
+                "the trace with activities=[CPU, CUDA]"
+            )
+        return notes
+    device, launch = device[launch >= 0], launch[launch >= 0]
+    early = int((columns["ts_ns"][device] + CLOCK_NS < columns["ts_ns"][launch]).sum())
+    if early:
+        notes.append(
+            f"{early} of {len(device)} device events begin before their launch: the clocks of host and GPU disagree, and "
+            "latencies and waits learned from this trace are wrong; record it again"
+        )
+    order = runtime[np.lexsort((columns["correlation"][runtime], columns["pid"][runtime]))]
+    same = np.diff(columns["correlation"][order]) == 0
+    same &= (np.diff(columns["pid"][order]) == 0) & (columns["correlation"][order[1:]] != MISSING)
+    shared = np.zeros(len(trace), bool)
+    shared[order[1:][same]] = shared[order[:-1][same]] = True
+    repeated = int(shared[launch].sum())
+    if repeated:
+        notes.append(
+            f"{repeated} of {len(device)} device events carry a correlation id that several calls carry: each is tied to the "
+            "latest such call before it"
+        )
+    return notes
+
+
+def _device_name(metadata: dict[str, Any], columns: dict[str, Ints], device: Ints) -> str:
+    """The GPU on which the device events of the trace ran; `cpu` where there are none."""
+    if not len(device):
+        return "cpu"
+    properties = metadata.get("deviceProperties")
+    listed = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
+    used = int(columns["device"][device[0]])
+    named = [str(p["name"]) for p in listed if p.get("id") == used and "name" in p]
+    return (named or [str(p["name"]) for p in listed if "name" in p] or ["unknown"])[0]

@@ -1,0 +1,65 @@
+"""Events in one order that does not depend on the file's: by start, then longer first, then by contents."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.trace.event_columns import MISSING, Columns
+from pipeline.trace.kineto_fields import TEXT_ARGS, plain_api
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], dict[str, npt.NDArray[np.object_]]]:
+    """Columns sorted by start (ties: longer first, then contents), with vocabularies as arrays in text order."""
+    vocabulary: dict[str, npt.NDArray[np.object_]] = {}
+    for column in ("name", "category", *TEXT_ARGS):
+        known = raw.vocabulary.get("cat" if column == "category" else column)
+        texts = np.array(known.texts if known else [], object)
+        if column == "name":
+            texts[:] = [plain_api(text) for text in texts]
+        vocabulary[column], rank = np.unique(texts, return_inverse=True)
+        columns[column] = np.append(rank, -1).astype(np.int32)[columns[column]]  # type: ignore[assignment]
+    order = _order(columns)
+    out: dict[str, Ints] = {}
+    for name in list(columns):  # one column at a time: the unsorted one goes before the next is sorted
+        values = columns.pop(name)
+        out[name] = values if values.strides == (0,) else values[order]
+    return out, vocabulary
+
+
+def _order(columns: dict[str, Ints]) -> Ints:
+    """Order by start, then longer first; only rows that tie in both are compared by their contents.
+
+    In whole microseconds an op and the one inside it may tie: ids count ops in the order in which they began.
+    """
+    start, longest = columns["ts_ns"], -columns["dur_ns"]
+    order = np.lexsort((longest, start))
+    same = (np.diff(start[order]) == 0) & (np.diff(longest[order]) == 0)
+    tied = np.flatnonzero(np.append(same, False) | np.append([False], same)) if len(order) else order
+    rows = order[tied]
+    keys = [columns[key][rows] for key in ("correlation", "stream", "name", "external_id", "tid", "pid", "category")]
+    order[tied] = rows[np.lexsort((*keys, longest[rows], start[rows]))]
+    return order
+
+
+def without_copies(columns: dict[str, Ints]) -> tuple[dict[str, Ints], int]:
+    """Columns in order without events that occur twice, and how many there were.
+
+    Files that were joined with themselves hold every event twice, and twice the work. In whole microseconds two empty
+    calls may look alike in earnest: only where calls with the same correlation id are equal in everything are equal
+    events copies.
+    """
+    same: Flags = np.zeros(len(columns["ts_ns"]), bool)
+    if len(same):
+        same[1:] = (columns["ts_ns"][1:] == columns["ts_ns"][:-1]) & (columns["dur_ns"][1:] == columns["dur_ns"][:-1])
+    rows = np.flatnonzero(same)
+    for values in columns.values():
+        rows = rows[values[rows] == values[rows - 1]]
+    if not (columns["correlation"][rows] != MISSING).any():
+        return columns, 0
+    keep = np.ones(len(same), bool)
+    keep[rows] = False
+    return {name: values[keep] for name, values in columns.items()}, len(rows)

@@ -1,0 +1,125 @@
+"""Linked traces as tables: a DataFrame for Python users, parquet for files, the latter without holding a second copy."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import TableError
+from pipeline.trace.event_columns import MISSING
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from pipeline.trace.load import Trace
+
+ROWS = 1 << 13
+"""Events per row group of a parquet file: about a MB as text, which is all that is held beside the columns."""
+
+LINKS = frozenset({"iteration", "parent", "top", "op", "launch"})
+"""Columns of positions, where -1 stands for none."""
+
+
+def absent(column: str) -> int:
+    """The number that stands for nothing in an integer column."""
+    return -1 if column in LINKS else int(MISSING)
+
+
+def events_frame(trace: Trace) -> pd.DataFrame:
+    """All events as an `events` table; text columns are categorical."""
+    import pandas as pd
+
+    from pipeline.schemas import SCHEMAS
+
+    out: dict[str, Any] = {"event_id": np.arange(len(trace), dtype=np.int64)}
+    for column in SCHEMAS["events"].names[1:]:
+        values = trace.columns[column]
+        if column in trace.vocabulary:
+            out[column] = pd.Categorical.from_codes(values, pd.Index(trace.vocabulary[column], dtype=object))
+        else:
+            gone = values == absent(column)
+            out[column] = pd.array(values, dtype="Int64") if gone.any() else values
+            if gone.any():
+                out[column][gone] = pd.NA
+    return pd.DataFrame(out)
+
+
+def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
+    """Write all events as an `events` table in parquet, row group by row group.
+
+    Raises:
+        SteptimeError: the file cannot be written (full disk, no permission).
+    """
+    import pyarrow.parquet as pq
+
+    from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, atomic_path
+
+    _release_memory()
+    text = json.dumps({"schema": "events", **(provenance or {})}, sort_keys=True, default=str)
+    schema = SCHEMAS["events"].with_metadata({PROVENANCE_KEY: text.encode()})
+    options = {"compression": "zstd", "use_dictionary": [name for name in schema.names if name in trace.vocabulary]}
+    with atomic_path(path) as part, pq.ParquetWriter(part, schema, **options) as writer:
+        for group in _groups(trace, schema):
+            writer.write_table(group)
+
+
+def _release_memory() -> None:
+    """Give what parsing has freed back to the system before Arrow takes its own; only glibc keeps it otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _groups(trace: Trace, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Arrow tables of some rows each; a column that must not be empty is checked here.
+
+    Arrays are made from buffers: `pyarrow.array` imports pandas to look whether it is given a Series.
+    """
+    import pyarrow as pa
+
+    vocabulary = {name: [str(text).encode() for text in texts] for name, texts in trace.vocabulary.items()}
+    for begin in range(0, len(trace), ROWS):
+        columns = []
+        for field in schema:
+            if field.name == "event_id":
+                column = _integers(np.arange(begin, min(begin + ROWS, len(trace)), dtype=np.int64), int(MISSING))
+            elif field.name in vocabulary:
+                column = _texts(trace.columns[field.name][begin : begin + ROWS], vocabulary[field.name])
+            else:
+                column = _integers(trace.columns[field.name][begin : begin + ROWS], absent(field.name))
+            if column.null_count and not field.nullable:
+                raise TableError(f"{trace.path}: events table has empty values in column {field.name}")
+            columns.append(column)
+        yield pa.Table.from_arrays(columns, schema=schema)
+
+
+def _integers(values: npt.NDArray[np.signedinteger[Any]], gone: int) -> pa.Array:
+    import pyarrow as pa
+
+    whole = np.ascontiguousarray(values, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(whole), [_valid(whole != gone), pa.py_buffer(whole)])
+
+
+def _texts(codes: npt.NDArray[np.signedinteger[Any]], vocabulary: list[bytes]) -> pa.Array:
+    import pyarrow as pa
+
+    texts = [*vocabulary, b""]  # code -1, for none, is the last
+    length = np.array([len(text) for text in texts], np.int32)[codes]
+    offsets = np.concatenate([[0], np.cumsum(length)]).astype(np.int32)
+    data = b"".join([texts[code] for code in codes.tolist()])
+    buffers = [_valid(codes >= 0), pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.string(), len(codes), buffers)
+
+
+def _valid(there: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    import pyarrow as pa
+
+    return None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))

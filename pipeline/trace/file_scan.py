@@ -1,0 +1,276 @@
+"""A trace file as a stream of batches of raw events: decompressed, cut and parsed piece by piece.
+
+The `traceEvents` array is never held as a whole. A window of bytes is cut behind its last complete event and parsed;
+that the parse succeeds proves that the cut lay between two events. Text before and after the array is kept as
+metadata. A file that ends early, or holds what cannot be read, is refused with the byte where it happened.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from pipeline.errors import TraceError
+from pipeline.trace.json_repair import parse_loosely
+
+WINDOW_BYTES = 128 << 10
+"""Bytes parsed at once: small enough that the parsed objects stay in the cache, also beside a busy neighbour."""
+
+MAX_EVENT_BYTES = 64 << 20
+"""An element larger than this is no profiler event; stop instead of reading on without end."""
+
+_ARRAY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
+_GZIP_MAGIC = b"\x1f\x8b"
+_ATTEMPTS = 4
+
+
+@dataclass
+class Batch:
+    """Raw events that lay together in the file.
+
+    Attributes:
+        events: parsed elements of the array.
+        text: the bytes they were parsed from (for digits that a float cannot hold).
+        first: position of the first element in the array.
+    """
+
+    events: list[Any]
+    text: bytes
+    first: int
+
+
+@dataclass
+class Scanner:
+    """Reads one trace file; after `batches` is exhausted, `metadata` holds everything outside the event array.
+
+    Args:
+        path: a `.json` or `.json.gz` file (told by content, not by name).
+    """
+
+    path: Path
+    metadata: dict[str, Any] = field(default_factory=dict)
+    bytes_read: int = 0
+    mended: bool = False
+    _bare: bool = False
+
+    def batches(self) -> Iterator[Batch]:
+        """The events, in file order.
+
+        Raises:
+            TraceError: the file is missing, damaged, cut off, or no trace.
+        """
+        try:
+            with self._open() as stream:
+                yield from self._scan(stream)
+        except FileNotFoundError:
+            raise TraceError(f"{self.path}: no such file") from None
+        except IsADirectoryError:
+            raise TraceError(f"{self.path}: is a folder; name the trace file in it") from None
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TraceError(
+                f"{self.path}: the gzip data is cut off or damaged after {self.bytes_read} unpacked bytes ({error}); "
+                "copy the file again"
+            ) from None
+        except OSError as error:
+            raise TraceError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+
+    def _open(self) -> IO[bytes]:
+        stream = self.path.open("rb")
+        magic = stream.read(2)
+        stream.seek(0)
+        return gzip.GzipFile(fileobj=stream) if magic == _GZIP_MAGIC else stream  # type: ignore[return-value]
+
+    def _read(self, stream: IO[bytes], held: int = 0) -> bytes:
+        data = stream.read(max(WINDOW_BYTES, held))  # doubling keeps an endless element from being rescanned often
+        self.bytes_read += len(data)
+        return data
+
+    def _scan(self, stream: IO[bytes]) -> Iterator[Batch]:
+        buffer, ended = self._header(stream)
+        count = 0
+        while True:
+            cut, events = _complete_elements(buffer)
+            if events is None and (end := _split_at_end(buffer)) is not None:
+                elements, tail = end
+                yield Batch(_parse_list(elements) or [], elements, count)
+                self._tail(b"".join([tail, *iter(lambda: self._read(stream), b"")]))
+                return
+            if events is None and ended:
+                yield from self._loose_end(buffer, count)
+                return
+            if events is None and (cut := _loose_cut(buffer)) > 0:
+                events = self._mend(buffer[:cut], count)
+            if events is not None:
+                yield Batch(events, buffer[:cut], count)
+                count += len(events)
+                buffer = buffer[cut:].lstrip()[1:]  # the comma
+            if len(buffer) > MAX_EVENT_BYTES:
+                raise TraceError(f"{self.path}: event {count} (byte {self._place(buffer)}) has no end")
+            if not ended:
+                data = self._read(stream, len(buffer))
+                ended = not data
+                buffer += data
+
+    def _header(self, stream: IO[bytes]) -> tuple[bytes, bool]:
+        """Read up to the event array; return the bytes behind its bracket and whether the file ended."""
+        buffer = b""
+        while True:
+            data = self._read(stream, len(buffer))
+            buffer = (buffer + data).removeprefix(codecs.BOM_UTF8)
+            text = buffer.lstrip()
+            if text.startswith(b"["):  # Chrome's array form: events without metadata
+                self._bare = True
+                return text[1:], not data
+            for match in _ARRAY.finditer(buffer):
+                head = _parse_any(buffer[: match.end() - 1] + b"null}")
+                if isinstance(head, dict):
+                    head.pop("traceEvents", None)
+                    self.metadata.update(head)
+                    self._bare = False
+                    return buffer[match.end() :], not data
+            if not data or len(buffer) > MAX_EVENT_BYTES:
+                raise self._no_array(buffer)
+
+    def _no_array(self, buffer: bytes) -> TraceError:
+        if not buffer.strip():
+            return TraceError(f"{self.path}: the file is empty")
+        if buffer.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return TraceError(f"{self.path}: this is UTF-16 text, and profilers write UTF-8; save it as UTF-8")
+        whole = _parse_any(buffer)
+        if isinstance(whole, dict) and "traceEvents" in whole:
+            return TraceError(f"{self.path}: traceEvents is not a list")
+        if isinstance(whole, dict) and "nodes" in whole:
+            return TraceError(f"{self.path}: this is an execution trace; a profiler trace (traceEvents) is needed")
+        if isinstance(whole, dict):
+            return TraceError(f"{self.path}: no traceEvents in this JSON file; export it with prof.export_chrome_trace")
+        return TraceError(f"{self.path}: not a JSON trace, or cut off before its events (byte {len(buffer)})")
+
+    def _loose_end(self, buffer: bytes, count: int) -> Iterator[Batch]:
+        """The last window of a file that is not strict JSON: mend it, or say where it is cut off."""
+        close = buffer.find(b"\n  ],\n") + 3  # Kineto's own layout, which unbalanced quotes do not disturb
+        close = close if close > 2 else _structural(buffer)[1]
+        if close < 0:
+            raise TraceError(
+                f"{self.path}: cut off at byte {self.bytes_read}, behind event {count}; copy or record the trace again"
+            )
+        yield Batch(self._mend(buffer[:close], count), buffer[:close], count)
+        self._tail(buffer[close + 1 :])
+
+    def _mend(self, text: bytes, count: int) -> list[Any]:
+        events, problem = parse_loosely(text)
+        if events is None:
+            place = f"behind event {count}, before byte {self.bytes_read}"
+            raise TraceError(f"{self.path}: not valid JSON ({place}): {problem}")
+        self.mended = True
+        return list(events)
+
+    def _tail(self, rest: bytes) -> None:
+        text = rest.strip()
+        if self._bare:
+            if text:
+                raise TraceError(f"{self.path}: text behind the event list, at byte {self.bytes_read - len(rest)}")
+            return
+        if text.startswith(b","):
+            text = text[1:].lstrip()
+        tail = _parse_any(b"{" + text) if text != b"" else None
+        if not isinstance(tail, dict):
+            raise TraceError(f"{self.path}: cut off or damaged behind its events (byte {self.bytes_read - len(rest)})")
+        if "traceEvents" in tail:
+            raise TraceError(f"{self.path}: holds traceEvents twice; keep one")
+        self.metadata.update(tail)
+
+    def _place(self, buffer: bytes) -> int:
+        return self.bytes_read - len(buffer)
+
+
+def _parse_list(text: bytes) -> list[Any] | None:
+    try:
+        parsed: list[Any] = orjson.loads(b"[" + text + b"]")
+        return parsed
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _parse_any(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return parse_loosely(text, wrap=False)[0]
+
+
+def _complete_elements(buffer: bytes) -> tuple[int, list[Any] | None]:
+    """The elements up to the last boundary in the buffer and where they end; None where that text does not parse."""
+    cut = len(buffer)
+    for _ in range(_ATTEMPTS):
+        cut = _last_boundary(buffer, cut)
+        if cut <= 0:
+            break
+        events = _parse_list(buffer[:cut])
+        if events is not None:
+            return cut, events
+        if _split_at_end(buffer) is not None:  # the boundary lay in the metadata behind the array
+            break
+    return 0, None
+
+
+def _split_at_end(buffer: bytes) -> tuple[bytes, bytes] | None:
+    """Split at the bracket that closes the event array: (elements, rest); None where the buffer ends before it.
+
+    The parser itself tells where: it reads one list and complains about what follows.
+    """
+    try:
+        orjson.loads(b"[" + buffer)
+    except orjson.JSONDecodeError as error:
+        if not error.msg.startswith("unexpected content after"):
+            return None
+        behind = len(error.doc[: error.pos].encode()) - 1
+        close = buffer.rfind(b"]", 0, behind)
+    else:
+        close = buffer.rfind(b"]")
+    return buffer[:close], buffer[close + 1 :]
+
+
+def _last_boundary(buffer: bytes, before: int) -> int:
+    """Position behind the last `}` that a comma and an opening brace follow, ahead of `before`; 0 if there is none."""
+    position = before
+    while (position := buffer.rfind(b"{", 0, position)) > 0:
+        start = max(0, position - 64)
+        left = buffer[start:position].rstrip()
+        if left.endswith(b",") and (left := left[:-1].rstrip()).endswith(b"}"):
+            return start + len(left)
+    return 0
+
+
+def _loose_cut(buffer: bytes) -> int:
+    """Where to cut a window that is not strict JSON: behind the last event that ends a line, else by counting braces.
+
+    Counting fails where quotes are unbalanced; Kineto's layout (an element ends on a line of its own) does not.
+    """
+    line = buffer.rfind(b"\n  },\n")
+    return line + 4 if line > 0 else _structural(buffer)[0]
+
+
+def _structural(buffer: bytes) -> tuple[int, int]:
+    """(end of the last element that a comma follows or 0, position of the bracket that closes the array or -1)."""
+    depth, last, candidate = 0, 0, 0
+    for match in _TOKENS.finditer(buffer):
+        token = match.group()
+        if token == b",":
+            last = candidate if depth == 0 else last
+        elif token in (b"{", b"["):
+            depth += 1
+        elif token in (b"}", b"]"):
+            depth -= 1
+            if depth < 0:
+                return last, match.start()
+            candidate = match.end()
+    return last, -1

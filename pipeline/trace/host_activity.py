@@ -1,0 +1,291 @@
+"""What the host did, as the critical path sees it: items, the actions inside them, and the device calls they started.
+
+- An *item* is a top-level op, or a runtime call that stands outside any op. Items are in host order over all threads.
+- An *action* is a moment inside an item at which host and device meet: a launch, or a wait of the host (sync).
+- A *call* is a piece of device work; a launch starts one (CUDA graphs: several).
+
+On a trace without a GPU the CPU is the device: compute ops are the calls, and launching one means running it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.trace.cpu_device import compute_ops
+from pipeline.trace.kineto_fields import (
+    API_CATEGORIES,
+    BACKWARD_PREFIX,
+    DEVICE_CATEGORIES,
+    KERNEL_LAUNCH,
+    KERNEL_LAUNCHES,
+    LOADER_MARKER,
+    SYNC_APIS,
+    Category,
+)
+from pipeline.trace.event_links import thread_numbers
+from pipeline.trace.load import Trace
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+STAGED_COPY_BYTES = 64 << 10
+"""A host-to-device copy from pageable memory up to this size is staged by the driver and does not block the host."""
+
+SECOND_GPU_STREAMS = 1_000_000
+"""Streams of a process's second GPU are numbered from here, those of a third from twice that: every GPU has a stream 7."""
+
+CPU_API = "cpu"
+"""API of a call whose device is the CPU itself."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Items, actions and calls of a trace; each action points to its item, each call to its action.
+
+    Attributes:
+        trace: where it comes from.
+        item: event id of each item.
+        thread: role of the item's thread (0 main, 1 autograd, 2... others).
+        start: start of each item, ns.
+        end: end of each item, ns.
+        iteration: iteration of each item, -1 outside any.
+        children: number of ops nested in each item.
+        previous: the item whose end this one follows, -1 for the first.
+        loading: whether data loading lies between an item and the one it follows.
+        action_item: item of each action.
+        action_event: event id of each action.
+        action_sync: whether an action is a wait of the host.
+        call_action: action of each call, in launch order.
+        call_event: event id of each call.
+        blocking: whether the host waits for a call's end before it goes on.
+    """
+
+    trace: Trace
+    item: Ints
+    thread: Ints
+    start: Ints
+    end: Ints
+    iteration: Ints
+    children: Ints
+    previous: Ints
+    loading: Flags
+    action_item: Ints
+    action_event: Ints
+    action_sync: Flags
+    call_action: Ints
+    call_event: Ints
+    blocking: Flags
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU is the device."""
+        return self.trace.device == "cpu"
+
+    @property
+    def action_start(self) -> Ints:
+        """Start of each action, ns."""
+        return self.trace.columns["ts_ns"][self.action_event]
+
+    @property
+    def action_end(self) -> Ints:
+        """End of each action, ns."""
+        return self.trace.end_ns[self.action_event]
+
+    @property
+    def apis(self) -> npt.NDArray[np.object_]:
+        """API name of each action; one for all that launch a kernel, as no graph knows which of them a library takes."""
+        if self.on_cpu:
+            return np.full(len(self.action_event), CPU_API, object)
+        vocabulary = self.trace.vocabulary["name"]
+        named = np.array([KERNEL_LAUNCH if KERNEL_LAUNCHES.match(name) else name for name in vocabulary], object)
+        out: npt.NDArray[np.object_] = named[self.trace.columns["name"][self.action_event]]
+        return out
+
+    @property
+    def call_start(self) -> Ints:
+        """Start of each call on the device, ns."""
+        return self.trace.columns["ts_ns"][self.call_event]
+
+    @property
+    def call_end(self) -> Ints:
+        """End of each call on the device, ns."""
+        return self.trace.end_ns[self.call_event]
+
+    @cached_property
+    def call_stream(self) -> Ints:
+        """Stream of each call; see `stream_ids`."""
+        return stream_ids(self.trace, self.call_event)
+
+    @cached_property
+    def action_stream(self) -> Ints:
+        """Stream of each action's first call; of a wait for a stream that stream, -1 for a wait for everything.
+
+        Newer traces name the stream (an event of category cuda_sync with the same correlation); in older ones a wait for a
+        stream is taken to mean the one on which its thread launched last: what `.item()` and copies do.
+        """
+        stream = np.full(len(self.action_event), -1, np.int64)
+        stream[self.call_action[::-1]] = self.call_stream[::-1]
+        columns = self.trace.columns
+        syncs = self.sync_details
+        syncs = syncs[columns["stream"][syncs] >= 0]
+        named = dict(zip(columns["correlation"][syncs].tolist(), stream_ids(self.trace, syncs).tolist(), strict=True))
+        apis, thread = self.trace.names[self.action_event], columns["tid"][self.action_event]
+        latest: dict[int, int] = {}
+        for row in np.argsort(self.action_start, kind="stable").tolist():
+            if not self.action_sync[row]:
+                latest[int(thread[row])] = int(stream[row])
+                continue
+            known = named.get(int(columns["correlation"][self.action_event[row]]), -1)
+            guess = latest.get(int(thread[row]), -1) if "Stream" in apis[row] else -1
+            stream[row] = known if known >= 0 else guess
+        return stream
+
+    @cached_property
+    def sync_details(self) -> Ints:
+        """Events that say what a wait waits for (`cuda_sync`), of the GPUs that the process whose steps count drives.
+
+        Each process counts its ids from 1: in a file of several ranks those of another rank would describe waits of this one.
+        """
+        columns = self.trace.columns
+        rows = np.flatnonzero(self.trace.is_category(Category.SYNC))
+        launched = np.flatnonzero(columns["launch"] >= 0)
+        own = columns["pid"][columns["launch"][launched]] == self.trace.process
+        foreign = np.setdiff1d(columns["device"][launched[~own]], columns["device"][launched[own]])
+        return rows[~np.isin(columns["device"][rows], foreign)]
+
+
+def stream_ids(trace: Trace, events: Ints) -> Ints:
+    """Streams of some events, told apart between GPUs: those of the first GPU keep their number; -1 stays."""
+    stream, device = trace.columns["stream"][events], trace.columns["device"]
+    stream = np.where(stream < -(2**62), 0, stream)
+    launched = np.flatnonzero(trace.columns["launch"] >= 0)
+    used = np.unique(device[launched[trace.columns["pid"][trace.columns["launch"][launched]] == trace.process]])
+    if len(used) < 2:
+        return stream
+    return np.where(stream >= 0, stream + SECOND_GPU_STREAMS * np.searchsorted(used, device[events]), stream)
+
+
+def activity(trace: Trace) -> Activity:
+    """Items, actions and calls of a whole trace."""
+    columns = trace.columns
+    call_event, action_event, action_sync = _device_work(trace)
+    is_op = trace.is_category(Category.OP)
+    top = columns["top"]
+    main = columns["pid"] == trace.process
+    tops = np.flatnonzero(is_op & main & (top == np.arange(len(trace))))
+    orphans = action_event[top[action_event] < 0]
+    item = np.concatenate([tops, orphans])
+    item = item[np.lexsort((item, columns["ts_ns"][item]))]
+    position = np.full(len(trace), -1, np.int64)
+    position[item] = np.arange(len(item))
+    owner = np.where(top[action_event] >= 0, top[action_event], action_event)
+    order = np.lexsort((columns["ts_ns"][action_event], position[owner]))
+    action_event, action_sync, owner = action_event[order], action_sync[order], owner[order]
+    action_position = np.full(len(trace), -1, np.int64)
+    action_position[action_event] = np.arange(len(action_event))
+    call_action = action_position[call_event if trace.device == "cpu" else columns["launch"][call_event]]
+    order = np.lexsort((columns["ts_ns"][call_event], call_action))
+    call_action, call_event = call_action[order], call_event[order]
+    nested = is_op & main & (top >= 0) & (top != np.arange(len(trace)))
+    children = np.bincount(position[top[nested]], minlength=len(item)) if len(item) else np.empty(0, np.int64)
+    start, end = columns["ts_ns"][item], trace.end_ns[item]
+    thread = _roles(trace, item)
+    previous = _previous(thread, start, end)
+    return Activity(
+        trace=trace, item=item, thread=thread, start=start, end=end, iteration=columns["iteration"][item],
+        children=children.astype(np.int64), previous=previous, loading=_loading(trace, previous, start, end),
+        action_item=position[owner], action_event=action_event, action_sync=action_sync, call_action=call_action,
+        call_event=call_event, blocking=_blocking(trace, call_action, call_event, action_event),
+    )  # fmt: skip
+
+
+def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
+    """Events of calls, events of actions, and which actions are waits; all of the process whose steps count."""
+    main = trace.columns["pid"] == trace.process
+    if trace.device == "cpu":
+        calls = np.flatnonzero(compute_ops(trace) & main)
+        return calls, calls, np.zeros(len(calls), bool)
+    device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
+    calls = device[trace.columns["launch"][device] >= 0]
+    calls = calls[main[trace.columns["launch"][calls]]]
+    runtime = trace.is_category(*API_CATEGORIES) & main
+    syncs = np.flatnonzero(runtime & trace.texts_in("name", SYNC_APIS))
+    launching = np.unique(trace.columns["launch"][calls])
+    actions = np.unique(np.concatenate([launching, syncs]))
+    inner = runtime[np.maximum(trace.columns["parent"][actions], 0)]  # a driver call inside a runtime call
+    actions = actions[~(inner & (trace.columns["parent"][actions] >= 0) & ~np.isin(actions, launching))]
+    return calls, actions, ~np.isin(actions, launching)
+
+
+def _roles(trace: Trace, item: Ints) -> Ints:
+    """Role of each item's thread: 0 the one with most forward items, 1 the autograd thread, then by first use."""
+    if not len(item):
+        return np.empty(0, np.int64)
+    code = thread_numbers(trace.columns["pid"][item], trace.columns["tid"][item])
+    prefixed = np.array([name.startswith(BACKWARD_PREFIX) for name in trace.vocabulary["name"]], bool)
+    backward = prefixed[trace.columns["name"][item]]
+    count = int(code.max()) + 1
+    forward_items = np.bincount(code[~backward], minlength=count)
+    backward_items = np.bincount(code[backward], minlength=count)
+    first = np.full(count, len(item))
+    np.minimum.at(first, code, np.arange(len(item)))
+    main = int(np.argmax(forward_items))
+    others = sorted(
+        (thread for thread in range(count) if thread != main), key=lambda t: (-int(backward_items[t]), int(first[t]))
+    )
+    role = np.zeros(count, np.int64)
+    next_role = 1 if others and backward_items[others[0]] else 2
+    for number, thread in enumerate(others):
+        role[thread] = next_role + number
+    return role[code]
+
+
+def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
+    """The item that each item follows: its own thread's previous one, unless another thread worked in between.
+
+    That is so where the latest item to end before this one also began behind the end of the own thread's previous item.
+    Only the order of begins and ends decides, no duration: a replay may know the order, not the times.
+    """
+    count = len(start)
+    by_end = np.argsort(end, kind="stable")
+    at = np.searchsorted(end[by_end], start, side="right") - 1
+    anywhere = np.where(at >= 0, by_end[np.maximum(at, 0)], -1)
+    own = np.full(count, -1, np.int64)
+    for role in np.unique(thread):
+        rows = np.flatnonzero(thread == role)
+        own[rows[1:]] = rows[:-1]
+    between = (own < 0) | (start[np.maximum(anywhere, 0)] >= end[np.maximum(own, 0)])
+    previous = np.where((anywhere >= 0) & between, anywhere, own)
+    return np.where(previous < np.arange(count), previous, own)
+
+
+def _loading(trace: Trace, previous: Ints, start: Ints, end: Ints) -> Flags:
+    """Whether a loader annotation begins between the end of the previous item and the start of this one."""
+    loader = np.array([name.startswith(LOADER_MARKER) for name in trace.vocabulary["name"]] + [False], bool)
+    own = trace.columns["pid"] == trace.process
+    rows = np.flatnonzero(trace.is_category(Category.ANNOTATION) & loader[trace.columns["name"]] & own)
+    if not len(rows):
+        return np.zeros(len(start), bool)
+    stamps = trace.columns["ts_ns"][rows]
+    since = np.where(previous >= 0, end[previous], start)
+    return np.searchsorted(stamps, start, side="right") > np.searchsorted(stamps, since, side="left")
+
+
+def _blocking(trace: Trace, call_action: Ints, call_event: Ints, action_event: Ints) -> Flags:
+    """Calls for which the host waits: the CPU as device, synchronous copies, copies to or from pageable memory."""
+    if trace.device == "cpu":
+        return np.ones(len(call_event), bool)
+    vocabulary = trace.vocabulary["name"]
+    api = trace.columns["name"][action_event[call_action]]
+    synchronous = np.array(["emcpy" in text and "Async" not in text for text in vocabulary], bool)[api]
+    name = trace.columns["name"][call_event]
+    pageable = np.array(["Pageable" in text for text in vocabulary], bool)[name]
+    to_device = np.array(["HtoD" in text for text in vocabulary], bool)[name]
+    staged = to_device & (trace.columns["bytes"][call_event] <= STAGED_COPY_BYTES)
+    copy = trace.is_category(Category.MEMCPY)[call_event]
+    out: Flags = copy & (synchronous | (pageable & ~staged))
+    return out

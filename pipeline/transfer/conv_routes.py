@@ -1,0 +1,153 @@
+"""The routes that cuDNN takes through a forward convolution in fp32: arithmetic, traffic and features of each.
+
+Read off the kernel names and grids of the public table (five GPUs, 3 x 3 windows at stride 1):
+
+- `implicit`: a product of B H W x (C window) by (C window) x K in output tiles of 128 rows;
+- `winograd`: one kernel of F(2x2, 3x3). A block makes 32 channels of 32 tiles of 2 x 2 outputs, which lie in a box of
+  images, rows and columns that the kernel's name holds (`tile148`: 1 image, 8 rows, 16 columns). Small images fill a
+  box badly, and which boxes there are depends on the architecture;
+- `transformed`: F(4x4, 3x3), with 36 products of tiles x C by C x K between kernels that transform images and outputs
+  through DRAM (products with a grid 36 deep). Images are rounded up to 16.
+
+A few FFTs (1 %) have no route of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.work import ConvShape, Dims
+from pipeline.transfer.gpu_features import alignment
+
+Array = npt.NDArray[np.float64]
+
+ROUTES = ("implicit", "winograd", "transformed")
+"""Names of the routes, in the order in which a model holds them."""
+
+BOXES: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "pascal": ((1, 8, 16), (2, 8, 8), (2, 4, 16), (4, 2, 16), (4, 4, 8)),
+    "volta": ((1, 8, 16),),
+    "turing": ((1, 8, 16),),
+}
+"""Images, rows and columns of outputs in a block's box, by architecture."""
+
+NEWER_BOXES = ((1, 8, 16), (4, 8, 4))
+"""Boxes of Ampere, and of what came after it."""
+
+BOX_OUTPUTS, BOX_CHANNELS, BOX_DEPTH = 128, 32, 8
+"""Outputs of a box in each channel, channels of a block, and the step over input channels."""
+
+IMAGES = 16
+"""Images that the transformed route rounds up to."""
+
+POINTS = 36
+"""Products of the transformed route: elements of a tile of 6 x 6 inputs."""
+
+IMPLICIT_TILES = ((128, 128), (128, 64), (128, 32), (32, 32))
+TRANSFORMED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128))
+"""Output tiles of the routes' products."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to compute calls.
+
+    Attributes:
+        flops, bytes: what is computed, padding included, and moved at least; infinite where the route cannot be taken;
+            shape (rows,).
+        x: features, shape (rows, features).
+        norm: exponent of the norm over arithmetic and memory times; 1 where kernels follow each other.
+    """
+
+    flops: Array
+    bytes: Array
+    x: Array
+    norm: float = 2.0
+
+
+def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
+    """Work and features of convolutions by route."""
+    d = Dims(calls)
+    s = ConvShape.of(d)
+    images, out_channels = s.batch, s.out_channels
+    channels = s.in_channels / s.groups
+    outputs = images * s.out_height * s.out_width
+    traffic = 4.0 * (s.inputs + s.outputs + s.weights)
+    padded = BOX_DEPTH * np.ceil(channels / BOX_DEPTH)
+    aligned = [alignment(channels), alignment(out_channels)]
+    pascal = np.full(d.rows, float(gpu.architecture == "pascal"))
+    # transforms exist for windows of 3 x 3 that move by one
+    square = (s.window == 9.0) & (d("kernel_size") == 3.0) & (s.groups == 1.0)
+    able = square & (d("stride", 1.0) == 1.0) & (d("stride_w", d("stride", 1.0)) == 1.0) & (d("dilation", 1.0) == 1.0)
+
+    flops = 2.0 * outputs * channels * s.window * out_channels
+    implicit = Route(
+        flops,
+        traffic,
+        np.column_stack([
+            *_fit(outputs, out_channels, 1.0, IMPLICIT_TILES, gpu),
+            np.log(channels * s.window / 9.0), np.log(outputs), np.log(out_channels), *aligned, np.log(s.out_height),
+            np.log(traffic / gpu.l2_bytes), np.log(4.0 * s.weights / gpu.l2_bytes), pascal,
+        ]),
+    )  # fmt: skip
+
+    boxes = BOXES.get(gpu.architecture, NEWER_BOXES)
+    filled = [np.ceil(images / b) * np.ceil(s.out_height / h) * np.ceil(s.out_width / w) for b, h, w in boxes]
+    blocks = np.min(filled, axis=0) * np.ceil(out_channels / BOX_CHANNELS)
+    waves = blocks / gpu.sms
+    winograd = Route(
+        # 16 multiplications make a tile of 2 x 2 outputs
+        np.where(able, 2.0 * blocks * BOX_OUTPUTS * 4.0 * BOX_CHANNELS * padded, np.inf),
+        traffic,
+        np.column_stack([
+            np.log(waves), waves / np.ceil(waves), waves / 2.0 / np.ceil(waves / 2.0),
+            np.log(channels), np.log(out_channels), np.log(images), np.log(s.out_height), *aligned,
+            outputs * out_channels / (blocks * BOX_OUTPUTS * BOX_CHANNELS), channels / padded,
+            np.log(traffic / gpu.l2_bytes), np.log(64.0 * channels * out_channels / gpu.l2_bytes), pascal,
+        ]),
+    )  # fmt: skip
+
+    tiles = IMAGES * np.ceil(images / IMAGES) * np.ceil(s.out_height / 4.0) * np.ceil(s.out_width / 4.0)
+    held = 4.0 * POINTS * tiles * (channels + out_channels)
+    weights = 4.0 * POINTS * channels * out_channels
+    transformed = Route(
+        np.where(able, 2.0 * POINTS * tiles * padded * out_channels, np.inf),
+        traffic + 2.0 * (held + weights),
+        np.column_stack([
+            *_fit(tiles, out_channels, POINTS, TRANSFORMED_TILES, gpu),
+            np.log(channels), np.log(tiles), np.log(out_channels), *aligned, np.log(s.out_height),
+            outputs * padded / (16.0 * tiles * channels), images / (IMAGES * np.ceil(images / IMAGES)),
+            np.log(held / gpu.l2_bytes), np.log(weights / gpu.l2_bytes), pascal,
+        ]),
+        norm=1.0,
+    )  # fmt: skip
+    return dict(zip(ROUTES, (implicit, winograd, transformed), strict=True))
+
+
+def _fit(rows: Array, columns: Array, batch: float, tiles: tuple[tuple[int, int], ...], gpu: GpuSpec) -> list[Array]:
+    """Waves, fullness of the last wave and of the tiles, for products of rows x columns outputs."""
+    found = []
+    for high, wide in tiles:
+        blocks = np.ceil(rows / high) * np.ceil(columns / wide)
+        waves = batch * blocks / gpu.sms
+        found += [np.log(waves), waves / np.ceil(waves), rows * columns / (blocks * high * wide)]
+    return found
+
+
+def routes_taken(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Index in `ROUTES` of the route that each row's kernel name shows, -1 where it shows none; shape (rows,)."""
+    if "kernel_name" not in samples.columns:
+        return np.full(len(samples), -1, dtype=np.int64)
+    name = samples["kernel_name"].astype(object).fillna("").astype(str).str.lower()
+    grid = samples["grid"] if "grid" in samples.columns else pd.Series("", samples.index)
+    deep = grid.astype(object).fillna("").astype(str).str.contains(rf",\s*{POINTS}\s*[\])]$")
+    transformed = name.str.contains("nonfused") | (name.str.contains("sgemm_") & deep)
+    winograd = name.str.contains("winograd") & ~transformed
+    implicit = name.str.contains("convolve_sgemm|scudnn|implicit_gemm") & ~winograd
+    chosen = np.select([implicit, winograd, transformed], range(len(ROUTES)), default=-1)
+    return np.asarray(chosen, dtype=np.int64)

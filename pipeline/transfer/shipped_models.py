@@ -1,0 +1,101 @@
+"""Kernel times on GPUs without samples: the shipped utilisation models applied to tables of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.min_duration import not_shorter
+from pipeline.paths import transfer_dir
+from pipeline.transfer.gpu_features import COVERED
+from pipeline.transfer.probes import Calibration
+from pipeline.transfer.utilisation import Array, UtilisationModel, load_cached
+
+COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
+
+
+@lru_cache(maxsize=8)
+def _available(folder: Path) -> tuple[str, ...]:
+    return tuple(name for name in COVERED if (folder / f"{name}.safetensors").is_file())
+
+
+def load_models() -> dict[str, UtilisationModel]:
+    """The cross-GPU models at hand, by family; files are read once per process.
+
+    Raises:
+        PackError: a file is damaged.
+    """
+    folder = transfer_dir()
+    return {name: load_cached(folder / f"{name}.safetensors") for name in _available(folder)}
+
+
+def covered(calls: pd.DataFrame) -> pd.Series:
+    """Whether the cross-GPU models cover a call: fp32 forward of a covered family with all its dims."""
+    found = calls["family"].astype(str).isin(COVERED)
+    if "dtype" in calls.columns:
+        found &= calls["dtype"].isna() | (calls["dtype"].astype(str) == "fp32")
+    if "phase" in calls.columns:
+        found &= calls["phase"].isna() | (calls["phase"].astype(str) != "backward")
+    for name in COVERED:
+        rows = found & (calls["family"].astype(str) == name)
+        if rows.any():
+            missing = [dim for dim in FAMILIES[name].required if dim not in calls.columns]
+            present = calls.loc[rows, list(FAMILIES[name].required)].notna().all(axis=1) if not missing else False
+            found = found.where(~rows, present)
+    return found
+
+
+def estimate(
+    model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, calibration: Calibration | None
+) -> tuple[Array, Array, Array, Array]:
+    """(kernel, latency) in µs and the logarithms of p10 and p90 over them, each of shape (rows,), of one family's calls.
+
+    With probes their calibration answers; else the model as it ships.
+    """
+    if calibration is not None:
+        kernel, latency, high = calibration.predict(calls)
+        return kernel, latency, -high, high
+    kernel, latency = model.kernel_and_latency(calls, gpu)
+    low, high = (np.full(len(calls), end) for end in (model.log_p10, model.log_p90))
+    return kernel, latency, low, high
+
+
+def predict_calls(
+    calls: pd.DataFrame,
+    gpu: GpuSpec,
+    models: dict[str, UtilisationModel] | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
+) -> pd.DataFrame:
+    """Times of calls on a GPU that is known by its spec alone.
+
+    Args:
+        calls: rows with `family`, `op` and dims (NeuSight's or the calls schema's, which share names).
+        gpu: the destination.
+        models: cross-GPU models by family; the shipped ones by default.
+        calibrations: by family, what probes of that GPU ask for.
+
+    Returns:
+        Same rows and index: `predicted_us` (latency, floor included), `kernel_us`, `p10_us`, `p90_us` (of the
+        kernel); NaN where no model covers the call, for the caller's roofline.
+    """
+    models = load_models() if models is None else models
+    result = pd.DataFrame(np.nan, index=calls.index, columns=list(COLUMNS))
+    known = covered(calls).to_numpy(dtype=bool)
+    family = calls["family"].astype(str).to_numpy()
+    for name, model in models.items():
+        at = np.flatnonzero(known & (family == name))
+        if not len(at):
+            continue
+        part = calls.iloc[at]
+        kernel, latency, low, high = estimate(model, part, gpu, (calibrations or {}).get(name))
+        raised = not_shorter(kernel, name, gpu)
+        # what the floor and the launch add stays as it is
+        latency = np.maximum(latency, raised)
+        result.iloc[at] = np.column_stack([latency, raised, raised * np.exp(low), raised * np.exp(high)])
+    return result

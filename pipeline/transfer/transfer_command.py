@@ -1,0 +1,148 @@
+"""`steptime transfer`: a table measured on one GPU in, the same rows predicted on another out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.datasets.neusight import DIMS
+from pipeline.errors import InputError, TableError, UnknownNameError
+from pipeline.hardware.same_chip import same_chip
+from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.kernels.families import NEUSIGHT_OPS
+from pipeline.kernels.samples import LARGEST_DIM, LONGEST_LATENCY_US, named_dtypes, read_table
+from pipeline.schemas import refuse_overwriting, write_parquet
+from pipeline.transfer.shipped_models import load_models
+from pipeline.transfer.methods import by_auto, method
+from pipeline.transfer.probes import calibrate_all
+
+ADDED = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
+"""Columns that the output has beside the input's."""
+
+GEOMETRY = (*(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"), "registers", "shared_memory")
+"""Launch geometry as numbers; 0 is a kernel whose geometry was not recorded."""
+
+MAY_BE_ZERO = ("padding", *GEOMETRY)
+
+
+def transfer_command(
+    from_gpu: str, to_gpu: str, method_name: str, in_path: Path, out_path: Path, probes: Path | None = None
+) -> dict[str, Any]:
+    """Scale the latencies of a table from one GPU to another, and write the same rows with `ADDED`.
+
+    Args:
+        from_gpu: GPU of the measurements; rows of other GPUs in a `gpu` column are refused.
+        to_gpu: GPU to predict.
+        method_name: wave, mlp or auto.
+        in_path: parquet with `op`, dims, `latency_us` and launch geometry as in NeuSight's kernels table.
+        out_path: parquet to write.
+        probes: parquet of a few rows measured on the destination; for `auto`.
+
+    Returns:
+        Facts to show: rows, methods' shares, where the table was written.
+
+    Raises:
+        InputError: an unknown GPU or method, a table that cannot be used, or one that is read and written.
+    """
+    origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
+    predict = method(method_name)
+    if probes is not None and method_name != "auto":
+        raise InputError(f"--probes calibrate the method auto, not {method_name}")
+    refuse_overwriting(out_path, in_path, probes)
+    table = read_measured(in_path)
+    samples = as_samples(table, str(in_path))
+    _check_gpu(table, origin, f"{in_path}: holds", "--from")
+    if probes is not None:
+        models, probed = load_models(), read_measured(probes)
+        _check_gpu(probed, destination, f"{probes}: probes are", "--to")
+        measured = as_samples(probed, str(probes))
+        found = by_auto(samples, origin, destination, models, calibrate_all(models, measured, destination))
+    else:
+        found = predict(samples, origin, destination)
+    result = table.assign(**{name: found[name].to_numpy() for name in ADDED})
+    write_parquet(result, out_path, labels=True)
+    share = found["method"].value_counts(normalize=True)
+    return {
+        "from": origin.name,
+        "to": destination.name,
+        "rows": len(result),
+        "methods": {str(name): round(float(value), 4) for name, value in share.items()},
+        "median_ratio": float(np.median(found["predicted_us"] / samples["latency_us"])) if len(result) else None,
+        "out": str(out_path),
+    }
+
+
+def read_measured(path: Path) -> pd.DataFrame:
+    """Read a table of measured rows.
+
+    Raises:
+        TableError: the file is missing or damaged, lacks `op` or `latency_us`, or holds times that are not positive.
+    """
+    table = read_table(path)
+    missing = [name for name in ("op", "latency_us") if name not in table.columns]
+    if missing:
+        raise TableError(f"{path}: misses column {', '.join(missing)}")
+    times = pd.to_numeric(table["latency_us"], errors="coerce").to_numpy(dtype=np.float64)
+    bad = ~(np.isfinite(times) & (times > 0))
+    if bad.any():
+        raise TableError(f"{path}: latency_us of row {int(np.flatnonzero(bad)[0])} is not a positive number")
+    if (times > LONGEST_LATENCY_US).any():
+        row = int(np.flatnonzero(times > LONGEST_LATENCY_US)[0])
+        raise TableError(
+            f"{path}: latency_us of row {row} is {times[row]:g}: no kernel runs for 100 s; give microseconds"
+        )
+    return table
+
+
+def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
+    """The table with a `family` column and rows counted from 0; an op that no family knows is `other`, scaled by waves.
+
+    Raises:
+        TableError: a row says neither op nor family, a dimension is no positive whole number, launch geometry is no whole
+            number, or a dtype is unknown.
+    """
+    table = table.reset_index(drop=True)
+    family = table["op"].astype(str).map(NEUSIGHT_OPS).fillna("other")
+    if "family" in table.columns:
+        family = table["family"].astype(object).where(table["family"].notna(), family)
+    nameless = (table["op"].isna() & (family == "other")).to_numpy(dtype=bool)
+    if nameless.any():
+        raise TableError(f"{where}: op of row {int(np.flatnonzero(nameless)[0])} is empty")
+    columns: dict[str, pd.Series] = {"latency_us": pd.to_numeric(table["latency_us"])}
+    for name in (*DIMS, *GEOMETRY):
+        if name not in table:
+            continue
+        values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        least = 0.0 if name in MAY_BE_ZERO else 1.0
+        with np.errstate(invalid="ignore"):
+            fine = (values >= least) & (values <= LARGEST_DIM) & (values == np.floor(values))
+        bad = table[name].notna().to_numpy(dtype=bool) & ~fine
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            what = "launch geometry is of whole numbers" if name in GEOMETRY else "dims are whole numbers above 0"
+            raise TableError(f"{where}: {name} of row {row} is {table[name].iloc[row]}; {what}")
+        if not pd.api.types.is_numeric_dtype(table[name]):
+            columns[name] = pd.Series(values, index=table.index).astype("Int64")
+    if "dtype" in table:
+        columns["dtype"] = named_dtypes(table["dtype"], where)
+    return table.assign(family=family.astype(str), op=table["op"].astype(str), **columns)
+
+
+def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> None:
+    if "gpu" not in table.columns or table.empty:
+        return
+    others = sorted({str(name) for name in table["gpu"].dropna().unique()} - {gpu.name, *gpu.aliases})
+    # conv of the A100 was measured on the 80 GB card: one of the same chip counts as the origin
+    strange = [name for name in others if not _sibling(name, gpu)]
+    if strange:
+        raise InputError(f"{what} rows of {', '.join(strange)}, {option} says {gpu.name}; filter the table")
+
+
+def _sibling(name: str, gpu: GpuSpec) -> bool:
+    try:
+        return same_chip(load_gpu(name), gpu)
+    except UnknownNameError:
+        return False

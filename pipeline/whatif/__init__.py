@@ -1,1 +1,0 @@
-"""What would change if: pure edits of graphs, to be predicted like any other graph."""

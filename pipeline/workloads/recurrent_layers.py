@@ -1,0 +1,112 @@
+"""Recurrent layers whose shape-only form is cuDNN's: one operator forward, one backward.
+
+PyTorch's LSTM, GRU and RNN fall apart into cells on the meta device, which no GPU runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.workloads.autocast import lowered
+from pipeline.workloads.shape_only_ops import meta_operators
+
+
+class CudnnRnn(torch.autograd.Function):
+    """Shapes of cuDNN's recurrent layers: x (B, T, I) and first states -> output (B, T, H·directions), last states."""
+
+    @staticmethod
+    def forward(ctx: Any, sizes: tuple[int, ...], states: int, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """One operator over the whole sequence; `tensors` are the first states, then the weights."""
+        ctx.set_materialize_grads(False)
+        ctx.sizes, ctx.states = sizes, states
+        output, last = _operators().rnn(x, list(tensors[states:]), list(tensors[:states]), *sizes)
+        ctx.save_for_backward(x, output, *tensors)
+        return (output, *last)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        """One operator; its reserve space is not modelled."""
+        x, _, *tensors = ctx.saved_tensors
+        given = [gradient for gradient in gradients if gradient is not None]
+        states, weights = tensors[: ctx.states], tensors[ctx.states :]
+        found = _operators().rnn_backward(given, x, weights, states, *ctx.sizes)
+        of_x, of_weights, of_states = found[0], found[1 : len(weights) + 1], found[len(weights) + 1 :]
+        return (None, None, of_x, *of_states, *of_weights)
+
+
+class CudnnLstm(CudnnRnn):
+    """By this name capture knows what to call it (`pipeline.graph.cuda_emulation`)."""
+
+
+class CudnnGru(CudnnRnn):
+    """The same for a GRU."""
+
+
+class CudnnTanh(CudnnRnn):
+    """The same for `nn.RNN`, with either activation."""
+
+
+class Lstm(nn.LSTM):
+    """A batch-first LSTM that returns its output sequence alone."""
+
+    def __init__(self, inputs: int, hidden: int, layers: int = 1, bidirectional: bool = False) -> None:
+        super().__init__(inputs, hidden, layers, batch_first=True, bidirectional=bidirectional)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """(B, T, I) -> (B, T, H·directions)."""
+        found: Tensor = super().forward(x)[0]
+        return found
+
+
+LAYERS: dict[str, tuple[type[CudnnRnn], int]] = {
+    "lstm": (CudnnLstm, 4), "gru": (CudnnGru, 3), "rnn_tanh": (CudnnTanh, 1), "rnn_relu": (CudnnTanh, 1),
+}  # fmt: skip
+"""PyTorch's functions of recurrent layers, with their stand-in and the number of gates."""
+
+
+@contextmanager
+def cudnn_layers() -> Iterator[None]:
+    """While the body runs, recurrent layers on the meta device are cuDNN's; packed sequences stay cells."""
+    functions: Any = torch._VF
+    before = {name: getattr(functions, name) for name in LAYERS}
+    stand_ins: dict[str, Any] = {name: partial(_layer, before[name], *found) for name, found in LAYERS.items()}
+    with mock.patch.multiple(functions, create=True, **stand_ins):
+        yield
+
+
+def _layer(plain: Callable[..., Any], kind: type[CudnnRnn], gates: int, x: Tensor, *rest: Any) -> Any:
+    """What `torch._VF.lstm` and its like return: output and last states."""
+    if x.device.type != "meta" or not isinstance(rest[1], list):  # a packed sequence has its lengths first
+        return plain(x, *rest)
+    given, weights, _, layers, _, _, bidirectional, batch_first = rest
+    states = [given] if isinstance(given, Tensor) else list(given)
+    sizes = gates, weights[0].shape[0] // gates, layers, 2 if bidirectional else 1, int(batch_first)
+    tensors = lowered([x, *states, *weights])
+    return kind.apply(sizes, len(states), *tensors)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _operators() -> Any:
+    """The two operators of the meta device, registered when first needed."""
+    common = "Tensor x, Tensor[] weights, Tensor[] states, int gates, int hidden, int layers, int directions, int first"
+
+    def forward(x: Tensor, weights: Any, states: list[Tensor], g: int, h: int, n: int, directions: int, f: int) -> Any:
+        return x.new_empty(*x.shape[:-1], states[0].shape[-1] * directions), [t.new_empty(t.shape) for t in states]
+
+    def backward(gradients: Any, x: Tensor, weights: list[Tensor], states: list[Tensor], *sizes: int) -> list[Tensor]:
+        return [t.new_empty(t.shape) for t in (x, *weights, *states)]
+
+    return meta_operators(
+        "steptime_rnn",
+        {
+            f"rnn({common}) -> (Tensor, Tensor[])": forward,
+            f"rnn_backward(Tensor[] gradients, {common}) -> Tensor[]": backward,
+        },
+    )

@@ -1,0 +1,41 @@
+"""Operators that compute shapes only, for what the meta device lacks; `pipeline.graph.cuda_emulation` renames them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LIBRARIES: list[Any] = []
+"""Libraries made so far: their operators die with them."""
+
+
+def meta_operators(namespace: str, operators: Mapping[str, Callable[..., Any]]) -> Any:
+    """Register operators for the meta device; call once per namespace.
+
+    Args:
+        namespace: the part of an operator's name before `::`.
+        operators: schema (`lookup(Tensor weight, ...) -> Tensor`) -> function that makes results of the right shapes.
+
+    Returns:
+        `torch.ops.<namespace>`.
+    """
+    library: Any = torch.library.Library(namespace, "DEF")  # type: ignore[no-untyped-call]
+    for schema, function in operators.items():
+        library.define(schema)
+        library.impl(schema.split("(")[0], function, "Meta")
+    _LIBRARIES.append(library)
+    return getattr(torch.ops, namespace)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor is one of FakeTensorMode's."""
+    return type(tensor).__name__ == "FakeTensor"
+
+
+def apply(function: Any, *arguments: Any) -> Tensor:
+    """`function.apply(...)` of an autograd function with one result, typed."""
+    result: Tensor = function.apply(*arguments)
+    return result

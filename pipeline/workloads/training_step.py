@@ -1,0 +1,307 @@
+"""A training step: inputs to the device, forward, loss, backward, optimizer, each under an annotation of its phase.
+
+The annotations (`## data ##`, `## forward ##`...) are TorchRec's; traces and execution traces carry them, so that
+phases can be told apart in captured and in measured steps alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from pipeline.errors import ConfigError, InputError
+from pipeline.workloads.autocast import DTYPES, autocast
+from pipeline.workloads.fused_lookup import epsilon
+from pipeline.workloads.loss_item import read
+from pipeline.workloads.shape_only_ops import is_fake
+
+Batch = tuple[Tensor, ...]
+"""Tensors of one batch, on the host."""
+
+OPTIMIZER_STATES = {"none": 0, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2}
+"""Tensors of a parameter's size that an optimizer keeps."""
+
+
+def phase(name: str) -> AbstractContextManager[Any]:
+    """Annotate a phase of the step."""
+    return record_function(f"## {name} ##")
+
+
+def make_optimizer(
+    name: str, parameters: Sequence[Tensor], lr: float = 1e-3, foreach: bool = True
+) -> torch.optim.Optimizer | None:
+    """The optimizer of that name, over all parameters at once (`foreach`, CUDA's default) or one by one; None for "none"."""
+    dense = list(parameters)
+    if name == "none" or not dense:
+        return None
+    if name == "adam":
+        return torch.optim.Adam(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-8))
+    if name == "adagrad":
+        return torch.optim.Adagrad(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-10))
+    return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=foreach)
+
+
+def make_optimizers(
+    name: str, module: nn.Module, dry: bool = False, foreach: bool = True
+) -> list[torch.optim.Optimizer]:
+    """The optimizers of a module's parameters; sparse gradients of Adagrad and Adam get one of their own.
+
+    Where nothing is computed (`dry`), it is SGD, which capture expands (`pipeline.graph.sparse_optimizers`).
+
+    Raises:
+        ConfigError: momentum is to be predicted for sparse gradients, whose sparse state capture cannot see.
+    """
+    sparse = [
+        part.weight for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
+    ]
+    if dry and sparse and name == "sgd_momentum":
+        raise ConfigError(
+            "model.optimizer=sgd_momentum: its update of sparse gradients is not modelled; take sgd, adagrad, adam or none"
+        )
+    if name not in ("adagrad", "adam") or not sparse:
+        made = [make_optimizer(name, list(module.parameters()), foreach=foreach)]
+    else:
+        own = {id(weight) for weight in sparse}
+        made = [make_optimizer(name, [p for p in module.parameters() if id(p) not in own], foreach=foreach)]
+        if dry:
+            made.append(make_optimizer("sgd", sparse))
+        else:
+            small = epsilon(sparse[0], 1e-8 if name == "adam" else 1e-10)
+            kind = torch.optim.SparseAdam if name == "adam" else torch.optim.Adagrad
+            made.append(kind(sparse, 1e-3, eps=small))
+    return [optimizer for optimizer in made if optimizer is not None]
+
+
+@dataclass
+class Step:
+    """One step of a workload, to be run again and again.
+
+    Args:
+        modules: everything with parameters.
+        pool: batches on the host, used in turn.
+        forward: (device tensors of a batch) -> output; runs under `## forward ##`.
+        loss: (output, device tensors) -> scalar; None when `forward` returns the loss already.
+        device: "cuda", "cpu" or "meta".
+        config: what it was made of.
+        in_kernel: parameters that the backward pass itself updates; they have neither gradient nor optimizer state.
+        procedure: replaces the whole step after the copies, for workloads with several backward passes; gets the device
+            tensors and the optimizers.
+    """
+
+    modules: Sequence[nn.Module]
+    pool: Sequence[Batch]
+    forward: Callable[..., Any]
+    loss: Callable[..., Tensor] | None
+    device: str
+    config: Mapping[str, Any]
+    in_kernel: Sequence[Tensor] = ()
+    procedure: Callable[[Batch, Sequence[torch.optim.Optimizer]], None] | None = None
+    optimizers: list[torch.optim.Optimizer] = field(init=False)
+    dtype: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        _check_pool(self.pool)
+        self.training = self.config.get("mode", "train") == "train"
+        self.dtype = str(self.config.get("dtype", "fp32"))
+        self.pure = self.config.get("precision") == "pure"
+        self.waits = self.config.get("copies") == "pageable"
+        self.reads = str(self.config.get("read_loss") or "never")
+        if self.reads != "never" and not self.training:
+            raise ConfigError(f"model.read_loss={self.reads}: inference has no loss; take model.read_loss=never")
+        for module in self.modules:
+            module.train(self.training)
+            if not self.training:  # in training, what the user froze stays frozen
+                module.requires_grad_(False)
+        if self.pure:
+            self._cast(stored_dtype(self.config))
+        if self.config.get("memory_format") == "channels_last":
+            for module in self.modules:
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            dry = is_dry(self.device)
+            self.pool = [tuple(channels_last(tensor, dry) for tensor in batch) for batch in self.pool]
+        if self.device == "cuda" and not self.waits:
+            self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
+        name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
+        dry = is_dry(self.device)
+        foreach = bool(self.config.get("foreach", True))
+        self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]
+
+    def run(self, number: int = 0) -> None:
+        """One step, on batch `number` of the pool (modulo its length)."""
+        with phase("data"):
+            batch = tuple(to_device(tensor, self.device, self.waits) for tensor in self.pool[number % len(self.pool)])
+        if self.procedure is not None and self.training:
+            self.procedure(batch, self.optimizers)
+        elif self.training:
+            self._train(batch)
+        else:
+            with torch.no_grad(), self.autocast(), phase("forward"):
+                self.forward(*batch)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Mixed precision as the step's dtype asks; the meta device follows the rules of CUDA."""
+        return autocast(self.device, self.dtype) if self.dtype in DTYPES and not self.pure else nullcontext()
+
+    def _cast(self, dtype: torch.dtype) -> None:
+        """Modules, what the backward pass updates itself, and inputs, in place of fp32; indices stay what they are."""
+        dry = is_dry(self.device)
+        for module in self.modules:
+            if any(map(is_fake, module.parameters())):
+                _replace_parameters(module, dtype)
+            else:
+                module.to(dtype)
+        for tensor in self.in_kernel:
+            tensor.data = tensor.data.to(dtype)
+        self.pool = [tuple(_lowered(tensor, dtype, dry) for tensor in batch) for batch in self.pool]
+
+    def _train(self, batch: Batch) -> None:
+        if self.optimizers:
+            self.zero_grad(self.optimizers)
+        with self.autocast():
+            with phase("forward"):
+                value = self.forward(*batch)
+            if self.loss is not None:
+                with phase("loss"):
+                    value = self.loss(value, *batch)
+        self.read(value, "before_backward")
+        with phase("backward"):
+            value.backward()
+        with phase("optimizer"):
+            for optimizer in self.optimizers:
+                optimizer.step()
+        self.read(value, "at_end")
+
+    def zero_grad(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Drop gradients, or fill them with zeros if the configuration asks for that."""
+        with phase("zero_grad"):
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=self.config.get("set_to_none", True))
+
+    def read(self, loss: Tensor, when: str) -> None:
+        """Read the loss on the host if the configuration asks for it at this place (`model.read_loss`)."""
+        if self.reads == when:
+            with phase("loss"):
+                read(loss)
+
+    def parameters(self) -> list[Tensor]:
+        """Parameters of all modules, each once."""
+        return list({id(p): p for module in self.modules for p in module.parameters()}.values())
+
+    @property
+    def parameters_bytes(self) -> int:
+        """Weights, those that the backward pass updates itself included."""
+        return sum(t.nbytes for t in self.parameters()) + sum(t.nbytes for t in self.in_kernel)
+
+    @property
+    def buffers_bytes(self) -> int:
+        """Buffers of all modules (running statistics, masks)."""
+        return sum(b.nbytes for module in self.modules for b in module.buffers())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Gradients that exist at once; sparse ones count the rows that a batch touches."""
+        if not self.training:
+            return 0
+        sparse = self._sparse_weights()
+        dense = sum(t.nbytes for t in self.parameters() if t.requires_grad and id(t) not in sparse)
+        return dense + sum(sparse.values())
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """State of the optimizers."""
+        if not self.training:
+            return 0
+        states = OPTIMIZER_STATES[str(self.config.get("optimizer", "sgd"))]
+        own = [t for t in self.parameters() if t.requires_grad]
+        return states * sum(t.nbytes for t in [*own, *self.in_kernel])
+
+    @property
+    def input_bytes(self) -> int:
+        """One batch on the device."""
+        return sum(tensor.nbytes for tensor in self.pool[0])
+
+    def _sparse_weights(self) -> dict[int, int]:
+        """Weights with sparse gradients by id, with the bytes of such a gradient (values and int64 indices)."""
+        parts = [
+            part
+            for module in self.modules
+            for part in module.modules()
+            if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
+        ]
+        looked_up = max((t.numel() for t in self.pool[0] if not t.is_floating_point()), default=0)  # by all tables
+        return {
+            id(part.weight): looked_up // len(parts) * (part.embedding_dim * part.weight.element_size() + 8)
+            for part in parts
+        }
+
+
+def _check_pool(pool: object) -> None:
+    """Refuse what is no list of batches, each a tuple of tensors.
+
+    Raises:
+        InputError: as said.
+    """
+    if isinstance(pool, Tensor) or not isinstance(pool, Sequence) or not pool:
+        raise InputError("Step: pool is a list of batches, such as [(x, y)], of at least one")
+    for batch in pool:
+        if not isinstance(batch, list | tuple) or not all(isinstance(part, Tensor) for part in batch):
+            raise InputError(
+                f"Step: a batch of the pool is a tuple of tensors, such as (x, y), and no {type(batch).__name__}"
+                f"{' of other things' if isinstance(batch, list | tuple) else ''}: forward gets them in this order"
+            )
+
+
+def stored_dtype(config: Mapping[str, Any]) -> torch.dtype:
+    """What a workload's floating tensors are stored in: fp32, or the dtype of a model that lies in half precision."""
+    return DTYPES[str(config["dtype"])] if config.get("precision") == "pure" else torch.float32
+
+
+def _replace_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """What `module.to(dtype)` does, for fake tensors, which cannot change their dtype in place; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part.named_parameters(recurse=False):
+            new = made.setdefault(id(old), nn.Parameter(old.detach().to(dtype), old.requires_grad))
+            setattr(part, name, new)
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(part, name, buffer.to(dtype))
+
+
+def _lowered(tensor: Tensor, dtype: torch.dtype, dry: bool) -> Tensor:
+    """An input of a model in `dtype`; one that is never read is made anew, so that it takes no memory."""
+    if not tensor.is_floating_point():
+        return tensor
+    return torch.empty_like(tensor, dtype=dtype) if dry else tensor.to(dtype)
+
+
+def to_device(tensor: Tensor, device: str, waits: bool = False) -> Tensor:
+    """Copy to the device, the host waiting for it or not; a no-op where the device is the host."""
+    if is_fake(tensor):  # fake tensors know one device only: the copy is made visible by hand
+        return torch.empty_like(tensor).copy_(tensor, non_blocking=not waits)
+    return tensor.to(device, non_blocking=not waits)
+
+
+def channels_last(tensor: Tensor, dry: bool) -> Tensor:
+    """Images with their channels innermost (`dry`: without touching their memory); other tensors as they are."""
+    if tensor.dim() != 4:
+        return tensor
+    if dry:
+        return torch.empty_like(tensor, memory_format=torch.channels_last)
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def is_dry(device: str) -> bool:
+    """Whether nothing is computed: on the meta device, and under FakeTensorMode."""
+    return device == "meta" or is_fake(torch.empty(0))
+
+
+def host_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A host tensor that is never touched, so that it takes no memory."""
+    return torch.empty(*shape, dtype=dtype, device="cpu")
