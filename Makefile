@@ -52,7 +52,7 @@ paper: setup unlock ## the grids of the papers, from what this machine has evide
 	@$(BIN)/python -m pipeline.report.paper_grids
 
 measured: setup unlock ## steps of every GPU under measurements/ against their predictions, into docs/accuracy.md
-	@$(BIN)/python -m pipeline.evaluation.measured_campaigns
+	@$(BIN)/python -m pipeline.report.measured_campaigns
 
 readme: setup unlock ## tables and pictures of README.md and docs/accuracy.md, from packs and public data
 	@$(BIN)/python -m pipeline.report.readme_tables

@@ -27,8 +27,12 @@ rule all:
 
 
 onerror:
-    FLOW.explain()
+    from pipeline.report.run_end import explain_failures
+
+    explain_failures(FLOW)
 
 
 onsuccess:
-    FLOW.show(rules.summary.output.table)
+    from pipeline.report.run_end import show_predictions
+
+    show_predictions(FLOW, rules.summary.output.table)

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.kernel_commands import predict_command
-from pipeline.paths import project_dir, transfer_dir
 from pipeline.evaluation.bars import TRANSFER_MAPE
 from pipeline.evaluation.replayed_traces import mean_errors
+from pipeline.paths import project_dir, transfer_dir
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.published_errors import published

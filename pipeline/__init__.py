@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.answers.predict_point import predict
-    from pipeline.trace.load import load_trace
-    from pipeline.answers.tracker import track
+    from pipeline.answers.tracker import load_trace, track
 
 __all__ = ["load_trace", "predict", "track"]
 
-_HOMES = {"predict": "pipeline.answers.predict_point", "load_trace": "pipeline.trace.load", "track": "pipeline.answers.tracker"}
+_HOMES = {"predict": "pipeline.answers.predict_point", "load_trace": "pipeline.answers.tracker", "track": "pipeline.answers.tracker"}
 
 
 def __getattr__(name: str) -> Any:

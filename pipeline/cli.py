@@ -155,8 +155,8 @@ def replay(
     if as_json:
         print_json(result.as_dict())
         return
-    from pipeline.simulate.replay_table import table
     from pipeline.report.terminal_tables import console
+    from pipeline.simulate.replay_table import table
 
     console().print(table(result.as_dict()))
 

@@ -217,7 +217,7 @@ def _canonical(text: str) -> str:
     """The override with GPU aliases replaced, and unknown names of a group refused with the choices."""
     key, _, value = text.partition("=")
     if key == "gpu":
-        from pipeline.hardware.spec import load_gpu
+        from pipeline.hardware.find_gpu import load_gpu
 
         return text if value == LOCAL_GPU else f"gpu={load_gpu(value).name}"
     if key in _GROUPS and value not in choices(key):

@@ -12,12 +12,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.answers.kernel_models import shipped_models
+from pipeline.answers.sources import (
+    HAS_MODELS,
+    PUBLIC_KERNEL_GPUS,
+    Source,
+    kernel_source,
+    overhead_source,
+    shipped_overheads,
+)
 from pipeline.config import LOCAL_GPU, Point, expand, from_snakemake, method_label
 from pipeline.digest import code_digest
 from pipeline.errors import InputError, SteptimeError
-from pipeline.answers.sources import HAS_MODELS, PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source, shipped_overheads
 from pipeline.hardware.altered_figures import is_altered
-from pipeline.packs import MANIFEST
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
 
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
@@ -119,12 +126,12 @@ class Flow:
         return [f"{self.artifacts.kernels(gpu)}/{family}/{variant}" for family in families]
 
     def models_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: what the kernel times of a point rest on: model folders, a pack, or nothing (transfer)."""
-        source = kernel_source(wildcards.gpu)
-        if source in (Source.TRANSFER, Source.PACK):
-            manifest = packs_dir() / str(wildcards.gpu) / MANIFEST
-            return [str(manifest)] if manifest.is_file() else []
-        return self.models(wildcards.gpu, method_label("kernels", self.point(wildcards).section("kernels")), source)
+        """Input function: the models that predict a point, and no others: fitted families, the GPU's pack, or nothing."""
+        source, pack = kernel_source(wildcards.gpu), [str(path) for path in shipped_models(wildcards.gpu)]
+        if source not in HAS_MODELS:
+            return pack
+        label = method_label("kernels", self.point(wildcards).section("kernels"))
+        return [*self.models(wildcards.gpu, label, source), *pack]
 
     def overheads_of_point(self, wildcards: Any) -> str:
         """Input function: the overhead statistics that a point uses."""
@@ -185,7 +192,7 @@ class Flow:
         """Params function: the figures of a GPU's file, which its kernel models are fitted on."""
         if wildcards.gpu == LOCAL_GPU:
             return {}
-        from pipeline.hardware.spec import load_gpu
+        from pipeline.hardware.find_gpu import load_gpu
 
         return {
             key: value for key, value in asdict(load_gpu(wildcards.gpu)).items() if key not in ("aliases", "sources")
@@ -248,28 +255,6 @@ class Flow:
         names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
         return {"data": [SOURCES[name] for name in names], "code": code_digest("kernels", "overheads", "trace")}
 
-    def show(self, table: str) -> None:
-        """Print the predictions of this grid and where everything lies; called when a run has succeeded."""
-        if not Path(table).is_file():  # another target was asked for
-            return
-        from pipeline.prediction import Prediction
-        from pipeline.report.summary_index import refresh
-        from pipeline.report.artifact_list import places
-        from pipeline.report.terminal_tables import show
-        from pipeline.schemas import read_table
-
-        refresh(self.artifacts.root)
-        predictions = Prediction.all_of(read_table(table, "summary"))
-        root, since = self.artifacts.root, Path(table).stat().st_mtime
-        pages = {"figures": f"{root}/figures/{self.grid}", "accuracy": f"{root}/accuracy/{self.grid}.md",
-                 "report": f"{root}/reports/{self.grid}.html"}  # fmt: skip
-        made = {
-            name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since
-        }
-        show(predictions, {**places(predictions, Path(root)), **made})
-        for line in self.not_fitted():
-            print(f"steptime: {line}", file=sys.stderr)
-
     def not_fitted(self) -> list[str]:
         """One sentence per GPU whose kernel models were to be compared, and that has no samples here to fit any on."""
         compared = {point.gpu for point in self.points if point.section("kernels")["name"] == COMPARE}
@@ -278,13 +263,6 @@ class Flow:
             "answered; set $STEPTIME_DATASETS (docs/kernels.md)"
             for gpu in self.gpus if gpu in compared and kernel_source(gpu) not in HAS_MODELS
         ]  # fmt: skip
-
-    def explain(self) -> None:
-        """Print why jobs failed, below what Snakemake says of them; called when a run has failed."""
-        from pipeline.report.job_failures import reasons
-
-        for reason in reasons(self.artifacts.root, self.started):
-            print(f"steptime: {reason}", file=sys.stderr)
 
     def _named(self, section: str, label: str) -> dict[str, Any]:
         """The section of the first point with this label; else (a pack is built) the choice's own defaults."""

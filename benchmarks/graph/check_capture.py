@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from rebuilt import gpt2_large, linear_stack
 
-from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture, observe
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.graph.sequence_match import sequence_match, top_level_names
 from pipeline.graph.table import Graph, write_nodes

@@ -18,11 +18,11 @@ from pathlib import Path
 from kineto_graph import FAMILY_KINDS, FOREIGN, Seen, read
 from rebuilt import SHAPES
 
-from pipeline.graph.device_calls import claimed, map_calls
 from pipeline.graph.capture import observe
+from pipeline.graph.device_calls import claimed, map_calls
 from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.graph.table import Graph, Node, write_nodes
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import datasets_dir
 from pipeline.report.markdown import markdown, rewrite
 

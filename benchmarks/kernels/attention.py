@@ -14,7 +14,10 @@ import numpy as np
 import pandas as pd
 
 from pipeline.datasets.aiconfigurator import ATTENTION, read_attention
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.error_metrics import gmae, mape
+from pipeline.kernels.estimate import Estimate
 from pipeline.kernels.fused_attention import (
     BACKWARD_SHARE,
     BACKWARD_TRAFFIC,
@@ -26,9 +29,7 @@ from pipeline.kernels.fused_attention import (
     attention_us,
 )
 from pipeline.kernels.fused_attention_fit import FOLDS, START_FROM, fit_gpus, fitted_on, folds_of
-from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.estimate import Estimate
 from pipeline.kernels.work import Dims
 
 LONG_US = 200.0

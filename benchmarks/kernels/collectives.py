@@ -9,7 +9,7 @@ scaled by link bandwidth. `formula`: bytes over the link's peak plus a constant,
 import numpy as np
 
 from pipeline.datasets.aiconfigurator import COLLECTIVES, read_collectives
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (
     FAMILY,
     SPREAD,

@@ -11,16 +11,16 @@ place of predictions: what the session alone leaves to a model that errs nowhere
 import numpy as np
 
 from pipeline.datasets.neusight import read_samples
-from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.session_drift import estimate_drift
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae
-from pipeline.kernels.fit_gpu import calibrate_physics
 from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.fit_gpu import calibrate_physics
+from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.latency_floor import estimate_floor
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.intervals import Quantiles
-from pipeline.kernels.samples import assign_folds, clean_samples
 from pipeline.kernels.sample_range import Scope
+from pipeline.kernels.samples import assign_folds, clean_samples
+from pipeline.kernels.session_drift import estimate_drift
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
 from pipeline.paths import datasets_dir

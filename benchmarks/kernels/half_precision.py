@@ -19,17 +19,17 @@ import json
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.predict_point import kernel_predictor
+from pipeline.answers.cross_gpu_model import transferred_models
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.answers.tensor_core_gemm import FAMILY, FOLDER, measured_gpus
 from pipeline.datasets.aiconfigurator import TABLES, read_products
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.fit_gpu import fit_family
-from pipeline.answers.tensor_core_gemm import FAMILY, FOLDER, measured_gpus
 from pipeline.kernels.physics import Physics
-from pipeline.answers.kernel_predictor import KernelPredictor
-from pipeline.answers.tensor_core_transfer import tensor_model
-from pipeline.answers.cross_gpu_model import transferred_models
 from pipeline.paths import packs_dir
+from pipeline.transfer.tensor_core_model import tensor_model
 
 ROWS = 8000
 

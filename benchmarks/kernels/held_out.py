@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.datasets.neusight import read_samples
 from pipeline.answers.sources import PUBLIC_KERNEL_GPUS
+from pipeline.datasets.neusight import read_samples
 from pipeline.flow import PUBLIC_FAMILIES
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.families import family as family_of
 from pipeline.kernels.features import raw_features

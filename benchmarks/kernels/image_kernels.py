@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
 
 from rebuilt import SHAPES
 
-from pipeline.answers.predict_point import kernel_predictor
-from pipeline.graph.device_calls import map_calls
+from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.graph.capture import observe
+from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, write_nodes
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import datasets_dir
 from pipeline.trace.kineto_fields import DEVICE_CATEGORIES
 from pipeline.trace.load import load_trace

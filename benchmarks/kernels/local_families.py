@@ -16,9 +16,9 @@ import pandas as pd
 import yaml
 
 from pipeline.collect.microbenchmarks import measure_calls
-from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
-from pipeline.hardware.spec import load_gpu
+from pipeline.graph.device_calls import map_calls
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.fit_gpu import fit_family
 from pipeline.kernels.physics import Physics
 from pipeline.paths import config_dir

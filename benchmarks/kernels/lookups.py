@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.predict_point import kernel_predictor
+from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.evaluation.published_lookups import read_lookups
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import datasets_dir
 from pipeline.report.markdown import markdown, rewrite
 

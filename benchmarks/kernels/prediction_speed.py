@@ -13,9 +13,9 @@ import time
 import numpy as np
 import pandas as pd
 
-from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.family_model import FittedModel
 from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.trees import train_trees
 from pipeline.paths import packs_dir
 

@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
 from check_opmap import TRACES, foreign, kind_of_call, owners_of, with_shapes
 from kineto_graph import kind_of, read
 
+from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.lookup_time import BLOCK_ROWS
-from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.paths import datasets_dir, packs_dir
 from pipeline.trace.load import load_trace
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.predict_point import kernel_predictor
-from pipeline.hardware.spec import load_gpu
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import rnn_kernels as recurrent
 
 HEAD = re.compile(r"op='(\w+)'.*dtype='(\w+)'")

@@ -19,16 +19,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.predict_point import kernel_predictor
-from pipeline.datasets.neusight import read_samples
+from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.predict_step import NORMAL_P90
-from pipeline.hardware.spec import load_gpu
-from pipeline.paths import datasets_dir
+from pipeline.datasets.neusight import read_samples
 from pipeline.evaluation.language_passes import predicted_passes
-from pipeline.transfer.build_models import interval_of_a_new_gpu
-from pipeline.evaluation.left_out_gpu import folds, left_out_rows, log_residuals
-from pipeline.transfer.gpu_features import COVERED
 from pipeline.evaluation.surfer_pairs import CASE, MODELLED, model_calls
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.paths import datasets_dir
+from pipeline.transfer.build_models import interval_of_a_new_gpu
+from pipeline.transfer.gpu_features import COVERED
+from pipeline.transfer.left_out_gpu import folds, left_out_rows, log_residuals
 
 
 def pack_errors(datasets: Path) -> pd.DataFrame:

@@ -23,7 +23,7 @@ import pandas as pd
 
 from pipeline.datasets.neusight import read_samples
 from pipeline.flow import PUBLIC_FAMILIES
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.fit_gpu import calibrate_physics, fit_family
 from pipeline.kernels.samples import shape_keys
 from pipeline.paths import datasets_dir

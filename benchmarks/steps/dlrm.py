@@ -26,9 +26,9 @@ from published import judged
 from pipeline import predict
 from pipeline.evaluation.published_dlrm import ONE_BY_ONE, read_rows, read_steps
 from pipeline.paths import datasets_dir
-from pipeline.simulate.step_program import DEFAULT_LATENCY_US
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import markdown, rewrite
+from pipeline.simulate.step_program import DEFAULT_LATENCY_US
 
 LARGE_BATCH = 4096
 """Samples from which inference lasts half a millisecond and more: the host's part of a replay is then a tenth at most."""

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.evaluation.replayed_traces import RANK_COUNT, RANKS, SINGLE
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.shared_overheads import calibrate, merged
 from pipeline.paths import datasets_dir
+from pipeline.report.markdown import markdown, rewrite
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.replay_options import PUBLISHED, Options
 from pipeline.simulate.ranks import replay_ranks
 from pipeline.simulate.replay import build, replay_source
+from pipeline.simulate.replay_options import PUBLISHED, Options
 from pipeline.simulate.replay_result import ReplayResult
 from pipeline.simulate.trace_selection import Source, learn
-from pipeline.evaluation.replayed_traces import RANK_COUNT, RANKS, SINGLE
-from pipeline.report.markdown import markdown, rewrite
 from pipeline.trace.load import load_trace
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,10 +21,10 @@ import torch
 
 from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES
 from pipeline.paths import datasets_dir
-from pipeline.evaluation.left_out_gpu import folds
+from pipeline.transfer.left_out_gpu import folds
 from pipeline.transfer.methods import by_auto
 
 PACKAGE = "deepview-predict==0.1.6.5"

@@ -15,7 +15,7 @@ import pandas as pd
 from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
-from pipeline.evaluation.left_out_gpu import PROBES, folds, left_out_rows, probe_candidates, probed_errors
+from pipeline.transfer.left_out_gpu import PROBES, folds, left_out_rows, probe_candidates, probed_errors
 from pipeline.transfer.probes import MOST_CANDIDATES, design
 
 

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from pipeline.errors import InputError
-from pipeline.paths import datasets_dir
 from pipeline.evaluation.surfer_pairs import paper_surfer
+from pipeline.paths import datasets_dir
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.evaluation.surfer_pairs import TRACKED
 from pipeline.paths import transfer_dir
 from pipeline.report.markdown import markdown, rewrite
-from pipeline.evaluation.left_out_gpu import PROBES
-from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.transfer.left_out_gpu import PROBES
 from pipeline.transfer.utilisation import UtilisationModel
 
 BARS = {"gemm": 20, "bmm": 20, "conv2d_forward": 15, "elementwise": 8, "softmax": 12, "layer_norm": 12}

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.kernel_predictor import TIMES, KernelPredictor
+from pipeline.answers.same_chip_model import SPREAD, ratio_between, rescaled
+from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
 from pipeline.hardware.altered_figures import bounds, differing
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.estimate import Estimate
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.estimate import Estimate
-from pipeline.answers.kernel_predictor import TIMES, KernelPredictor
 from pipeline.kernels.sample_range import without_phase
-from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
-from pipeline.answers.tensor_core_transfer import ratio_of
 from pipeline.kernels.tensor_core_products import covered as tensor_covered
 from pipeline.kernels.work import Array, Dims
 from pipeline.transfer.shipped_models import covered, load_models
-from pipeline.answers.same_chip_model import SPREAD, ratio_between, rescaled
+from pipeline.transfer.tensor_core_model import ratio_of
 
 OWN = ("measured", "fitted", "pack")
 """Evidence that rests on samples of the card: of the altered card it is transferred. Other evidence stays what it is,

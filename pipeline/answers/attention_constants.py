@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.kernels.fused_attention import FAMILY, AttentionModel, Fitted
 from pipeline.answers.fallback import behind
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.constants_file import read_plain, write_plain
 from pipeline.kernels.estimate import KernelModel
+from pipeline.kernels.fused_attention import FAMILY, AttentionModel, Fitted
 from pipeline.paths import packs_dir
 
 FILE = "attention.json"

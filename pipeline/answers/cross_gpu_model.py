@@ -49,8 +49,8 @@ def transferred_models(
     """Adapters for families that the cross-GPU models cover and `present` lacks; none for a CPU or where none ship."""
     if gpu.limits is None:
         return {}
-    from pipeline.transfer.shipped_models import load_models
     from pipeline.answers.same_chip_model import sibling_models
+    from pipeline.transfer.shipped_models import load_models
 
     found: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
     # a card of the same chip with samples of its own says more than all other GPUs together

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import OP_NAMES, family
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
-from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
 from pipeline.kernels.saved_families import find_families, read_description
 from pipeline.paths import packs_dir
@@ -184,8 +185,8 @@ def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:
     """What probes ask of transferred families; nothing without probes."""
     if probes is None:
         return {}
-    from pipeline.transfer.shipped_models import load_models
     from pipeline.transfer.probes import calibrate_all
+    from pipeline.transfer.shipped_models import load_models
 
     samples, _ = read_samples(probes, gpu.name)
     return dict(calibrate_all(load_models(), samples, gpu))

@@ -15,19 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.hardware.spec import GpuSpec
 from pipeline.answers.attention_constants import with_attention
+from pipeline.answers.cross_gpu_model import transferred_models
+from pipeline.answers.tensor_core_gemm import with_half
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.collective_bandwidth import collective_model
 from pipeline.kernels.derived_calls import derive
+from pipeline.kernels.estimate import Estimate, Floor, KernelModel, merge
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.family_model import FittedModel
-from pipeline.answers.tensor_core_gemm import with_half
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
-from pipeline.kernels.estimate import Estimate, Floor, KernelModel, merge
 from pipeline.kernels.rnn_kernels import recurrent_us
 from pipeline.kernels.saved_families import find_families, read_description
-from pipeline.answers.cross_gpu_model import transferred_models
 from pipeline.kernels.work import Dims
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
@@ -45,6 +45,8 @@ class KernelPredictor:
     models: Mapping[str, KernelModel]
     physics: Physics
     floor: Floor = UNKNOWN_LATENCY_FLOOR
+    folders: tuple[str, ...] = ()
+    """Where the models of this GPU were read from, best first; empty where none of its own answer."""
 
     def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
         """Times of device calls.
@@ -131,17 +133,28 @@ def load_predictor(
     variant: str = "auto",
     corrections: Mapping[str, Any] | None = None,
 ) -> KernelPredictor:
-    """A predictor from saved families: per family the first of `model_dirs` that holds it, else transfer, else physics.
+    """A predictor from folders of saved families: per family the first folder that holds it, else transfer or physics.
 
-    A folder holds one folder per family with a `family.json`, or one per family and variant; missing ones are passed
-    over. `corrections` are what probes of this GPU ask of transferred families (`pipeline.transfer.probes`).
+    A folder holds one folder per family with a `family.json`, or one per family and variant; missing ones are skipped.
+    `corrections` come from probes of this GPU (`pipeline.transfer.probes`) and apply to transferred families.
+
+    Raises:
+        PackError: a family's files are damaged or incomplete.
+    """
+    return predictor_of(gpu, find_families(model_dirs, variant), corrections)
+
+
+def predictor_of(
+    gpu: GpuSpec, families: Mapping[str, Path], corrections: Mapping[str, Any] | None = None
+) -> KernelPredictor:
+    """A predictor from one saved folder per family; families without one are transferred or predicted by physics.
 
     Raises:
         PackError: a family's files are damaged or incomplete.
     """
     physics, floor = Physics.of(gpu).streaming(), UNKNOWN_LATENCY_FLOOR
     models: dict[str, KernelModel] = {}
-    for name, folder in find_families(model_dirs, variant).items():
+    for name, folder in families.items():
         description = read_description(folder)
         if "physics" in description:
             curve = BandwidthCurve.from_json(description["physics"]["memory"])

@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES, Law
-from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.prediction import Prediction
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.cuda_graph import as_cuda_graphs
 from pipeline.simulate.program import build_program
 from pipeline.simulate.timeline import Timeline
-from pipeline.prediction import Prediction
 
 Floats = npt.NDArray[np.float64]
 

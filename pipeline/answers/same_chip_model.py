@@ -14,17 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.same_chip import same_chip, sibling_of
-from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.kernels.family_model import FittedModel
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
+from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.min_duration import not_shorter
 from pipeline.kernels.saved_families import read_description
 from pipeline.kernels.work import Dims
 from pipeline.packs import check_pack, list_packs
 from pipeline.paths import packs_dir
-from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.probes import Calibration
+from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]

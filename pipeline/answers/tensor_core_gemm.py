@@ -16,25 +16,24 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.fallback import behind
+from pipeline.answers.tensor_core_transfer import MISALIGNED_SPREAD, UNSAMPLED_SPREAD, tensor_models
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.same_chip import sibling_of
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.physics import Physics
-from pipeline.answers.fallback import behind
-from pipeline.kernels.estimate import Estimate, KernelModel
-from pipeline.answers.tensor_core_transfer import MISALIGNED_SPREAD, UNSAMPLED_SPREAD, ratio_of, tensor_models
-from pipeline.kernels.tensor_core_products import covered, misaligned
+from pipeline.kernels.tensor_core_products import HALF_DTYPES, covered, misaligned
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import MANIFEST, check_pack
 from pipeline.paths import packs_dir
+from pipeline.transfer.tensor_core_model import ratio_of
 
 FOLDER = "half"
 """Folder under `packs/`."""
 
 FAMILY = "gemm"
-
-DTYPES = ("bf16", "fp16")
-"""What the samples stand for."""
 
 EVEN = 8.0
 """Elements of half precision whose rows in memory are aligned."""
@@ -86,7 +85,7 @@ class HalfModel(KernelModel):
         return found.scale(np.where(moved, ratio, 1.0)).widen(spread * (SIBLING_SPREAD if sister else 1.0))
 
     def _half(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        return is_one_of(Dims(calls).text("dtype", "fp32"), DTYPES)
+        return is_one_of(Dims(calls).text("dtype", "fp32"), HALF_DTYPES)
 
 
 def measured_gpus() -> list[str]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, KernelModel
-from pipeline.kernels.min_duration import not_shorter
 from pipeline.kernels.tensor_core_products import covered, misaligned
-from pipeline.kernels.work import Array, Dims, is_one_of
-from pipeline.paths import transfer_dir
-from pipeline.transfer.tensor_core_tiles import FAMILY
-from pipeline.transfer.utilisation import Correction, UtilisationModel, load_cached
+from pipeline.kernels.work import Dims, is_one_of
+from pipeline.transfer.tensor_core_model import kernel_us, sampled_architectures, tensor_model
+from pipeline.transfer.utilisation import UtilisationModel
 
 FAMILIES = ("gemm", "bmm")
 """Families that run on tensor cores; a batch is more tiles of one product."""
@@ -31,54 +28,6 @@ UNSAMPLED_SPREAD = 1.2
 
 MISALIGNED_SPREAD = 1.3
 """The same for matrices whose rows in memory are not aligned: the A100 DLRM trace's take 1.1 to 2.6 times as long."""
-
-
-def tensor_model() -> UtilisationModel | None:
-    """The shipped cross-GPU model of products on tensor cores; None where it does not ship.
-
-    Raises:
-        PackError: the file is damaged.
-    """
-    path = transfer_dir() / f"{FAMILY}.safetensors"
-    return load_cached(path) if path.is_file() else None
-
-
-@lru_cache(maxsize=4)
-def _sampled(gpus: tuple[str, ...]) -> frozenset[str]:
-    """Architectures of the GPUs that a model was trained on."""
-    return frozenset(load_gpu(name).architecture for name in gpus)
-
-
-def kernel_us(
-    model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction: Correction | None = None
-) -> Array:
-    """Kernel times on a GPU, shape (rows,); none shorter than the shortest that samples show.
-
-    Where no card of an architecture was measured, none is shorter than kernels of older traces either.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        _, found = model.kernel_and_latency(calls.assign(op="linear"), gpu, correction=correction)
-    return found if gpu.architecture in _sampled(tuple(model.gpu_corrections)) else not_shorter(found, "gemm", gpu)
-
-
-def ratio_of(
-    calls: pd.DataFrame, gpu: GpuSpec, others: pd.DataFrame, other: GpuSpec, like: str | None = None
-) -> Array | None:
-    """Kernel times of calls on `gpu` over those of `others` on `other`, shape (rows,); None without the shipped model.
-
-    Args:
-        calls: covered products.
-        gpu: their GPU.
-        others: covered products, row by row beside `calls`.
-        other: their GPU.
-        like: a GPU with samples whose deviation from the common model both share.
-    """
-    model = tensor_model()
-    if model is None:
-        return None
-    own = model.own(like or other.name)
-    ratio = kernel_us(model, calls, gpu, own) / kernel_us(model, others, other, own)
-    return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +55,7 @@ class TensorModel(KernelModel):
             is_one_of(Dims(calls).text("dtype"), ("tf32",)) | (self.family == BATCHED), UNSAMPLED_SPREAD, 1.0
         )
         extra = extra * np.where(misaligned(plain), MISALIGNED_SPREAD, 1.0)
-        if self.gpu.architecture not in _sampled(tuple(self.model.gpu_corrections)):
+        if self.gpu.architecture not in sampled_architectures(tuple(self.model.gpu_corrections)):
             extra = extra * UNSEEN_SPREAD
         return estimate.widen(extra)
 

@@ -23,17 +23,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
 from pipeline.errors import InputError, UnknownNameError
-from pipeline.hardware.spec import GpuSpec, list_gpus, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec, list_gpus
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.min_duration import not_shorter
-from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
 from pipeline.prediction import Prediction
-from pipeline.trace.load import Trace, load_trace
-from pipeline.transfer.rental_prices import cost_per_million, load_prices
-from pipeline.transfer.shipped_models import load_models
+from pipeline.trace.load import Trace
+from pipeline.trace.load import load_trace as read_trace
 from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, in_a_step, on_tensor_cores
 from pipeline.transfer.probes import TENTH
+from pipeline.transfer.rental_prices import cost_per_million, load_prices
+from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.trace_calls import trace_calls
 
 Array = npt.NDArray[np.float64]
@@ -180,8 +182,8 @@ class _Steps:
         from pipeline.overheads.overhead_model import OverheadModel
         from pipeline.overheads.statistics import summarise
         from pipeline.simulate.replay import build
-        from pipeline.simulate.trace_selection import Source, learn
         from pipeline.simulate.trace_program import Iteration, backlog_us
+        from pipeline.simulate.trace_selection import Source, learn
 
         source = Source.of(trace)
         chosen = [iteration for iteration in source.chosen if iteration.span_us > 0 and len(iteration.calls)]
@@ -239,6 +241,35 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
     return moved
 
 
+class MovableTrace(Trace):
+    """A linked trace that also says what its step takes on other GPUs: what `pipeline.load_trace` returns."""
+
+    def to(self, gpu: str) -> Prediction:
+        """The traced step on another GPU, from its measured kernels; see `TrackedTrace.to`.
+
+        Raises:
+            InputError: nothing ran on a GPU, or one of the two GPUs has no specification.
+        """
+        return self._tracked.to(gpu)
+
+    def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
+        """Every GPU side by side, fastest first; see `TrackedTrace.to_all`."""
+        return self._tracked.to_all(gpus, prices)
+
+    @cached_property
+    def _tracked(self) -> TrackedTrace:
+        return TrackedTrace(self)
+
+
+def load_trace(path: str | Path) -> MovableTrace:
+    """Read and link a profiler trace; the public function of `pipeline`.
+
+    Raises:
+        TraceError: the file is missing, damaged, or no profiler trace.
+    """
+    return MovableTrace(**vars(read_trace(path)))
+
+
 @dataclass
 class Tracker:
     """What `track` yields: after the block it holds the trace and answers for other GPUs."""
@@ -290,6 +321,6 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tracked.json"
         profiler.export_chrome_trace(str(path))
-        trace = load_trace(path)
+        trace = read_trace(path)
     trace.path = Path("the tracked step")  # what errors call it: the file is gone
     tracker.tracked = TrackedTrace(trace, batch_size, model)

@@ -113,12 +113,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, begin: float) -> int:
     from pipeline.collect.campaign_calls import read_calls
+    from pipeline.collect.campaign_folder import CampaignFolder, check
+    from pipeline.collect.campaign_supervisor import EXIT_DAMAGED, EXIT_DEVICE_LOST, EXIT_DONE, EXIT_NO_KERNELS
     from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
     from pipeline.collect.lost_kernels import HEAD
-    from pipeline.collect.campaign_folder import CampaignFolder, check
     from pipeline.collect.preflight import ProfilerError
     from pipeline.collect.unit_runner import Campaign, DeviceLostError
-    from pipeline.collect.campaign_supervisor import EXIT_DAMAGED, EXIT_DEVICE_LOST, EXIT_DONE, EXIT_NO_KERNELS
 
     calls = read_calls(args.calls) if args.calls else {}
     device = select_device(args.device)

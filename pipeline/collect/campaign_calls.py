@@ -46,8 +46,8 @@ def read_calls(path: Path) -> dict[str, list[Spec]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look the calls of every planned step in fp32 up and write them; returns the exit code."""
-    from pipeline.collect.campaign_kernels import captured
     from pipeline.collect.campaign_grid import plans
+    from pipeline.collect.campaign_kernels import captured
     from pipeline.collect.size_sampler import distinct
 
     arguments = sys.argv[1:] if argv is None else list(argv)

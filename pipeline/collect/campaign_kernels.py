@@ -15,15 +15,15 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.collect.campaign_grid import StepPlan, plans
+from pipeline.collect.campaign_reader import TraceMember, read_traces
 from pipeline.collect.case_timing import Cache
 from pipeline.collect.cases import Spec
 from pipeline.collect.cases.case import spec_from_row
-from pipeline.collect.campaign_grid import StepPlan, plans
 from pipeline.collect.microbenchmarks import measure_specs
-from pipeline.collect.campaign_reader import TraceMember, read_traces
-from pipeline.collect.unit_runner import Campaign, DeviceLostError, Outcome
-from pipeline.collect.size_sampler import around, distinct, interleaved
 from pipeline.collect.seed_calls import seeds
+from pipeline.collect.size_sampler import around, distinct, interleaved
+from pipeline.collect.unit_runner import Campaign, DeviceLostError, Outcome
 from pipeline.errors import MeasurementError
 
 ROUND = 48
@@ -175,8 +175,8 @@ def captured(plan: StepPlan) -> list[Spec]:
     Raises:
         SteptimeError: a package is not installed that the workload or the map of operators needs.
     """
-    from pipeline.graph.device_calls import map_calls
     from pipeline.graph.capture import capture
+    from pipeline.graph.device_calls import map_calls
 
     return _specs(map_calls(capture(plan.config(), plan.batch_size)))
 

@@ -16,7 +16,15 @@ from typing import Any
 import pandas as pd
 
 from pipeline.collect import standalone
-from pipeline.collect.campaign_folder import PEAK_SCHEMA, PEAKS, SAMPLES, SCHEMA_VERSION, STEP_TIMES, read_manifest, read_peaks
+from pipeline.collect.campaign_folder import (
+    PEAK_SCHEMA,
+    PEAKS,
+    SAMPLES,
+    SCHEMA_VERSION,
+    STEP_TIMES,
+    read_manifest,
+    read_peaks,
+)
 from pipeline.errors import InputError, SteptimeWarning, TraceError
 from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
 from pipeline.schemas import SCHEMAS, read_provenance, read_table

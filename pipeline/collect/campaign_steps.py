@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.device import answers, free_bytes, gpu_state, set_tf32
-from pipeline.collect.campaign_grid import StepPlan, plans
 from pipeline.collect.campaign_folder import times_unit
-from pipeline.collect.unit_runner import Campaign, Outcome
+from pipeline.collect.campaign_grid import StepPlan, plans
+from pipeline.collect.device import answers, free_bytes, gpu_state, set_tf32
 from pipeline.collect.step_timing import Step, StepTimes, step_times_row, time_steps, warm_up
 from pipeline.collect.tracing import Profile, execution_trace, profile_steps
+from pipeline.collect.unit_runner import Campaign, Outcome
 from pipeline.errors import SteptimeError
 from pipeline.paths import EXECUTION_TRACE, KINETO
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases import Case
-from pipeline.collect.kernel_filter import counted
 from pipeline.collect.device import between_us, cache_bytes, mark, set_tf32, synchronise, undisturbed
+from pipeline.collect.kernel_filter import counted
 from pipeline.collect.lost_kernels import HEAD
 from pipeline.collect.trace_windows import Window, activities, attribute, load_events
 

@@ -193,7 +193,7 @@ def name_of_card(driver: str) -> str:
     A card without a file under `config/gpu/` is named after its driver string: `NVIDIA GeForce RTX 4090` is `RTX4090`.
     """
     try:
-        from pipeline.hardware.spec import load_gpu
+        from pipeline.hardware.find_gpu import load_gpu
 
         return str(load_gpu(driver).name)
     except Exception:  # a bare GPU machine has no PyYAML, a new card has no file: both are fine

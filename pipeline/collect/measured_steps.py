@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from pipeline.collect.campaign_folder import STEP_TIMES
 from pipeline.collect.device import (
     describe,
     fix_threads,
@@ -24,7 +25,6 @@ from pipeline.collect.device import (
     select_device,
     set_tf32,
 )
-from pipeline.collect.campaign_folder import STEP_TIMES
 from pipeline.collect.step_timing import Step, StepTimes, step_times_row, time_steps, warm_up
 from pipeline.collect.tracing import Profile, execution_trace, profile_steps, write_gzip
 from pipeline.errors import MeasurementError

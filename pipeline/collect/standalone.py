@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.collect.kernel_filter import counted
 from pipeline.collect.device import name_of_card
+from pipeline.collect.kernel_filter import counted
 from pipeline.schemas import DIMS, SCHEMAS, read_arrow
 
 SCHEMA_VERSION = 1

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import TraceError
+from pipeline.trace.json_repair import parse_loosely
 from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
     DEVICE_CATEGORIES,
@@ -26,7 +27,6 @@ from pipeline.trace.kineto_fields import (
     Category,
     api_name,
 )
-from pipeline.trace.json_repair import parse_loosely
 
 if TYPE_CHECKING:
     import torch

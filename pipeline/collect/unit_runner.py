@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.device import answers, out_of_memory, release
 from pipeline.collect.campaign_folder import CampaignFolder
 from pipeline.collect.campaign_supervisor import EXIT_HUNG
+from pipeline.collect.device import answers, out_of_memory, release
 from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.predict_step import Subject, evaluate
 from pipeline.hardware.spec import GpuSpec
-from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
 
@@ -136,7 +136,7 @@ class Point:
             observations: `overhead_samples` of the host, of all workloads.
             own: which of the two.
         """
-        from pipeline.answers.predict_point import overhead_statistics, overheads_from
+        from pipeline.answers.host_overheads import overhead_statistics, overheads_from
 
         workload = self.settings["workload"]
         chosen = observations[(observations["workload"] == workload) == own]

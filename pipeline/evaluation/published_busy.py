@@ -19,8 +19,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.evaluation.published_pages import missing
 from pipeline.errors import TableError
+from pipeline.evaluation.published_pages import missing
 
 FILE = "ml_perf_model/e2e_plot.ipynb"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.evaluation.published_pages import read_page, sections
 from pipeline.errors import TableError
+from pipeline.evaluation.published_pages import read_page, sections
 from pipeline.yaml_text import load_yaml
 
 VERSIONS = ("2020-04", "2020-08", "2021-10")

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation.published_pages import missing, read_page
 from pipeline.errors import TableError
+from pipeline.evaluation.published_pages import missing, read_page
 
 LIGER = "liger/all_benchmark_data.csv"
 NOTEBOOK = "ml_perf_model/exp_gpu_performance_models.ipynb"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.errors import TableError
 from pipeline.graph.device_calls import TF32_CAPABILITY
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 
 
 def read_page(file: Path, told: str = "docs/accuracy.md") -> str:

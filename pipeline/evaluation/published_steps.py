@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation.published_pages import full_precision, missing, read_page, sections
 from pipeline.errors import TableError
+from pipeline.evaluation.published_pages import full_precision, missing, read_page, sections
 
 LAMBDA_GPUS = {
     "LambdaCloud 1x V100 16GB": "V100-SXM2-16GB",

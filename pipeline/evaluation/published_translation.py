@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.errors import TableError
 from pipeline.evaluation.published_pages import full_precision, read_page, sections
 from pipeline.evaluation.published_steps import COLUMNS
-from pipeline.errors import TableError
 
 SYSTEMS = {
     "LambdaCloud_V100_16GB_v1": "V100-SXM2-16GB",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.simulate.replay_options import PUBLISHED
 from pipeline.simulate.replay import replay_source
+from pipeline.simulate.replay_options import PUBLISHED
 from pipeline.simulate.replay_result import ReplayResult
 from pipeline.simulate.trace_selection import Source
 from pipeline.trace.load import load_trace

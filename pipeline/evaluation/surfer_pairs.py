@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.schemas import read_columns
 from pipeline.transfer import wave_scaling as wave
-from pipeline.transfer.shipped_models import covered
 from pipeline.transfer.methods import in_a_step
+from pipeline.transfer.shipped_models import covered
 from pipeline.transfer.utilisation import UtilisationModel
 
 CASE = ["model", "mode", "seq_len", "batch_size", "option"]
@@ -187,7 +188,7 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
         TableError: a public table is missing, unreadable, or lacks columns.
     """
     from pipeline.datasets.neusight import read_samples
-    from pipeline.evaluation.left_out_gpu import folds, quick
+    from pipeline.transfer.left_out_gpu import folds, quick
     from pipeline.transfer.recipes import RECIPES
 
     passes, ops = (

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SteptimeError, TraceError
-from pipeline.graph.execution_trace import build_nodes, import_execution_trace
-from pipeline.graph.pytorch_errors import explained
-from pipeline.graph.trace_reader import read_chosen
-from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.cuda_emulation import as_on_cuda, made_as_on_cuda
+from pipeline.graph.execution_trace import build_nodes, import_execution_trace
+from pipeline.graph.normalise import normalise, prune, prune_meta
+from pipeline.graph.pytorch_errors import explained
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
+from pipeline.graph.trace_reader import read_chosen
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step

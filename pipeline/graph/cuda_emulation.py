@@ -72,13 +72,13 @@ def as_on_cuda() -> Iterator[None]:
 
     from pipeline.workloads.attention_layers import fused_where_possible
     from pipeline.workloads.autocast import own_autocast
-    from pipeline.workloads.grouped_products import grouped_products
-    from pipeline.workloads.rms_norm import fused_norm
-    from pipeline.workloads.own_optimizers import as_lists, sparse_updates_shown
-    from pipeline.workloads.loss_item import read_by_steps
-    from pipeline.workloads.recurrent_layers import cudnn_layers
     from pipeline.workloads.grad_scaler import own_scaler
+    from pipeline.workloads.grouped_products import grouped_products
+    from pipeline.workloads.loss_item import read_by_steps
+    from pipeline.workloads.own_optimizers import as_lists, sparse_updates_shown
     from pipeline.workloads.parallel_wrappers import unwrapped
+    from pipeline.workloads.recurrent_layers import cudnn_layers
+    from pipeline.workloads.rms_norm import fused_norm
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(x, p, training)[0] if training and p > 0 else x

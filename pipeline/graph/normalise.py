@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from pipeline.graph.sparse_optimizers import own_tables, sparse_updates
 from pipeline.graph.cuda_emulation import name_standins
+from pipeline.graph.sparse_optimizers import own_tables, sparse_updates
 from pipeline.graph.table import Argument, Node, Tensor
 
 SHARED = ("aten::_to_copy", "aten::clone")

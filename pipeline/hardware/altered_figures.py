@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import UnknownNameError
 from pipeline.hardware.local_device import LOCAL
-from pipeline.hardware.spec import GpuSpec, check_plausible, load_gpu, read_figures
+from pipeline.hardware.spec import GpuSpec, check_plausible, load_gpu_file, read_figures
 
 _CLOCKED = ("sms", "boost_clock_mhz")
 
@@ -38,7 +38,7 @@ TIMELESS = ("name", "aliases", "sources", "memory_bytes", "base_clock_mhz")
 def catalogue(name: str) -> GpuSpec | None:
     """The GPU of that name as its file states it; None for this machine and for names without a file."""
     try:
-        card = None if name == LOCAL else load_gpu(name)
+        card = None if name == LOCAL else load_gpu_file(name)
     except UnknownNameError:
         return None
     return card if card is not None and card.name == name else None

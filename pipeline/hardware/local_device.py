@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.errors import UnknownNameError
 from pipeline.hardware.architectures import ARCHITECTURES, NAMES
-from pipeline.hardware.spec import MIB, PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec, load_gpu
+from pipeline.hardware.spec import MIB, PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec, load_gpu_file
 
 LOCAL = "local"
 
@@ -43,7 +43,7 @@ def cuda_spec(properties: Any) -> GpuSpec:
     memory = int(properties.total_memory)
     read = f"read from the device {properties.name}"
     try:
-        known = load_gpu(str(properties.name))
+        known = load_gpu_file(str(properties.name))
     except UnknownNameError:
         return _unlisted_cuda_spec(properties, memory, read)
     return replace(
@@ -61,7 +61,7 @@ def _unlisted_cuda_spec(properties: Any, memory: int, read: str) -> GpuSpec:
     listed = max((c for c in NAMES if c <= capability), default=min(NAMES))
     limits = ARCHITECTURES[NAMES[listed], listed]
     sibling = {6.0: "P100", 6.1: "P4", 7.0: "V100", 7.5: "T4", 8.0: "A100", 8.6: "A10", 8.9: "L4", 9.0: "H100"}
-    like = load_gpu(sibling.get(listed, "B200"))
+    like = load_gpu_file(sibling.get(listed, "B200"))
     clock_khz = getattr(properties, "clock_rate", None)
     clock = clock_khz / 1e3 if clock_khz else like.boost_clock_mhz
     sms = int(properties.multi_processor_count)

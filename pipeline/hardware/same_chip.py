@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import log
 
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.spec import GpuSpec, load_gpu_file
 
 
 def same_chip(a: GpuSpec, b: GpuSpec) -> bool:
@@ -15,5 +15,5 @@ def same_chip(a: GpuSpec, b: GpuSpec) -> bool:
 
 def sibling_of(gpu: GpuSpec, measured: Iterable[str]) -> GpuSpec | None:
     """Of other, measured GPUs the one with the same chip, nearest in bandwidth, if any."""
-    found = [spec for spec in map(load_gpu, measured) if spec.name != gpu.name and same_chip(spec, gpu)]
+    found = [spec for spec in map(load_gpu_file, measured) if spec.name != gpu.name and same_chip(spec, gpu)]
     return min(found, key=lambda spec: abs(log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None)

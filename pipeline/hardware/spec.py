@@ -245,17 +245,13 @@ def list_gpus() -> list[GpuSpec]:
     return [spec for _, spec in sorted(_load_directory(config_dir() / "gpu").items())]
 
 
-def load_gpu(name: str) -> GpuSpec:
-    """The spec of a GPU by name or alias, ignoring case; `local` is the device of this machine.
+def load_gpu_file(name: str) -> GpuSpec:
+    """The spec of a GPU by name or alias, ignoring case, from the files under `config/gpu/`.
 
     Raises:
         UnknownNameError: no file has that name or alias; the message lists the names.
         ConfigError: a file is damaged or implausible.
     """
-    if name == "local":
-        from pipeline.hardware.local_device import local_device
-
-        return local_device()
     known = _load_directory(config_dir() / "gpu")
     wanted = _key(name)
     for spec in known.values():

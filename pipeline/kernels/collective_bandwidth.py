@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
-from pipeline.kernels.families import work_of
-from pipeline.kernels.physics import bus_factor
 from pipeline.kernels.constants_file import read_plain, write_plain
 from pipeline.kernels.estimate import Estimate, KernelModel
+from pipeline.kernels.families import work_of
+from pipeline.kernels.physics import bus_factor
 from pipeline.kernels.work import Array, Dims
 from pipeline.paths import packs_dir
 

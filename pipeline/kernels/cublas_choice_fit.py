@@ -13,7 +13,15 @@ import numpy as np
 
 from pipeline.kernels.cublas_choice import ChosenKernel, Labels, Menu, Observed
 from pipeline.kernels.cublas_choice_teachers import train_teacher
-from pipeline.kernels.distillation import LABEL_REPEATS, Lesson, Shares, Teachers, distil, student_recipe, synthetic_calls
+from pipeline.kernels.distillation import (
+    LABEL_REPEATS,
+    Lesson,
+    Shares,
+    Teachers,
+    distil,
+    student_recipe,
+    synthetic_calls,
+)
 from pipeline.kernels.learned_variants import FREQUENCIES, Outcome, Problem, member_recipe
 from pipeline.kernels.networks import Float32, Network, Recipe, train_network
 from pipeline.kernels.samples import assign_folds

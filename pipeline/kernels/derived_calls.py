@@ -19,8 +19,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from pipeline.kernels.physics import Physics
 from pipeline.kernels.estimate import Estimate, KernelModel, merge
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.tensor_core_convolution import on_tensor_cores
 from pipeline.kernels.work import Dims, implicit_product
 

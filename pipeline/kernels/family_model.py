@@ -17,12 +17,12 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.cublas_choice import ChosenKernel
+from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel
 from pipeline.kernels.families import FAMILIES
-from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
+from pipeline.kernels.gaussian_process import Process
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.networks import Network
-from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel
-from pipeline.kernels.gaussian_process import Process
+from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.sample_range import Scope
 from pipeline.kernels.saved_families import DESCRIPTION, read_description
 from pipeline.kernels.trees import Trees

@@ -10,23 +10,23 @@ import pandas as pd
 
 from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels import features
 from pipeline.kernels import cublas_choice as choice
 from pipeline.kernels import cublas_choice_fit as choice_fit
 from pipeline.kernels import distillation as distil
-from pipeline.kernels import session_drift as drift
+from pipeline.kernels import features
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels import learned_variants as learned
+from pipeline.kernels import session_drift as drift
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.error_metrics import gmae
+from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family
 from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.physics import Physics
-from pipeline.kernels.intervals import Quantiles, fit_quantiles
 from pipeline.kernels.fit_workers import Crew
-from pipeline.kernels.estimate import Floor
-from pipeline.kernels.samples import assign_folds
+from pipeline.kernels.intervals import Quantiles, fit_quantiles
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.sample_range import Scope
+from pipeline.kernels.samples import assign_folds
 from pipeline.kernels.work import Array, Dims
 
 MOST_FOR_PROCESS = 1000

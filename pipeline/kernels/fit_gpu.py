@@ -20,11 +20,11 @@ from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.error_metrics import gmae_by_size, metrics
+from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family, work_of
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fit_family import Fitter, judge, typical_error
 from pipeline.kernels.fit_workers import Crew, run_jobs
-from pipeline.kernels.estimate import Floor
 from pipeline.kernels.sample_sanity import check_rates
 from pipeline.kernels.samples import clean_samples, families_of, split_by_shape
 

@@ -19,10 +19,10 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.embedding_traffic import attributes_of
-from pipeline.answers.tensor_core_gemm import DTYPES
-from pipeline.kernels.physics import Physics
-from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.estimate import Estimate, KernelModel, merge
+from pipeline.kernels.intervals import Quantiles
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.tensor_core_products import HALF_DTYPES as DTYPES
 from pipeline.kernels.work import Array, Dims, is_one_of
 
 FAMILY = "attention"

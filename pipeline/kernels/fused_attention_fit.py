@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.fused_attention import AttentionModel, Constants, Fitted, Shape, attention_us
-from pipeline.kernels.physics import Physics
 from pipeline.kernels.intervals import Quantiles, fit_quantiles
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array, Dims
 
 TILES: Mapping[str, tuple[float, float]] = {

@@ -12,9 +12,9 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import SMALLEST_KERNEL_US, CurveFit, fit_curve
+from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import work_of
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.estimate import Floor
 from pipeline.kernels.work import Array
 
 STREAMING_OPS = ("relu", "tanh", "add", "mul")

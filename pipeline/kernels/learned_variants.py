@@ -18,9 +18,9 @@ import pandas as pd
 from pipeline.kernels.cublas_choice import ChosenKernel
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.families import Law
-from pipeline.kernels.networks import Network, Recipe, train_network
 from pipeline.kernels.fit_workers import Crew
 from pipeline.kernels.gaussian_process import Process, Settings, find_settings, train_process
+from pipeline.kernels.networks import Network, Recipe, train_network
 from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array
 

@@ -14,6 +14,9 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.batch_norm_pooling import FAMILIES as IMAGES
+from pipeline.kernels.batch_norm_pooling import image_us
+from pipeline.kernels.conv_gradients import gradient_us
 from pipeline.kernels.embedding_traffic import (
     ROW_LATENCY_US,
     distinct_weight_bytes,
@@ -21,9 +24,6 @@ from pipeline.kernels.embedding_traffic import (
     small_width_factor,
 )
 from pipeline.kernels.families import Law, family, work_of
-from pipeline.kernels.conv_gradients import gradient_us
-from pipeline.kernels.batch_norm_pooling import FAMILIES as IMAGES
-from pipeline.kernels.batch_norm_pooling import image_us
 from pipeline.kernels.lookup_time import lookup_us
 from pipeline.kernels.tensor_core_convolution import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of

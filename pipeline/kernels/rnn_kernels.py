@@ -24,8 +24,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.kernels.embedding_traffic import attributes_of
-from pipeline.kernels.physics import Physics
 from pipeline.kernels.estimate import Estimate, Floor
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array, Dims
 
 Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]

@@ -12,8 +12,8 @@ import pandas as pd
 from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.estimate import Floor
+from pipeline.kernels.families import FAMILIES
 from pipeline.schemas import atomic_path
 
 DESCRIPTION = "family.json"

@@ -13,6 +13,9 @@ from pipeline.kernels.work import ELEMENT_BYTES, Dims, values_of
 BYTES = {name: float(ELEMENT_BYTES[name]) for name in DTYPES}
 """Bytes of an element."""
 
+HALF_DTYPES = ("bf16", "fp16")
+"""Dtypes of two bytes: tensor cores run both at the same rate, so samples of one stand for both."""
+
 ALIGNMENT_BYTES = 16.0
 """Rows of a matrix in memory must be a multiple of this for kernels that copy whole vectors."""
 

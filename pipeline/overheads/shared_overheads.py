@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.overheads.overhead_model import ABSENT, GLOBAL, OverheadModel
 from pipeline.overheads.op_names import ANY, HOST_TYPES, normalised
+from pipeline.overheads.overhead_model import ABSENT, GLOBAL, OverheadModel
 from pipeline.overheads.statistics import summarise
 
 Floats = npt.NDArray[np.float64]

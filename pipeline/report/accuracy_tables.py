@@ -14,10 +14,10 @@ import pandas as pd
 
 from pipeline.evaluation import bars
 from pipeline.evaluation import replayed_traces as replays
+from pipeline.evaluation.surfer_pairs import TRACKED
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import in_order
 from pipeline.report.markdown import markdown
-from pipeline.evaluation.surfer_pairs import TRACKED
 
 SAME_PERCENT = 1.0
 """Errors between GPUs and errors from specifications differ by less, in percent, where both are of the same models."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.config import LOCAL_GPU, choices
 from pipeline.answers.sources import Source, kernel_source, overhead_source
+from pipeline.config import LOCAL_GPU, choices
 
 _KERNELS = {
     Source.MEASUREMENTS: "measured",
@@ -19,8 +19,8 @@ _OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "of a
 
 def gpu_rows() -> list[dict[str, Any]]:
     """One row per GPU: what it is, and where kernel times and overheads come from at this moment."""
-    from pipeline.hardware.spec import list_gpus
     from pipeline.answers.tensor_core_gemm import measured_gpus
+    from pipeline.hardware.spec import list_gpus
 
     half = dict.fromkeys(measured_gpus(), "; bf16 products: pack")
     rows = [

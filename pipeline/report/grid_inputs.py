@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from pipeline.answers.sources import HAS_MODELS, Source, kernel_source, overhead_source
 from pipeline.config import LOCAL_GPU, method_label
 from pipeline.errors import TableError
-from pipeline.answers.sources import HAS_MODELS, Source, kernel_source, overhead_source
 from pipeline.hardware.altered_figures import is_altered
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
 from pipeline.paths import config_dir, packs_dir, transfer_dir
@@ -95,8 +95,8 @@ def pack_digests() -> dict[str, str]:
     Predictions take it as a param: a pack stands in for its siblings, and the cross-GPU models for any family.
     """
     from pipeline.answers.attention_constants import FILE as ATTENTION
-    from pipeline.kernels.collective_bandwidth import FILE
     from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
+    from pipeline.kernels.collective_bandwidth import FILE
 
     names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
     files = {name: packs_dir() / name / MANIFEST for name in names}

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from pipeline.errors import SteptimeError
-from pipeline.report.mlflow_tracking import KERNEL_MODELS, choose_champion, describe_kernel_models, log_run, register_model
+from pipeline.report.mlflow_tracking import (
+    KERNEL_MODELS,
+    choose_champion,
+    describe_kernel_models,
+    log_run,
+    register_model,
+)
 from pipeline.schemas import atomic_path, write_parquet
 
 if TYPE_CHECKING:
@@ -46,7 +52,7 @@ def fit_and_track(
         workers: processes.
         provenance: what made the models, kept beside their test predictions.
     """
-    from pipeline.hardware.spec import load_gpu
+    from pipeline.hardware.find_gpu import load_gpu
     from pipeline.kernels.fit_gpu import fit_gpu
 
     fits: dict[tuple[str, str], FittedFamily] = {}

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import InputError, SteptimeError
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
+from pipeline.errors import InputError, SteptimeError
 from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, project_dir, transfer_dir
 from pipeline.report.accuracy_tables import Evidence, left_out_errors, long, outdated, short

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.overheads.overhead_model import GLOBAL, Found, OverheadModel
 from pipeline.overheads.op_names import calls_signature, switch_signature
+from pipeline.overheads.overhead_model import GLOBAL, Found, OverheadModel
 from pipeline.simulate.step_program import HOST_EVIDENCE, StepSequence
 from pipeline.trace.host_activity import CPU_API
 

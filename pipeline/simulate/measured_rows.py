@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.simulate.perfetto import metadata_event, slice_event, thread_name
-from pipeline.simulate.trace_selection import Source
 from pipeline.simulate.trace_program import Iteration
+from pipeline.simulate.trace_selection import Source
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, Category
 from pipeline.trace.load import load_trace

@@ -13,18 +13,51 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from pipeline.simulate.timeline import Timeline
+from pipeline.simulate.step_program import Program
 
 Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 NOTHING, BACKLOG = -1, -2
 """In place of a call that something waited for: nothing, and work queued before the step."""
+
+
+class SimulatedStep(Protocol):
+    """What the walk reads of a simulated step; `timeline.Timeline` explains each array."""
+
+    @property
+    def program(self) -> Program:
+        """What ran."""
+
+    @property
+    def row_end(self) -> Floats:
+        """Host end of each row, shape (rows, draws), µs."""
+
+    @property
+    def device_start(self) -> Floats:
+        """Start of each call, shape (calls, draws), µs."""
+
+    @property
+    def device_end(self) -> Floats:
+        """End of each call, shape (calls, draws), µs."""
+
+    @property
+    def launch_cause(self) -> Ints:
+        """Call that made room in the queue for each row's launch."""
+
+    @property
+    def host_cause(self) -> Ints:
+        """Call that each row waited for."""
+
+    @property
+    def device_cause(self) -> Ints:
+        """Call that each call waited for."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +84,7 @@ class _Moment(Enum):
     CALL_BEGIN = auto()
 
 
-def critical_path(step: Timeline) -> CriticalPath:
+def critical_path(step: SimulatedStep) -> CriticalPath:
     """The critical path of the first draw."""
     p = step.program
     rows, calls = np.zeros(len(p), bool), np.zeros(p.call_count, bool)
@@ -92,7 +125,7 @@ def critical_path(step: Timeline) -> CriticalPath:
     return CriticalPath(rows, calls, host, float((step.device_end - step.device_start)[calls, 0].sum()))
 
 
-def _last(step: Timeline) -> tuple[_Moment, int]:
+def _last(step: SimulatedStep) -> tuple[_Moment, int]:
     """The end that is the step's: of a row, or of a call where that ends later; `NOTHING` for an empty step."""
     row = int(np.argmax(step.row_end[:, 0])) if len(step.program) else NOTHING
     if not np.isnan(step.device_end[:, 0]).all():

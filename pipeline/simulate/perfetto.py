@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 import pandas as pd
 
-from pipeline.simulate.timeline import Timeline
 from pipeline.schemas import atomic_path
+from pipeline.simulate.timeline import Timeline
 
 HOST_PID, DEVICE_PID = 900_001, 900_002
 """Process ids of the predicted rows: above any a Linux profiler writes, so that traces can be merged."""

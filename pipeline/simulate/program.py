@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import TableError
-from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.op_names import full_signature
+from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.simulate.host_times import HostTimes
 from pipeline.simulate.step_program import (
     DEFAULT_KERNEL_GAP_US,

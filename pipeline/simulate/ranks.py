@@ -23,10 +23,10 @@ from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.replay import build, refuse_unlinked
-from pipeline.simulate.trace_selection import Source, learn
 from pipeline.simulate.step_program import Program
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_program import Iteration
+from pipeline.simulate.trace_selection import Source, learn
 from pipeline.simulate.unforeseen import unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.iterations import step_number

@@ -20,15 +20,15 @@ from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.shared_overheads import MIN_COMMON, merged
 from pipeline.overheads.shared_overheads import calibrate as factor_of
 from pipeline.overheads.statistics import summarise
+from pipeline.schemas import refuse_overwriting
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.replay_options import Options
 from pipeline.simulate.replay_result import Replayed, ReplayResult
-from pipeline.simulate.trace_selection import Source, learn
 from pipeline.simulate.step_program import Kind, Program
 from pipeline.simulate.trace_program import Iteration, program_from_trace
+from pipeline.simulate.trace_selection import Source, learn
 from pipeline.simulate.unforeseen import unforeseen
 from pipeline.simulate.waits import WaitModel
-from pipeline.schemas import refuse_overwriting
 from pipeline.trace.kineto_fields import API_CATEGORIES, KERNEL_LAUNCHES
 from pipeline.trace.load import load_trace
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.simulate.path_walk import CriticalPath, critical_path
 from pipeline.schemas import SCHEMAS
+from pipeline.simulate.path_walk import CriticalPath, critical_path
 
 if TYPE_CHECKING:
     from pipeline.simulate.step_program import Program
@@ -45,11 +45,11 @@ class Timeline:
         row_end: host end of each row, its tail included, shape (rows, draws).
         device_start: start of each call, shape (calls, draws); NaN for calls that are waits.
         device_end: end of each call, shape (calls, draws).
-        launch_cause: call whose begin made room in the queue for each row's launch in the first draw; `path.NOTHING` where
+        launch_cause: call whose begin made room in the queue for each row's launch in the first draw; `path_walk.NOTHING` where
             there was room.
-        host_cause: call for whose end each row waited in the first draw; `path.NOTHING`, or `path.BACKLOG`.
-        device_cause: call for which each call waited in the first draw; `path.NOTHING` where only for its launch, or
-            `path.BACKLOG`.
+        host_cause: call for whose end each row waited in the first draw; `path_walk.NOTHING`, or `path_walk.BACKLOG`.
+        device_cause: call for which each call waited in the first draw; `path_walk.NOTHING` where only for its launch, or
+            `path_walk.BACKLOG`.
     """
 
     program: Program

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.simulate.trace_selection import Source
 from pipeline.simulate.trace_program import Iteration
+from pipeline.simulate.trace_selection import Source
 
 LEAST_SHARE = 0.05
 """Shorter than this share of the span is not worth a line."""

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import orjson
 
 from pipeline.errors import TraceError
-from pipeline.trace.kineto_fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, TEXT_ARGS, UNNAMED, api_name
 from pipeline.trace.file_scan import Batch
+from pipeline.trace.kineto_fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, TEXT_ARGS, UNNAMED, api_name
 
 Ints = npt.NDArray[np.int64]
 MISSING = np.iinfo(np.int64).min

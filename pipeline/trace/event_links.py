@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from pipeline.trace import nesting as tree
 from pipeline.trace.event_columns import MISSING
+from pipeline.trace.iterations import assign, windows
 from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
     BACKWARD_PREFIX,
@@ -21,7 +22,6 @@ from pipeline.trace.kineto_fields import (
     ZERO_GRAD_MARKER,
     Category,
 )
-from pipeline.trace.iterations import assign, windows
 from pipeline.trace.launches import launches
 from pipeline.trace.phases import PHASES, phases
 

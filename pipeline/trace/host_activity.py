@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace.cpu_device import compute_ops
+from pipeline.trace.event_links import thread_numbers
 from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
     BACKWARD_PREFIX,
@@ -26,7 +27,6 @@ from pipeline.trace.kineto_fields import (
     SYNC_APIS,
     Category,
 )
-from pipeline.trace.event_links import thread_numbers
 from pipeline.trace.load import Trace
 
 Ints = npt.NDArray[np.int64]

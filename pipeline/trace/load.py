@@ -8,7 +8,7 @@ which take more memory than most traces, are imported where a table is asked for
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,16 +20,14 @@ import numpy.typing as npt
 
 from pipeline.errors import TraceError
 from pipeline.trace.event_columns import Columns
-from pipeline.trace.iterations import first_settled
 from pipeline.trace.event_links import link
 from pipeline.trace.event_order import ordered, without_copies
 from pipeline.trace.file_scan import Scanner
+from pipeline.trace.iterations import first_settled
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipeline.prediction import Prediction
-    from pipeline.answers.tracker import TrackedTrace
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -65,24 +63,6 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.columns["ts_ns"])
-
-    def to(self, gpu: str) -> Prediction:
-        """The traced step on another GPU, from its measured kernels; see `pipeline.answers.tracker.TrackedTrace`.
-
-        Raises:
-            InputError: nothing ran on a GPU, or one of the two GPUs has no specification.
-        """
-        return self._tracked.to(gpu)
-
-    def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
-        """Every GPU side by side, fastest first; see `pipeline.answers.tracker.TrackedTrace.to_all`."""
-        return self._tracked.to_all(gpus, prices)
-
-    @cached_property
-    def _tracked(self) -> TrackedTrace:
-        from pipeline.answers.tracker import TrackedTrace
-
-        return TrackedTrace(self)
 
     @property
     def settled(self) -> Flags:

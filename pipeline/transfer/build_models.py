@@ -21,7 +21,8 @@ from scipy import stats
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir, transfer_dir
 from pipeline.schemas import atomic_path
-from pipeline.evaluation.left_out_gpu import (
+from pipeline.transfer.gpu_features import COVERED
+from pipeline.transfer.left_out_gpu import (
     Fold,
     direct_errors,
     folds,
@@ -30,11 +31,10 @@ from pipeline.evaluation.left_out_gpu import (
     probe_errors,
     unseen_errors,
 )
-from pipeline.transfer.gpu_features import COVERED
 from pipeline.transfer.mlp import DIMS, PUBLISHED, SHIPPED, train_mlp
 from pipeline.transfer.prior_fit import learn_prior
-from pipeline.transfer.utilisation_train import train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.utilisation_train import train_utilisation
 
 Array = npt.NDArray[np.float64]
 

@@ -18,14 +18,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.datasets.aiconfigurator import SOURCE, TABLES, read_products
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.paths import transfer_dir
 from pipeline.transfer.build_models import interval_of_a_new_gpu
 from pipeline.transfer.recipes import TENSOR, Recipe
 from pipeline.transfer.tensor_core_tiles import FAMILY
-from pipeline.transfer.utilisation_train import train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.utilisation_train import train_utilisation
 
 Array = npt.NDArray[np.float64]
 

@@ -26,11 +26,11 @@ from pipeline.kernels.work import Dims
 from pipeline.paths import transfer_dir
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.gpu_features import ARITHMETIC
-from pipeline.transfer.shipped_models import covered, estimate, load_models
 from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import TENTH, Calibration
-from pipeline.transfer.utilisation_terms import ways_taken
+from pipeline.transfer.shipped_models import covered, estimate, load_models
 from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.utilisation_terms import ways_taken
 
 Array = npt.NDArray[np.float64]
 
@@ -198,8 +198,8 @@ Native = Callable[[pd.DataFrame, GpuSpec], tuple[npt.NDArray[np.bool_], Array]]
 
 
 def _products_on_tensor_cores() -> Native | None:
-    from pipeline.answers.tensor_core_transfer import kernel_us, tensor_model
     from pipeline.kernels.tensor_core_products import covered as tensor_covered
+    from pipeline.transfer.tensor_core_model import kernel_us, tensor_model
 
     tensor = tensor_model()
 

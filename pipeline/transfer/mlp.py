@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import InputError
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.transfer.gpu_features import ARITHMETIC
 from pipeline.transfer.model_file import Parameters, read_model, write_model
 

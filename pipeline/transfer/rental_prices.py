@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
 from pipeline.prediction import Prediction
 from pipeline.yaml_text import load_yaml

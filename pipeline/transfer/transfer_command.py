@@ -10,14 +10,15 @@ import pandas as pd
 
 from pipeline.datasets.neusight import DIMS
 from pipeline.errors import InputError, TableError, UnknownNameError
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.same_chip import same_chip
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import NEUSIGHT_OPS
 from pipeline.kernels.samples import LARGEST_DIM, LONGEST_LATENCY_US, named_dtypes, read_table
 from pipeline.schemas import refuse_overwriting, write_parquet
-from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.methods import by_auto, method
 from pipeline.transfer.probes import calibrate_all
+from pipeline.transfer.shipped_models import load_models
 
 ADDED = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has beside the input's."""

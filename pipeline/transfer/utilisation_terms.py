@@ -14,9 +14,9 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
+from pipeline.transfer.bmm_tiles import Tiled, batched_tiles, tiles_taken
 from pipeline.transfer.conv_routes import ROUTES, Route, convolution_routes, routes_taken
 from pipeline.transfer.gpu_features import ARITHMETIC, describe
-from pipeline.transfer.bmm_tiles import Tiled, batched_tiles, tiles_taken
 from pipeline.transfer.softmax_features import softmax_features
 from pipeline.transfer.tensor_core_tiles import FAMILY as TENSOR
 from pipeline.transfer.tensor_core_tiles import TensorTile, tensor_tiles

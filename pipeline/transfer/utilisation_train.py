@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import InputError
-from pipeline.hardware.spec import load_gpu
-from pipeline.transfer.utilisation_loss import TIMES, Ways, batch_loss
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.transfer.recipes import RECIPES, Recipe
-from pipeline.transfer.utilisation_terms import Terms, networks_of, terms, ways_taken
 from pipeline.transfer.utilisation import FEATURE_CLIP, Shape, UtilisationModel
+from pipeline.transfer.utilisation_loss import TIMES, Ways, batch_loss
+from pipeline.transfer.utilisation_terms import Terms, networks_of, terms, ways_taken
 
 Array = npt.NDArray[np.float64]
 

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
-from pipeline.workloads.workload_files import table_configs_path
+from pipeline.workloads.fused_lookup import STATES, FusedLookup
 from pipeline.workloads.interaction import FusedInteraction
 from pipeline.workloads.interaction import width as interaction_width
-from pipeline.workloads.fused_lookup import STATES, FusedLookup
 from pipeline.workloads.shape_only_ops import apply
 from pipeline.workloads.training_step import Batch, Step, is_dry
+from pipeline.workloads.workload_files import table_configs_path
 
 JOINT = ("joint_sparse", "joint_rows")
 """Lookups in one weight that holds the rows of all tables."""

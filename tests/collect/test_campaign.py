@@ -15,8 +15,8 @@ import pytest
 
 from pipeline.collect import campaign
 from pipeline.collect import campaign_reader as reader
-from pipeline.collect.campaign_kernels import settled_heap
 from pipeline.collect.campaign_folder import check
+from pipeline.collect.campaign_kernels import settled_heap
 from pipeline.schemas import SCHEMAS, read_table, to_arrow
 
 ROOT = Path(__file__).parents[2]
@@ -293,8 +293,8 @@ def test_a_trace_keeps_to_its_share_of_the_archives(tmp_path: Path) -> None:
 
     import torch
 
-    from pipeline.collect.campaign_steps import _profile
     from pipeline.collect.campaign_grid import plans
+    from pipeline.collect.campaign_steps import _profile
     from pipeline.workloads import make_step
 
     plan = next(p for p in plans(tiny=True) if p.model == "dlrm_ddp")

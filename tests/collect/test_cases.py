@@ -12,8 +12,8 @@ import torch
 from pipeline.collect.campaign_kernels import shrunk
 from pipeline.collect.cases import BUILDERS, Maker, Spec, UnsupportedCallError, build_case
 from pipeline.collect.cases.case import spec_from_row
-from pipeline.collect.size_sampler import around, distinct, interleaved, vary
 from pipeline.collect.seed_calls import seeds
+from pipeline.collect.size_sampler import around, distinct, interleaved, vary
 from pipeline.kernels.families import FAMILIES
 
 SEEDS = list({(s.family, s.op, s.phase, s.dtype): shrunk(s) for s in seeds()}.values())

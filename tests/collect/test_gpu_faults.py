@@ -24,11 +24,11 @@ from pipeline.collect import (
     reader,
     workbench,
 )
+from pipeline.collect.campaign_folder import CampaignFolder, check
+from pipeline.collect.campaign_grid import plans
 from pipeline.collect.case_timing import Cache, Timing
 from pipeline.collect.cases import Case, Spec
-from pipeline.collect.campaign_grid import plans
 from pipeline.collect.lost_kernels import HEAD
-from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.preflight import ProfilerError, preflight
 from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import InputError, TraceError

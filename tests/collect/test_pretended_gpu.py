@@ -21,11 +21,11 @@ from pretend_cuda import PretendedGpu, pretend
 
 from pipeline.collect import campaign
 from pipeline.collect import campaign_reader as reader
+from pipeline.collect.campaign_folder import CampaignFolder, check
+from pipeline.collect.campaign_grid import plans
 from pipeline.collect.campaign_steps import measure_step
 from pipeline.collect.cases import BUILDERS
 from pipeline.collect.device import gpu_state, set_tf32
-from pipeline.collect.campaign_grid import plans
-from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.unit_runner import Campaign
 from pipeline.schemas import read_table
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.errors import InputError, TableError
 from pipeline.answers.kernel_commands import fit_command, predict_command
+from pipeline.errors import InputError, TableError
 from pipeline.kernels.samples import read_table as read_calls
 from pipeline.schemas import atomic_path, read_table
 from pipeline.transfer.transfer_command import read_measured, transfer_command

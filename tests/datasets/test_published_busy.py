@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evaluation.published_busy import FILE, read_busy
 from pipeline.errors import TableError
+from pipeline.evaluation.published_busy import FILE, read_busy
 
 CELL = """# # Manually input all the stats
 # batch_sizes = [512, 1024]

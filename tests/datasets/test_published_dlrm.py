@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evaluation.published_dlrm import COLUMNS, read_rows, read_steps
 from pipeline.errors import TableError
+from pipeline.evaluation.published_dlrm import COLUMNS, read_rows, read_steps
 
 FIRST = """##### Training performance: NVIDIA DGX-1 (8x V100 32G)
 

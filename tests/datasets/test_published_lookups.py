@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evaluation.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, TABLE, read_lookups
 from pipeline.errors import TableError
+from pipeline.evaluation.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, TABLE, read_lookups
 
 HEAD = "kernel_name,kernel_provider,kernel_operation_mode,metric_name,x_name,x_value,y_value_50,extra_benchmark_config_str,gpu_name"
 SIZES = '"{""B"": 4, ""T"": 8, ""D"": 768, ""dtype"": ""torch.float32""}"'

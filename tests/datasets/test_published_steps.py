@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import TableError
 from pipeline.evaluation.published_steps import (
     LAMBDA_GPUS,
     NVIDIA_GPUS,
@@ -14,8 +15,7 @@ from pipeline.evaluation.published_steps import (
     read_resnet50,
     read_training,
 )
-from pipeline.errors import TableError
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 
 HEADER = "name_gpu,num_gpu,watt,price,ssd,bert_base_squad,bert_large_squad,gnmt,resnet50,tacotron2,waveglow\r\n"
 THROUGHPUT = "RTX 3090,1,350,2750,1,80,20,1,500,1,1\r\nLambdaCloud 1x V100 16GB,1,300,9,1,40,10,1,0,1,1\r\n"

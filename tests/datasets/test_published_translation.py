@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import TableError
 from pipeline.evaluation.published_steps import COLUMNS
 from pipeline.evaluation.published_translation import (
     CARDS,
@@ -16,8 +17,7 @@ from pipeline.evaluation.published_translation import (
     read_transformer,
     read_translation,
 )
-from pipeline.errors import TableError
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 
 ARGUMENTS = (
     "0: Run arguments: Namespace(batching='bucketing', math='{math}', train_batch_size={batch}, val_batch_size=64)\n"

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from pipeline.errors import ConfigError, SteptimeError
-from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.normalise import FUSED_AUTOGRAD, FUSED_FORWARD
 from pipeline.graph.table import Graph
 from pipeline.paths import config_dir
@@ -155,7 +155,7 @@ def test_gradients_accumulate_where_there_is_no_optimizer():
 
 
 def test_tf32_is_fp32_on_gpus_that_have_none():
-    from pipeline.hardware.spec import load_gpu
+    from pipeline.hardware.find_gpu import load_gpu
 
     graph = capture(config_of("dlrm_small", dtype="tf32", rows=100), 8)
     dtypes = {gpu: set(map_calls(graph, load_gpu(gpu)).query("family == 'gemm'")["dtype"]) for gpu in ("V100", "A100")}

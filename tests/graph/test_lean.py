@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.profiler import ExecutionTraceObserver
 
 from pipeline.graph.execution_trace import read_execution_trace
-from pipeline.graph.trace_reader import read_chosen
 from pipeline.graph.normalise import prune
+from pipeline.graph.trace_reader import read_chosen
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.occupancy import blocks_per_sm, blocks_per_wave, limits_of, limits_of_device, resident_blocks
-from pipeline.hardware.spec import list_gpus, load_gpu
+from pipeline.hardware.spec import list_gpus
 
 
 @pytest.mark.parametrize(

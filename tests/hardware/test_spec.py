@@ -11,8 +11,9 @@ import yaml
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import spec as spec_module
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.local_device import cpu_spec, cuda_spec
-from pipeline.hardware.spec import GpuSpec, list_gpus, load_gpu
+from pipeline.hardware.spec import GpuSpec, list_gpus
 from pipeline.paths import config_dir
 
 WANTED = [

@@ -14,16 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import flow as flows
-from pipeline.answers.predict_point import gpu_of, kernel_predictor, predict
+from pipeline.answers.altered_gpu import AlteredPredictor
+from pipeline.answers.gpu_figures import gpu_of
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.answers.predict_point import predict
 from pipeline.config import point
 from pipeline.errors import ConfigError
 from pipeline.flow import Flow
 from pipeline.hardware.altered_figures import catalogue
-from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.packs import list_packs
 from pipeline.report import grid_inputs as grid
-from pipeline.answers.altered_gpu import AlteredPredictor
 
 needs_pack = pytest.mark.skipif(not {"V100", "A100-PCIE-40GB"} <= set(list_packs()), reason="no packs")
 
@@ -99,8 +102,8 @@ def test_a_stated_figure_stays_and_is_checked() -> None:
 
 
 def test_peaks_of_a_campaign_follow_what_they_were_measured_under(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.answers.predict_point.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
-    monkeypatch.setattr("pipeline.collect.campaign_reader.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
+    monkeypatch.setattr("pipeline.answers.gpu_figures.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
+    monkeypatch.setattr("pipeline.answers.gpu_figures.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
     real, faster = altered("H100"), altered("H100", "dram_gb_per_s=6700")
     assert (real.measured_dram_gb_per_s, faster.measured_dram_gb_per_s) == (2900.0, 5800.0)
     assert not isinstance(kernel_predictor(real, "auto", None), AlteredPredictor)

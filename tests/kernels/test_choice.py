@@ -7,16 +7,16 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, PackError
-from pipeline.kernels import trees
 from pipeline.kernels import cublas_choice as choice
 from pipeline.kernels import cublas_choice_fit as choice_fit
 from pipeline.kernels import cublas_choice_teachers as choice_teachers
 from pipeline.kernels import distillation as distil
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import learned_variants as learned
+from pipeline.kernels import trees
+from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit_gpu import fit_family
-from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.networks import Recipe, train_network
 from pipeline.kernels.samples import with_launches
 

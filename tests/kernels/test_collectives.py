@@ -4,13 +4,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.datasets import aiconfigurator
 from pipeline.errors import PackError
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import collective_bandwidth as collectives
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.collective_bandwidth import CollectiveModel, collective_model, fit_curves, judge, read_curves, write_curves
-from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.kernels.collective_bandwidth import (
+    CollectiveModel,
+    collective_model,
+    fit_curves,
+    judge,
+    read_curves,
+    write_curves,
+)
 
 
 def calls(op="all_reduce", ranks=8, size=2**26):

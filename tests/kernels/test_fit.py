@@ -7,19 +7,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
-from pipeline.kernels import trees
-from pipeline.kernels import distillation as distil
-from pipeline.kernels import session_drift as drift
-from pipeline.kernels import learned_variants as learned
 from pipeline.answers.kernel_commands import fit_command, predict_command
+from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
+from pipeline.kernels import distillation as distil
+from pipeline.kernels import learned_variants as learned
+from pipeline.kernels import session_drift as drift
+from pipeline.kernels import trees
 from pipeline.kernels.error_metrics import gmae, gmae_by_size, metrics
 from pipeline.kernels.families import Law
-from pipeline.kernels.fit_gpu import fit_family, fit_gpu
 from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.physics import PHYSICS_SPREAD
+from pipeline.kernels.fit_gpu import fit_family, fit_gpu
 from pipeline.kernels.intervals import bagging_shrink, fit_quantiles
 from pipeline.kernels.networks import Network, Recipe, train_network
+from pipeline.kernels.physics import PHYSICS_SPREAD
 from pipeline.kernels.samples import with_families
 
 

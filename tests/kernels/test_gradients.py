@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.answers.predict_point import kernel_predictor
-from pipeline.hardware.spec import load_gpu
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.conv_gradients import STRIDED_GRADIENT
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import ConvShape, Dims

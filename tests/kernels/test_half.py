@@ -7,15 +7,15 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.answers.predict_point import kernel_predictor
+from pipeline.answers.fallback import Layered
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.answers.tensor_core_gemm import half_model, measured_gpus
+from pipeline.answers.tensor_core_transfer import tensor_models
 from pipeline.datasets import aiconfigurator
 from pipeline.errors import TableError, UnknownNameError
-from pipeline.hardware.spec import load_gpu
-from pipeline.answers.tensor_core_gemm import half_model, measured_gpus
-from pipeline.answers.fallback import Layered
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import Estimate, KernelModel
-from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.answers.tensor_core_transfer import tensor_models
 from pipeline.packs import check_pack
 from pipeline.paths import packs_dir
 
@@ -165,7 +165,7 @@ def test_tf32_runs_the_tiles_of_half_precision_and_as_fp32_where_there_is_none()
 
 
 def test_without_the_cross_gpu_model_what_was_fitted_still_answers(monkeypatch):
-    monkeypatch.setattr("pipeline.answers.tensor_core_transfer.tensor_model", lambda: None)
+    monkeypatch.setattr("pipeline.transfer.tensor_core_model.tensor_model", lambda: None)
     found = kernel_predictor(load_gpu("A100-PCIE-40GB"), "auto", None).predict(
         pd.concat([products(dtype) for dtype in ("bf16", "tf32")], ignore_index=True)
     )

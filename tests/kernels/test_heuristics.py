@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.hardware.spec import load_gpu
+from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.physics import Physics
-from pipeline.answers.kernel_predictor import load_predictor
 
 DIMS = {"B": 256, "M": 256, "N": 256, "K": 256, "H": 256, "in_channels": 64, "out_channels": 64, "kernel_size": 3,
         "input_size": 28, "stride": 1, "padding": 1, "E": 10_000, "T": 4, "L": 10, "D": 64, "C": 64, "HW": 784, "F": 27,

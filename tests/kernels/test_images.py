@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.physics import Physics
-from pipeline.kernels.batch_norm_pooling import BATCH_NORM_SHARE, POOL_CLOCKS
 from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.batch_norm_pooling import BATCH_NORM_SHARE, POOL_CLOCKS
+from pipeline.kernels.physics import Physics
 
 IMAGES = {"B": 128.0, "C": 256.0, "HW": 784.0}
 BYTES = 4.0 * 128 * 256 * 784

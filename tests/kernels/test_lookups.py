@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.embedding_traffic import ROW_LATENCY_US
 from pipeline.kernels.physics import Physics
 

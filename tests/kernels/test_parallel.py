@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pipeline.errors import InputError, SteptimeError
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.fit_gpu import fit_gpu
 from pipeline.kernels.fit_workers import Crew, _interrupts_are_for_this_process, run_jobs
 from pipeline.kernels.samples import with_families

@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, PackError
-from pipeline.kernels import fit_gpu as fit
 from pipeline.kernels import fit_family as fitter
+from pipeline.kernels import fit_gpu as fit
 from pipeline.kernels import gaussian_process as process
 from pipeline.kernels.error_metrics import gmae
-from pipeline.kernels.fit_gpu import fit_family, fit_gpu
 from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.intervals import fit_quantiles
+from pipeline.kernels.fit_gpu import fit_family, fit_gpu
 from pipeline.kernels.gaussian_process import Process, find_settings, train_process
+from pipeline.kernels.intervals import fit_quantiles
 from pipeline.kernels.samples import with_families
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.datasets.neusight import read_samples
 from pipeline.answers.sources import PUBLIC_KERNEL_GPUS
+from pipeline.datasets.neusight import read_samples
 from pipeline.flow import PUBLIC_FAMILIES
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, metrics
-from pipeline.kernels.fit_gpu import calibrate_physics, fit_family
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fit_family import judge
+from pipeline.kernels.fit_gpu import calibrate_physics, fit_family
 from pipeline.kernels.samples import split_by_shape
 from pipeline.packs import check_pack
 from pipeline.paths import packs_dir

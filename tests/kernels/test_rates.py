@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import TableError
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.fit_gpu import fit_family
 from pipeline.kernels.sample_sanity import check_rates
 

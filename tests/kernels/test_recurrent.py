@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.predict_point import kernel_predictor
-from pipeline.hardware.spec import load_gpu
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import rnn_kernels as recurrent
-from pipeline.kernels.physics import Physics
 from pipeline.kernels.estimate import Estimate, Floor
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import LAUNCH_US, recurrent_us
 
 WIDE = {"B": 64, "T": 50, "I": 1024, "H": 1024, "layers": 1}

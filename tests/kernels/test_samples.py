@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.answers.kernel_commands import fit_command, predict_command, read_samples
+from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.kernels.families import FAMILIES, OP_NAMES
 from pipeline.kernels.samples import clean_samples, split_by_shape, with_families
 

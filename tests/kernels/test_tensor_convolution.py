@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.answers.predict_point import kernel_predictor
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.tensor_core_convolution import NCHW_LOADS, TURNING_SHARE, on_tensor_cores
 from pipeline.kernels.work import Array, ConvShape, Dims

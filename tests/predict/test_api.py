@@ -5,7 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from pipeline.answers.predict_point import first_digits, gpu_of, kernel_predictor, largest_batch
+from pipeline.answers.gpu_figures import gpu_of
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.predict_point import first_digits, largest_batch
 from pipeline.config import expand
 from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec

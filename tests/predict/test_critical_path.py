@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import InputError
+from pipeline.schemas import to_arrow
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.ranks import simulate_ranks
 from pipeline.simulate.step_program import Items, Kind, Program
-from pipeline.schemas import to_arrow
 
 HOST, LAUNCH, SYNC = int(Kind.HOST), int(Kind.LAUNCH), int(Kind.SYNC)
 

@@ -6,7 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.predict_step import FAMILY_SHARE, NORMAL_P90, OTHER_SHARE, STEP_GROWTH, STEP_MOST, draw_kernel_times
+from pipeline.answers.predict_step import (
+    FAMILY_SHARE,
+    NORMAL_P90,
+    OTHER_SHARE,
+    STEP_GROWTH,
+    STEP_MOST,
+    draw_kernel_times,
+)
 
 SPREAD = 1.6
 SIGMA = np.log(SPREAD) / NORMAL_P90

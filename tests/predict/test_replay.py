@@ -15,15 +15,14 @@ from pipeline.errors import TraceError
 from pipeline.overheads.extraction import outstanding
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
-from pipeline.simulate import measured_rows
-from pipeline.simulate import perfetto
+from pipeline.schemas import to_arrow
+from pipeline.simulate import measured_rows, perfetto
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.replay_options import PUBLISHED, Options
 from pipeline.simulate.ranks import replay_ranks
 from pipeline.simulate.replay import build, replay
+from pipeline.simulate.replay_options import PUBLISHED, Options
 from pipeline.simulate.replay_table import table
 from pipeline.simulate.trace_selection import Source, learn
-from pipeline.schemas import to_arrow
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
 

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.prediction import Prediction
 from pipeline.evaluation import replayed_traces as replays
-from pipeline.report.figures.gallery import Artifacts
 from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.prediction import Prediction
+from pipeline.report.figures.gallery import Artifacts
 
 BROWSER_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                  "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip

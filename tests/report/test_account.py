@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import TableError
-from pipeline.paths import project_dir, transfer_dir
-from pipeline.report.accuracy_tables import Evidence, kernel_table, left_out_errors, long, outdated, short
 from pipeline.evaluation.language_passes import measured_passes
 from pipeline.evaluation.replayed_traces import FULL, KERNEL_SUM, mean_errors
+from pipeline.paths import project_dir, transfer_dir
+from pipeline.report.accuracy_tables import Evidence, kernel_table, left_out_errors, long, outdated, short
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.gallery import Artifacts

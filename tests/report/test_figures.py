@@ -12,16 +12,16 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from pipeline.evaluation import error_parts as parts
+from pipeline.evaluation.surfer_pairs import TRACKED
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
-from pipeline.evaluation import error_parts as parts
+from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures import step_times as drawn_steps
 from pipeline.report.figures import style
-from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
 from pipeline.report.figures.published_errors import PUBLISHED, published
 from pipeline.report.grid_inputs import price_table, told_apart, with_gpus
-from pipeline.evaluation.surfer_pairs import TRACKED
 
 
 @pytest.fixture(autouse=True)

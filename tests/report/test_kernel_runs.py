@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.kernels import fit_gpu as fitting
 from pipeline.kernels import fit_family as fitter
+from pipeline.kernels import fit_gpu as fitting
 from pipeline.report.kernel_runs import fit_and_track
 from pipeline.report.mlflow_tracking import KERNEL_MODELS
 from pipeline.schemas import read_provenance

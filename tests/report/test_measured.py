@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from pipeline.config import expand, from_snakemake
-from pipeline.prediction import Prediction
-from pipeline.evaluation import measured_campaigns as measured
 from pipeline.evaluation import error_parts as parts
+from pipeline.evaluation import measured_campaigns as measured
+from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 
 ROOT = Path(__file__).parents[2]

@@ -17,11 +17,13 @@ from pipeline.simulate.perfetto import write_timeline
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """The timeline of a small step, predicted with physics alone."""
-    from pipeline.answers.predict_point import gpu_of, kernel_predictor, overhead_model
-    from pipeline.config import expand
+    from pipeline.answers.gpu_figures import gpu_of
+    from pipeline.answers.host_overheads import overhead_model
+    from pipeline.answers.kernel_models import kernel_predictor
     from pipeline.answers.predict_step import Subject, evaluate
-    from pipeline.graph.device_calls import map_calls
+    from pipeline.config import expand
     from pipeline.graph.capture import capture
+    from pipeline.graph.device_calls import map_calls
 
     point = expand(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"])[0]
     gpu, graph = gpu_of(point.config["gpu"]), capture(point.config["model"], point.batch_size)

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.transfer.build_models import finish, interval_of_a_new_gpu, merge_errors
-from pipeline.evaluation.left_out_gpu import Fold, quick
-from pipeline.transfer.shipped_models import load_models
+from pipeline.transfer.left_out_gpu import Fold, quick
 from pipeline.transfer.recipes import RECIPES
+from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation_train import train_utilisation
 
 

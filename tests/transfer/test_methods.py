@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import InputError, TableError, UnknownNameError
-from pipeline.hardware.spec import list_gpus, load_gpu
-from pipeline.transfer.transfer_command import ADDED, transfer_command
-from pipeline.transfer.shipped_models import COLUMNS, covered, load_models, predict_calls
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import list_gpus
 from pipeline.transfer.methods import METHODS, by_auto, residual_share
 from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
+from pipeline.transfer.shipped_models import COLUMNS, covered, load_models, predict_calls
+from pipeline.transfer.transfer_command import ADDED, transfer_command
 
 NAMES = [spec.name for spec in list_gpus()]
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import TableError
-from pipeline.hardware.spec import load_gpu
-from pipeline.transfer.shipped_models import load_models
 from pipeline.evaluation.surfer_pairs import CASE, PASS, in_layer, model_calls, paper_surfer, scale_models
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.transfer.shipped_models import load_models
 
 _TABLE = [
     ("call_module", "transformer.wte", "[[4, 64]]", "(4, 64, 1024)"),

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.hardware.spec import load_gpu
 from pipeline.answers.kernel_commands import predict_command
-from pipeline.transfer.transfer_command import transfer_command
-from pipeline.transfer.shipped_models import load_models
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.transfer.prior_fit import learn_prior
 from pipeline.transfer.probe_prior import ProbePrior, Seen, look
 from pipeline.transfer.probes import calibrate, calibrate_all, design
+from pipeline.transfer.shipped_models import load_models
+from pipeline.transfer.transfer_command import transfer_command
 
 pytestmark = pytest.mark.skipif(not load_models(), reason="no cross-GPU models under packs/transfer")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.evaluation.left_out_gpu import quick
 from pipeline.transfer.bmm_tiles import TILES, batched_tiles, tiles_taken
+from pipeline.transfer.left_out_gpu import quick
 from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.utilisation_train import op_floors, train_utilisation, unknown_host_floors
 

@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.hardware.spec import load_gpu
-from pipeline.kernels.physics import Physics
-from pipeline.kernels.min_duration import not_shorter
-from pipeline.packs import list_packs
-from pipeline.transfer.shipped_models import load_models, predict_calls
-from pipeline.transfer.methods import by_auto
 from pipeline.answers.same_chip_model import sibling_models
 from pipeline.answers.tracker import _transfer
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.min_duration import not_shorter
+from pipeline.kernels.physics import Physics
+from pipeline.packs import list_packs
+from pipeline.transfer.methods import by_auto
+from pipeline.transfer.shipped_models import load_models, predict_calls
 
 
 def test_a_short_time_is_raised_and_a_long_one_is_left() -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.predict_point import kernel_predictor
-from pipeline.hardware.same_chip import same_chip, sibling_of
-from pipeline.hardware.spec import load_gpu
+from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.packs import list_packs
 from pipeline.answers.same_chip_model import SiblingModel, sibling_models
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.same_chip import same_chip, sibling_of
+from pipeline.packs import list_packs
 
 pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no pack of the A100")
 

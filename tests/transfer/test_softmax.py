@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.hardware.spec import load_gpu
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.error_metrics import gmae
-from pipeline.evaluation.left_out_gpu import quick
+from pipeline.transfer.left_out_gpu import quick
 from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.softmax_features import block_rounds, block_threads, softmax_features
 from pipeline.transfer.utilisation_train import train_utilisation

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.datasets import aiconfigurator
-from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.hardware.tensor_cores import peak_gflop_per_s, sustained_gflop_per_s
 from pipeline.answers.tensor_core_gemm import half_model
-from pipeline.answers.tensor_core_transfer import kernel_us, ratio_of, tensor_model
+from pipeline.datasets import aiconfigurator
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.tensor_cores import peak_gflop_per_s, sustained_gflop_per_s
 from pipeline.kernels.tensor_core_products import covered, misaligned
-from pipeline.transfer.recipes import TENSOR
-from pipeline.transfer.tensor_core_tiles import FAMILY
 from pipeline.transfer.build_tensor_core import chips, errors, residuals, without
+from pipeline.transfer.recipes import TENSOR
+from pipeline.transfer.tensor_core_model import kernel_us, ratio_of, tensor_model
+from pipeline.transfer.tensor_core_tiles import FAMILY
 from pipeline.transfer.utilisation import UtilisationModel
 
 NAMES = ("A100-PCIE-40GB", "A10", "RTX3090", "L4", "H100-PCIe", "V100", "T4")

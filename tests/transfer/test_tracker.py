@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.answers.tracker import TrackedTrace, track
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
 from pipeline.trace.load import load_trace
-from pipeline.answers.tracker import TrackedTrace, track
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import InputError, PackError
-from pipeline.hardware.spec import GpuSpec, load_gpu
-from pipeline.evaluation.left_out_gpu import quick
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
+from pipeline.transfer.left_out_gpu import quick
 from pipeline.transfer.probes import calibrate
 from pipeline.transfer.recipes import RECIPES
-from pipeline.transfer.utilisation_train import train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.utilisation_train import train_utilisation
 
 
 @pytest.fixture(scope="module")

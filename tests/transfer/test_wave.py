@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.hardware.spec import list_gpus, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import list_gpus
 from pipeline.transfer import wave_scaling as wave
 
 NAMES = [spec.name for spec in list_gpus()]

@@ -5,11 +5,11 @@ import pytest
 import yaml
 
 from pipeline.errors import InputError
-from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls
+from pipeline.graph.edits import fuse, remove, rescale, substitute
 from pipeline.graph.table import Node, Tensor
 from pipeline.paths import config_dir
-from pipeline.graph.edits import fuse, remove, rescale, substitute
 
 
 def config_of(name, **changes):

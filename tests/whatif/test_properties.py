@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
-from pipeline.graph.table import Node
+from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edits import fuse, remove, rescale, substitute
+from pipeline.graph.table import Node
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workloads"))
 from small import SMALL, config_of, small

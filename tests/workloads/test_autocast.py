@@ -7,8 +7,8 @@ import torch
 import yaml
 
 from pipeline.errors import InputError
-from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls
 from pipeline.paths import config_dir
 from pipeline.workloads.autocast import LOWER_NAMES, UPPER_NAMES, WIDEST_NAMES, autocast
 

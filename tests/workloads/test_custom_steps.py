@@ -8,8 +8,8 @@ import yaml
 
 from pipeline.answers.predict_point import predict
 from pipeline.errors import ConfigError, InputError
-from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls
 from pipeline.paths import config_dir
 
 MODULE = """

@@ -4,8 +4,8 @@ import pytest
 import torch
 from small import config_of
 
-from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls
 from pipeline.workloads import make_step
 from pipeline.workloads.interaction import FusedInteraction, width
 

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline import predict
 from pipeline.config import expand
-from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.paths import config_dir
 
 sys.path.insert(0, str(Path(__file__).parent))

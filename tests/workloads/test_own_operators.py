@@ -4,9 +4,9 @@ import pytest
 import torch
 import yaml
 
-from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
-from pipeline.hardware.spec import load_gpu
+from pipeline.graph.device_calls import map_calls, unknown_operators
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
 
 MODULE = """

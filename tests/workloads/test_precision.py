@@ -11,10 +11,10 @@ from torch import nn
 
 from pipeline.config import expand
 from pipeline.errors import ConfigError, UnknownNameError
-from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
-from pipeline.paths import config_dir
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.edits import rescale
+from pipeline.paths import config_dir
 from pipeline.workloads import make_step
 from pipeline.workloads.training_step import _replace_parameters
 

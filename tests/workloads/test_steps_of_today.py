@@ -8,9 +8,9 @@ import torch
 import yaml
 
 from pipeline.errors import ConfigError, InputError, SteptimeWarning
-from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.capture import capture
-from pipeline.hardware.spec import load_gpu
+from pipeline.graph.device_calls import map_calls, unknown_operators
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
 
 MODULE = """

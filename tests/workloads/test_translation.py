@@ -8,8 +8,8 @@ import torch.nn.functional as F
 import yaml
 
 from pipeline.errors import ConfigError
-from pipeline.graph.device_calls import map_calls
 from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls
 from pipeline.paths import config_dir
 from pipeline.workloads import make_step
 from pipeline.workloads.translation import smoothed

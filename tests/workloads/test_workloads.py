@@ -167,8 +167,8 @@ def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
         "    loss = lambda output, x, y: nn.functional.mse_loss(output, y)\n"
         "    return Step([model], [batch], lambda x, y: model(x), loss, device, config)\n"
     )
-    from pipeline.graph.device_calls import map_calls
     from pipeline.graph.capture import capture
+    from pipeline.graph.device_calls import map_calls
 
     config = config_of("custom", target="my_tiny_model:make_step")
     make_step(config, 4, "cpu").run(0)

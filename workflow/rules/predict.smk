@@ -30,7 +30,6 @@ rule predict:
         f"{POINT}/logs/predict.log",
     params:
         point=FLOW.settings,
-        results=FLOW.artifacts.root,
         packs=pack_digests(),
         code=FLOW.code(*MODELS, *TABLES, *MEASURED),
     message:

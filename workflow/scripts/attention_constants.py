@@ -5,9 +5,9 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
+    from pipeline.answers.attention_constants import write_fitted
     from pipeline.datasets.aiconfigurator import ATTENTION, read_attention
     from pipeline.kernels.fused_attention_fit import fit_gpus
-    from pipeline.answers.attention_constants import write_fitted
 
     fitted = fit_gpus({gpu: read_attention(gpu) for gpu in ATTENTION})
     made = {**snakemake.params.provenance, "made_by": provenance(snakemake)["versions"]}

@@ -6,7 +6,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.datasets.aiconfigurator import COLLECTIVES, read_collectives
-    from pipeline.hardware.spec import load_gpu
+    from pipeline.hardware.find_gpu import load_gpu
     from pipeline.kernels.collective_bandwidth import fit_curves, write_curves
 
     curves = {gpu: fit_curves(read_collectives(gpu), load_gpu(gpu)) for gpu in COLLECTIVES}

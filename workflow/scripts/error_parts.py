@@ -5,11 +5,12 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.answers.predict_point import gpu_of, kernel_predictor
+    from pipeline.answers.gpu_figures import gpu_of
+    from pipeline.answers.kernel_models import kernel_predictor
     from pipeline.config import method_label
+    from pipeline.evaluation.error_parts import Point, parts_of
     from pipeline.graph.graph_file import read_graph
     from pipeline.prediction import Prediction
-    from pipeline.evaluation.error_parts import Point, parts_of
     from pipeline.schemas import read_table, write_parquet
 
     given, settings = snakemake.input, snakemake.params.point
@@ -20,7 +21,7 @@ with job(snakemake):
         settings,
         read_graph(given.graph).table,
         read_table(given.calls, "calls"),
-        kernel_predictor(gpu, method_label("kernels", settings["kernels"]), snakemake.params.results),
+        kernel_predictor(gpu, method_label("kernels", settings["kernels"]), list(snakemake.input.models)),
     )
     observations = read_table(given.observations, "overhead_samples")
     prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]

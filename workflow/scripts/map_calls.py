@@ -3,7 +3,7 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.answers.predict_point import gpu_of
+    from pipeline.answers.gpu_figures import gpu_of
     from pipeline.graph.device_calls import map_calls
     from pipeline.graph.graph_file import read_graph
     from pipeline.schemas import write_table

@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.answers.predict_point import overhead_statistics
+    from pipeline.answers.host_overheads import overhead_statistics
     from pipeline.report.overhead_runs import track_overheads
     from pipeline.schemas import read_table, write_table
 

@@ -3,14 +3,16 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.answers.predict_point import gpu_of, kernel_predictor, overheads_from
+    from pipeline.answers.gpu_figures import gpu_of
+    from pipeline.answers.host_overheads import overheads_from
+    from pipeline.answers.kernel_models import kernel_predictor
+    from pipeline.answers.predict_step import Subject, evaluate
     from pipeline.collect.campaign_reader import measured_step
     from pipeline.config import method_label
-    from pipeline.answers.predict_step import Subject, evaluate
     from pipeline.graph.graph_file import read_graph
+    from pipeline.schemas import read_table, write_table
     from pipeline.simulate.measured_rows import measured_events
     from pipeline.simulate.perfetto import write_timeline
-    from pipeline.schemas import read_table, write_table
 
     point, measured = snakemake.params.point, snakemake.input.measured
     gpu, graph = gpu_of(point["gpu"]), read_graph(snakemake.input.graph)
@@ -29,7 +31,7 @@ with job(snakemake):
         gpu,
         graph.table,
         calls,
-        kernel_predictor(gpu, method_label("kernels", point["kernels"]), snakemake.params.results),
+        kernel_predictor(gpu, method_label("kernels", point["kernels"]), list(snakemake.input.models)),
         overheads_from(read_table(snakemake.input.overheads, "overheads"), point["overheads"], point["workload"]),
         measured_step(measured[0], point["workload"], point["model"]) if measured else None,
     )

@@ -7,7 +7,7 @@ with job(snakemake):
 
     from pipeline.datasets.neusight import read_samples
     from pipeline.schemas import write_parquet
-    from pipeline.evaluation.left_out_gpu import folds, pair_errors
+    from pipeline.transfer.left_out_gpu import folds, pair_errors
 
     samples = read_samples(snakemake.input.latencies)
     errors = pd.concat(

@@ -5,8 +5,8 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.schemas import write_parquet
     from pipeline.evaluation.surfer_pairs import paper_surfer
+    from pipeline.schemas import write_parquet
 
     write_parquet(
         paper_surfer(Path(snakemake.input.latencies).parents[1]),

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.kernels.error_metrics import DECILES, gmae, mape
-from pipeline.prediction import Prediction
 from pipeline.evaluation import error_parts as parts
 from pipeline.evaluation.error_parts import label
 from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.kernels.error_metrics import DECILES, gmae, mape
+from pipeline.prediction import Prediction
 
 METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"

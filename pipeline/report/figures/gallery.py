@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.prediction import Prediction
 from pipeline.evaluation.replayed_traces import mean_errors
+from pipeline.prediction import Prediction
 from pipeline.report.figures import evidence_shares as evidence
+from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures import kernel_errors as kernels
 from pipeline.report.figures import measured_errors as measured
 from pipeline.report.figures import overhead_plots as overheads
 from pipeline.report.figures import step_times as steps
-from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures import transfer_errors as transfer
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import footnote, save
@@ -39,7 +39,7 @@ class Artifacts:
         summary: `summary` table of the grid.
         observations: `overhead_samples` of the grid's hosts, with a `gpu` column that names the host.
         models: (GPU, model folder) pairs of fitted kernel models.
-        transfer: errors between GPUs, as `pipeline.evaluation.left_out_gpu.pair_errors` gives them.
+        transfer: errors between GPUs, as `pipeline.transfer.left_out_gpu.pair_errors` gives them.
         models_moved: errors of whole models between GPUs, as `pipeline.evaluation.surfer_pairs.paper_surfer` gives them.
         parts: rows of `pipeline.evaluation.error_parts.error_parts` of measured points.
         replays: `pipeline.evaluation.replayed_traces.replay_spans`.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipeline.evaluation.error_parts import ACTIVE as ACTIVE_TIME
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.step_times import step_bars
 from pipeline.report.figures.style import (
@@ -20,7 +21,6 @@ from pipeline.report.figures.style import (
     new_figure,
     new_panels,
 )
-from pipeline.evaluation.error_parts import ACTIVE as ACTIVE_TIME
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

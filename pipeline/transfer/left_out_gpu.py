@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.hardware.spec import GpuSpec, load_gpu
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.families import FAMILIES
 from pipeline.transfer import wave_scaling as wave
@@ -27,8 +28,8 @@ from pipeline.transfer.prior_fit import learn_prior
 from pipeline.transfer.probe_prior import Seen, look
 from pipeline.transfer.probes import Calibration, calibrate, design
 from pipeline.transfer.recipes import RECIPES, Recipe
-from pipeline.transfer.utilisation_train import train_utilisation
 from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.utilisation_train import train_utilisation
 
 Array = npt.NDArray[np.float64]
 

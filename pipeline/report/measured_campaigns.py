@@ -1,6 +1,6 @@
 """The paper's table for GPUs that were measured: every step of a campaign held against its prediction.
 
-`make measured` or `python -m pipeline.evaluation.measured_campaigns`: runs the target `accuracy` for the workloads that each campaign
+`make measured` or `python -m pipeline.report.measured_campaigns`: runs the target `accuracy` for the workloads that each campaign
 under `measurements/` (or $STEPTIME_MEASUREMENTS) timed in fp32, and writes the tables into `docs/accuracy.md`.
 """
 
@@ -20,10 +20,10 @@ import pandas as pd
 from pipeline.collect.campaign_reader import measured_step, provenance, read_step_times
 from pipeline.config import choices
 from pipeline.errors import InputError, SteptimeError
+from pipeline.evaluation import error_parts as parts
 from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import gmae
 from pipeline.paths import CAMPAIGN, measurements_dir, project_dir
-from pipeline.evaluation import error_parts as parts
 from pipeline.report.accuracy_tables import FAMILY_TITLES
 from pipeline.report.figures.figure_data import kernel_errors
 from pipeline.report.grid_inputs import fitted_models, read_any, with_gpus

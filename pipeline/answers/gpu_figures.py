@@ -1,0 +1,39 @@
+"""The figures of the GPU that a point asks for: as its file states them, altered, or as a campaign measured them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pipeline.answers.sources import Source, kernel_source
+from pipeline.collect.campaign_reader import measured_peaks
+from pipeline.config import LOCAL_GPU
+from pipeline.hardware.altered_figures import composed_gpu, following_ratio
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import GpuSpec
+from pipeline.paths import measurements_dir
+
+
+def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
+    """The GPU of a composed configuration, its figures overridden or not; `local` asks this machine.
+
+    Peaks that a campaign of ours measured stand in where the configuration has none.
+    """
+    if values["name"] == LOCAL_GPU:
+        return load_gpu(LOCAL_GPU)
+    gpu, card = composed_gpu(values)
+    return with_measured_peaks(gpu, card or gpu)
+
+
+def with_measured_peaks(gpu: GpuSpec, card: GpuSpec) -> GpuSpec:
+    """`gpu` with the peaks that a campaign of ours measured on the catalogue's `card`, where it states none."""
+    if kernel_source(gpu.name) is not Source.MEASUREMENTS:
+        return gpu
+    peaks = {f"measured_{name}": value for name, value in measured_peaks(measurements_dir() / gpu.name).items()}
+    new: dict[str, Any] = {
+        name: value * following_ratio(name, gpu, card)
+        for name, value in peaks.items()
+        if hasattr(gpu, name) and getattr(gpu, name) is None
+    }
+    return replace(gpu, **new) if new else gpu

@@ -1,0 +1,80 @@
+"""Who answers for a host: its own traces, shipped observations of it, else those of another GPU's host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.answers.sources import HAS_MODELS, Source, overhead_source, shipped_overheads
+from pipeline.collect.campaign_reader import profiler_event_us
+from pipeline.config import LOCAL_GPU, method_label
+from pipeline.errors import InputError
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.statistics import ProfilerCost, summarise
+from pipeline.packs import check_pack
+from pipeline.paths import Artifacts, measurements_dir
+from pipeline.schemas import read_table
+
+
+def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | None, workload: str) -> OverheadModel:
+    """Host overheads for a GPU, as the pipeline's rules make them of what is at hand now.
+
+    Statistics under `results` answer where they were made of traces that are still at hand; else the shipped
+    observations do, and statistics that an earlier run left behind are not looked at.
+    """
+    if results is not None and overhead_source(gpu) in HAS_MODELS:
+        artifacts = Artifacts(str(results))
+        table = Path(artifacts.overheads(gpu, method_label("overheads", settings)))
+        if table.is_file() and Path(artifacts.overhead_samples(gpu)).is_file():
+            return overheads_from(read_table(table, "overheads"), settings, workload)
+    shipped = shipped_overheads(gpu)
+    check_pack(shipped.parent.name)
+    version = overhead_source(gpu), shipped.stat().st_mtime_ns
+    key = tuple(sorted(settings.items()))
+    return overheads_from(_shipped_statistics(shipped, gpu, version, key), settings, workload)
+
+
+@lru_cache(maxsize=16)
+def _shipped_statistics(shipped: Path, gpu: str, _version: tuple[Source, int], settings: tuple[tuple[str, Any], ...]) -> pd.DataFrame:
+    """Statistics of shipped observations, once for all points of a GPU while they are the same."""
+    return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, dict(settings))
+
+
+def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """Statistics of a host's observations with the configured estimator, less the profiler's cost."""
+    own = gpu == LOCAL_GPU or overhead_source(gpu) is Source.MEASUREMENTS
+    donated = overhead_source(gpu) is Source.TRANSFER
+    evidence = "measured" if own else "transferred" if donated else "shared"
+    cost, estimator = _profiler_cost(gpu, settings), str(settings["estimator"])
+    if settings["observations"] == "pooled":
+        return summarise(observations, estimator, cost, "transferred" if donated else "shared", signatures=False)
+    if settings["observations"] == "all":
+        return summarise(observations, estimator, cost, evidence, signatures=own)
+    each = [summarise(part, estimator, cost, evidence) for _, part in observations.groupby("workload", sort=True)]
+    return pd.concat(each, ignore_index=True)
+
+
+def _profiler_cost(gpu: str, settings: Mapping[str, Any]) -> ProfilerCost:
+    """What recording cost the host: as a campaign on that GPU's host measured it, else as configured."""
+    event_us = None
+    if overhead_source(gpu) is Source.MEASUREMENTS:
+        event_us = profiler_event_us(measurements_dir() / gpu)
+    configured = float(settings["profiler_event_us"])
+    return ProfilerCost(configured if event_us is None else event_us, float(settings["profiler_launch_us"]))
+
+
+def overheads_from(table: pd.DataFrame, settings: Mapping[str, Any], workload: str) -> OverheadModel:
+    """The lookup over a statistics table, scaled to the host.
+
+    Raises:
+        InputError: only the workload's own observations are wanted, and there are none.
+    """
+    if settings["observations"] == "own":
+        table = table[table["workloads"] == workload]
+        if table.empty:
+            raise InputError(f"{workload}: no trace shows its overheads on this host; take overheads=shared")
+    return OverheadModel(table, float(settings["host_scale"]))

@@ -1,0 +1,91 @@
+"""Who answers for a GPU's kernels, best first; the whole order on one page.
+
+1. Models fitted on samples of that GPU: measured here, by a campaign, or public (`family_model.py`).
+2. Its shipped pack, for families that the first lacks.
+3. A GPU with the same chip that has a pack (`same_chip_model.py`), then cross-GPU models (`cross_gpu_model.py`).
+4. Products on tensor cores (`tensor_core_gemm.py`, then `tensor_core_transfer.py`), fused attention
+   (`attention_constants.py`) and collectives, for calls that the models above do not cover.
+5. Physics and the GPU's file (`pipeline/kernels/physics.py`).
+
+A GPU whose figures are altered is answered by the unaltered one, each call scaled (`altered_gpu.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.answers.altered_gpu import AlteredPredictor
+from pipeline.answers.gpu_figures import with_measured_peaks
+from pipeline.answers.kernel_predictor import KernelPredictor, predictor_of
+from pipeline.answers.sources import HAS_MODELS, kernel_source
+from pipeline.errors import InputError
+from pipeline.hardware.altered_figures import catalogue, differing
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.saved_families import DESCRIPTION, find_families
+from pipeline.packs import MANIFEST, check_pack, list_packs
+from pipeline.paths import Artifacts, packs_dir
+
+CHOOSING = ("auto", "compare")
+"""Variants that choose among others; the packs that ship are such a choice."""
+
+
+def shipped_models(gpu: str) -> list[Path]:
+    """The manifest of a GPU's pack; empty where none ships."""
+    return [packs_dir() / gpu / MANIFEST] if gpu in list_packs() else []
+
+
+def models_at_hand(gpu: str, variant: str, results: str | Path | None) -> list[Path]:
+    """The models that the `predict` rule declares for a GPU: fitted families under `results`, then its pack.
+
+    Families that an earlier run fitted count only while the samples of that GPU are at hand: the rule would not declare
+    them otherwise.
+
+    Args:
+        gpu: name of the GPU.
+        variant: label of the kernel settings (`pipeline.config.method_label`).
+        results: the results folder; None takes what ships.
+    """
+    if results is None or kernel_source(gpu) not in HAS_MODELS:
+        return shipped_models(gpu)
+    fitted = find_families([Artifacts(str(results)).kernels(gpu)], variant)
+    return [*fitted.values(), *shipped_models(gpu)]
+
+
+def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | None = None) -> KernelPredictor:
+    """Kernel models of a GPU, from exactly the `models` given; else cross-GPU models and physics.
+
+    Args:
+        gpu: the GPU, as its file states it or altered.
+        variant: label of the kernel settings (`pipeline.config.method_label`).
+        models: folders of fitted families, `<family>/<variant>`, and manifests of packs, best first; None takes what
+            ships for this GPU.
+
+    Raises:
+        InputError: the variant has to be fitted first; packs hold the one that `auto` chose.
+        PackError: the GPU's pack is damaged.
+    """
+    declared = [Path(path) for path in (shipped_models(gpu.name) if models is None else models)]
+    card = catalogue(gpu.name)
+    if card is not None:
+        card = with_measured_peaks(card, card)
+        if differing(gpu, card):
+            return AlteredPredictor.of(gpu, kernel_predictor(card, variant, declared))
+    families: dict[str, Path] = {}
+    fitted = [path for path in declared if (path / DESCRIPTION).is_file()]
+    for path in fitted:
+        families.setdefault(path.parent.name, path)
+    for manifest in (path for path in declared if path.name == MANIFEST):
+        check_pack(manifest.parent.name)
+        families = find_families([manifest.parent / "kernels"]) | families
+    choice = variant.partition("-")[0]
+    folders = tuple(dict.fromkeys(str(p.parent.parent if p in fitted else p.parent) for p in declared if p.exists()))
+    if fitted or choice in CHOOSING:
+        return replace(predictor_of(gpu, families), folders=folders)
+    if choice == "roofline":
+        return replace(predictor_of(gpu, families), models={}, folders=folders)
+    raise InputError(
+        f"kernels={choice}: no such models are fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
+        f"kernels={choice}` where it has samples, or take kernels=auto"
+    )
