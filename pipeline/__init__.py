@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["load_trace", "predict", "track"]
 
-_HOMES = {"predict": "pipeline.answers.predict_point", "load_trace": "pipeline.answers.tracker", "track": "pipeline.answers.tracker"}
+_HOMES = {
+    "predict": "pipeline.answers.predict_point",
+    "load_trace": "pipeline.answers.tracker",
+    "track": "pipeline.answers.tracker",
+}
 
 
 def __getattr__(name: str) -> Any:

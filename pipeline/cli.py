@@ -6,15 +6,33 @@ Errors are one line on stderr; the exit code is 2 for bad input and 1 for any ot
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from pipeline.answers.kernel_commands import fit_command, predict_command
+from pipeline.answers.predict_point import largest_batch, predict_point
+from pipeline.config import expand
 from pipeline.errors import InputError
+from pipeline.kernels.fit_gpu import FittedFamily
+from pipeline.paths import Artifacts
+from pipeline.prediction import Prediction
+from pipeline.report.artifact_list import places
+from pipeline.report.catalogue import gpu_rows, model_rows
+from pipeline.report.doctor import examine
+from pipeline.report.mlflow_tracking import serve
+from pipeline.report.terminal_tables import Comparison, console, shares, show
+from pipeline.schemas import read_table, refuse_overwriting
+from pipeline.simulate.rank_report import facts as rank_facts
+from pipeline.simulate.rank_report import table as rank_table
+from pipeline.simulate.ranks import replay_ranks
+from pipeline.simulate.replay import replay as run
+from pipeline.simulate.replay_table import table as replay_table
 from pipeline.terminal import catalogue, print_json, progress, run_app, working
-
-if TYPE_CHECKING:
-    from pipeline.kernels.fit_gpu import FittedFamily
+from pipeline.trace.event_tables import write_events
+from pipeline.trace.load import load_trace
+from pipeline.transfer.rental_prices import cost_per_million, currency, load_prices
+from pipeline.transfer.transfer_command import transfer_command
 
 app = typer.Typer(
     name="steptime",
@@ -56,9 +74,6 @@ def options(
 @app.command()
 def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
-    from pipeline.answers.predict_point import predict_point
-    from pipeline.config import expand
-
     points = expand(_overrides(overrides))
     if len(points) > 1:
         raise InputError(f"predict takes one point, these overrides make {len(points)}: use `steptime compare`")
@@ -67,7 +82,6 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     if as_json:
         print_json(prediction.as_dict())
         return
-    from pipeline.report.terminal_tables import show
 
     show([prediction])
 
@@ -75,10 +89,6 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
 @app.command()
 def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
-    from pipeline.answers.predict_point import largest_batch, predict_point
-    from pipeline.config import expand
-    from pipeline.transfer.rental_prices import cost_per_million, currency, load_prices
-
     points, prices = expand(_overrides(overrides)), load_prices()
     predictions = [predict_point(point) for point in progress(points, "predicting")]
     largest: dict[str, int | None] = {}
@@ -94,7 +104,6 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
         ]
         print_json({"predictions": rows, "largest_batch": largest} | ({"currency": currency()} if prices else {}))
         return
-    from pipeline.report.terminal_tables import Comparison, console
 
     console().print(Comparison(predictions, largest, costs, currency()))
 
@@ -102,24 +111,18 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
 @app.command()
 def gpus(as_json: Json = False) -> None:
     """List the GPUs that can be predicted, with the evidence at hand for each."""
-    from pipeline.report.catalogue import gpu_rows
-
     catalogue(gpu_rows(), as_json)
 
 
 @app.command()
 def models(as_json: Json = False) -> None:
     """List the workloads that can be predicted."""
-    from pipeline.report.catalogue import model_rows
-
     catalogue(model_rows(), as_json)
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Say what this machine can do: device, profiler, MLflow, data, packs."""
-    from pipeline.report.doctor import examine
-
     rows = examine()
     catalogue(rows, as_json)
     if any(row["status"] == "broken" for row in rows):
@@ -149,29 +152,23 @@ def replay(
             raise InputError("--rank: the same trace is given twice; give one trace of each rank")
         _replay_ranks([trace, *rank], as_json)
         return
-    from pipeline.simulate.replay import replay as run
 
     result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
     if as_json:
         print_json(result.as_dict())
         return
-    from pipeline.report.terminal_tables import console
-    from pipeline.simulate.replay_table import table
 
-    console().print(table(result.as_dict()))
+    console().print(replay_table(result.as_dict()))
 
 
 def _replay_ranks(paths: list[Path], as_json: bool) -> None:
-    from pipeline.simulate.rank_report import facts, table
-    from pipeline.simulate.ranks import replay_ranks
 
-    values = facts(paths, replay_ranks(paths))
+    values = rank_facts(paths, replay_ranks(paths))
     if as_json:
         print_json(values)
         return
-    from pipeline.report.terminal_tables import console
 
-    console().print(table(values))
+    console().print(rank_table(values))
 
 
 @app.command()
@@ -181,10 +178,6 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Convert a profiler trace into a table of linked events."""
-    from pipeline.schemas import refuse_overwriting
-    from pipeline.trace.event_tables import write_events
-    from pipeline.trace.load import load_trace
-
     refuse_overwriting(out, trace)
     loaded = load_trace(trace)
     write_events(loaded, out, {"source": trace.name})
@@ -212,8 +205,6 @@ def kernels_fit(
     as_json: Json = False,
 ) -> None:
     """Fit a kernel model per family and say how good it is on shapes that it has not seen."""
-    from pipeline.answers.kernel_commands import fit_command
-
     done: list[str] = []
     with working(what := "fitting, minutes for families of thousands of samples") as say:
 
@@ -244,13 +235,10 @@ def kernels_predict(
     as_json: Json = False,
 ) -> None:
     """Predict the latency of every row of a table of calls."""
-    from pipeline.answers.kernel_commands import predict_command
-
     facts = predict_command(gpu, models, source, out, probes)
     if as_json:
         print_json(facts)
         return
-    from pipeline.report.terminal_tables import shares
 
     outside = f", {facts['outside_range']:,} outside the samples' range" if facts["outside_range"] else ""
     print(f"{facts['rows']:,} rows for {facts['gpu']} ({shares(facts['evidence'])}){outside} -> {facts['out']}")
@@ -267,13 +255,10 @@ def transfer(
     as_json: Json = False,
 ) -> None:
     """Scale latencies measured on one GPU to another."""
-    from pipeline.transfer.transfer_command import transfer_command
-
     facts = transfer_command(from_gpu, to_gpu, method, source, out, probes)
     if as_json:
         print_json(facts)
         return
-    from pipeline.report.terminal_tables import shares
 
     ratio = "" if facts["median_ratio"] is None else f", median ratio {facts['median_ratio']:.3g}"
     print(
@@ -287,11 +272,6 @@ def summary(
     as_json: Json = False,
 ) -> None:
     """Show the predictions that a pipeline run left behind."""
-    from pipeline.prediction import Prediction
-    from pipeline.report.artifact_list import places
-    from pipeline.report.terminal_tables import show
-    from pipeline.schemas import read_table
-
     predictions = Prediction.all_of(read_table(file, "summary"))
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})
@@ -305,9 +285,6 @@ def ui(
     results: Annotated[Path, typer.Option(help="results folder of the run")] = Path("results"),
 ) -> None:
     """Open the MLflow UI on the project's database, to compare kernel-model variants."""
-    from pipeline.paths import Artifacts
-    from pipeline.report.mlflow_tracking import serve
-
     serve(port, Artifacts(str(results)).tracking)
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 from pipeline.config_checks import check_values, flatten
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import may_state
 from pipeline.paths import config_dir
 from pipeline.yaml_text import load_yaml
 
@@ -217,8 +219,6 @@ def _canonical(text: str) -> str:
     """The override with GPU aliases replaced, and unknown names of a group refused with the choices."""
     key, _, value = text.partition("=")
     if key == "gpu":
-        from pipeline.hardware.find_gpu import load_gpu
-
         return text if value == LOCAL_GPU else f"gpu={load_gpu(value).name}"
     if key in _GROUPS and value not in choices(key):
         raise UnknownNameError(key, value, choices(key))
@@ -303,8 +303,6 @@ def _explain(error: Exception, keys: Iterable[str], overrides: Iterable[str]) ->
 
 
 def _unknown_option(key: str, keys: Iterable[str], overrides: Iterable[str]) -> str:
-    from pipeline.hardware.spec import may_state
-
     section = key.partition(".")[0]
     chosen = next((each for each in overrides if each.startswith(f"{section}=") and section in _GROUPS), None)
     if section == "gpu" and may_state(key.removeprefix("gpu.")):

@@ -1,30 +1,73 @@
-"""A fingerprint of library code, so that Snakemake reruns a rule when code that it imports has changed."""
+"""A fingerprint of the library code behind a script, so that Snakemake runs a rule again when that code has changed.
+
+The imports of the script are followed through the package, also those inside functions, so no rule has to list modules.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
+
+PLUMBING = frozenset(
+    f"pipeline/{name}.py"
+    for name in ("config", "config_checks", "digest", "errors", "packs", "paths", "schemas", "scripting", "yaml_text")
+)
+"""Modules that find, check and store files. No number depends on them, so an edit there does not refit kernel models."""
+
+DRAWING = "pipeline/report/figures/"
+"""Pictures beside a result: they matter to rules that draw, not to rules that log a picture beside a fit."""
+
+_IMPORT = re.compile(r"^[ \t]*from (pipeline[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+
 
 @cache
-def code_digest(*rooms: str) -> str:
-    """Hash of every module of the named rooms (`"graph"`) or single modules (`"schemas.py"`) of the package.
+def code_digest(script: str, drawing: bool = False) -> str:
+    """Hash of every module that a script of `workflow/scripts/` imports, directly or through other modules.
 
-    `tests/workflow/test_rule_code.py` says what a rule uses and does not name.
+    Args:
+        script: file name without `.py`.
+        drawing: whether the code of figures counts too.
 
     Raises:
-        FileNotFoundError: no such room or module; a typing error in a rule.
+        FileNotFoundError: there is no such script.
     """
-    root = Path(__file__).resolve().parent
-    files: list[Path] = []
-    for room in rooms:
-        place = root / room
-        if not place.exists():
-            raise FileNotFoundError(f"pipeline/{room}: a rule names code that does not exist")
-        files += [place] if place.is_file() else [p for p in place.rglob("*") if p.suffix in (".py", ".yaml", ".csv")]
     digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.relative_to(root).as_posix().encode())
+    for path in code_of(script, drawing):
+        digest.update(path.relative_to(ROOT).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def code_of(script: str, drawing: bool = False) -> list[Path]:
+    """The files behind `code_digest`: modules, and the data files beside them (`opmap.yaml`); in a fixed order."""
+    waiting = [ROOT / "workflow" / "scripts" / f"{script}.py"]
+    found: set[Path] = set()
+    while waiting:
+        for path in _imported(waiting.pop()):
+            name = path.relative_to(ROOT).as_posix()
+            if path not in found and name not in PLUMBING and (drawing or not name.startswith(DRAWING)):
+                found.add(path)
+                waiting.append(path)
+    data = {
+        file
+        for folder in {path.parent for path in found}
+        for file in folder.iterdir()
+        if file.suffix in (".yaml", ".csv")
+    }
+    return sorted(found | data)
+
+
+def _imported(path: Path) -> Iterator[Path]:
+    """Files of the package that a file imports, at its top or inside functions."""
+    for module, names in _IMPORT.findall(path.read_text(encoding="utf-8")):
+        words = [name.split()[0] for name in names.strip("()").split(",") if name.split()]
+        for dotted in (module, *(f"{module}.{word}" for word in words)):
+            place = ROOT.joinpath(*dotted.split("."))
+            file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+            if file.is_file():
+                yield file

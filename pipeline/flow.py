@@ -22,10 +22,15 @@ from pipeline.answers.sources import (
     shipped_overheads,
 )
 from pipeline.config import LOCAL_GPU, Point, expand, from_snakemake, method_label
+from pipeline.datasets.aiconfigurator import TABLES, data_dir, installed_release, table_path
+from pipeline.datasets.citations import SOURCES
 from pipeline.digest import code_digest
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.altered_figures import is_altered
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.families import FAMILIES
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
+from pipeline.workloads.workload_files import file_digests
 
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 """Kernel families of the public latencies."""
@@ -90,8 +95,6 @@ class Flow:
 
     def files(self, wildcards: Any) -> dict[str, str]:
         """Params function: digests of the files that a point's workload names, such as the user's own module."""
-        from pipeline.workloads.workload_files import file_digests
-
         return file_digests(self.point(wildcards).section("model"))
 
     def folder(self, point: Point) -> str:
@@ -112,7 +115,6 @@ class Flow:
         """Kernel families that a source may hold samples of; known before any sample is taken."""
         if source is Source.PUBLIC:
             return PUBLIC_FAMILIES
-        from pipeline.kernels.families import FAMILIES
 
         return tuple(name for name in FAMILIES if name != "other")
 
@@ -192,7 +194,6 @@ class Flow:
         """Params function: the figures of a GPU's file, which its kernel models are fitted on."""
         if wildcards.gpu == LOCAL_GPU:
             return {}
-        from pipeline.hardware.find_gpu import load_gpu
 
         return {
             key: value for key, value in asdict(load_gpu(wildcards.gpu)).items() if key not in ("aliases", "sources")
@@ -224,23 +225,16 @@ class Flow:
     @property
     def half_gpus(self) -> list[str]:
         """GPUs whose public bf16 products are at hand, so that their models can be refitted."""
-        from pipeline.datasets.aiconfigurator import TABLES, data_dir
-
         return list(TABLES) if data_dir() is not None else []
 
     def half_table(self, wildcards: Any) -> str:
         """Input function: the public bf16 products of a GPU, where their package is installed."""
-        from pipeline.datasets.aiconfigurator import table_path
-
         return str(table_path(wildcards.gpu))
 
     def newer_provenance(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the public data behind bf16 products and collectives."""
-        from pipeline.datasets.aiconfigurator import installed_release
-        from pipeline.datasets.citations import SOURCES
-
         data = {**SOURCES["aiconfigurator"], "release": installed_release()}
-        return {"data": [data], "code": code_digest("kernels")}
+        return {"data": [data], "code": code_digest("fit_kernels")}
 
     def pack_overheads(self, wildcards: Any) -> list[str]:
         """Input function: overhead observations that a GPU's pack ships, where public traces of it exist."""
@@ -250,10 +244,8 @@ class Flow:
 
     def public_provenance(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the public data behind a pack."""
-        from pipeline.datasets.citations import SOURCES
-
         names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
-        return {"data": [SOURCES[name] for name in names], "code": code_digest("kernels", "overheads", "trace")}
+        return {"data": [SOURCES[name] for name in names], "code": [code_digest("fit_kernels"), code_digest("public_overheads")]}
 
     def not_fitted(self) -> list[str]:
         """One sentence per GPU whose kernel models were to be compared, and that has no samples here to fit any on."""
@@ -272,9 +264,9 @@ class Flow:
         return expand([f"{section}={label}"])[0].section(section)
 
     @staticmethod
-    def code(*rooms: str) -> str:
-        """Digest of library modules, as a param: a change there reruns the rule."""
-        return code_digest(*rooms)
+    def code(script: str, drawing: bool = False) -> str:
+        """Digest of the library code behind a script, as a param: a change there reruns the rule."""
+        return code_digest(script, drawing)
 
 
 def _check_named(variable: str, *off: str) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SteptimeError, SteptimeWarning, show_warning
+from pipeline.kernels.saved_families import DESCRIPTION
+from pipeline.packs import file_digest
 
 
 @contextmanager
@@ -54,8 +56,6 @@ def _told(error: SteptimeError) -> str:
 
 def provenance(snakemake: Any) -> dict[str, Any]:
     """What made an artifact: rule, params, digests of the inputs (a model folder's description), versions, git commit."""
-    from pipeline.kernels.saved_families import DESCRIPTION
-
     given = [Path(str(path)) for path in snakemake.input]
     files = [path for each in given for path in (each, each / DESCRIPTION) if path.is_file()]
     params = {key: value for key, value in snakemake.params.items() if isinstance(value, (str, int, float, dict, list))}
@@ -70,8 +70,6 @@ def made_from(files: Sequence[Path]) -> dict[str, Any]:
     """Provenance of what no rule makes: digests of the files it was made from, versions, git commit."""
     import platform
     from importlib.metadata import version
-
-    from pipeline.packs import file_digest
 
     return {
         "inputs": {str(path): file_digest(path)[:16] for path in files},

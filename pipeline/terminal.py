@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import typer
 
 from pipeline.errors import SteptimeError, show_warning
+from pipeline.report.terminal_tables import Catalogue, console
 
 Item = TypeVar("Item")
 
@@ -91,7 +92,6 @@ def catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json({"rows": rows})
         return
-    from pipeline.report.terminal_tables import Catalogue, console
 
     console().print(Catalogue(rows))
 

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.same_chip_model import sibling_models
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.sample_range import without_phase
+from pipeline.transfer.shipped_models import covered, load_models, predict_calls
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,10 @@ class TransferredModel(KernelModel):
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that the cross-GPU models cover."""
-        from pipeline.transfer.shipped_models import covered
-
         return covered(without_phase(self.family, calls)).to_numpy(dtype=bool)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times from the cross-GPU models; NaN for rows they do not cover."""
-        from pipeline.transfer.shipped_models import predict_calls
-
         found = predict_calls(without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {}))
         latency, kernel, low, high = (
             found[name].to_numpy(dtype=np.float64) for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
@@ -49,8 +47,6 @@ def transferred_models(
     """Adapters for families that the cross-GPU models cover and `present` lacks; none for a CPU or where none ship."""
     if gpu.limits is None:
         return {}
-    from pipeline.answers.same_chip_model import sibling_models
-    from pipeline.transfer.shipped_models import load_models
 
     found: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
     # a card of the same chip with samples of its own says more than all other GPUs together

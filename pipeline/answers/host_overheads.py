@@ -39,7 +39,9 @@ def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | 
 
 
 @lru_cache(maxsize=16)
-def _shipped_statistics(shipped: Path, gpu: str, _version: tuple[Source, int], settings: tuple[tuple[str, Any], ...]) -> pd.DataFrame:
+def _shipped_statistics(
+    shipped: Path, gpu: str, _version: tuple[Source, int], settings: tuple[tuple[str, Any], ...]
+) -> pd.DataFrame:
     """Statistics of shipped observations, once for all points of a GPU while they are the same."""
     return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, dict(settings))
 

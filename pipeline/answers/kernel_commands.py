@@ -22,6 +22,8 @@ from pipeline.kernels.samples import check_calls, clean_samples, read_table, wit
 from pipeline.kernels.saved_families import find_families, read_description
 from pipeline.paths import packs_dir
 from pipeline.schemas import DIMS, refuse_overwriting, write_parquet
+from pipeline.transfer.probes import calibrate_all
+from pipeline.transfer.shipped_models import load_models
 
 MOST_WORKERS = 8
 """Processes of a fit. Each takes some 400 MB, and what is learned last, in one piece, would let more of them wait."""
@@ -185,8 +187,6 @@ def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:
     """What probes ask of transferred families; nothing without probes."""
     if probes is None:
         return {}
-    from pipeline.transfer.probes import calibrate_all
-    from pipeline.transfer.shipped_models import load_models
 
     samples, _ = read_samples(probes, gpu.name)
     return dict(calibrate_all(load_models(), samples, gpu))

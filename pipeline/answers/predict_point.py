@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.host_overheads import overhead_model
@@ -19,13 +19,12 @@ from pipeline.answers.predict_step import Subject, evaluate
 from pipeline.config import Point, expand, method_label
 from pipeline.config_checks import written
 from pipeline.errors import ConfigError, InputError
+from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
+from pipeline.graph.table import Graph
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.schemas import read_table
-
-if TYPE_CHECKING:
-    from pipeline.graph.table import Graph
 
 
 def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Prediction:
@@ -116,6 +115,4 @@ def _frozen(config: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=64)
 def _captured(config: str, batch_size: int) -> Graph:
-    from pipeline.graph.capture import capture
-
     return capture(json.loads(config), batch_size)

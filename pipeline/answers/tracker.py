@@ -29,8 +29,14 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec, list_gpus
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.min_duration import not_shorter
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.statistics import summarise
 from pipeline.prediction import Prediction
-from pipeline.trace.load import Trace
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.replay import build
+from pipeline.simulate.trace_program import Iteration, backlog_us
+from pipeline.simulate.trace_selection import Source, learn
+from pipeline.trace.linked_trace import Trace
 from pipeline.trace.load import load_trace as read_trace
 from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, in_a_step, on_tensor_cores
 from pipeline.transfer.probes import TENTH
@@ -99,8 +105,6 @@ class TrackedTrace:
             UnknownNameError: no such GPU.
             InputError: the trace holds no work of a GPU that has a specification.
         """
-        from pipeline.simulate.critical_path import simulate
-
         destination, steps = load_gpu(gpu), self._steps
         moved = _transfer(steps.calls, self.origin, destination)
         measured = steps.calls["latency_us"].to_numpy(dtype=np.float64)
@@ -179,12 +183,6 @@ class _Steps:
 
     @classmethod
     def of(cls, trace: Trace) -> _Steps:
-        from pipeline.overheads.overhead_model import OverheadModel
-        from pipeline.overheads.statistics import summarise
-        from pipeline.simulate.replay import build
-        from pipeline.simulate.trace_program import Iteration, backlog_us
-        from pipeline.simulate.trace_selection import Source, learn
-
         source = Source.of(trace)
         chosen = [iteration for iteration in source.chosen if iteration.span_us > 0 and len(iteration.calls)]
         if not chosen:

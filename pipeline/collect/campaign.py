@@ -17,10 +17,27 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pipeline.collect.unit_runner import Campaign
+from pipeline.collect.campaign_calls import read_calls
+from pipeline.collect.campaign_folder import CampaignFolder, check, read_manifest
+from pipeline.collect.campaign_kernels import run_kernels
+from pipeline.collect.campaign_steps import run_steps, run_times
+from pipeline.collect.campaign_supervisor import (
+    EXIT_DAMAGED,
+    EXIT_DEVICE_LOST,
+    EXIT_DONE,
+    EXIT_NO_KERNELS,
+    EXIT_UNFORESEEN,
+    end_with,
+    supervise,
+)
+from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
+from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.peaks import PLAIN, run_peaks
+from pipeline.collect.preflight import ProfilerError, preflight, steadiness
+from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
+from pipeline.errors import InputError, SteptimeError
 
 T0 = time.monotonic()  # the limit counts everything that follows
 
@@ -73,16 +90,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def command_line() -> int:
     """Run the campaign in a process of its own, and in another one where that is lost; returns the exit code."""
-    from pipeline.collect.campaign_supervisor import supervise
-
     args = parse_args()
     return supervise(sys.argv[1:], args.out, args.minutes, T0)
 
 
 def child(arguments: Sequence[str]) -> int:
     """What the campaign's own process does: the campaign, as long as the process that `arguments` begin with lives."""
-    from pipeline.collect.campaign_supervisor import EXIT_UNFORESEEN, end_with
-
     end_with(int(arguments[0]))
     try:
         return main(arguments[1:])
@@ -100,8 +113,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # taking CUPTI down after each profile would happen within the next one: github.com/pytorch/kineto/pull/1554
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
-    from pipeline.collect.unit_runner import watchdog
-    from pipeline.errors import SteptimeError
 
     try:
         with watchdog(begin + 60 * args.minutes, args.out):
@@ -112,14 +123,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, begin: float) -> int:
-    from pipeline.collect.campaign_calls import read_calls
-    from pipeline.collect.campaign_folder import CampaignFolder, check
-    from pipeline.collect.campaign_supervisor import EXIT_DAMAGED, EXIT_DEVICE_LOST, EXIT_DONE, EXIT_NO_KERNELS
-    from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
-    from pipeline.collect.lost_kernels import HEAD
-    from pipeline.collect.preflight import ProfilerError
-    from pipeline.collect.unit_runner import Campaign, DeviceLostError
-
     calls = read_calls(args.calls) if args.calls else {}
     device = select_device(args.device)
     fix_threads(device)
@@ -162,8 +165,6 @@ def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: di
         ProfilerError: the profiler sees no kernels.
         DeviceLostError: the device no longer answers.
     """
-    from pipeline.collect.preflight import preflight, steadiness
-
     device, several = campaign.device, len(args.parts) > 1
     run["preflight"] = seen = _answered(lambda: steadiness(device))
     for warning in seen["warnings"]:
@@ -184,8 +185,6 @@ def _answered(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     Raises:
         DeviceLostError: the device failed in it.
     """
-    from pipeline.collect.unit_runner import DeviceLostError
-
     try:
         return check()
     except RuntimeError as error:
@@ -204,9 +203,6 @@ def _take_over(args: argparse.Namespace) -> None:
     """Copy an earlier campaign into a new --out folder."""
     import shutil
 
-    from pipeline.collect.campaign_folder import read_manifest
-    from pipeline.errors import InputError
-
     if args.resume is None or args.resume.resolve() == args.out.resolve():
         return
     read_manifest(args.resume)  # refuses a folder that is none
@@ -221,9 +217,6 @@ def _take_over(args: argparse.Namespace) -> None:
 
 def _unprofiled(campaign: Campaign, parts: Sequence[str]) -> None:
     """What must be measured before the first profile."""
-    from pipeline.collect.campaign_steps import run_times
-    from pipeline.collect.peaks import PLAIN, run_peaks
-
     if "peaks" in parts:
         run_peaks(campaign, (PLAIN,))
     if "steps" in parts:
@@ -231,10 +224,6 @@ def _unprofiled(campaign: Campaign, parts: Sequence[str]) -> None:
 
 
 def _part(name: str) -> Callable[[Campaign], None]:
-    from pipeline.collect.campaign_kernels import run_kernels
-    from pipeline.collect.campaign_steps import run_steps
-    from pipeline.collect.peaks import run_peaks
-
     return {"peaks": run_peaks, "steps": run_steps, "kernels": run_kernels}[name]
 
 

@@ -15,7 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from pipeline.collect.campaign_grid import plans
+from pipeline.collect.campaign_kernels import captured
 from pipeline.collect.cases import Spec
+from pipeline.collect.size_sampler import distinct
 from pipeline.errors import InputError, SteptimeError
 from pipeline.schemas import atomic_path
 
@@ -46,10 +49,6 @@ def read_calls(path: Path) -> dict[str, list[Spec]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look the calls of every planned step in fp32 up and write them; returns the exit code."""
-    from pipeline.collect.campaign_grid import plans
-    from pipeline.collect.campaign_kernels import captured
-    from pipeline.collect.size_sampler import distinct
-
     arguments = sys.argv[1:] if argv is None else list(argv)
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: python -m pipeline.collect.campaign_calls FILE", file=sys.stderr)

@@ -25,6 +25,9 @@ from pipeline.collect.seed_calls import seeds
 from pipeline.collect.size_sampler import around, distinct, interleaved
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, Outcome
 from pipeline.errors import MeasurementError
+from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls
+from pipeline.graph.execution_trace import import_execution_trace
 
 ROUND = 48
 """Distinct calls of a round, all families in turn."""
@@ -175,16 +178,10 @@ def captured(plan: StepPlan) -> list[Spec]:
     Raises:
         SteptimeError: a package is not installed that the workload or the map of operators needs.
     """
-    from pipeline.graph.capture import capture
-    from pipeline.graph.device_calls import map_calls
-
     return _specs(map_calls(capture(plan.config(), plan.batch_size)))
 
 
 def _traced(member: TraceMember, campaign: Campaign) -> list[Spec]:
-    from pipeline.graph.device_calls import map_calls
-    from pipeline.graph.execution_trace import import_execution_trace
-
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         _, path = member.extract(Path(scratch))
         if path is None:

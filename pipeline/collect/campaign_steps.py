@@ -16,6 +16,7 @@ from pipeline.collect.tracing import Profile, execution_trace, profile_steps
 from pipeline.collect.unit_runner import Campaign, Outcome
 from pipeline.errors import SteptimeError
 from pipeline.paths import EXECUTION_TRACE, KINETO
+from pipeline.workloads import make_step
 
 if TYPE_CHECKING:
     import torch
@@ -116,8 +117,6 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
 def _made(campaign: Campaign, plan: StepPlan) -> tuple[Any, dict[str, Any]]:
     """The step of a plan, ready to run in its precision, and facts of it."""
     import torch
-
-    from pipeline.workloads import make_step
 
     device = campaign.device
     torch.manual_seed(0)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.collect.campaign_folder import read_manifest, write_manifest
 from pipeline.paths import CAMPAIGN
 
 EXIT_DONE, EXIT_DAMAGED, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 1, 3, 4, 5
@@ -114,8 +115,6 @@ def _ended(process: subprocess.Popen[bytes], manifest: Path, reason: str) -> int
     with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it: its GPU is lost with it then
         process.wait(20)
     if reason and manifest.exists():
-        from pipeline.collect.campaign_folder import read_manifest, write_manifest
-
         found = read_manifest(manifest.parent)
         found["runs"][-1]["status"] = f"hung: {reason}"
         for name, unit in found["units"].items():

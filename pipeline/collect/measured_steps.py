@@ -30,6 +30,7 @@ from pipeline.collect.tracing import Profile, execution_trace, profile_steps, wr
 from pipeline.errors import MeasurementError
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.schemas import write_table
+from pipeline.workloads import make_step
 
 if TYPE_CHECKING:
     import torch
@@ -72,8 +73,6 @@ def collect_step(
         InputError: there is no such device, or the config is wrong.
         MeasurementError: the step fails on this device, or the profiler records no step.
     """
-    from pipeline.workloads import make_step
-
     place, folder = select_device(device), Path(out_dir)
     threads = fix_threads(place)
     keep_memory_mapped()

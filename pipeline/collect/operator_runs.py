@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError
+from pipeline.collect.device import torch_dtype
+from pipeline.graph.table import Node, read_nodes
+from pipeline.graph.table import Tensor as TensorInfo
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
-
-    from pipeline.graph.table import Node
-    from pipeline.graph.table import Tensor as TensorInfo
 
 PRODUCED = {"aten::addmm": (1,), "aten::baddbmm": (1, 2), "aten::linear": (0,), "aten::bmm": (0, 1)}
 """Positions of the inputs that the op before has just written; the first tensor for every other operator."""
@@ -33,8 +33,6 @@ class Replayer:
     """
 
     def __init__(self, graph: pd.DataFrame) -> None:
-        from pipeline.graph.table import read_nodes
-
         self._nodes: Mapping[int, Node] = {node.node_id: node for node in read_nodes(graph)}
 
     def build(self, spec: Spec, node_id: int, make: Maker) -> Case:
@@ -75,8 +73,6 @@ class Replayer:
 
 def _tensor(info: TensorInfo, make: Maker, operator: str) -> Tensor:
     import torch
-
-    from pipeline.collect.device import torch_dtype
 
     dtype = torch_dtype(info.dtype)
     if not dtype.is_floating_point and operator not in ("aten::copy_", "aten::clone", "aten::cat", "aten::zero_"):

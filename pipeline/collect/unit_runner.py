@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.campaign_folder import CampaignFolder
 from pipeline.collect.campaign_supervisor import EXIT_HUNG
+from pipeline.collect.cases import Spec
 from pipeline.collect.device import answers, out_of_memory, release
 from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
 if TYPE_CHECKING:
     import torch
-
-    from pipeline.collect.cases import Spec
 
 WRITE_RESERVE_S = 4.0
 """Seconds kept for the last writes."""

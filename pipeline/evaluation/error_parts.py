@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.host_overheads import overhead_statistics, overheads_from
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.predict_step import Subject, evaluate
+from pipeline.collect.campaign_reader import profiled_kernel_us, read_traces
 from pipeline.hardware.spec import GpuSpec
 from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
+from pipeline.simulate.trace_selection import Source
+from pipeline.trace.load import load_trace
 
 ACTIVE = "device active time"
 OWN = "step, overheads of this workload"
@@ -74,8 +78,6 @@ def measured_active_us(evidence: Path, workload: str) -> float | None:
             (on one stream the same).
         workload: `model/variant/b<batch>`.
     """
-    from pipeline.collect.campaign_reader import profiled_kernel_us, read_traces
-
     if evidence.name != CAMPAIGN:
         return _median_active_us(evidence)
     for member in read_traces(evidence.parent):
@@ -86,9 +88,6 @@ def measured_active_us(evidence: Path, workload: str) -> float | None:
 
 
 def _median_active_us(trace: Path) -> float | None:
-    from pipeline.simulate.trace_selection import Source
-    from pipeline.trace.load import load_trace
-
     chosen = Source.of(load_trace(trace)).chosen
     values = [iteration.active_us for iteration in (chosen[1:] or chosen)]
     return float(np.median(values)) if values else None
@@ -136,8 +135,6 @@ class Point:
             observations: `overhead_samples` of the host, of all workloads.
             own: which of the two.
         """
-        from pipeline.answers.host_overheads import overhead_statistics, overheads_from
-
         workload = self.settings["workload"]
         chosen = observations[(observations["workload"] == workload) == own]
         if chosen.empty:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.answers.predict_point import predict_point
+from pipeline.config import expand
 from pipeline.schemas import read_columns
 
 MODES = {"inf": "inference", "train": "train"}
@@ -40,9 +42,6 @@ def predicted_passes(data: Path) -> pd.DataFrame:
     Returns:
         gpu, model, mode, seq_len, batch_size, measured_us, predicted_us, p10_us, p90_us, active_us, bound.
     """
-    from pipeline.answers.predict_point import predict_point
-    from pipeline.config import expand
-
     rows = []
     for row in measured_passes(data).to_dict("records"):
         mode = MODES[str(row["mode"])]

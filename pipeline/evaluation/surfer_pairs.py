@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.datasets.neusight import read_samples
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.schemas import read_columns
 from pipeline.transfer import wave_scaling as wave
+from pipeline.transfer.left_out_gpu import folds, quick
 from pipeline.transfer.methods import in_a_step
+from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.shipped_models import covered
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -187,10 +190,6 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
     Raises:
         TableError: a public table is missing, unreadable, or lacks columns.
     """
-    from pipeline.datasets.neusight import read_samples
-    from pipeline.transfer.left_out_gpu import folds, quick
-    from pipeline.transfer.recipes import RECIPES
-
     passes, ops = (
         read_columns(data / "neusight" / name, columns, "download the public data", "download it again")
         for name, columns in (("model_latency.parquet", PASS), ("model_op_latency.parquet", OPERATOR))

@@ -24,6 +24,7 @@ from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.pytorch_errors import explained
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 from pipeline.graph.trace_reader import read_chosen
+from pipeline.workloads import make_step
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
@@ -98,7 +99,6 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
     """`record` on fake CPU tensors or on the meta device."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from pipeline.workloads import make_step
     from pipeline.workloads.data_dependent_shapes import picking
 
     own = config.get("architecture") == "custom"

@@ -10,17 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from pipeline.graph.opmap import Row, find
-from pipeline.graph.sizes import SIZES, Work, load_all
+from pipeline.graph.sizes.registry import SIZES
+from pipeline.graph.sizes.vocabulary import Work
 from pipeline.graph.table import Graph, Node
+from pipeline.hardware.spec import GpuSpec
 from pipeline.schemas import DIMS
-
-if TYPE_CHECKING:
-    from pipeline.hardware.spec import GpuSpec
 
 TF32_CAPABILITY = 8.0
 """Compute capability from which TF32 exists; older GPUs compute such calls in fp32."""
@@ -42,7 +41,6 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
     Returns:
         Table of the `calls` schema. Operators without a row in the map have family `other`, op `unknown`.
     """
-    load_all()
     records: list[dict[str, Any]] = []
     cache: dict[Any, list[dict[str, Any]]] = {}
     tf32 = gpu is None or gpu.compute_capability >= TF32_CAPABILITY

@@ -12,8 +12,10 @@ from functools import cache
 from typing import Any
 
 from pipeline.graph.cuda_emulation import name_standins
+from pipeline.graph.opmap import rows
 from pipeline.graph.sparse_optimizers import own_tables, sparse_updates
 from pipeline.graph.table import Argument, Node, Tensor
+from pipeline.kernels.embedding_traffic import Lookup
 
 SHARED = ("aten::_to_copy", "aten::clone")
 """Operators with children that are the same on all devices although their dispatch does not say so."""
@@ -100,8 +102,6 @@ def is_written_in_others(schema: str) -> bool:
     """Whether an operator that the map does not know is written in others for every device (`aten::pixel_shuffle`), in C++
     and without a kernel of the meta device's own, so that what lies under it is what lies under it on CUDA.
     """
-    from pipeline.graph.opmap import rows
-
     explicit = any(_has_kernel(schema, f"CompositeExplicitAutograd{kind}") for kind in ("", "NonFunctional"))
     return explicit and schema.split(".")[0] not in rows() and not _has_kernel(schema, "Meta")
 
@@ -287,7 +287,6 @@ def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[N
     """Give lookups what shapes cannot tell: rows per table, lookups, and how indices are distributed."""
     if "embedding" not in config:
         return sparse_updates(nodes, own_tables(nodes), str(config.get("optimizer", "sgd")))
-    from pipeline.kernels.embedding_traffic import Lookup
     from pipeline.workloads.dlrm import JOINT, tables
 
     rows, lookups = tables(config)

@@ -12,14 +12,12 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.work import Array, Dims, Work, sectors
-
-if TYPE_CHECKING:
-    from pipeline.hardware.spec import GpuSpec
 
 RESIDENT_WARPS_PER_SM = 45.0
 """Warps of FBGEMM's lookup kernel that run at once on one SM (Lin et al., from its register use)."""

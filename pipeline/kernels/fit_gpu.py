@@ -27,6 +27,7 @@ from pipeline.kernels.fit_family import Fitter, judge, typical_error
 from pipeline.kernels.fit_workers import Crew, run_jobs
 from pipeline.kernels.sample_sanity import check_rates
 from pipeline.kernels.samples import clean_samples, families_of, split_by_shape
+from pipeline.kernels.saved_families import write_physics
 
 VARIANTS = ("auto", "process", "choice", "average", "trees", "mlp", "mlp_paper", "roofline")
 """`process`: Gaussian processes. `average`: trees and networks, distilled. `choice`: the same, told which kernel the library
@@ -200,8 +201,6 @@ def fit_gpu(
         TableError, UnknownNameError, InputError: as `fit_family`.
         SteptimeError: as `run_jobs`.
     """
-    from pipeline.kernels.saved_families import write_physics
-
     out_dir = Path(out_dir)
     wanted = families_of(samples, families)
     held = split_by_shape(samples, test_share, seed) if test_share > 0 else np.zeros(len(samples), dtype=bool)

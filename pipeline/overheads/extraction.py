@@ -25,7 +25,7 @@ import pandas as pd
 
 from pipeline.overheads.op_names import ANY, full_signature, switch_signature
 from pipeline.trace.host_activity import Activity, activity
-from pipeline.trace.load import Trace
+from pipeline.trace.linked_trace import Trace
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

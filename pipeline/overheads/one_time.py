@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pipeline.overheads.extraction import FULL_QUEUE_CALLS, outstanding
 from pipeline.trace.host_activity import Activity, activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, RESOURCE_APIS, SYNC_APIS
-from pipeline.trace.load import Trace
+from pipeline.trace.linked_trace import Trace
 
 Ints = npt.NDArray[np.int64]
 

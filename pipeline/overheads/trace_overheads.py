@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.collect.campaign_reader import read_traces
 from pipeline.errors import TraceError, UnknownNameError
 from pipeline.overheads.extraction import extract_overheads
 from pipeline.overheads.one_time import lasting
@@ -79,8 +80,6 @@ def extract_campaign(folder: str | Path) -> pd.DataFrame:
         InputError: the folder is no campaign's.
         TraceError: it holds no traces, or a damaged one.
     """
-    from pipeline.collect.campaign_reader import read_traces
-
     members = list(read_traces(folder))
     if not members:
         raise TraceError(f"{folder}: the campaign holds no traces; run it again with --parts steps")

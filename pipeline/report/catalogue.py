@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.answers.sources import Source, kernel_source, overhead_source
+from pipeline.answers.tensor_core_gemm import measured_gpus
 from pipeline.config import LOCAL_GPU, choices
+from pipeline.hardware.spec import list_gpus
+from pipeline.paths import config_dir
+from pipeline.yaml_text import load_yaml
 
 _KERNELS = {
     Source.MEASUREMENTS: "measured",
@@ -19,9 +23,6 @@ _OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "of a
 
 def gpu_rows() -> list[dict[str, Any]]:
     """One row per GPU: what it is, and where kernel times and overheads come from at this moment."""
-    from pipeline.answers.tensor_core_gemm import measured_gpus
-    from pipeline.hardware.spec import list_gpus
-
     half = dict.fromkeys(measured_gpus(), "; bf16 products: pack")
     rows = [
         {
@@ -44,9 +45,6 @@ def gpu_rows() -> list[dict[str, Any]]:
 
 def model_rows() -> list[dict[str, Any]]:
     """One row per workload: its description and default batch size."""
-    from pipeline.paths import config_dir
-    from pipeline.yaml_text import load_yaml
-
     rows = []
     for name in choices("model"):
         path = config_dir() / "model" / f"{name}.yaml"

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
+from pipeline.packs import check_pack, list_packs
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
+from pipeline.report.mlflow_tracking import OVERHEADS, log_run
 
 
 def examine() -> list[dict[str, Any]]:
@@ -67,8 +70,6 @@ def _profiler() -> tuple[str, str]:
 def _mlflow() -> tuple[str, str]:
     import mlflow
 
-    from pipeline.report.mlflow_tracking import OVERHEADS, log_run
-
     with tempfile.TemporaryDirectory() as folder:
         log_run(folder, OVERHEADS, "doctor", params={}, metrics={}, tags={})
 
@@ -76,9 +77,6 @@ def _mlflow() -> tuple[str, str]:
 
 
 def _packs() -> tuple[str, str]:
-    from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
-    from pipeline.packs import check_pack, list_packs
-
     names = list_packs() + [f"{FOLDER}/{gpu}" for gpu in measured_gpus()]
     for name in names:
         check_pack(name)

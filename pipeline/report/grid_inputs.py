@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from pipeline.answers.attention_constants import FILE as ATTENTION
 from pipeline.answers.sources import HAS_MODELS, Source, kernel_source, overhead_source
+from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.config import LOCAL_GPU, method_label
 from pipeline.errors import TableError
+from pipeline.flow import Flow
 from pipeline.hardware.altered_figures import is_altered
+from pipeline.kernels.collective_bandwidth import FILE
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
 from pipeline.paths import config_dir, packs_dir, transfer_dir
-from pipeline.schemas import read_arrow
+from pipeline.schemas import read_arrow, read_table
 from pipeline.transfer.rental_prices import PRICES
-
-if TYPE_CHECKING:
-    from pipeline.flow import Flow
 
 PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
 """What ships beside the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
@@ -94,10 +94,6 @@ def pack_digests() -> dict[str, str]:
 
     Predictions take it as a param: a pack stands in for its siblings, and the cross-GPU models for any family.
     """
-    from pipeline.answers.attention_constants import FILE as ATTENTION
-    from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
-    from pipeline.kernels.collective_bandwidth import FILE
-
     names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
     files = {name: packs_dir() / name / MANIFEST for name in names}
     files |= {name: packs_dir() / name for name in (ATTENTION, FILE)}
@@ -144,8 +140,6 @@ def _choice(folder: Path) -> str:
 
 def read_observations(paths: Sequence[str]) -> pd.DataFrame:
     """Observations of several hosts as one table, with the GPU beside which they were seen as `gpu`."""
-    from pipeline.schemas import read_table
-
     parts = [read_table(path, "overhead_samples").assign(gpu=Path(path).parent.name) for path in paths]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 

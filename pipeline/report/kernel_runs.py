@@ -9,11 +9,15 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from pipeline.errors import SteptimeError
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
+from pipeline.report.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
+from pipeline.report.figures.kernel_errors import error_histogram, predicted_against_measured
 from pipeline.report.mlflow_tracking import (
     KERNEL_MODELS,
     choose_champion,
@@ -22,9 +26,6 @@ from pipeline.report.mlflow_tracking import (
     register_model,
 )
 from pipeline.schemas import atomic_path, write_parquet
-
-if TYPE_CHECKING:
-    from pipeline.kernels.fit_gpu import FittedFamily
 
 NO_SAMPLES = "no_samples.txt"
 """Marks the model folder of a family that the samples do not hold."""
@@ -52,9 +53,6 @@ def fit_and_track(
         workers: processes.
         provenance: what made the models, kept beside their test predictions.
     """
-    from pipeline.hardware.find_gpu import load_gpu
-    from pipeline.kernels.fit_gpu import fit_gpu
-
     fits: dict[tuple[str, str], FittedFamily] = {}
 
     def keep(fitted: FittedFamily) -> None:
@@ -97,8 +95,6 @@ def fit_and_track(
 
 def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any] | None) -> None:
     """Write how good a model is into its folder: figures, the predictions behind them, and their quantiles."""
-    from pipeline.report.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
-
     with atomic_path(folder / METRICS) as part:
         part.write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     write_parquet(fitted.test, folder / TEST_PREDICTIONS, provenance=provenance or {})
@@ -114,8 +110,6 @@ def _track(
     Returns:
         The name under which such models are registered, and the run's id.
     """
-    from pipeline.report.figures.kernel_errors import error_histogram, predicted_against_measured
-
     family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
     dtypes = "-".join(fitted.model.scope.dtypes)
     kind = family if "fp32" in fitted.model.scope.dtypes else f"{family}-{dtypes}"

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.overheads.op_names import HOST_TYPES
+from pipeline.report.figures.overhead_plots import overhead_types
 from pipeline.report.mlflow_tracking import OVERHEADS, log_run
 
 
@@ -24,8 +25,6 @@ def track_overheads(
         settings: the `overheads` section of the configuration, with the `label` of these settings.
         folder: MLflow folder.
     """
-    from pipeline.report.figures.overhead_plots import overhead_types
-
     metrics: dict[str, float] = {"observations": len(observations)}
     for name in HOST_TYPES:
         values = observations.loc[observations["type"] == name, "value_us"]

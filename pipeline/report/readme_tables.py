@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
+from pipeline.evaluation.replayed_traces import mean_errors
 from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, project_dir, transfer_dir
 from pipeline.report.accuracy_tables import Evidence, left_out_errors, long, outdated, short
@@ -21,6 +22,7 @@ from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.style import save
 from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from pipeline.report.markdown import rewrite
+from pipeline.report.rule_graph import draw, rule_graph
 from pipeline.report.run_snakemake import run_snakemake
 
 GRAPH_OF = ("gpu=local", "model=dlrm_small")
@@ -59,9 +61,6 @@ def write(found: Evidence, root: Path) -> list[Path]:
     Raises:
         InputError: a file lacks its markers.
     """
-    from pipeline.evaluation.replayed_traces import mean_errors
-    from pipeline.report.rule_graph import draw, rule_graph
-
     written = []
     for name, marker, make in PLACES:
         rewrite(root / name, {marker: make(found)})

@@ -22,6 +22,8 @@ from pipeline.overheads.shared_overheads import calibrate as factor_of
 from pipeline.overheads.statistics import summarise
 from pipeline.schemas import refuse_overwriting
 from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.measured_rows import measured_rows
+from pipeline.simulate.perfetto import write_timeline
 from pipeline.simulate.replay_options import Options
 from pipeline.simulate.replay_result import Replayed, ReplayResult
 from pipeline.simulate.step_program import Kind, Program
@@ -149,9 +151,6 @@ def replay_source(
 
 
 def _write(target: Source, replayed: Sequence[Replayed], path: str | Path) -> None:
-    from pipeline.simulate.measured_rows import measured_rows
-    from pipeline.simulate.perfetto import write_timeline
-
     trace, events = target.act.trace, target.act.call_event
     base = int(trace.metadata.get("baseTimeNanoseconds", 0))
     steps = [(r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]

@@ -13,7 +13,7 @@ import pandas as pd
 from pipeline.simulate.step_program import Program
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_program import Iteration
-from pipeline.trace.load import Trace
+from pipeline.trace.linked_trace import Trace
 
 
 @dataclass(frozen=True)

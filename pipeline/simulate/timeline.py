@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +12,7 @@ import pandas as pd
 
 from pipeline.schemas import SCHEMAS
 from pipeline.simulate.path_walk import CriticalPath, critical_path
-
-if TYPE_CHECKING:
-    from pipeline.simulate.step_program import Program
+from pipeline.simulate.step_program import Program
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

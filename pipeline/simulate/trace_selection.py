@@ -16,8 +16,7 @@ from pipeline.overheads.one_time import lasting, one_time_calls
 from pipeline.simulate.trace_program import Iteration, iterations
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.host_activity import Activity, activity
-from pipeline.trace.iterations import first_settled
-from pipeline.trace.load import Trace
+from pipeline.trace.linked_trace import Trace, first_settled
 
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

@@ -7,16 +7,12 @@ memory (views, allocation) are host time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace import nesting as tree
 from pipeline.trace.kineto_fields import Category
-
-if TYPE_CHECKING:
-    from pipeline.trace.load import Trace
+from pipeline.trace.linked_trace import Trace
 
 COMPOSITE = frozenset({
     "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "batch_norm", "_batch_norm_impl_index", "layer_norm",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,8 @@ from pipeline.trace.kineto_fields import (
     Category,
 )
 from pipeline.trace.launches import launches
+from pipeline.trace.linked_trace import Trace
 from pipeline.trace.phases import PHASES, phases
-
-if TYPE_CHECKING:
-    from pipeline.trace.load import Trace
 
 CLOCK_NS = 2_000
 """A device event may begin this much before its launch: stamps are rounded to a microsecond on both sides."""

@@ -13,43 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import TableError
+from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, atomic_path
 from pipeline.trace.event_columns import MISSING
+from pipeline.trace.events_frame import absent
+from pipeline.trace.linked_trace import Trace
 
 if TYPE_CHECKING:
-    import pandas as pd
     import pyarrow as pa
-
-    from pipeline.trace.load import Trace
 
 ROWS = 1 << 13
 """Events per row group of a parquet file: about a MB as text, which is all that is held beside the columns."""
-
-LINKS = frozenset({"iteration", "parent", "top", "op", "launch"})
-"""Columns of positions, where -1 stands for none."""
-
-
-def absent(column: str) -> int:
-    """The number that stands for nothing in an integer column."""
-    return -1 if column in LINKS else int(MISSING)
-
-
-def events_frame(trace: Trace) -> pd.DataFrame:
-    """All events as an `events` table; text columns are categorical."""
-    import pandas as pd
-
-    from pipeline.schemas import SCHEMAS
-
-    out: dict[str, Any] = {"event_id": np.arange(len(trace), dtype=np.int64)}
-    for column in SCHEMAS["events"].names[1:]:
-        values = trace.columns[column]
-        if column in trace.vocabulary:
-            out[column] = pd.Categorical.from_codes(values, pd.Index(trace.vocabulary[column], dtype=object))
-        else:
-            gone = values == absent(column)
-            out[column] = pd.array(values, dtype="Int64") if gone.any() else values
-            if gone.any():
-                out[column][gone] = pd.NA
-    return pd.DataFrame(out)
 
 
 def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
@@ -59,8 +32,6 @@ def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] |
         SteptimeError: the file cannot be written (full disk, no permission).
     """
     import pyarrow.parquet as pq
-
-    from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, atomic_path
 
     _release_memory()
     text = json.dumps({"schema": "events", **(provenance or {})}, sort_keys=True, default=str)

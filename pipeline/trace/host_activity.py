@@ -27,7 +27,7 @@ from pipeline.trace.kineto_fields import (
     SYNC_APIS,
     Category,
 )
-from pipeline.trace.load import Trace
+from pipeline.trace.linked_trace import Trace
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

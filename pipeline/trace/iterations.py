@@ -14,15 +14,11 @@ optimizers that are cleared one after the other open one step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace.kineto_fields import LOADER_MARKER, STEP_MARKER, ZERO_GRAD_MARKER, Category
-
-if TYPE_CHECKING:
-    from pipeline.trace.load import Trace
+from pipeline.trace.linked_trace import Trace
 
 Ints = npt.NDArray[np.int64]
 
@@ -85,11 +81,6 @@ def step_number(trace: Trace, iteration: int) -> int | None:
         if name.startswith(STEP_MARKER) and name.partition("#")[2].isdecimal():
             return int(name.partition("#")[2])
     return None
-
-
-def first_settled(count: int) -> int:
-    """The first of so many iterations that counts: where there are three or more, the very first only warms up."""
-    return 1 if count >= 3 else 0
 
 
 def assign(stamps: Ints, opens: Ints, closes: Ints) -> Ints:

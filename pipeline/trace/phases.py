@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace import nesting as tree
 from pipeline.trace.kineto_fields import BACKWARD_PREFIX, LOADER_MARKER, OPTIMIZER_PREFIX
-
-if TYPE_CHECKING:
-    from pipeline.trace.load import Trace
+from pipeline.trace.linked_trace import Trace
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
+from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir, transfer_dir
 from pipeline.schemas import atomic_path
@@ -101,8 +102,6 @@ def interval_of_a_new_gpu(residuals: Mapping[str, Array]) -> tuple[float, float]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: train, save, and print the errors."""
-    from pipeline.datasets.neusight import read_samples
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=transfer_dir())
     parser.add_argument("--family", action="append", choices=COVERED)

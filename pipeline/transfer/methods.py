@@ -22,6 +22,9 @@ from pipeline.hardware.same_chip import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
 from pipeline.kernels.min_duration import not_shorter
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.tensor_core_convolution import on_tensor_cores as convolved
+from pipeline.kernels.tensor_core_products import covered as tensor_covered
 from pipeline.kernels.work import Dims
 from pipeline.paths import transfer_dir
 from pipeline.transfer import wave_scaling as wave
@@ -29,6 +32,7 @@ from pipeline.transfer.gpu_features import ARITHMETIC
 from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import TENTH, Calibration
 from pipeline.transfer.shipped_models import covered, estimate, load_models
+from pipeline.transfer.tensor_core_model import kernel_us, tensor_model
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.utilisation_terms import ways_taken
 
@@ -198,9 +202,6 @@ Native = Callable[[pd.DataFrame, GpuSpec], tuple[npt.NDArray[np.bool_], Array]]
 
 
 def _products_on_tensor_cores() -> Native | None:
-    from pipeline.kernels.tensor_core_products import covered as tensor_covered
-    from pipeline.transfer.tensor_core_model import kernel_us, tensor_model
-
     tensor = tensor_model()
 
     def native(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
@@ -215,9 +216,6 @@ def _products_on_tensor_cores() -> Native | None:
 
 def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
     """Kernels that turn images around a convolution are calls of their own in a trace: channels lie innermost here."""
-    from pipeline.kernels.physics import Physics
-    from pipeline.kernels.tensor_core_convolution import on_tensor_cores as convolved
-
     innermost = part.assign(attributes='{"layout":"nhwc"}')
     times = Physics.of(gpu).kernel_us("conv2d_forward", innermost)
     return convolved(Dims(part), gpu) & np.isfinite(times), times

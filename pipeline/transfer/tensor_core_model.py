@@ -41,7 +41,11 @@ def kernel_us(
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         _, found = model.kernel_and_latency(calls.assign(op="linear"), gpu, correction=correction)
-    return found if gpu.architecture in sampled_architectures(tuple(model.gpu_corrections)) else not_shorter(found, "gemm", gpu)
+    return (
+        found
+        if gpu.architecture in sampled_architectures(tuple(model.gpu_corrections))
+        else not_shorter(found, "gemm", gpu)
+    )
 
 
 def ratio_of(

@@ -41,5 +41,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         raise InputError(f"model.target={target}: {module_name} has no {function_name}") from None
     step = function(config, batch_size, device)
     if not isinstance(step, Step):
-        raise InputError(f"model.target={target}: returned {type(step).__name__}, not pipeline.workloads.training_step.Step")
+        raise InputError(
+            f"model.target={target}: returned {type(step).__name__}, not pipeline.workloads.training_step.Step"
+        )
     return step

@@ -4,8 +4,8 @@ import pytest
 
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.opmap import rows
-from pipeline.graph.sizes import SIZES, load_all
 from pipeline.graph.sizes.optimizer import launches
+from pipeline.graph.sizes.registry import SIZES
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.kernels.families import FAMILIES
 
@@ -155,7 +155,6 @@ def test_on_the_cpu_an_operator_is_one_blocking_call():
 
 
 def test_every_row_of_the_map_names_known_families_and_size_functions():
-    load_all()
     for row in rows().values():
         assert row.evidence, row.op
         for rule in row.calls:

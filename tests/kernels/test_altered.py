@@ -249,7 +249,7 @@ def test_models_fitted_by_a_run_answer_for_the_altered_card(tmp_path: Path) -> N
         (folder / "gemm" / "auto" / "family.json").read_text().replace('"pack"', '"fitted"')
     )
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    found = kernel_predictor(altered("V100", "dram_gb_per_s=2000"), "auto", tmp_path)
+    found = kernel_predictor(altered("V100", "dram_gb_per_s=2000"), "auto", [folder / "gemm" / "auto"])
     assert isinstance(found, AlteredPredictor) and found.card.gpu == load_gpu("V100")
     assert found.card.predict(CALLS)["evidence"][CALLS["family"] == "gemm"].iloc[0] == "fitted"
     assert found.predict(CALLS)["evidence"][CALLS["family"] == "gemm"].iloc[0] == "transferred"

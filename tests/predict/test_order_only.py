@@ -17,7 +17,8 @@ from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op,
 from pipeline.simulate.replay import replay_source
 from pipeline.simulate.trace_selection import Source
 from pipeline.trace.kineto_fields import HOST_CATEGORIES
-from pipeline.trace.load import Trace, load_trace
+from pipeline.trace.linked_trace import Trace
+from pipeline.trace.load import load_trace
 
 FIRM_NS = 2_000
 """Gaps up to here are kept: within the resolution of a stamp nesting is read from how far two events overlap."""

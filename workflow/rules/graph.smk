@@ -14,10 +14,6 @@ wildcard_constraints:
 POINT = FLOW.artifacts.point("{gpu}", "{model}", "{variant}", "{batch}")
 
 # Code that several rules name for their digest; tests/workflow/test_rule_code.py says what one lacks.
-GRAPH = ("graph", "kernels/embedding_traffic.py", "kernels/work.py", "schemas.py")
-COLLECT = ("collect", "trace/kineto_fields.py", "trace/json_repair.py", "schemas.py")
-
-
 rule capture_graph:
     output:
         graph=f"{POINT}/graph.parquet",
@@ -28,7 +24,7 @@ rule capture_graph:
     params:
         model=FLOW.section("model"),
         files=FLOW.files,
-        code=FLOW.code(*GRAPH, "workloads"),
+        code=FLOW.code("capture_graph"),
     message:
         "Graph of {wildcards.model} at batch {wildcards.batch}, captured without a GPU"
     script:
@@ -51,7 +47,7 @@ rule collect_step:
         model=FLOW.section("model"),
         collect=FLOW.section("collect"),
         files=FLOW.files,
-        code=FLOW.code(*COLLECT, "workloads"),
+        code=FLOW.code("collect_step"),
     message:
         "Steps of {wildcards.model} at batch {wildcards.batch}, timed and traced on this machine"
     script:
@@ -69,7 +65,7 @@ rule import_graph:
         gpu="local",
     params:
         model=FLOW.section("model"),
-        code=FLOW.code(*GRAPH),
+        code=FLOW.code("import_graph"),
     message:
         "Graph of {wildcards.model} at batch {wildcards.batch}, from its execution trace"
     script:
@@ -86,7 +82,7 @@ rule convert_trace:
     wildcard_constraints:
         gpu="local",
     params:
-        code=FLOW.code("trace", "schemas.py"),
+        code=FLOW.code("convert_trace"),
     message:
         "Events of {wildcards.model} at batch {wildcards.batch}, from the profiler's trace"
     script:
@@ -102,7 +98,7 @@ rule map_calls:
         f"{POINT}/logs/map_calls.log",
     params:
         gpu=FLOW.section("gpu"),
-        code=FLOW.code(*GRAPH, "hardware", "answers/predict_point.py"),
+        code=FLOW.code("map_calls"),
     message:
         "Device calls of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:

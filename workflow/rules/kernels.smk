@@ -15,7 +15,7 @@ rule public_samples:
         gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
     params:
         families=FLOW.families(Source.PUBLIC),
-        code=FLOW.code("datasets/neusight.py", "kernels", "hardware", "schemas.py"),
+        code=FLOW.code("public_samples"),
     message:
         "Kernel samples of {wildcards.gpu}, from public measurements"
     script:
@@ -33,7 +33,7 @@ rule campaign_samples:
         gpu=FLOW.gpus_from("kernels", Source.MEASUREMENTS),
     params:
         families=FLOW.families(Source.MEASUREMENTS),
-        code=FLOW.code("collect", "schemas.py"),
+        code=FLOW.code("campaign_samples"),
     message:
         "Kernel samples of {wildcards.gpu}, from our own campaign"
     script:
@@ -56,7 +56,7 @@ rule local_samples:
     params:
         families=FLOW.families(Source.LOCAL),
         collect=FLOW.first_section("collect"),
-        code=FLOW.code(*COLLECT, *GRAPH),
+        code=FLOW.code("local_samples"),
     message:
         "Kernel samples of this machine: microbenchmarks of every family in use"
     script:
@@ -79,7 +79,7 @@ rule fit_kernels:
         settings=FLOW.kernel_settings,
         gpu=FLOW.card,
         tracking=FLOW.artifacts.tracking,
-        code=FLOW.code("kernels", "hardware", "report/kernel_runs.py", "report/mlflow_tracking.py"),
+        code=FLOW.code("fit_kernels"),
     message:
         "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow: takes minutes (docs/kernels.md)"
     script:

@@ -14,7 +14,7 @@ rule public_overheads:
     wildcard_constraints:
         gpu=FLOW.gpus_from("overheads", Source.PUBLIC),
     params:
-        code=FLOW.code("trace", "overheads", "schemas.py"),
+        code=FLOW.code("public_overheads"),
     message:
         "Overhead observations of {wildcards.gpu}, from public traces"
     script:
@@ -31,7 +31,7 @@ rule campaign_overheads:
     wildcard_constraints:
         gpu=FLOW.gpus_from("overheads", Source.MEASUREMENTS),
     params:
-        code=FLOW.code("trace", "overheads", "collect", "schemas.py"),
+        code=FLOW.code("campaign_overheads"),
     message:
         "Overhead observations of {wildcards.gpu}'s host, from our own campaign"
     script:
@@ -49,7 +49,7 @@ rule local_overheads:
         gpu=FLOW.gpus_from("overheads", Source.LOCAL),
     params:
         workloads=FLOW.local_workloads(),
-        code=FLOW.code("trace", "overheads", "schemas.py"),
+        code=FLOW.code("local_overheads"),
     message:
         "Overhead observations of this machine, from its own traces"
     script:
@@ -68,7 +68,7 @@ rule overhead_statistics:
     params:
         settings=FLOW.overhead_settings,
         tracking=FLOW.artifacts.tracking,
-        code=FLOW.code("overheads", "answers/predict_point.py", "schemas.py", "report/overhead_runs.py", "report/mlflow_tracking.py"),
+        code=FLOW.code("overhead_statistics"),
     message:
         "Overhead statistics for {wildcards.gpu} ({wildcards.overheads})"
     script:

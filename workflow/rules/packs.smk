@@ -36,7 +36,7 @@ rule half_samples:
     wildcard_constraints:
         gpu=HALF_GPUS,
     params:
-        code=FLOW.code("datasets/aiconfigurator.py", "schemas.py"),
+        code=FLOW.code("half_samples"),
     message:
         "bf16 products of {wildcards.gpu}, from public measurements"
     script:

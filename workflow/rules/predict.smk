@@ -2,18 +2,6 @@
 
 from pipeline.report.grid_inputs import pack_digests
 
-MODELS = ("kernels", "overheads", "predict", "transfer", "hardware", "answers/predict_step.py", "answers/predict_point.py", "prediction.py")
-TABLES = ("graph/graph_file.py", "graph/table.py", "schemas.py")
-MEASURED = (
-    "trace",
-    "collect/campaign_reader.py",
-    "collect/standalone.py",
-    "collect/campaign_folder.py",
-    "collect/kernel_filter.py",
-    "collect/device.py",
-)
-
-
 rule predict:
     input:
         graph=f"{POINT}/graph.parquet",
@@ -31,7 +19,7 @@ rule predict:
     params:
         point=FLOW.settings,
         packs=pack_digests(),
-        code=FLOW.code(*MODELS, *TABLES, *MEASURED),
+        code=FLOW.code("predict"),
     message:
         "Step time of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:

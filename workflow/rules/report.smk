@@ -31,7 +31,7 @@ rule error_parts:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
         packs=pack_digests(),
-        code=FLOW.code(*MODELS, *TABLES, *MEASURED, "evaluation/error_parts.py"),
+        code=FLOW.code("error_parts"),
     message:
         "Errors of {wildcards.model} at batch {wildcards.batch}, part by part"
     script:
@@ -58,7 +58,7 @@ rule figures:
     params:
         shipped=GRID.shipped_models(FLOW),
         checks=GRID.checks_at_hand(FLOW.artifacts.root),
-        code=FLOW.code("report/figures", "report/grid_inputs.py", "report/checks", "evaluation/error_parts.py", "transfer/rental_prices.py"),
+        code=FLOW.code("figures", drawing=True),
     message:
         "Figures of the grid"
     script:
@@ -82,9 +82,7 @@ rule accuracy:
     params:
         missing=GRID.missing_evidence(FLOW),
         shipped=GRID.shipped_models(FLOW),
-        code=FLOW.code(
-            "report/figures", "report/grid_inputs.py", "report/grid_accuracy.py", "report/markdown.py", "evaluation/error_parts.py"
-        ),
+        code=FLOW.code("accuracy", drawing=True),
     message:
         "Accuracy of the grid"
     script:
@@ -102,7 +100,7 @@ rule report:
     params:
         snakefile=str(workflow.main_snakefile),
         targets=["figures", "accuracy"],
-        code=FLOW.code("report/html_report.py"),
+        code=FLOW.code("report", drawing=True),
     message:
         "Report of the grid, one page that opens offline"
     script:
@@ -117,7 +115,7 @@ rule pair_errors:
     log:
         f"{FLOW.artifacts.root}/transfer/logs/{{family}}.log",
     params:
-        code=FLOW.code("transfer", "hardware", "kernels", "datasets/neusight.py"),
+        code=FLOW.code("transfer_errors"),
     message:
         "Errors of {wildcards.family} between all GPUs with public samples"
     script:
@@ -134,7 +132,7 @@ rule transfer_models:
     log:
         f"{FLOW.artifacts.root}/transfer/logs/models.log",
     params:
-        code=FLOW.code("transfer", "hardware", "kernels", "datasets/neusight.py"),
+        code=FLOW.code("transfer_models"),
     message:
         "Errors of whole models between all GPUs with public samples"
     script:
@@ -155,7 +153,7 @@ rule replays:
     log:
         f"{CHECKS}/logs/replays.log",
     params:
-        code=FLOW.code("trace", "overheads", "predict", "hardware", "evaluation/replayed_traces.py"),
+        code=FLOW.code("replays"),
     message:
         "Public traces replayed"
     script:
@@ -171,7 +169,7 @@ rule passes:
         f"{CHECKS}/logs/passes.log",
     params:
         packs=pack_digests(),
-        code=FLOW.code(*MODELS, *GRAPH, "workloads", "evaluation/language_passes.py"),
+        code=FLOW.code("passes"),
     message:
         "Whole models against public latencies"
     script:

@@ -46,8 +46,8 @@ class Work:
 
 
 Size = Callable[[Node, Rule], "Work | Sequence[Work] | None"]
-SIZES: dict[str, Size] = {}
-"""Size functions by name."""
+REGISTERED: dict[str, Size] = {}
+"""Size functions by name, as their modules are imported; `registry.SIZES` holds all of them."""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -57,7 +57,7 @@ def size(name: str) -> Callable[[Function], Function]:
     """Register a size function under the name that `opmap.yaml` uses."""
 
     def register(function: Function) -> Function:
-        SIZES[name] = function
+        REGISTERED[name] = function
         return function
 
     return register

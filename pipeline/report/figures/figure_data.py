@@ -15,6 +15,7 @@ from pipeline.evaluation.error_parts import label
 from pipeline.evaluation.surfer_pairs import TRACKED
 from pipeline.kernels.error_metrics import DECILES, gmae, mape
 from pipeline.prediction import Prediction
+from pipeline.transfer.rental_prices import cost_per_million
 
 METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
@@ -42,8 +43,6 @@ def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> p
         idle_us, host_us, kernels_us (sum of all kernels), p10_us, p90_us, measured_us, samples_per_s, fits, bound,
         device_evidence, host_evidence, unmodelled_share, cost_per_million.
     """
-    from pipeline.transfer.rental_prices import cost_per_million
-
     rows = [
         {
             "gpu": p.gpu, "workload": label(p), "model_variant": label(p).rpartition(" b")[0],

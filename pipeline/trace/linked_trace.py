@@ -1,0 +1,94 @@
+"""A linked trace: events as columns, with the iterations that they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.trace.events_frame import events_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def first_settled(count: int) -> int:
+    """The first of so many iterations that counts: where there are three or more, the very first only warms up."""
+    return 1 if count >= 3 else 0
+
+
+@dataclass
+class Trace:
+    """A linked trace.
+
+    Attributes:
+        path: the file.
+        device: name of the GPU, `cpu` where nothing ran on a GPU.
+        process: the process whose steps count, where several ran operators.
+        marker: what marked the iterations; empty where nothing did and the trace is one iteration.
+        opens: start of each iteration's window, ns.
+        closes: end of each iteration's window, ns.
+        columns: int64 arrays, one per column, in event order; text as codes into `vocabulary`.
+        vocabulary: per text column an array of its texts.
+        metadata: everything in the file outside the event array.
+        notes: what was odd about the file and how it was read, one sentence each.
+    """
+
+    path: Path
+    device: str
+    marker: str
+    opens: Ints
+    closes: Ints
+    columns: dict[str, Ints]
+    vocabulary: dict[str, npt.NDArray[np.object_]]
+    metadata: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    process: int = 0
+
+    def __len__(self) -> int:
+        return len(self.columns["ts_ns"])
+
+    @property
+    def settled(self) -> Flags:
+        """Iterations to learn overheads from, shape (iterations,)."""
+        return np.arange(len(self.opens)) >= first_settled(len(self.opens))
+
+    def is_category(self, *categories: str) -> Flags:
+        """Which events belong to one of the categories."""
+        return self.texts_in("category", set(categories))
+
+    def texts_in(self, column: str, texts: set[str] | frozenset[str]) -> Flags:
+        """Which events have one of the texts in a text column."""
+        hits = np.array([text in texts for text in self.vocabulary[column]] + [False], bool)
+        out: Flags = hits[self.columns[column]]
+        return out
+
+    @cached_property
+    def names(self) -> npt.NDArray[np.object_]:
+        """Name of every event."""
+        out: npt.NDArray[np.object_] = self.vocabulary["name"][self.columns["name"]]
+        return out
+
+    @cached_property
+    def end_ns(self) -> Ints:
+        """End of every event, ns."""
+        return self.columns["ts_ns"] + self.columns["dur_ns"]
+
+    @property
+    def iterations(self) -> pd.DataFrame:
+        """One row per iteration: `iteration`, `start_ns`, `end_ns` of its window."""
+        import pandas as pd
+
+        return pd.DataFrame({"iteration": np.arange(len(self.opens)), "start_ns": self.opens, "end_ns": self.closes})
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """All events as an `events` table (pipeline/schemas.py); text columns are categorical."""
+        return events_frame(self.columns, self.vocabulary)
