@@ -15,7 +15,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PLUMBING = frozenset(
     f"pipeline/{name}.py"
-    for name in ("config", "config_checks", "digest", "errors", "packs", "paths", "schemas", "scripting", "yaml_text")
+    for name in (
+        "config",
+        "config_checks",
+        "digest",
+        "errors",
+        "model_files",
+        "packs",
+        "paths",
+        "schemas",
+        "scripting",
+        "yaml_text",
+    )
 )
 """Modules that find, check and store files. No number depends on them, so an edit there does not refit kernel models."""
 

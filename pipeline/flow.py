@@ -245,7 +245,10 @@ class Flow:
     def public_provenance(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the public data behind a pack."""
         names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
-        return {"data": [SOURCES[name] for name in names], "code": [code_digest("fit_kernels"), code_digest("public_overheads")]}
+        return {
+            "data": [SOURCES[name] for name in names],
+            "code": [code_digest("fit_kernels"), code_digest("public_overheads")],
+        }
 
     def not_fitted(self) -> list[str]:
         """One sentence per GPU whose kernel models were to be compared, and that has no samples here to fit any on."""

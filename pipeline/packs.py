@@ -8,7 +8,6 @@ pack whose files do not match its manifest is refused.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PackError, SteptimeError
+from pipeline.model_files import FORMAT, check_format, read_json, write_json
 from pipeline.paths import packs_dir
-
-FORMAT = 1
-"""Version of the pack's layout; a reader refuses other versions."""
 
 MANIFEST = "pack.json"
 
@@ -44,17 +41,9 @@ def check_pack(gpu: str) -> dict[str, Any]:
     """
     folder = packs_dir() / gpu
     remedy = "restore it with `git checkout packs`, or rebuild it with `make packs`"
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files: dict[str, dict[str, Any]] = manifest["files"]
-        version = manifest["format"]
-    except FileNotFoundError:
-        raise PackError(f"{folder / MANIFEST}: no such pack; {remedy}") from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise PackError(f"{folder / MANIFEST}: not a pack manifest; {remedy}") from None
-    if version != FORMAT:
-        raise PackError(f"{folder / MANIFEST}: pack format {version}, this Steptime reads {FORMAT}; {remedy}")
-    for name, facts in files.items():
+    manifest = read_json(folder / MANIFEST, remedy, ("files", "format"))
+    check_format(folder / MANIFEST, manifest["format"], remedy)
+    for name, facts in manifest["files"].items():
         path = folder / name
         if not path.is_file():
             raise PackError(f"{path}: missing from the pack; {remedy}")
@@ -88,29 +77,25 @@ def build_pack(
     try:
         for family, source in sorted(models.items()):
             shutil.copytree(source, stage / "kernels" / family, ignore=shutil.ignore_patterns("*.parquet", ".*"))
-            _mark(stage / "kernels" / family / "family.json")
+            description = stage / "kernels" / family / "family.json"
+            # predictions rest on a pack, not on a fit of this machine
+            write_json(description, {**read_json(description, remedy="fit the family anew"), "evidence": "pack"})
         for table in overheads:
             shutil.copy2(table, stage / table.name)
         names = sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file())
         files = {n: {"bytes": (stage / n).stat().st_size, "sha256": file_digest(stage / n)} for n in names}
         manifest = {"format": FORMAT, "gpu": gpu, "provenance": dict(provenance), "files": files}
-        (stage / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_json(stage / MANIFEST, manifest)
         stage.chmod(0o755)
         if target.exists():
             shutil.rmtree(target)
         stage.rename(target)
-    except OSError as error:
+    except (OSError, SteptimeError) as error:
         shutil.rmtree(stage, ignore_errors=True)
-        raise SteptimeError(f"{target}: the pack cannot be written ({error.strerror or error})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise SteptimeError(f"{target}: the pack cannot be written ({reason})") from None
     check_pack.cache_clear()
     return target
-
-
-def _mark(description: Path) -> None:
-    """Say in a model's description that it ships: its predictions rest on a pack, not on a fit of this machine."""
-    values = json.loads(description.read_text(encoding="utf-8"))
-    text = json.dumps({**values, "evidence": "pack"}, indent=1, sort_keys=True)
-    description.write_text(text + "\n", encoding="utf-8")
 
 
 def file_digest(path: Path) -> str:

@@ -17,9 +17,9 @@ import numpy as np
 from pipeline.answers.fallback import behind
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.constants_file import read_plain, write_plain
 from pipeline.kernels.estimate import KernelModel
 from pipeline.kernels.fused_attention import FAMILY, AttentionModel, Fitted
+from pipeline.model_files import read_by_gpu, write_by_gpu
 from pipeline.paths import packs_dir
 
 FILE = "attention.json"
@@ -27,7 +27,7 @@ FILE = "attention.json"
 
 def write_fitted(path: Path, fitted: Mapping[str, Fitted], provenance: Mapping[str, Any]) -> None:
     """Write what was fitted on several GPUs as JSON, atomically."""
-    write_plain(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
+    write_by_gpu(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
 
 
 @lru_cache(maxsize=4)
@@ -37,7 +37,7 @@ def read_fitted(path: Path) -> dict[str, Fitted]:
     Raises:
         PackError: the file is damaged or of another format.
     """
-    return read_plain(path, Fitted.from_json)
+    return read_by_gpu(path, Fitted.from_json)
 
 
 def kernel_of(gpu: GpuSpec) -> str | None:

@@ -21,11 +21,11 @@ import pandas as pd
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
-from pipeline.kernels.constants_file import read_plain, write_plain
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.families import work_of
 from pipeline.kernels.physics import bus_factor
 from pipeline.kernels.work import Array, Dims
+from pipeline.model_files import read_by_gpu, write_by_gpu
 from pipeline.paths import packs_dir
 
 FAMILY = "collective"
@@ -123,7 +123,7 @@ def write_curves(path: Path, curves: Mapping[str, Curves], provenance: Mapping[s
         gpu: {op: {str(n): curve.to_json() for n, curve in by.items()} for op, by in found.items()}
         for gpu, found in curves.items()
     }
-    write_plain(path, plain, provenance)
+    write_by_gpu(path, plain, provenance)
 
 
 @lru_cache(maxsize=4)
@@ -133,7 +133,7 @@ def read_curves(path: Path) -> dict[str, Curves]:
     Raises:
         PackError: the file is damaged or of another format.
     """
-    return read_plain(
+    return read_by_gpu(
         path,
         lambda found: {
             op: {int(n): BandwidthCurve.from_json(curve) for n, curve in by.items()} for op, by in found.items()

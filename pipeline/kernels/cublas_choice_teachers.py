@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.kernels.cublas_choice import MOVING, Labels, Menu, product_sizes
 from pipeline.kernels.networks import Float32, standardise
+from pipeline.kernels.training_loop import minimise, uniform
 from pipeline.kernels.trees import Trees, train_judges
 from pipeline.kernels.work import Array
 
@@ -109,7 +110,6 @@ def train_scorer(menu: Menu, features: Array, made: Labels, seed: int) -> Scorer
     """
     import torch
 
-    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(seed)
     mean, scale = features.mean(axis=0).astype(np.float32), (features.std(axis=0) + 1e-6).astype(np.float32)
     moving = menu.moving(features, np.arange(len(menu.choices), dtype=np.int64)[None, :])
@@ -122,29 +122,24 @@ def train_scorer(menu: Menu, features: Array, made: Labels, seed: int) -> Scorer
     prior = np.log(counts / counts.sum())
 
     def layer(inputs: int, outputs: int) -> torch.Tensor:
-        bound = inputs**-0.5
-        found: torch.Tensor = (torch.rand(inputs, outputs, generator=generator) * 2 - 1) * bound
-        return found.requires_grad_()
+        return uniform((inputs, outputs), inputs**-0.5, generator)
 
     context_in, context_out = layer(features.shape[1], WIDTH), layer(WIDTH, WIDTH)
     moving_in, fixed_in, hidden = layer(moving.shape[-1], WIDTH), layer(fixed.shape[1], WIDTH), layer(WIDTH, WIDTH)
-    context_bias, offset, hidden_bias, out = (torch.zeros(WIDTH, requires_grad=True) for _ in range(4))
-    bias = torch.from_numpy(prior.astype(np.float32)).requires_grad_()
+    context_bias, offset, hidden_bias, out = (torch.zeros(WIDTH) for _ in range(4))
+    bias = torch.from_numpy(prior.astype(np.float32))
     trained = [context_in, context_out, moving_in, fixed_in, hidden, context_bias, offset, hidden_bias, out, bias]
-    optimiser = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=STEPS, pct_start=0.1)
     x = torch.from_numpy(standardise(features, mean, scale))
     v, q, y = torch.from_numpy(moving), torch.from_numpy(fixed), torch.from_numpy(made)
-    for _ in range(STEPS):
+
+    def loss() -> torch.Tensor:
         rows = torch.randint(0, len(y), (BATCH,), generator=generator)
         context = torch.relu(x[rows] @ context_in + context_bias) @ context_out
         h = torch.relu(v[rows] @ moving_in + (q @ fixed_in + offset) + context[:, None, :])
         h = h + torch.relu(h @ hidden + hidden_bias)
-        value = torch.nn.functional.cross_entropy(h @ out + bias, y[rows])
-        optimiser.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        schedule.step()
+        return torch.nn.functional.cross_entropy(h @ out + bias, y[rows])
+
+    minimise(loss, trained, STEPS, LEARNING_RATE, weight_decay=WEIGHT_DECAY, warm_up=0.1, fused=True)
 
     def array(tensor: torch.Tensor) -> Float32:
         return np.asarray(tensor.detach().numpy(), dtype=np.float32)

@@ -1,8 +1,7 @@
-"""A fitted family: everything that turns calls into times, saved as `family.json` plus portable weights."""
+"""The fitted model of one kernel family on one GPU, saved as `family.json` with weights in portable files."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +26,16 @@ from pipeline.kernels.sample_range import Scope
 from pipeline.kernels.saved_families import DESCRIPTION, read_description
 from pipeline.kernels.trees import Trees
 from pipeline.kernels.work import Array, Dims
+from pipeline.model_files import read_arrays, reading, write_arrays, write_json
 from pipeline.schemas import atomic_path
 
+ARRAYS = "networks.safetensors"
+"""File of the arrays of all members but trees."""
+
+REFIT = "refit the family"
+
 HIDDEN_SPREAD = 1.6
-"""Factor up and down of the interval of a kernel that the latency floor hides: its time is physics."""
+"""Factor up and down of the interval of a kernel whose latency is at the floor: physics alone gives its time."""
 
 WIDENING_PER_OCTAVE = 1.0
 """Growth of the interval's log half-widths per octave outside the range of the samples, up to those of physics."""
@@ -42,7 +47,7 @@ Member = Network | Trees | ChosenKernel | Process
 MEMBERS: dict[type[Member], str] = {
     Network: "network", Trees: "trees", ChosenKernel: "chosen kernel", Process: "process",
 }  # fmt: skip
-"""What `family.json` calls each kind of member."""
+"""Name of each kind of member in `family.json`."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,10 @@ class FittedModel(KernelModel):
             samples were equal: the floor).
         floor: how latencies relate to kernels; `prior_scale` corrects physics for kernels under the floor.
         memory: the bandwidth curve that the baseline uses.
-        floor_trust: how much of what the members say about latencies at the floor is believed, 0 to 1.
+        floor_trust: factor on the learned part of latencies at the floor, 0 to 1.
         extra: (log undisturbed latency, microseconds) knots of the session disturbance added to predicted latencies.
         latency_quantiles, kernel_quantiles: interval of the latency, and of the undisturbed time.
-        description: what `family.json` says besides: metrics, provenance, seed, split.
+        description: further entries of `family.json`: metrics, provenance, seed, split.
     """
 
     family: str
@@ -132,7 +137,7 @@ class FittedModel(KernelModel):
         return np.asarray(start + self.damp(calls, start, np.asarray(learned)))
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
-        """Shrink what was learned at the floor by `floor_trust`: there, differences are mostly noise of the samples."""
+        """Multiply the learned part at the floor by `floor_trust`: differences there are mostly noise of the samples."""
         if self.inputs == "raw" or self.floor_trust >= 1.0 or self.floor.default_us <= 0:
             return learned
         floor = np.log(self.floor.of(Dims(calls).text("op")))
@@ -170,40 +175,33 @@ class FittedModel(KernelModel):
     def save(self, folder: str | Path) -> None:
         """Write the family's folder: `family.json`, `networks.safetensors`, `trees0.txt`...; each file atomically.
 
-        What a former model has there and this one has not goes.
+        Files of a former model that this one does not have are deleted.
 
         Raises:
             SteptimeError: a file cannot be written.
         """
         folder = Path(folder)
         networks = {i: m for i, m in enumerate(self.members) if not isinstance(m, Trees)}
-        former = {*folder.glob("trees*.txt"), *folder.glob("networks.safetensors")}
+        former = {*folder.glob("trees*.txt"), *folder.glob(ARRAYS)}
         for i, member in enumerate(self.members):
             if isinstance(member, Trees):
                 with atomic_path(folder / f"trees{i}.txt") as part:
                     part.write_text(member.text(), encoding="utf-8")
                 former.discard(folder / f"trees{i}.txt")
         if networks:
-            from safetensors.numpy import save
-
             tensors = {key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()}
-            with atomic_path(folder / "networks.safetensors") as part:
-                part.write_bytes(save({key: np.ascontiguousarray(value) for key, value in tensors.items()}))
-            former.discard(folder / "networks.safetensors")
+            write_arrays(folder / ARRAYS, tensors)
+            former.discard(folder / ARRAYS)
         values = {
             **self.description,
             "family": self.family, "gpu": self.gpu.name, "variant": self.variant, "evidence": self.evidence,
             "feature_version": features.VERSION, "inputs": self.inputs, "scope": self.scope.to_json(),
-            "floor": {"offset_us": self.floor.offset_us, "default_us": self.floor.default_us,
-                      "by_op": dict(self.floor.by_op)},
-            "memory": self.memory.to_json(), "prior_scale": self.prior_scale,
-            "floor_trust": self.floor_trust, "extra": self.extra,
-            "members": [MEMBERS[type(member)] for member in self.members],
-            "weights": self.weights,
+            "floor": {**vars(self.floor), "by_op": dict(self.floor.by_op)}, "memory": self.memory.to_json(),
+            "prior_scale": self.prior_scale, "floor_trust": self.floor_trust, "extra": self.extra,
+            "members": [MEMBERS[type(member)] for member in self.members], "weights": self.weights,
             "latency_quantiles": self.latency_quantiles.to_json(), "kernel_quantiles": self.kernel_quantiles.to_json(),
         }  # fmt: skip
-        with atomic_path(folder / DESCRIPTION) as part:
-            part.write_text(json.dumps(values, indent=1, sort_keys=True, default=str) + "\n", encoding="utf-8")
+        write_json(folder / DESCRIPTION, values)
         for path in former:
             path.unlink(missing_ok=True)
 
@@ -217,9 +215,11 @@ class FittedModel(KernelModel):
         folder = Path(folder)
         values = read_description(folder)
         if values.get("feature_version") != features.VERSION:
-            raise PackError(f"{folder}: features of version {values.get('feature_version')}; refit the family")
-        try:
-            members = _load_members(folder, values["members"])
+            raise PackError(f"{folder}: features of version {values.get('feature_version')}; {REFIT}")
+        with reading(folder / DESCRIPTION, REFIT):
+            kinds = [str(kind) for kind in values["members"]]
+        members = _load_members(folder, kinds)
+        with reading(folder / DESCRIPTION, REFIT):
             return cls(
                 str(values["family"]), gpu, str(values["variant"]), Scope.from_json(values["scope"]),
                 Floor(**values["floor"]), BandwidthCurve.from_json(values["memory"]),
@@ -227,8 +227,6 @@ class FittedModel(KernelModel):
                 members, tuple(map(float, values["weights"])), str(values["inputs"]), float(values["prior_scale"]),
                 float(values.get("floor_trust", 1.0)), (tuple(values["extra"][0]), tuple(values["extra"][1])), values,
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise PackError(f"{folder / DESCRIPTION}: damaged ({error}); refit the family") from None
 
 
 def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
@@ -238,20 +236,14 @@ def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
         MEMBERS[Process]: Process.from_tensors,
     }  # fmt: skip
     if set(kinds) & set(readers):
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        try:
-            tensors = load_file(folder / "networks.safetensors")
-        except (OSError, SafetensorError) as error:
-            raise PackError(f"{folder / 'networks.safetensors'}: not readable ({error}); refit the family") from None
+        tensors, _ = read_arrays(folder / ARRAYS, REFIT)
     members: list[Member] = []
     for i, kind in enumerate(kinds):
         if kind in readers:
-            members.append(readers[kind](tensors, f"member{i}."))
-            continue
-        try:
-            members.append(Trees.from_text((folder / f"trees{i}.txt").read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            raise PackError(f"{folder / f'trees{i}.txt'}: not readable ({error}); refit the family") from None
+            with reading(folder / ARRAYS, REFIT):
+                members.append(readers[kind](tensors, f"member{i}."))
+        else:
+            path = folder / f"trees{i}.txt"
+            with reading(path, REFIT):
+                members.append(Trees.from_text(path.read_text(encoding="utf-8")))
     return tuple(members)

@@ -1,10 +1,12 @@
 """Small neural networks: trained with torch, stored as safetensors, evaluated with numpy alone.
 
-One network is a stack of layers of equal width with SiLU activations; `residual` adds each hidden layer's input to its
-output. Inputs are standardised and clipped; the output is standardised log time, or one score for each of several
-choices. Beside each input, the first layer may take a few units made of its sines and cosines, whose frequencies are
-learned (Gorishniy et al., "On Embeddings for Numerical Features in Tabular Deep Learning", NeurIPS 2022, "PLR"): times that
-jump where another kernel, tile or wave begins are hard for smooth layers alone.
+A network is a stack of layers of equal width with SiLU activations; `residual` adds each hidden layer's input to its
+output. Inputs are standardised and clipped. The output is standardised log time, or one score for each of several
+choices.
+
+Times jump where another kernel, tile or wave begins, and smooth layers fit such jumps poorly. The first layer can
+therefore take periodic embeddings of each input, with learned frequencies ("PLR" in Gorishniy et al., "On Embeddings for
+Numerical Features in Tabular Deep Learning", NeurIPS 2022).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackError
+from pipeline.kernels.training_loop import minimise, shuffled_batches, uniform
 from pipeline.kernels.work import Array
+from pipeline.model_files import Shapes, check_shapes, layer_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -25,10 +29,10 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 
 CLIP = 6.0
-"""Standardised inputs beyond this many deviations are clipped."""
+"""Standardised inputs are clipped to this many standard deviations from the mean."""
 
 ROWS_AT_ONCE = 4096
-"""Rows per block of a prediction: activations of one block stay in the processor's cache."""
+"""Rows predicted in one block, so that its activations fit into the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,9 @@ class Periodic:
     bias: Float32
 
     def extend(self, x: Float32) -> Float32:
-        """Inputs of shape (rows, inputs), with their units behind them: (rows, inputs x (1 + units)).
+        """Inputs of shape (rows, inputs), followed by their units: (rows, inputs x (1 + units)).
 
-        Rows are the last axis while it works, so that sines, cosines and products run along memory.
+        Rows are the last axis inside, so that sines, cosines and products read contiguous memory.
         """
         columns = np.ascontiguousarray(x.T)
         (inputs, rows), count = columns.shape, self.frequency.shape[1]
@@ -91,18 +95,6 @@ class Periodic:
         units += self.bias[:, :, None]
         np.maximum(units, np.float32(0.0), out=units)
         return np.concatenate([columns, units.reshape(-1, rows)]).T
-
-    def fits(self, inputs: int) -> bool:
-        """Whether the arrays fit each other and that many inputs."""
-        if self.frequency.ndim != 2 or self.weight.ndim != 3:
-            return False
-        count, units = self.frequency.shape[1], self.weight.shape[2]
-        expected = [(inputs, count), (inputs, 2 * count, units), (inputs, units)]
-        return [self.frequency.shape, self.weight.shape, self.bias.shape] == expected
-
-    def width(self) -> int:
-        """Units for each input."""
-        return int(self.weight.shape[2])
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,7 @@ class Network:
         return np.asarray(self.scores(features)[:, 0].astype(np.float64) * self.target_scale + self.target_mean)
 
     def scores(self, features: Array) -> Float32:
-        """What the last layer puts out, shape (rows, outputs)."""
+        """Outputs of the last layer, shape (rows, outputs)."""
         found = np.empty((len(features), self.weights[-1].shape[1]), dtype=np.float32)
         for start in range(0, len(features), ROWS_AT_ONCE):
             rows = features[start : start + ROWS_AT_ONCE]
@@ -145,7 +137,7 @@ class Network:
         return np.asarray(x @ self.weights[-1] + self.biases[-1])
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
-        """The arrays to save, half precision for hidden weights (an error of about 1e-4 in log time)."""
+        """The arrays to save; weights in half precision, which changes log times by about 1e-4."""
         found: dict[str, npt.NDArray[np.generic]] = {
             f"{prefix}mean": self.mean,
             f"{prefix}scale": self.scale,
@@ -167,25 +159,27 @@ class Network:
         Raises:
             PackError: an array is missing or has the wrong shape.
         """
-        try:
-            count = sum(name.startswith(f"{prefix}weight") for name in tensors)
-            weights = tuple(tensors[f"{prefix}weight{i}"].astype(np.float32) for i in range(count))
-            biases = tuple(tensors[f"{prefix}bias{i}"].astype(np.float32) for i in range(count))
-            mean, scale = (tensors[f"{prefix}{key}"].astype(np.float32) for key in ("mean", "scale"))
-            target = tensors[f"{prefix}target"].astype(np.float64)
-            periodic = None
-            if f"{prefix}periodic_frequency" in tensors:
-                keys = ("frequency", "units", "offset")
-                periodic = Periodic(*(tensors[f"{prefix}periodic_{key}"].astype(np.float32) for key in keys))
-        except KeyError as error:
-            raise PackError(f"network misses array {error.args[0]!r}; rebuild it") from None
-        if periodic is not None and not periodic.fits(len(mean)):
-            raise PackError("network arrays do not fit each other; rebuild it")
-        first = len(mean) * (1 if periodic is None else 1 + periodic.width())
-        inputs = [first, *(weight.shape[1] for weight in weights[:-1])]
-        if count < 2 or any(w.shape[0] != size for w, size in zip(weights, inputs, strict=True)) or len(target) != 3:
-            raise PackError("network arrays do not fit each other; rebuild it")
-        return cls(mean, scale, float(target[0]), float(target[1]), weights, biases, bool(target[2]), periodic)
+        own = {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
+        layers = max(2, sum(name.startswith("weight") for name in own))
+        shapes: Shapes = {"mean": ("inputs",), "scale": ("inputs",), "target": (3,)}
+        shapes |= layer_shapes([f"width{i}" for i in range(layers + 1)])
+        if "periodic_frequency" in own:
+            shapes |= {
+                "periodic_frequency": ("inputs", "frequencies"), "periodic_units": ("inputs", "waves", "units"),
+                "periodic_offset": ("inputs", "units"),
+            }  # fmt: skip
+        sizes = check_shapes("network", own, shapes)
+        first, waves = sizes["inputs"] * (1 + sizes.get("units", 0)), 2 * sizes.get("frequencies", 0)
+        if (sizes["width0"], sizes.get("waves", 0)) != (first, waves):
+            raise PackError("network arrays do not fit each other: the first layer has other inputs; rebuild it")
+        target_mean, target_scale, residual = own["target"].astype(np.float64)
+        single = {name: own[name].astype(np.float32) for name in shapes}
+        periodic = [single[name] for name in shapes if name.startswith("periodic")]
+        return cls(
+            single["mean"], single["scale"], float(target_mean), float(target_scale),
+            tuple(single[f"weight{i}"] for i in range(layers)), tuple(single[f"bias{i}"] for i in range(layers)),
+            bool(residual), Periodic(*periodic) if periodic else None,
+        )  # fmt: skip
 
 
 def standardise(features: Array, mean: Float32, scale: Float32) -> Float32:
@@ -202,16 +196,15 @@ def _silu(x: Float32) -> Float32:
 
 
 def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> Network:
-    """Train on features (rows, columns) and log times (rows,), or odds of shape (rows, choices) where the recipe says so.
+    """Train on features (rows, columns) and log times (rows,), or on odds (rows, choices) with the loss `odds`.
 
     The same seed gives the same network on one machine.
     """
     import torch
 
-    torch.set_num_threads(1)
     mean = features.mean(axis=0).astype(np.float32)
     scale = (features.std(axis=0) + 1e-6).astype(np.float32)
-    # an all-equal target leaves nothing to learn: the network stays at its mean
+    # where all targets are equal there is nothing to learn: the network stays at their mean
     chooses = recipe.loss == "odds"
     target_mean, target_scale = (0.0, 1.0) if chooses else (float(target.mean()), max(float(target.std()), 1e-6))
     x = torch.from_numpy(standardise(features, mean, scale))
@@ -223,34 +216,24 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
     sizes = [first, *([recipe.width] * recipe.layers), target.shape[1] if chooses else 1]
     parameters: list[torch.Tensor] = []
     for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
-        bound = inputs**-0.5
-        parameters.append((torch.rand(inputs, outputs, generator=generator) * 2 - 1) * bound)
-        parameters.append((torch.rand(outputs, generator=generator) * 2 - 1) * bound)
+        parameters += [uniform(shape, inputs**-0.5, generator) for shape in ((inputs, outputs), (outputs,))]
     parameters[-2].zero_()
     parameters[-1].zero_()
-    trained = [*embedding, *parameters]
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    optimiser = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.15, final_div_factor=1e3
-    )
-    batch = min(recipe.batch, len(y))
-    order, at = torch.randperm(len(y), generator=generator), 0
-    for _ in range(recipe.steps):
-        if at + batch > len(y):
-            order, at = torch.randperm(len(y), generator=generator), 0
-        rows = order[at : at + batch]
-        at += batch
-        value = _loss(_forward(_extend(x[rows], embedding), parameters, recipe.residual), y[rows], recipe.loss)
-        optimiser.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        schedule.step()
+    batches = shuffled_batches(len(y), recipe.batch, generator)
+
+    def loss() -> torch.Tensor:
+        rows = next(batches)
+        return _loss(_forward(_extend(x[rows], embedding), parameters, recipe.residual), y[rows], recipe.loss)
+
+    minimise(
+        loss, [*embedding, *parameters], recipe.steps, recipe.learning_rate, weight_decay=recipe.weight_decay,
+        warm_up=0.15, final_divisor=1e3, fused=True,
+    )  # fmt: skip
     arrays = [parameter.detach().numpy().copy() for parameter in parameters]
-    weights, biases = tuple(arrays[::2]), tuple(arrays[1::2])
     periodic = Periodic(*(parameter.detach().numpy().copy() for parameter in embedding)) if embedding else None
-    return Network(mean, scale, target_mean, target_scale, weights, biases, recipe.residual, periodic)
+    return Network(
+        mean, scale, target_mean, target_scale, tuple(arrays[::2]), tuple(arrays[1::2]), recipe.residual, periodic
+    )
 
 
 def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generator) -> list[torch.Tensor]:
@@ -259,7 +242,7 @@ def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generato
 
     frequency = torch.randn(columns, recipe.frequencies, generator=generator) * recipe.spread
     bound = (2 * recipe.frequencies) ** -0.5
-    weight = (torch.rand(columns, 2 * recipe.frequencies, recipe.units, generator=generator) * 2 - 1) * bound
+    weight = uniform((columns, 2 * recipe.frequencies, recipe.units), bound, generator)
     return [frequency, weight, torch.zeros(columns, recipe.units)]
 
 

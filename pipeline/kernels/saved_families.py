@@ -1,20 +1,18 @@
-"""Saved families: one folder each, with `family.json` saying what it is and portable model files beside it."""
+"""Folders of fitted families: each holds a description (`family.json`) and the files of its members."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from pipeline.errors import PackError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import FAMILIES
-from pipeline.schemas import atomic_path
+from pipeline.model_files import read_json, write_json
 
 DESCRIPTION = "family.json"
 
@@ -36,15 +34,8 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     Raises:
         PackError: it is missing, not JSON, or lacks its keys.
     """
-    path = Path(folder) / DESCRIPTION
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise PackError(f"{path}: not readable ({error}); rebuild it with `steptime kernels fit`") from None
-    missing = [key for key in ("family", "evidence", "variant") if not isinstance(values, dict) or key not in values]
-    if missing:
-        raise PackError(f"{path}: misses {', '.join(missing)}; rebuild it with `steptime kernels fit`")
-    return dict(values)
+    remedy = "rebuild it with `steptime kernels fit`"
+    return read_json(Path(folder) / DESCRIPTION, remedy, ("family", "evidence", "variant"))
 
 
 def write_physics(
@@ -56,8 +47,7 @@ def write_physics(
     values = {
         "family": "copy", "gpu": gpu.name, "variant": "curve", "evidence": evidence, "source": sources,
         "physics": {"memory": memory.to_json()},
-        "floor": {"offset_us": floor.offset_us, "default_us": floor.default_us, "by_op": dict(floor.by_op)},
+        "floor": {**vars(floor), "by_op": dict(floor.by_op)},
         "fitted_on": "element-wise ops, whose traffic is known", "fit_error": round(error, 6),
     }  # fmt: skip
-    with atomic_path(Path(out_dir) / "copy" / DESCRIPTION) as part:
-        part.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(Path(out_dir) / "copy" / DESCRIPTION, values)

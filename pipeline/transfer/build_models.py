@@ -2,8 +2,8 @@
 
 python -m pipeline.transfer.build_models --out packs/transfer --errors errors.csv --folds FOLDER [--family gemm]
 
-Interrupted, the same command goes on where it stopped: models without a GPU lie in FOLDER, errors are written family by
-family. `--family` (repeatable) rebuilds some families and leaves the others' models and rows as they are.
+After an interruption the same command continues where it stopped: FOLDER keeps the models without each GPU, and errors
+are written after each family. `--family` (repeatable) rebuilds some families and does not change the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pipeline.transfer.utilisation_train import train_utilisation
 Array = npt.NDArray[np.float64]
 
 LEVELS = 100
-"""Quantiles that stand for a distribution."""
+"""Number of quantiles that represent a distribution."""
 
 
 def build_family(samples: pd.DataFrame, family: str, out: Path, cache: Path | None = None) -> pd.DataFrame:
@@ -59,9 +59,9 @@ def finish(
 ) -> tuple[UtilisationModel, pd.DataFrame]:
     """A trained model with its interval, and errors of the models without each GPU.
 
-    The interval is that of a new GPU, as the residuals of left-out GPUs show it; `coverage` in the provenance is how
-    much of each GPU falls into the interval that the other GPUs give. What probes may assume comes from the same
-    residuals.
+    The interval is that of a new GPU, estimated from the residuals of left-out GPUs. `coverage` in the provenance is the
+    share of each GPU's residuals inside the interval of the other GPUs. The prior of probes is fitted to the same models'
+    errors.
     """
     errors, residuals, direct, unseen = [], {}, {}, {}
     for fold in left_out:
@@ -74,23 +74,18 @@ def finish(
     for gpu, own in residuals.items():
         others = interval_of_a_new_gpu({name: values for name, values in residuals.items() if name != gpu})
         direct[gpu]["coverage"] = float(np.mean((own >= others[0]) & (own <= others[1])))
-    done = replace(
-        model,
-        log_p10=low,
-        log_p90=high,
-        provenance={**model.provenance, "left_out": direct},
-        probe_prior=learn_prior(unseen).as_dict(),
-    )
+    provenance, prior = {**model.provenance, "left_out": direct}, learn_prior(unseen).as_dict()
+    done = replace(model, log_p10=low, log_p90=high, provenance=provenance, probe_prior=prior)
     return done, pd.concat(errors, ignore_index=True)
 
 
 def interval_of_a_new_gpu(residuals: Mapping[str, Array]) -> tuple[float, float]:
     """p10 and p90 of the log residuals of one more GPU; at least 2 % up and down.
 
-    A GPU's residuals are its own level plus what varies between shapes. Levels lie around 0; n of them show their
-    spread, so that a further one follows Student's t with n degrees of freedom. What varies between shapes is pooled,
-    every GPU counting equally. Pooling the levels in the same way would bound a new GPU by those that were seen: it
-    holds 69 to 79 % of a left-out GPU instead of the nominal 80.
+    The residuals of a GPU are a level of its own plus variation between shapes. Levels have mean 0 and a spread that n
+    GPUs estimate, so the level of one more GPU follows Student's t with n degrees of freedom. The variation between shapes
+    is pooled, with equal weight for every GPU. Plain pooled quantiles would limit a new GPU to the levels that were seen:
+    they cover 69 to 79 % of a left-out GPU instead of the nominal 80.
     """
     middle = (np.arange(LEVELS) + 0.5) / LEVELS
     levels = np.array([np.median(values) for values in residuals.values()])
@@ -116,9 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for family in options.family or COVERED:
         if options.published_mlp:
             if family in DIMS:
-                train_mlp(samples, family, PUBLISHED, steps=20000, rate=3e-4).save(
-                    options.out / f"mlp_{family}.safetensors"
-                )
+                network = train_mlp(samples, family, PUBLISHED, steps=20000, rate=3e-4)
+                network.save(options.out / f"mlp_{family}.safetensors")
             continue
         errors = build_family(samples, family, options.out, options.folds)
         print(errors.groupby("method")["mape"].mean().round(1).to_dict(), flush=True)

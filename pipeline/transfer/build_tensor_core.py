@@ -2,8 +2,8 @@
 
     python -m pipeline.transfer.build_tensor_core [--out packs/transfer]
 
-Errors and interval come from leaving out one chip at a time with all its cards, because cards of one chip tell nothing of
-a chip that nobody measured. A few minutes on one core.
+Errors and interval come from leaving out one chip at a time, with all its cards. Other cards of the same chip must not be
+in the training set, because a new chip has none. Takes a few minutes on one core.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pipeline.transfer.utilisation_train import train_utilisation
 Array = npt.NDArray[np.float64]
 
 TRAINED_ROWS, JUDGED_ROWS = 4000, 8000
-"""Sizes drawn of each GPU to train on, and to judge a left-out GPU by."""
+"""Number of sizes drawn from each GPU for training, and for judging a left-out GPU."""
 
 LONG_US = 100.0
-"""Kernels whose mean error tells whether whole steps come out too short or too long."""
+"""Kernels above this time, in microseconds, count in `bias`: they dominate the time of whole steps."""
 
 
 def chips(gpus: Sequence[str]) -> list[tuple[str, ...]]:
@@ -54,7 +54,7 @@ def drawn(products: Mapping[str, pd.DataFrame], rows: int, seed: int) -> dict[st
 
 
 def without(left: Sequence[str], samples: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR) -> UtilisationModel:
-    """The model that has seen no card of a chip."""
+    """A model trained without the cards of one chip."""
     own = [table for gpu, table in samples.items() if gpu not in left]
     return train_utilisation(pd.concat(own, ignore_index=True), FAMILY, recipe)
 

@@ -1,13 +1,14 @@
-"""Pre-trained networks for ops whose kernel varies with the GPU (Habitat / Surfer): published form and size by choice.
+"""Networks for ops whose kernel varies with the GPU, in the published form of Habitat and Surfer.
 
-Inputs are the op's dims and four features of the destination (memory, bandwidth, SMs, peak FLOP/s), all as logarithms;
-the target is the latency, the loss MAPE. A prediction scales the measured origin by the ratio of the network's answers
-for the two GPUs. Published size 8 x 1024 (34 MB an op); the shipped ones are 3 x 96.
+Inputs are the logarithms of the op's dims and of four features of the destination GPU: memory, bandwidth, SMs, peak
+FLOP/s. The target is the latency, the loss its MAPE. A prediction multiplies the time measured on the origin GPU by the
+ratio of the network's outputs for the two GPUs. The published size is 8 x 1024 (34 MB for each op), the shipped one 3 x 96.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,21 @@ import pandas as pd
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.training_loop import minimise
+from pipeline.model_files import REBUILD, Arrays, check_shapes, layer_shapes, read_arrays, reading, write_arrays
 from pipeline.transfer.gpu_features import ARITHMETIC
-from pipeline.transfer.model_file import Parameters, read_model, write_model
 
 Array = npt.NDArray[np.float64]
+
+KIND = "mlp"
+"""Name of these models in the metadata of their files."""
 
 DIMS: dict[str, tuple[str, ...]] = {
     "gemm": ("M", "N", "K"),
     "bmm": ("B", "M", "N", "K"),
     "conv2d_forward": ("B", "in_channels", "out_channels", "input_size"),
 }
-"""Dims by family. LSTM and batch norm have no samples: they fall to the roofline until there are some."""
+"""Dims by family. LSTM and batch norm have no samples, so the roofline predicts them."""
 
 SHIPPED = (3, 96)
 """Hidden layers and width of the shipped networks."""
@@ -50,7 +55,7 @@ class TransferMlp:
 
     family: str
     layers: int
-    parameters: Parameters
+    parameters: Arrays
     provenance: dict[str, Any]
 
     def predict(self, calls: pd.DataFrame, gpu: GpuSpec) -> Array:
@@ -71,27 +76,28 @@ class TransferMlp:
     def save(self, path: Path) -> None:
         """Write one safetensors file."""
         facts = {"family": self.family, "layers": self.layers, "provenance": self.provenance}
-        write_model(path, "mlp", self.parameters, facts)
+        write_arrays(path, self.parameters, {KIND: facts})
 
     @classmethod
     def load(cls, path: Path) -> TransferMlp:
         """Read a file that `save` wrote.
 
         Raises:
-            PackError: the file is missing or damaged.
+            PackError: the file is missing or damaged, or its arrays do not fit each other.
         """
-        return read_model(path, "mlp", lambda facts, parameters: cls(parameters=parameters, **facts))
+        parameters, metadata = read_arrays(path, REBUILD)
+        with reading(path, REBUILD):
+            model = cls(parameters=parameters, **metadata[KIND])
+            inputs = len(DIMS[model.family]) + 4
+            layers = layer_shapes([inputs, *(f"width{i}" for i in range(model.layers)), 1])
+            check_shapes("network", parameters, {"mean": (inputs,), "scale": (inputs,), **layers})
+            return model
 
 
 def train_mlp(
-    samples: pd.DataFrame,
-    family: str,
-    size: tuple[int, int] = SHIPPED,
-    steps: int = 1500,
-    rows: int = 1024,
-    seed: int = 0,
-    rate: float = 3e-3,
-) -> TransferMlp:
+    samples: pd.DataFrame, family: str, size: tuple[int, int] = SHIPPED, steps: int = 1500, rows: int = 1024,
+    seed: int = 0, rate: float = 3e-3,
+) -> TransferMlp:  # fmt: skip
     """Fit a network to samples of several GPUs (needs torch).
 
     Args:
@@ -120,27 +126,24 @@ def train_mlp(
     torch.manual_seed(seed)
     layers, width = size
     sizes = [x.shape[1], *[width] * layers, 1]
-    network = [torch.nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+    network = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
     with torch.no_grad():
         network[-1].bias.fill_(float(y.mean()))
     parameters = [p for layer in network for p in layer.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
     features = torch.tensor((x - mean) / scale, dtype=torch.float32)
     target = torch.tensor(y, dtype=torch.float32)
-    for _ in range(steps):
+
+    def loss() -> torch.Tensor:
         batch = torch.randint(0, len(target), (rows,))
         hidden = features[batch]
         for layer in network[:-1]:
             hidden = torch.relu(layer(hidden))
         error = network[-1](hidden)[:, 0] - target[batch]
-        # MAPE of the latency; the exponent is held back so that a wild first guess does not overflow
-        loss = (torch.exp(error.clamp(max=3.0)) - 1.0).abs().mean() + torch.relu(error - 3.0).mean()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
+        # MAPE of the latency; the exponent is limited, so that a first guess far off does not overflow
+        return (torch.exp(error.clamp(max=3.0)) - 1.0).abs().mean() + torch.relu(error - 3.0).mean()
+
+    # the published size trains almost twice as fast on two threads
+    minimise(loss, parameters, steps, rate, weight_decay=1e-4, max_gradient_norm=1.0, threads=None)
     arrays = {"mean": mean.astype(np.float32), "scale": scale.astype(np.float32)}
     for index, layer in enumerate(network):
         arrays[f"weight{index}"] = np.ascontiguousarray(layer.weight.detach().numpy().T)

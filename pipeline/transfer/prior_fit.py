@@ -1,8 +1,8 @@
-"""Learning what probes may assume (needs torch): the errors on GPUs that a model has not seen have most likelihood.
+"""Fits the covariance of a model's errors on an unseen GPU by maximum likelihood (needs torch).
 
-Each GPU's errors are one draw of the covariance in `probe_prior.py`; random parts of a few hundred calls of each keep
-the linear algebra small. For an honest figure of a left-out GPU the other GPUs' errors come from models that saw
-neither (`evaluate.folds`).
+The errors of each GPU are one sample from the covariance in `probe_prior.py`. Each step uses a random part of a few
+hundred calls per GPU, which keeps the linear algebra small. To judge a left-out GPU, the errors of the other GPUs come
+from models that saw neither of the two (`evaluate.folds`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.kernels.training_loop import minimise
 from pipeline.transfer.probe_prior import GROUPS, ProbePrior, Seen
 
 Array = npt.NDArray[np.float64]
 
 STEPS, ROWS, RATE = 120, 200, 0.06
-"""Optimizer steps, calls per GPU and step, and Adam's rate; set beforehand, not searched."""
+"""Optimizer steps, calls per GPU and step, and learning rate of Adam; chosen once, not tuned."""
 
 LENGTH_PENALTY = 0.02
-"""Weight of squared log distances: a few GPUs say little about how far their errors resemble each other."""
+"""Weight of the squared log length scales: a few GPUs determine them poorly."""
 
-USUAL, USUAL_PENALTY = 0.15, 0.01
-"""Standard deviation that effects, levels and smooth functions are drawn to, and the weight of the squared log ratio to
-it. Each GPU shows one value of an effect or level: four or five GPUs that happen to agree would else let a family ignore
-what a probe says."""
+TYPICAL_SPREAD, TYPICAL_PENALTY = 0.15, 0.01
+"""Typical standard deviation of effects, levels and smooth functions (log time), and the weight of the squared log ratio to
+it. Each GPU shows one value of an effect or level. If four or five GPUs agree by chance, the fit without this weight
+would ignore probes."""
 
 
 def learn_prior(errors: Mapping[str, tuple[Seen, Array]], seed: int = 0) -> ProbePrior:
-    """The covariance under which the errors of several GPUs are likely.
+    """The covariance that makes the errors of several GPUs most likely.
 
     Args:
         errors: by GPU, its calls and log(measured / predicted), shape (rows,), of a model that has not seen it.
@@ -45,35 +46,31 @@ def learn_prior(errors: Mapping[str, tuple[Seen, Array]], seed: int = 0) -> Prob
         "effects": [-1.0] * len(start.effects), "level": -2.0, "op": -3.0, "noise": -2.0,
         "spreads": [-1.5, -1.5, -2.0], "sizes": [0.0] * axes[0], "work": [0.0] * axes[1], "form": [1.5] * axes[2],
     }  # fmt: skip
-    p = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in p.items()}
-    optimizer = torch.optim.Adam(p.values(), lr=RATE)
-    for _ in range(STEPS):
-        loss = LENGTH_PENALTY * ((p["sizes"] ** 2).sum() + (p["work"] ** 2).sum())
+    p = {name: torch.tensor(value, dtype=torch.float64) for name, value in p.items()}
+
+    def loss() -> Any:
+        value = LENGTH_PENALTY * ((p["sizes"] ** 2).sum() + (p["work"] ** 2).sum())
         few = torch.cat([p["effects"], p["level"].reshape(1), p["op"].reshape(1), p["spreads"]])
-        loss = loss + USUAL_PENALTY * ((few - float(np.log(USUAL))) ** 2).sum()
+        value = value + TYPICAL_PENALTY * ((few - float(np.log(TYPICAL_SPREAD))) ** 2).sum()
         for seen, error in errors.values():
             drawn = random.choice(len(error), min(ROWS, len(error)), replace=False)
             covariance = _covariance(p, seen.rows(drawn)) + torch.exp(2 * p["noise"]) * torch.eye(len(drawn))
             factor = torch.linalg.cholesky(covariance + 1e-9 * torch.eye(len(drawn)))
             y = torch.tensor(error[drawn])[:, None]
             solved = torch.cholesky_solve(y, factor)
-            loss = loss + (0.5 * (y * solved).sum() + torch.log(torch.diagonal(factor)).sum()) / len(drawn)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+            value = value + (0.5 * (y * solved).sum() + torch.log(torch.diagonal(factor)).sum()) / len(drawn)
+        return value
+
+    minimise(loss, list(p.values()), STEPS, RATE, warm_up=None)
     found = {name: np.exp(value.detach().numpy()) for name, value in p.items()}
 
     def values(name: str) -> tuple[float, ...]:
         return tuple(round(float(v), 5) for v in np.atleast_1d(found[name]))
 
     return ProbePrior(
-        effects=values("effects"),
-        level=values("level")[0],
-        op=values("op")[0],
-        spreads=values("spreads"),
-        lengths=(values("sizes"), values("work"), values("form")),
-        noise=values("noise")[0],
-    )
+        effects=values("effects"), level=values("level")[0], op=values("op")[0], spreads=values("spreads"),
+        lengths=(values("sizes"), values("work"), values("form")), noise=values("noise")[0],
+    )  # fmt: skip
 
 
 def _covariance(p: dict[str, Any], seen: Seen) -> Any:

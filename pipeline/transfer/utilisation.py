@@ -24,13 +24,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.transfer.model_file import Parameters, read_model, write_model
-from pipeline.transfer.utilisation_terms import Terms, terms
+from pipeline.model_files import REBUILD, Arrays, Shapes, check_shapes, layer_shapes, read_arrays, reading, write_arrays
+from pipeline.transfer.utilisation_terms import Terms, networks_of, terms
 
 Array = npt.NDArray[np.float64]
 
 KIND = "utilisation"
-"""Names these models in their files."""
+"""Name of these models in the metadata of their files."""
 
 FLOOR_SHARPNESS = 12.0
 """p-norm exponent between the host's floor and launch offset plus kernel: a corner about 6 % high."""
@@ -73,6 +73,11 @@ class Shape:
     tile_reads: float = 0.0
     choice: float = 12.0
 
+    @property
+    def heads(self) -> int:
+        """Outputs of a network: logits of the utilisations of throughput and bandwidth, log thread steps, rereads."""
+        return 4 if self.tile_reads else 3
+
 
 @dataclass(frozen=True)
 class UtilisationModel:
@@ -96,7 +101,7 @@ class UtilisationModel:
     family: str
     ops: tuple[str, ...]
     shape: Shape
-    parameters: Parameters
+    parameters: Arrays
     floors_us: dict[str, float]
     gpu_floors_us: dict[str, dict[str, float]] = field(default_factory=dict)
     gpu_corrections: dict[str, list[float]] = field(default_factory=dict)
@@ -106,13 +111,9 @@ class UtilisationModel:
     probe_prior: dict[str, Any] = field(default_factory=dict)
 
     def kernel_and_latency(
-        self,
-        calls: pd.DataFrame,
-        gpu: GpuSpec,
-        floors_us: dict[str, float] | None = None,
-        correction: Correction | None = None,
-        taken: npt.NDArray[np.int64] | None = None,
-    ) -> tuple[Array, Array]:
+        self, calls: pd.DataFrame, gpu: GpuSpec, floors_us: dict[str, float] | None = None,
+        correction: Correction | None = None, taken: npt.NDArray[np.int64] | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
         """Kernel time and latency in µs, each of shape (rows,), averaged over the networks in log time.
 
         Args:
@@ -180,21 +181,33 @@ class UtilisationModel:
         """Write one safetensors file: arrays, with everything else as JSON in its metadata."""
         facts = asdict(replace(self, parameters={}))
         del facts["parameters"]
-        write_model(path, KIND, self.parameters, facts)
+        write_arrays(path, self.parameters, {KIND: facts})
 
     @classmethod
     def load(cls, path: Path) -> UtilisationModel:
         """Read a file that `save` wrote.
 
         Raises:
-            PackError: the file is missing or damaged.
+            PackError: the file is missing or damaged, or its arrays do not fit each other.
         """
-
-        def build(facts: dict[str, Any], parameters: Parameters) -> UtilisationModel:
+        parameters, metadata = read_arrays(path, REBUILD)
+        with reading(path, REBUILD):
+            facts = metadata[KIND]
             ops, shape = tuple(facts.pop("ops")), Shape(**facts.pop("shape"))
-            return cls(ops=ops, shape=shape, parameters=parameters, **facts)
+            model = cls(ops=ops, shape=shape, parameters=parameters, **facts)
+            check_shapes("model", parameters, model.array_shapes())
+            return model
 
-        return read_model(path, KIND, build)
+    def array_shapes(self) -> Shapes:
+        """Shape of each of `parameters`; `networks` and the inputs of each network are free."""
+        shape, ops = self.shape, len(self.ops)
+        expected: Shapes = {"launch": ("networks", ops)}
+        for own in networks_of(self.family):
+            inputs = f"{own}inputs"
+            expected |= {f"{own}mean": (inputs,), f"{own}scale": (inputs,)}
+            expected |= {f"{own}op_bias": ("networks", ops, shape.heads), f"{own}l2": ("networks", 2)}
+            expected |= layer_shapes([inputs, *[shape.width] * shape.depth, shape.heads], own, ("networks",))
+        return expected
 
 
 def _log_sigmoid(z: Array) -> Array:

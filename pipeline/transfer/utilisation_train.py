@@ -1,13 +1,14 @@
 """Training of the utilisation models (needs torch): the same formula as `utilisation.py`, differentiable.
 
-Every GPU counts equally, the loss is the mean absolute log error of the latency. A small reward for attributing time to
-memory settles what arithmetic-bound samples leave open: without it, memory traffic is unseen on GPUs with much
-bandwidth per FLOP and missing on those with little (P4 from the others: bias -35 % against -20 %).
+Every GPU counts equally; the loss is the mean absolute log error of the latency. Arithmetic-bound samples do not show the
+memory time, so a small reward attributes time to memory. Without it the model underestimates GPUs that have little
+bandwidth per FLOP (P4 predicted from the other GPUs: bias -35 % instead of -20 %).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pandas as pd
 
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.training_loop import minimise, uniform
 from pipeline.transfer.recipes import RECIPES, Recipe
 from pipeline.transfer.utilisation import FEATURE_CLIP, Shape, UtilisationModel
 from pipeline.transfer.utilisation_loss import TIMES, Ways, batch_loss
@@ -23,30 +25,25 @@ from pipeline.transfer.utilisation_terms import Terms, networks_of, terms, ways_
 
 Array = npt.NDArray[np.float64]
 
-NEWEST = {"A100-PCIE-40GB", "A100-PCIE-80GB", "T4"}
-"""GPUs whose hosts stand for an unknown modern one: the newest of the set, with nearly equal floors."""
+MODERN_HOSTS = {"A100-PCIE-40GB", "A100-PCIE-80GB", "T4"}
+"""GPUs whose hosts stand for an unknown modern host: the newest of the public set; their floors are nearly equal."""
 
 FLOOR_QUANTILE, FLOOR_SPREAD = 0.002, 1.1
-"""A GPU's floor for an op is the median of the latencies up to this factor above this quantile of them. The least
-latencies are lucky ones: calls that only wait for the host lie 1 to 4 % above (on the P100's host 10 %)."""
+"""A GPU's floor for an op is the median of the latencies up to `FLOOR_SPREAD` times this quantile of them. The smallest
+latencies are outliers: calls that only wait for the host lie 1 to 4 % above them (on the P100's host 10 %)."""
 
 
-@dataclass(frozen=True)
-class _Device:
-    """One GPU's samples as tensors; `ways` to compute them with network and norm (`Terms`)."""
+CLOSED_LOG_US = 40.0
+"""Log of the time in microseconds that stands for a way that a call cannot take: gradients of infinity are NaN."""
 
-    gpu: str
-    columns: dict[str, Any]
-    ways: Ways
+NETWORK_DECAY, CORRECTION_WEIGHT = 1e-2, 0.01
+"""Weight decay of the networks' layers, and weight of the squared corrections of GPUs (over `Recipe.prior`, squared)."""
 
 
 def train_utilisation(
-    samples: pd.DataFrame,
-    family: str,
-    recipe: Recipe | None = None,
-    seed: int = 0,
+    samples: pd.DataFrame, family: str, recipe: Recipe | None = None, seed: int = 0,
     provenance: dict[str, Any] | None = None,
-) -> UtilisationModel:
+) -> UtilisationModel:  # fmt: skip
     """Fit one family's model to samples of several GPUs.
 
     Args:
@@ -69,28 +66,18 @@ def train_utilisation(
     seen = {gpu: terms(family, part, load_gpu(gpu)) for gpu, part in by_gpu.items()}
     scales = {name: _scale([way.x for t in seen.values() for way in t.values() if way.network == name])
               for name in networks_of(family)}  # fmt: skip
-    devices = [_device(family, gpu, by_gpu[gpu], seen[gpu], floors[gpu], ops, scales) for gpu in by_gpu]
-    fitted = [_fit_one(devices, len(ops), recipe, seed + i) for i in range(recipe.networks)]
+    ways = {name: (way.network, way.norm) for name, way in next(iter(seen.values())).items()}
+    tables = [_columns(family, by_gpu[gpu], seen[gpu], floors[gpu], ops, scales) for gpu in by_gpu]
+    fitted = [_fit_one(tables, ways, len(ops), recipe, seed + i) for i in range(recipe.networks)]
     parameters = {key: np.stack([network[key] for network, _ in fitted]) for key in fitted[0][0]}
     for name, (mean, scale) in scales.items():
         parameters |= {f"{name}mean": mean.astype(np.float32), f"{name}scale": scale.astype(np.float32)}
-    latent = np.mean([latents for _, latents in fitted], axis=0)
+    corrections = np.mean([found for _, found in fitted], axis=0).astype(np.float64).tolist()
+    facts = {"gpus": list(by_gpu), "samples": len(own), "recipe": asdict(recipe), "seed": seed}
     return UtilisationModel(
-        family=family,
-        ops=ops,
-        shape=recipe.shape,
-        parameters=parameters,
-        floors_us=unknown_host_floors(floors),
-        gpu_floors_us=floors,
-        gpu_corrections={device.gpu: [float(v) for v in row] for device, row in zip(devices, latent, strict=True)},
-        provenance={
-            "gpus": list(by_gpu),
-            "samples": len(own),
-            "recipe": asdict(recipe),
-            "seed": seed,
-            **(provenance or {}),
-        },
-    )
+        family, ops, recipe.shape, parameters, unknown_host_floors(floors), floors,
+        dict(zip(by_gpu, corrections, strict=True)), provenance=facts | (provenance or {}),
+    )  # fmt: skip
 
 
 def op_floors(samples: pd.DataFrame) -> dict[str, float]:
@@ -104,7 +91,7 @@ def op_floors(samples: pd.DataFrame) -> dict[str, float]:
 
 def unknown_host_floors(floors: dict[str, dict[str, float]]) -> dict[str, float]:
     """Floors to assume on a host that nobody measured: per op the median over hosts of the newest GPUs at hand."""
-    hosts = {gpu: own for gpu, own in floors.items() if gpu in NEWEST} or floors
+    hosts = {gpu: own for gpu, own in floors.items() if gpu in MODERN_HOSTS} or floors
     return {str(op): float(value) for op, value in pd.DataFrame(hosts).median(axis=1).items()}
 
 
@@ -114,98 +101,94 @@ def _scale(parts: list[Array]) -> tuple[Array, Array]:
     return x.mean(axis=0), x.std(axis=0) + 1e-6
 
 
-NEVER = 40.0
-"""Logarithm of the time that stands for a way that is not open, µs."""
-
-
-def _open(seen: dict[str, Terms], taken: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether a way is known for a row and open on its GPU, shape (rows,)."""
+def _known_way(seen: dict[str, Terms], taken: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Number of the way that each row is known to take, -1 where none is known or its GPU has no such way; (rows,)."""
     times = np.stack([way.arithmetic for way in seen.values()])
-    return (taken >= 0) & np.isfinite(times[np.maximum(taken, 0), np.arange(len(taken))])
+    known = (taken >= 0) & np.isfinite(times[np.maximum(taken, 0), np.arange(len(taken))])
+    return np.where(known, taken, -1)
 
 
-def _device(
-    family: str,
-    gpu: str,
-    part: pd.DataFrame,
-    seen: dict[str, Terms],
-    floors: dict[str, float],
-    ops: tuple[str, ...],
+def _columns(
+    family: str, part: pd.DataFrame, seen: dict[str, Terms], floors: dict[str, float], ops: tuple[str, ...],
     scales: dict[str, tuple[Array, Array]],
-) -> _Device:
+) -> dict[str, Any]:  # fmt: skip
+    """One GPU's samples as tensors by name, each of shape (rows, ...)."""
     import torch
 
     def tensor(values: Any) -> Any:
         return torch.tensor(np.asarray(values), dtype=torch.float32)
 
     codes = part["op"].astype(str).map({op: i for i, op in enumerate(ops)}).to_numpy(dtype=np.int64)
-    taken = ways_taken(family, part)
     columns = {
         "floor": tensor(np.log(part["op"].astype(str).map(floors).astype(float))),
         "target": tensor(np.log(part["latency_us"])),
         "op": torch.tensor(codes),
-        "way": torch.tensor(np.where(_open(seen, taken), taken, -1)),
+        "way": torch.tensor(_known_way(seen, ways_taken(family, part))),
     }
     for name, found in seen.items():
         mean, scale = scales[found.network]
         columns[f"{name} x"] = tensor(np.clip((found.x - mean) / scale, -FEATURE_CLIP, FEATURE_CLIP))
-        # no gradient passes infinities
-        columns |= {f"{name} {key}": tensor(np.minimum(getattr(found, key), NEVER)) for key in TIMES}
-    return _Device(gpu, columns, {name: (found.network, found.norm) for name, found in seen.items()})
+        columns |= {f"{name} {key}": tensor(np.minimum(getattr(found, key), CLOSED_LOG_US)) for key in TIMES}
+    return columns
 
 
 def _start(inputs: int, ops: int, shape: Shape, generator: Any) -> dict[str, Any]:
     """Parameters of one network before training."""
     import torch
 
-    heads = 4 if shape.tile_reads else 3
-    sizes = [inputs, *[shape.width] * shape.depth, heads]
+    sizes = [inputs, *[shape.width] * shape.depth, shape.heads]
     p: dict[str, Any] = {}
-    for layer, (rows, columns) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for layer, (rows, columns) in enumerate(pairwise(sizes)):
         bound = (0.1 if layer == shape.depth else 1.0) / rows**0.5
-        p[f"weight{layer}"] = (torch.rand(rows, columns, generator=generator) * 2 - 1) * bound
+        p[f"weight{layer}"] = uniform((rows, columns), bound, generator)
         p[f"bias{layer}"] = torch.zeros(columns)
-    p[f"bias{shape.depth}"] = torch.tensor([1.0, 1.0, 0.0, 0.0][:heads])
-    return p | {"op_bias": torch.zeros(ops, heads), "l2": torch.tensor([0.0, 1.0])}
+    p[f"bias{shape.depth}"] = torch.tensor([1.0, 1.0, 0.0, 0.0][: shape.heads])
+    return p | {"op_bias": torch.zeros(ops, shape.heads), "l2": torch.tensor([0.0, 1.0])}
 
 
-def _fit_one(devices: list[_Device], ops: int, recipe: Recipe, seed: int) -> tuple[dict[str, Any], Any]:
-    """Train the networks of one seed; their parameters as arrays, and each GPU's (compute, memory) correction."""
+def _fit_one(
+    tables: list[dict[str, Any]], ways: Ways, ops: int, recipe: Recipe, seed: int
+) -> tuple[dict[str, Any], Any]:
+    """Train the networks of one seed.
+
+    Args:
+        tables: each GPU's samples (`_columns`).
+        ways: network and norm of each way to compute a call.
+        ops: number of ops.
+        recipe: sizes and schedule.
+        seed: of initial weights and batches.
+
+    Returns:
+        Parameters by name, and the correction of each GPU, shape (GPUs, 2): compute and memory.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    shape, ways = recipe.shape, devices[0].ways
     p: dict[str, Any] = {"launch": torch.zeros(ops)}
     for prefix, way in {prefix: way for way, (prefix, _) in ways.items()}.items():
-        inputs = devices[0].columns[f"{way} x"].shape[1]
-        p |= {prefix + key: value for key, value in _start(inputs, ops, shape, generator).items()}
-    latent = torch.zeros(len(devices), 2, requires_grad=True)
-    for value in p.values():
-        value.requires_grad_(True)
-    network = [value for key, value in p.items() if "weight" in key or ".bias" in f".{key}"]
-    others = [value for key, value in p.items() if not ("weight" in key or ".bias" in f".{key}")]
-    groups = [{"params": network, "weight_decay": 1e-2}, {"params": [*others, latent], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps)
-    # one batch of as many rows of each device: every GPU counts equally, however many samples it has
-    per_device = recipe.rows // len(devices)
-    pooled = {key: torch.cat([device.columns[key] for device in devices]) for key in devices[0].columns}
-    counts = [len(device.columns["target"]) for device in devices]
-    starts = np.cumsum([0, *counts[:-1]])
-    whose = torch.arange(len(devices)).repeat_interleave(per_device)
-    for _ in range(recipe.steps):
+        start = _start(tables[0][f"{way} x"].shape[1], ops, recipe.shape, generator)
+        p |= {prefix + key: value for key, value in start.items()}
+    latent = torch.zeros(len(tables), 2)
+    layers = [key for key in p if "weight" in key or ".bias" in f".{key}"]
+    # a batch has as many rows of each GPU, so that every GPU counts equally
+    per_gpu = recipe.rows // len(tables)
+    pooled = {key: torch.cat([table[key] for table in tables]) for key in tables[0]}
+    counts = [len(table["target"]) for table in tables]
+    starts = np.cumsum([0, *counts[:-1]]).tolist()
+    whose = torch.arange(len(tables)).repeat_interleave(per_gpu)
+
+    def loss() -> Any:
         centred = latent - latent.mean(dim=0, keepdim=True)
-        drawn = [
-            torch.randint(0, count, (per_device,), generator=generator) + int(start)
-            for start, count in zip(starts, counts, strict=True)
-        ]
-        rows = torch.cat(drawn)
+        rows = torch.cat([torch.randint(0, count, (per_gpu,), generator=generator) + start
+                          for start, count in zip(starts, counts, strict=True)])  # fmt: skip
         batch = {key: value[rows] for key, value in pooled.items()}
-        loss = batch_loss(p, batch, recipe, ways, centred[whose].T)
-        loss = loss + 0.01 * (centred**2).mean() / recipe.prior**2
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        value = batch_loss(p, batch, recipe, ways, centred[whose].T)
+        return value + CORRECTION_WEIGHT * (centred**2).mean() / recipe.prior**2
+
+    others = [value for key, value in p.items() if key not in layers]
+    minimise(
+        loss, [p[key] for key in layers], recipe.steps, recipe.rate,
+        weight_decay=NETWORK_DECAY, undecayed=[*others, latent],
+    )  # fmt: skip
     corrections = (latent - latent.mean(dim=0, keepdim=True)).detach().numpy()
     return {key: value.detach().numpy().astype(np.float32) for key, value in p.items()}, -corrections

@@ -48,10 +48,10 @@ def test_a_missing_file_and_a_broken_manifest_are_named(folder: Path) -> None:
     with pytest.raises(PackError, match=r"family\.json: missing"):
         packs.check_pack("V100")
     (folder / "pack.json").write_text('{"format": 1')
-    with pytest.raises(PackError, match=r"pack\.json: not a pack manifest"):
+    with pytest.raises(PackError, match=r"pack\.json: not readable"):
         packs.check_pack("V100")
     (folder / "pack.json").write_text('{"format": 99, "files": {}}')
-    with pytest.raises(PackError, match="pack format 99"):
+    with pytest.raises(PackError, match="format 99"):
         packs.check_pack("V100")
 
 

@@ -1,0 +1,87 @@
+"""The loop in which torch trains models: AdamW with a one-cycle schedule, and one batch for each step.
+
+The same seed gives the same weights on one machine: the caller seeds what draws weights and batches, and the loop draws
+nothing itself. It runs on one thread, so that the number of cores does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.errors import SteptimeError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def minimise(
+    loss: Callable[[], torch.Tensor], parameters: Sequence[torch.Tensor], steps: int, learning_rate: float, *,
+    weight_decay: float = 0.0, undecayed: Sequence[torch.Tensor] = (), warm_up: float | None = 0.3,
+    final_divisor: float = 1e4, max_gradient_norm: float | None = None, fused: bool = False, threads: int | None = 1,
+) -> None:  # fmt: skip
+    """Change parameters in place so that a loss falls.
+
+    Args:
+        loss: draws a batch and returns its loss.
+        parameters: what is trained.
+        steps: optimizer steps.
+        learning_rate: peak of the one-cycle schedule.
+        weight_decay: of `parameters`.
+        undecayed: further parameters, trained without weight decay.
+        warm_up: share of the steps in which the rate rises; None for a constant rate.
+        final_divisor: ratio of the first learning rate to the last one.
+        max_gradient_norm: norm to which longer gradients are shortened.
+        fused: whether to use torch's fused AdamW: faster, and other last bits of the weights.
+        threads: threads of torch; None leaves torch's own number.
+
+    Raises:
+        SteptimeError: the loss or a parameter became NaN or infinite.
+    """
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    trained = [parameter.requires_grad_(True) for parameter in (*parameters, *undecayed)]
+    decays = ((parameters, weight_decay), (undecayed, 0.0))
+    groups = [{"params": list(part), "weight_decay": decay} for part, decay in decays if part]
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=fused)
+    schedule = None if warm_up is None else torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=steps, pct_start=warm_up, final_div_factor=final_divisor
+    )  # fmt: skip
+    for step in range(steps):
+        value = loss()
+        if not math.isfinite(value.item()):
+            raise _diverged(f"the loss is {value.item()} at step {step + 1} of {steps}")
+        optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        if max_gradient_norm is not None:
+            torch.nn.utils.clip_grad_norm_(trained, max_gradient_norm)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in trained):
+        raise _diverged(f"parameters are NaN or infinite after step {steps}")
+
+
+def _diverged(how: str) -> SteptimeError:
+    return SteptimeError(f"training diverged: {how}; look for zero, missing or huge values among the samples")
+
+
+def shuffled_batches(rows: int, batch: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """Row numbers of one batch after another, without end: all rows in a new order each time, less an incomplete batch."""
+    import torch
+
+    batch = min(batch, rows)
+    while True:
+        order = torch.randperm(rows, generator=generator)
+        for start in range(0, rows - batch + 1, batch):
+            yield order[start : start + batch]
+
+
+def uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> torch.Tensor:
+    """Initial weights: uniform between -`bound` and `bound`."""
+    import torch
+
+    return (torch.rand(*shape, generator=generator) * 2 - 1) * bound

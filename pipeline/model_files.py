@@ -1,0 +1,170 @@
+"""Files of fitted models: JSON, and arrays as safetensors with JSON in their metadata.
+
+A file is written completely or not at all. Whatever is wrong with a file that is read becomes a `PackError` of one line
+that names the file and says what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import PackError, SteptimeError
+from pipeline.schemas import atomic_path
+
+FORMAT = 1
+"""Version of these files; a reader refuses others. Arrays without a version are of version 1."""
+
+FORMAT_KEY = "steptime_format"
+"""Name of the version in the metadata of arrays (`format` has another meaning in safetensors files)."""
+
+RESTORE = "restore it with `git checkout packs`"
+REBUILD = "rebuild with `make packs`"
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+Shapes = dict[str, tuple[int | str, ...]]
+"""Expected shape of arrays by name. An axis is a size, or a name that stands for the same size everywhere."""
+
+T = TypeVar("T")
+
+
+@contextmanager
+def reading(path: Path, remedy: str) -> Iterator[None]:
+    """Context in which a file is read and its contents are used: errors become a `PackError` with file and remedy."""
+    try:
+        yield
+    except PackError as error:
+        raise (error if str(path) in str(error) else PackError(f"{path}: {error}")) from None
+    except KeyError as error:
+        raise PackError(f"{path}: misses {error.args[0]!r}; {remedy}") from None
+    except (OSError, TypeError, ValueError, AttributeError, IndexError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise PackError(f"{path}: not readable ({reason}); {remedy}") from None
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an object as indented JSON."""
+    with atomic_path(path) as part:
+        part.write_text(json.dumps(values, indent=1, sort_keys=True, default=str) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        PackError: the file is missing or damaged, holds no object, or lacks one of `keys`.
+    """
+    with reading(path, remedy):
+        values = dict(json.loads(path.read_text(encoding="utf-8")))
+        missing = [key for key in keys if key not in values]
+        if missing:
+            raise PackError(f"{path}: misses {', '.join(missing)}; {remedy}")
+        return values
+
+
+def check_format(path: Path, version: object, remedy: str) -> None:
+    """Refuse a file of another format version with a `PackError`."""
+    if version != FORMAT:
+        raise PackError(f"{path}: format {version}, this Steptime reads {FORMAT}; {remedy}")
+
+
+def write_by_gpu(path: Path, gpus: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+    """Write the plain numbers that were fitted on several GPUs as one JSON file."""
+    write_json(path, {"format": FORMAT, "provenance": provenance, "gpus": gpus})
+
+
+def read_by_gpu(path: Path, build: Callable[[Any], T]) -> dict[str, T]:
+    """What `build` makes of each GPU's numbers.
+
+    Raises:
+        PackError: the file is missing or damaged, or has another format version.
+    """
+    values = read_json(path, RESTORE, ("format", "gpus"))
+    check_format(path, values["format"], RESTORE)
+    with reading(path, RESTORE):
+        return {str(gpu): build(found) for gpu, found in values["gpus"].items()}
+
+
+def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, Any] | None = None) -> None:
+    """Write arrays as one safetensors file, with JSON values by name in its metadata.
+
+    Raises:
+        SteptimeError: an array holds NaN or infinite values, or the file cannot be written.
+    """
+    from safetensors.numpy import save
+
+    bad = _not_finite(arrays)
+    if bad:
+        raise SteptimeError(f"{path}: not written, because array {bad!r} holds NaN or infinite values; refit the model")
+    texts = {key: json.dumps(value, sort_keys=True) for key, value in {**(metadata or {}), FORMAT_KEY: FORMAT}.items()}
+    with atomic_path(path) as part:
+        part.write_bytes(save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata=texts))
+
+
+def read_arrays(path: Path, remedy: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """The arrays of a safetensors file, and its metadata.
+
+    Raises:
+        PackError: the file is missing or damaged, has another format version, or holds NaN or infinite values.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    with reading(path, remedy):
+        try:
+            with safe_open(path, framework="np") as file:
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+                metadata = {key: json.loads(text) for key, text in (file.metadata() or {}).items()}
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
+    check_format(path, metadata.pop(FORMAT_KEY, FORMAT), remedy)
+    bad = _not_finite(arrays)
+    if bad:
+        raise PackError(f"{path}: array {bad!r} holds NaN or infinite values; {remedy}")
+    return arrays, metadata
+
+
+def layer_shapes(widths: Sequence[int | str], prefix: str = "", before: tuple[int | str, ...] = ()) -> Shapes:
+    """Shapes of `weight0`, `bias0`... of layers between these widths, with the axes `before` in front."""
+    shapes: Shapes = {}
+    for i, (inputs, outputs) in enumerate(pairwise(widths)):
+        shapes |= {f"{prefix}weight{i}": (*before, inputs, outputs), f"{prefix}bias{i}": (*before, outputs)}
+    return shapes
+
+
+def check_shapes(what: str, arrays: Arrays, shapes: Shapes) -> dict[str, int]:
+    """Check that `arrays` has those of `shapes`, of floating-point numbers that fit each other; `what` names the model.
+
+    Returns:
+        The size of each named axis.
+
+    Raises:
+        PackError: an array is missing, has another shape, or holds other numbers.
+    """
+    sizes: dict[str, int] = {}
+    for name, expected in shapes.items():
+        if name not in arrays:
+            raise PackError(f"{what} misses array {name!r}; rebuild it")
+        found = arrays[name].shape
+        if arrays[name].dtype.kind != "f":
+            raise PackError(
+                f"{what}: array {name!r} holds {arrays[name].dtype}, not floating-point numbers; rebuild it"
+            )
+        named = zip(expected, found, strict=False)
+        known = tuple(sizes.setdefault(axis, size) if isinstance(axis, str) else axis for axis, size in named)
+        if len(found) != len(expected) or found != known:
+            wanted = ", ".join(str(sizes.get(axis, axis) if isinstance(axis, str) else axis) for axis in expected)
+            raise PackError(f"{what} arrays do not fit each other: {name!r} is {found}, not ({wanted}); rebuild it")
+    return sizes
+
+
+def _not_finite(arrays: Arrays) -> str | None:
+    """The first array with NaN or infinite values; None if there is none."""
+    return next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)

@@ -1,0 +1,170 @@
+"""Files of fitted models: what is written is read back, and what is wrong with a file is named in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from pipeline.errors import PackError, SteptimeError
+from pipeline.model_files import (
+    check_shapes,
+    layer_shapes,
+    read_arrays,
+    read_by_gpu,
+    read_json,
+    reading,
+    write_arrays,
+    write_by_gpu,
+    write_json,
+)
+from pipeline.paths import packs_dir, transfer_dir
+from pipeline.transfer.mlp import TransferMlp
+from pipeline.transfer.utilisation import UtilisationModel
+
+REMEDY = "fit it again"
+
+ARRAYS = {"half": np.arange(6, dtype=np.float16).reshape(2, 3).T, "count": np.array([3], dtype=np.int64)}
+
+
+def refused(path: Path, call: Any) -> str:
+    """The one line with which a file is refused."""
+    with pytest.raises(PackError) as caught:
+        call()
+    text = str(caught.value)
+    assert str(path) in text and "\n" not in text and ";" in text
+    return text
+
+
+def test_arrays_and_metadata_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "m.safetensors"
+    write_arrays(path, ARRAYS, {"kind": {"layers": 3, "of": ["a", 0.1]}})
+    arrays, metadata = read_arrays(path, REMEDY)
+    assert metadata == {"kind": {"layers": 3, "of": ["a", 0.1]}}
+    for name, array in ARRAYS.items():
+        assert arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(arrays[name], array)
+    with safe_open(path, framework="np") as file:  # as readers before this helper did
+        assert json.loads(file.metadata()["kind"])["layers"] == 3
+    assert set(load_file(path)) == set(ARRAYS)
+    assert [each.name for each in path.parent.iterdir()] == ["m.safetensors"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "garbage", "empty", "folder"])
+def test_damaged_arrays_are_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "m.safetensors"
+    write_arrays(path, ARRAYS)
+    whole = path.read_bytes()
+    path.unlink()
+    if damage == "folder":
+        path.mkdir()
+    elif damage != "missing":
+        path.write_bytes({"cut": whole[:-3], "garbage": b"\xff" * 80, "empty": b""}[damage])
+    assert REMEDY in refused(path, lambda: read_arrays(path, REMEDY))
+
+
+def test_other_versions_of_arrays_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file(ARRAYS, path, metadata={"steptime_format": "2"})
+    assert "format 2" in refused(path, lambda: read_arrays(path, REMEDY))
+    save_file(ARRAYS, path)  # written before versions were
+    assert read_arrays(path, REMEDY)[1] == {}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_arrays_that_are_no_numbers_are_neither_written_nor_read(tmp_path: Path, value: float) -> None:
+    path, arrays = tmp_path / "m.safetensors", {**ARRAYS, "weight0": np.array([[1.0, value]], dtype=np.float32)}
+    with pytest.raises(SteptimeError, match="'weight0' holds NaN"):
+        write_arrays(path, arrays)
+    assert not list(tmp_path.iterdir())
+    save_file(arrays, path)
+    assert "'weight0' holds NaN" in refused(path, lambda: read_arrays(path, REMEDY))
+
+
+def test_shapes_name_axes_and_find_what_does_not_fit() -> None:
+    shapes = {"mean": ("inputs",), **layer_shapes(["inputs", 4, 1], before=("networks",))}
+    arrays = {
+        "mean": np.zeros(3), "weight0": np.zeros((2, 3, 4)), "bias0": np.zeros((2, 4)), "weight1": np.zeros((2, 4, 1)),
+        "bias1": np.zeros((2, 1)), "other": np.array([1]),
+    }  # fmt: skip
+    assert check_shapes("model", arrays, shapes) == {"inputs": 3, "networks": 2}
+    for name, wrong in {
+        "mean": np.zeros(2), "weight1": np.zeros((3, 4, 1)), "bias0": np.zeros((2, 4, 1)), "bias1": np.zeros(2),
+    }.items():  # fmt: skip
+        with pytest.raises(PackError, match=r"model arrays do not fit each other: '.*' is .*, not "):
+            check_shapes("model", {**arrays, name: wrong}, shapes)
+    with pytest.raises(PackError, match="misses array 'bias1'"):
+        check_shapes("model", {name: array for name, array in arrays.items() if name != "bias1"}, shapes)
+    with pytest.raises(PackError, match="'mean' holds int64"):
+        check_shapes("model", {**arrays, "mean": np.zeros(3, dtype=np.int64)}, shapes)
+
+
+def test_errors_without_a_file_get_one_and_others_keep_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+
+    def fail(error: Exception) -> None:
+        with reading(path, REMEDY):
+            raise error
+
+    assert (
+        refused(path, lambda: fail(PackError("network misses 'a'; rebuild it")))
+        == f"{path}: network misses 'a'; rebuild it"
+    )
+    named = f"{path}: cut off; restore it"
+    assert refused(path, lambda: fail(PackError(named))) == named
+    assert refused(path, lambda: fail(KeyError("scope"))) == f"{path}: misses 'scope'; {REMEDY}"
+    assert refused(path, lambda: fail(ValueError("first\nsecond"))) == f"{path}: not readable (first); {REMEDY}"
+
+
+def test_json_is_read_back_and_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "family.json"
+    write_json(path, {"b": [1, None], "a": Path("x")})
+    assert path.read_text() == '{\n "a": "x",\n "b": [\n  1,\n  null\n ]\n}\n'
+    assert read_json(path, REMEDY, ("a", "b")) == {"a": "x", "b": [1, None]}
+    assert "misses c, d" in refused(path, lambda: read_json(path, REMEDY, ("a", "c", "d")))
+    for text in ('{"a": 1', "3", "[1, 2]", "null", "\x00"):
+        path.write_text(text)
+        assert REMEDY in refused(path, lambda: read_json(path, REMEDY, ("a",)))
+    path.write_bytes(b"\xff\xfe{}")
+    assert "not readable" in refused(path, lambda: read_json(path, REMEDY))
+
+
+def test_numbers_by_gpu_keep_their_layout(tmp_path: Path) -> None:
+    path = tmp_path / "curves.json"
+    write_by_gpu(path, {"H200": [1, 2]}, {"source": "test"})
+    assert json.loads(path.read_text()) == {"format": 1, "gpus": {"H200": [1, 2]}, "provenance": {"source": "test"}}
+    assert read_by_gpu(path, sum) == {"H200": 3}
+    assert "not readable" in refused(path, lambda: read_by_gpu(path, lambda found: found["peak"]))
+    path.write_text(path.read_text().replace('"format": 1', '"format": 7'))
+    assert "format 7, this Steptime reads 1" in refused(path, lambda: read_by_gpu(path, sum))
+
+
+@pytest.mark.parametrize("name", ["attention", "collectives"])
+def test_shipped_json_is_what_the_helper_writes(tmp_path: Path, name: str) -> None:
+    shipped = packs_dir() / f"{name}.json"
+    values = read_json(shipped, REMEDY, ("gpus", "provenance"))
+    write_by_gpu(tmp_path / "again.json", values["gpus"], values["provenance"])
+    assert (tmp_path / "again.json").read_bytes() == shipped.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["gemm", "conv2d_forward", "mlp_gemm"])
+def test_shipped_cross_gpu_models_refuse_arrays_that_do_not_fit(tmp_path: Path, name: str) -> None:
+    kind: Any = TransferMlp if name.startswith("mlp") else UtilisationModel
+    arrays, metadata = read_arrays(transfer_dir() / f"{name}.safetensors", REMEDY)
+    path = tmp_path / "m.safetensors"
+    write_arrays(path, arrays, metadata)
+    assert {key: array.tobytes() for key, array in kind.load(path).parameters.items()} == {
+        key: array.tobytes() for key, array in arrays.items()
+    }
+    for key in arrays:
+        write_arrays(path, {**arrays, key: arrays[key][..., None]}, metadata)
+        assert "do not fit" in refused(path, lambda: kind.load(path))
+        write_arrays(path, {each: array for each, array in arrays.items() if each != key}, metadata)
+        assert f"misses array {key!r}" in refused(path, lambda: kind.load(path))
+    write_arrays(path, arrays, {"other": {}})
+    assert "misses" in refused(path, lambda: kind.load(path))
