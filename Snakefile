@@ -1,5 +1,5 @@
-# Steptime: trace collection -> kernel samples -> model fitting (MLflow) -> overhead statistics -> critical-path
-# prediction, for every point of the grid that the configuration composes:
+# Steptime's stages: trace collection -> kernel samples -> model fitting (MLflow) -> overhead statistics -> critical-path
+# prediction. They run for every point of the grid that the configuration describes:
 #
 #   snakemake --config gpu=V100 model=dlrm_default
 #   snakemake --config gpu=V100,P100 model=dlrm_default,dlrm_ddp batch_size=512,2048

@@ -1,9 +1,9 @@
-"""Draw the pictures of docs/kernels.md, docs/transfer.md and docs/replay.md from what ships and what the checks found.
+"""Draw pictures of docs/kernels.md, docs/transfer.md and docs/replay.md from shipped models and results of the checks.
 
     python benchmarks/pictures.py [--results results] [--out docs/images]
 
-`kernels.svg` and `transfer.svg` need `packs/` alone; `replays.svg` is drawn where `snakemake -- checks` has run (public
-data). `make readme` draws the other pictures of the docs.
+`kernels.svg` and `transfer.svg` need only `packs/`. `replays.svg` is drawn if `snakemake -- checks` has run, which needs the
+public data. `make readme` draws the other pictures of the docs.
 """
 
 from __future__ import annotations
@@ -42,26 +42,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SWEPT = ("A100-PCIE-40GB", "V100", "T4", "L4")
-"""Three GPUs with models of their own, one known by its spec file alone."""
+SWEPT_GPUS = ("A100-PCIE-40GB", "V100", "T4", "L4")
+"""GPUs of the throughput curves: three with their own models, and one (L4) known only by its spec file."""
 
-WIDTH = 1024
-"""Of the linear layer whose batch is swept: neither padding nor a small reduction hides what the batch does."""
+LAYER_WIDTH = 1024
+"""Width of the linear layer in the throughput curves. It is large and needs no padding, so only the batch has an effect."""
 
-MOST_ROWS = 1536
+MAX_ROWS = 1536
+"""Largest batch of the throughput curves, in rows."""
 
 METHODS = {
     "wave": "wave scaling",
-    "mlp": "network's ratio (published form)",
-    "roofline": "roofline's ratio",
+    "mlp": "ratio of a network (published form)",
+    "roofline": "ratio of rooflines",
     "auto": "auto",
     "auto, 10 probes": "auto, with 10 probes",
 }
-"""Methods of `pair_errors.csv` that are shown, and how they are called on the picture."""
+"""Methods of `pair_errors.csv` in the picture, and their labels."""
 
 
 def kernels() -> Figure:
-    """Held-out errors of the shipped models by family, and what they say of a linear layer as its batch grows."""
+    """Held-out errors of the shipped models by family, and predicted throughput of a linear layer by batch size."""
     figure, (left, right) = new_panels(2, width=11.0, height=4.2, grid="both", share_y=False)
     errors = tables.kernel_errors(shipped_families())
     errors = errors[errors["family"].isin(FAMILY_ORDER)]
@@ -83,30 +84,32 @@ def kernels() -> Figure:
 
 
 def _sweep(axes: Axes) -> None:
-    """Throughput of a linear layer by rows of its input, with the p10 to p90 interval."""
-    rows = np.arange(32, MOST_ROWS + 1, 16)
-    calls = pd.DataFrame({"op": "linear", "B": 1, "M": rows, "N": WIDTH, "K": WIDTH})
-    for gpu, colour in zip(SWEPT, COLOURS, strict=False):
+    """Draw throughput of a linear layer by rows of its input, with the p10 to p90 interval."""
+    rows = np.arange(32, MAX_ROWS + 1, 16)
+    calls = pd.DataFrame({"op": "linear", "B": 1, "M": rows, "N": LAYER_WIDTH, "K": LAYER_WIDTH})
+    for gpu, colour in zip(SWEPT_GPUS, COLOURS, strict=False):
         with tempfile.TemporaryDirectory() as folder:
             source, out = Path(folder) / "calls.parquet", Path(folder) / "predicted.parquet"
             calls.to_parquet(source)
             predict_command(gpu, None, source, out)
             found = pd.read_parquet(out)
         kind = str(found["evidence"].iloc[0])
-        teraflops = 2e-6 * rows * WIDTH * WIDTH
+        teraflops = 2e-6 * rows * LAYER_WIDTH * LAYER_WIDTH
         scale = found["predicted_us"] / found["kernel_us"]
         axes.plot(rows, teraflops / found["kernel_us"], color=colour, linewidth=1.3, label=f"{gpu} ({kind})",
                   linestyle="-" if kind == "pack" else "--")  # fmt: skip
         axes.fill_between(rows, teraflops / found["p90_us"] * scale, teraflops / found["p10_us"] * scale, color=colour,
                           alpha=0.18, linewidth=0)  # fmt: skip
-    axes.set(xlabel=f"rows of the input (batch) of a {WIDTH} × {WIDTH} linear layer", ylabel="TFLOP/s (fp32)")
-    axes.set(xlim=(0, MOST_ROWS), ylim=(0, None))
+    axes.set(
+        xlabel=f"rows of the input (batch) of a {LAYER_WIDTH} × {LAYER_WIDTH} linear layer", ylabel="TFLOP/s (fp32)"
+    )
+    axes.set(xlim=(0, MAX_ROWS), ylim=(0, None))
     axes.legend(frameon=False, fontsize=7, loc="lower right")
-    axes.set_title("Predicted throughput: teeth where another wave begins", loc="left", fontsize=10)
+    axes.set_title("Predicted throughput: a new wave begins at each drop", loc="left", fontsize=10)
 
 
 def transfer(errors: pd.DataFrame) -> Figure:
-    """Errors on a GPU left out of training, by family and method, beside what this project asks of `auto`.
+    """Errors on a GPU left out of training by family and method, and the project's bar for `auto`.
 
     Args:
         errors: `pair_errors.csv`: family, origin, destination, method, mape (%).

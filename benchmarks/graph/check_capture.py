@@ -1,4 +1,4 @@
-"""Checks captured graphs: against public execution traces, PyTorch's FLOP counter, and published parameter counts.
+"""Compares captured graphs with public execution traces, PyTorch's FLOP counter, and published parameter counts.
 
 python benchmarks/graph/check_capture.py [DATASETS_DIR]
 """
@@ -29,18 +29,18 @@ PUBLISHED_MILLIONS = {
     "bert_large": (336.2, "Hugging Face, pre-training heads"), "gpt2_large": (774.0, "OpenAI"),
     "opt_13": (1315.8, "Meta, 1.3 B"),
 }  # fmt: skip
-"""Parameter counts as published, in millions, with whose."""
+"""Published parameter counts in millions, each with its source."""
 
 FLOP_MODELS = {"resnet50": 16, "gpt2_large": 1, "dlrm_default": 2048, "dlrm_ddp": 2048}
 
 
 def model_config(name: str, **changes: Any) -> dict[str, Any]:
-    """Content of a model's file, changed."""
+    """Content of a model's file, with changes."""
     return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
 
 
 def check_sequences(datasets: Path) -> None:
-    """Top-level sequences of rebuilt models against execution traces."""
+    """Compare top-level operator sequences of rebuilt models with execution traces."""
     print("trace | top-level operators, captured | in the trace | match %")
     for folder, make, first in (("rtx2080ti_linear", linear_stack, False), ("gpt2_et", gpt2_large, True)):
         step = make()
@@ -61,7 +61,7 @@ def counted_flops(config: dict[str, Any], batch: int) -> float:
 
 
 def check_flops() -> None:
-    """FLOPs of matrix products and convolutions against PyTorch's counter."""
+    """Compare FLOPs of matrix products and convolutions with PyTorch's counter."""
     print("\nmodel | batch | GFLOP, ours | torch.utils.flop_counter | difference %")
     for name, batch in FLOP_MODELS.items():
         config = model_config(name)
@@ -72,13 +72,13 @@ def check_flops() -> None:
 
 
 def gpt2_parameters(config: dict[str, Any]) -> int:
-    """12·d² + 13·d a layer, embeddings of tokens and positions, the last norm (Radford et al. 2019)."""
+    """Parameters of GPT-2: 12·d² + 13·d per layer, both embeddings, and the last norm (Radford et al. 2019)."""
     d, layers = config["width"], config["layers"]
     return layers * (12 * d * d + 13 * d) + (config["vocabulary"] + config["positions"]) * d + 2 * d
 
 
 def check_models() -> None:
-    """Size, time and coverage of every model's capture, each in a process of its own."""
+    """Print size, time and coverage of every model's capture, each in its own process."""
     print(
         "\nmodel | parameters, M | published, M | operators | calls | unknown | CPU s, imports | CPU s, capture | peak MB"
     )
@@ -88,17 +88,18 @@ def check_models() -> None:
 
 
 def peak_megabytes() -> float:
-    """Largest memory of this process so far (getrusage would count its parent's)."""
+    """Peak memory of this process in MB (getrusage would include the parent process)."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1e3  # type: ignore[index]
 
 
 def check_model(name: str) -> None:
-    """One line about a model; times are the processor's since the start of this process, so that what else runs on the
-    machine does not count.
+    """Print one line about a model.
+
+    Times are processor times since the start of this process, so other work on the machine does not count.
     """
     config = model_config(name)
-    make_step({**config, "layers": 1} if "positions" in config else config, 1, "meta")  # imports what it needs
+    make_step({**config, "layers": 1} if "positions" in config else config, 1, "meta")  # runs all imports
     imported = time.process_time()
     graph = capture(config, int(config["batch_size"]))
     captured = time.process_time()
@@ -117,7 +118,7 @@ def check_model(name: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
-    parser.add_argument("--model", help="only this model's size, time and coverage")
+    parser.add_argument("--model", help="print size, time and coverage of this model only")
     args = parser.parse_args()
     if args.model is not None:
         check_model(args.model)

@@ -1,9 +1,9 @@
-"""Predicted against measured latency of language models (NeuSight's model_latency, without the fused rows).
+"""Compares predicted and measured latency of language models (NeuSight's model_latency, without the fused rows).
 
     python benchmarks/graph/check_models.py [DATASETS_DIR] [--gpus V100,P100,T4] [--results DIR]
 
-Held out: no kernel model or constant here was fitted to these rows. Inference is one forward pass; training is forward
-and backward with accumulating gradients, no optimizer; fp32, TF32 off, eager attention.
+The rows are held out: no kernel model or constant was fitted to them. Inference is one forward pass. Training is forward
+and backward with accumulating gradients, without optimizer. All rows use fp32, TF32 off, eager attention.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODES = {"inf": "inference", "train": "train"}
 
 
 def rows(datasets: Path, gpus: list[str]) -> pd.DataFrame:
-    """The measured rows that a workload of ours describes."""
+    """The measured rows for which Steptime has a workload."""
     table = pd.read_parquet(datasets / "neusight" / "model_latency.parquet")
     known = ["bert_large", "gpt2_large", "gpt3_xl", "gpt3_27", "opt_13"]
     return table[table["gpu"].isin(gpus) & table["model"].isin(known) & table["option"].fillna("").eq("")]
@@ -32,7 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--gpus", default="V100,P100,T4")
-    parser.add_argument("--results", default="results", help="folder with fitted kernel models, before packs")
+    parser.add_argument("--results", default="results", help="folder with fitted kernel models, used before packs")
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)

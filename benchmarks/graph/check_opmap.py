@@ -1,9 +1,10 @@
-"""Checks the operator map against public traces: does every operator launch what the map says?
+"""Compares the operator map with public traces: does every operator launch what the map says?
 
     python benchmarks/graph/check_opmap.py [DATASETS_DIR] [--write docs/operators.md]
 
-Per trace: launches predicted from the map, given the trace's own operators and shapes, against those seen; precision
-and recall of launches by coarse kind, operator by operator. Operators of TorchRec, FBGEMM and NCCL are counted apart.
+For each trace, the map predicts launches from the trace's operators and shapes. They are compared with the launches in
+the trace, as precision and recall by coarse kind and operator. Operators of TorchRec, FBGEMM and NCCL are counted
+separately.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kineto_graph import FAMILY_KINDS, FOREIGN, Seen, read
+from kineto_graph import FAMILY_KINDS, THIRD_PARTY, TracedOperators, read
 from rebuilt import SHAPES
 
 from pipeline.graph.capture import observe
@@ -32,22 +33,28 @@ TRACES = {
 }  # fmt: skip
 """Folders of traces and the GPU each ran on."""
 
-LIKE = {"loss": "elementwise", "memset": "elementwise", "index": "elementwise", "copy": "elementwise"}
-"""Kinds that one kernel template serves: told apart by operator, not by kernel name."""
+SAME_TEMPLATE_KIND = {"loss": "elementwise", "memset": "elementwise", "index": "elementwise", "copy": "elementwise"}
+"""Kinds that share a kernel template with element-wise operators; the kernel name does not distinguish them."""
 
 
-HEAVY = ("aten::mm", "aten::addmm", "aten::bmm", "aten::cudnn_convolution", "aten::convolution_backward")
-"""Operators by whose number one tells whether an execution trace is of the same model."""
+IDENTIFYING_OPERATORS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::cudnn_convolution",
+    "aten::convolution_backward",
+)
+"""Operators whose counts show whether an execution trace belongs to the same model."""
 
 
 @dataclass
 class Score:
-    """Launches of one trace."""
+    """Numbers of launches of one trace: predicted, seen, and matched."""
 
     predicted: int = 0
     seen: int = 0
     matched: int = 0
-    foreign: int = 0
+    third_party: int = 0
     steps: int = 1
 
     @property
@@ -56,11 +63,11 @@ class Score:
         error = self.predicted / self.seen - 1 if self.seen else 0.0
         precision, recall = self.matched / max(1, self.predicted), self.matched / max(1, self.seen)
         return [f"{self.seen / self.steps:.0f}", f"{self.predicted / self.steps:.0f}", f"{100 * error:+.1f}",
-                f"{100 * precision:.1f}", f"{100 * recall:.1f}", f"{self.foreign / self.steps:.0f}"]  # fmt: skip
+                f"{100 * precision:.1f}", f"{100 * recall:.1f}", f"{self.third_party / self.steps:.0f}"]  # fmt: skip
 
 
 def check(folder: Path, gpu_name: str) -> tuple[Score, dict[str, Counter[str]]]:
-    """Score of one trace, and per operator how many launches were predicted, seen and matched."""
+    """Score of one trace; for each operator, the numbers of launches predicted, seen and matched."""
     seen = with_shapes(folder, read(sorted(folder.glob("*kineto.json.gz"))[0]))
     gpu = load_gpu(gpu_name)
     graph = Graph(write_nodes(seen.nodes))
@@ -73,14 +80,14 @@ def check(folder: Path, gpu_name: str) -> tuple[Score, dict[str, Counter[str]]]:
     found: dict[int, Counter[str]] = defaultdict(Counter)
     for node_id, kinds in seen.launched.items():
         owner = owners[node_id]
-        if foreign(seen.nodes, node_id):
-            score.foreign += sum(kinds.values())
+        if third_party(seen.nodes, node_id):
+            score.third_party += sum(kinds.values())
         else:
             for kind, count in kinds.items():
-                found[owner][LIKE.get(kind, kind)] += count
+                found[owner][SAME_TEMPLATE_KIND.get(kind, kind)] += count
     names = {node.node_id: node.name for node in seen.nodes}
     for node_id in {*expected, *found}:
-        if node_id in expected and foreign(seen.nodes, node_id):
+        if node_id in expected and third_party(seen.nodes, node_id):
             continue
         want, got = expected.get(node_id, Counter()), found.get(node_id, Counter())
         matched = match(want, got)
@@ -91,13 +98,13 @@ def check(folder: Path, gpu_name: str) -> tuple[Score, dict[str, Counter[str]]]:
 
 
 def kind_of_call(family: str, op: str) -> str:
-    """Coarse kind of a predicted call; launches beside a library's main kernel are the library's."""
+    """Coarse kind of a predicted call. Auxiliary launches of a library's main kernel have the kind `library`."""
     kind = "library" if op == "auxiliary" else FAMILY_KINDS.get(family, "other")
-    return LIKE.get(kind, kind)
+    return SAME_TEMPLATE_KIND.get(kind, kind)
 
 
 def match(want: Counter[str], got: Counter[str]) -> int:
-    """Launches of the same kind on both sides; a library's own may be its kernels or its memsets."""
+    """Number of launches of the same kind on both sides. Launches of kind `library` match kernels or memsets."""
     exact = want & got
     left, open_ = want - exact, got - exact
     libraries = min(left["library"], open_["matmul"] + open_["elementwise"])
@@ -105,7 +112,7 @@ def match(want: Counter[str], got: Counter[str]) -> int:
 
 
 def owners_of(nodes: Iterable[Node]) -> dict[int, int]:
-    """For every node the node whose row in the map speaks for it: the nearest claimed one above, else itself."""
+    """Map each node to the node whose map row covers it: its nearest covered ancestor, or itself."""
     nodes = list(nodes)
     claims = {node.node_id for node, _ in claimed(nodes)}
     owners: dict[int, int] = {}
@@ -115,21 +122,22 @@ def owners_of(nodes: Iterable[Node]) -> dict[int, int]:
     return owners
 
 
-def foreign(nodes: list[Node], node_id: int | None) -> bool:
-    """Whether a node is, or lies under, an operator of TorchRec, FBGEMM or NCCL."""
+def third_party(nodes: list[Node], node_id: int | None) -> bool:
+    """Whether a node is an operator of TorchRec, FBGEMM or NCCL, or is nested in one."""
     while node_id is not None:
         node = nodes[node_id]
-        if FOREIGN.search(node.name):
+        if THIRD_PARTY.search(node.name):
             return True
         node_id = node.parent_id
     return False
 
 
-def with_shapes(folder: Path, seen: Seen) -> Seen:
-    """Take shapes, operator by operator in order, from the execution trace beside a Kineto trace, which knows strides
-    and plain arguments too; where neither holds any, from the rebuilt model (`rebuilt.SHAPES`).
+def with_shapes(folder: Path, seen: TracedOperators) -> TracedOperators:
+    """Copy shapes to the operators of a Kineto trace, in order, from the first usable source.
 
-    A source is believed where it has each of the heavy operators as often as the trace, or a whole number of times less.
+    The first source is the execution trace beside it, which also has strides and plain arguments. The second is the
+    rebuilt model (`rebuilt.SHAPES`), if the trace has no shapes. A source is usable if the trace has each of the
+    identifying operators an integer number of times as often as the source.
     """
     traces = sorted(folder.glob("*execution_trace.json.gz"))
     sources = [import_execution_trace(trace).nodes() for trace in traces[:1]]
@@ -141,7 +149,7 @@ def with_shapes(folder: Path, seen: Seen) -> Seen:
         source: dict[str, list[Node]] = defaultdict(list)
         for node in nodes:
             source[node.name].append(node)
-        if not any(counts[name] % len(found) for name, found in source.items() if name in HEAVY):
+        if not any(counts[name] % len(found) for name, found in source.items() if name in IDENTIFYING_OPERATORS):
             _take_shapes(seen.nodes, {name: found for name, found in source.items() if not counts[name] % len(found)})
             break
     return seen
@@ -158,7 +166,7 @@ def _take_shapes(nodes: list[Node], source: Mapping[str, list[Node]]) -> None:
 
 
 def _as_recorded(node: Node) -> Node:
-    """A captured convolution under the name and with the arguments that lie under it on CUDA."""
+    """A captured convolution, with the operator name and the arguments that CUDA records below it."""
     if node.name != "aten::convolution":
         return node
     stride, padding, dilation, groups = (node.value(i) for i in (3, 4, 5, 8))
@@ -167,14 +175,14 @@ def _as_recorded(node: Node) -> Node:
 
 
 def report(datasets: Path, operators: int) -> tuple[str, list[str]]:
-    """The table over all traces, and the operators that differ most."""
+    """The table of all traces, and a list of the operators that differ most."""
     total = Score()
     lines = []
     worst: list[str] = []
     for name, gpu in TRACES.items():
         score, by_op = check(datasets / "traces" / name, gpu)
         lines.append([name, *score.row])
-        for key in ("predicted", "seen", "matched", "foreign"):
+        for key in ("predicted", "seen", "matched", "third_party"):
             setattr(total, key, getattr(total, key) + getattr(score, key))
         ranked = sorted(by_op.items(), key=lambda item: item[1]["matched"] - max(item[1]["predicted"], item[1]["seen"]))
         worst += [
@@ -182,21 +190,23 @@ def report(datasets: Path, operators: int) -> tuple[str, list[str]]:
             for op, c in ranked[:operators]
             if c["matched"] < max(c["predicted"], c["seen"])
         ]
-    head = ("trace", "seen", "predicted", "error %", "precision %", "recall %", "apart")
-    return markdown(head, [*lines, ["all launches of all traces", *total.row]]), worst
+    head = ("trace", "seen", "predicted", "error %", "precision %", "recall %", "third-party launches")
+    return markdown(head, [*lines, ["sum of all traces", *total.row]]), worst
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
-    parser.add_argument("--operators", type=int, default=12, help="operators to list per trace, worst first")
-    parser.add_argument("--write", type=Path, help="document whose marked section takes the table")
+    parser.add_argument(
+        "--operators", type=int, default=12, help="number of operators to list per trace, largest difference first"
+    )
+    parser.add_argument("--write", type=Path, help="document in which the marked section is replaced")
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
     text, worst = report(args.datasets, args.operators)
-    print(text + "\n\nOperators that differ, worst first:\n" + "\n".join(f"- {line}" for line in worst))
+    print(text + "\n\nOperators that differ, largest difference first:\n" + "\n".join(f"- {line}" for line in worst))
     if args.write:
         rewrite(args.write, {"check_opmap": text})
     return 0

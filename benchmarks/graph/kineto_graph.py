@@ -1,7 +1,7 @@
-"""Reads a Kineto trace as operator nodes with the device calls that really ran under each.
+"""Reads a Kineto trace as operator nodes, each with the device calls that it launched.
 
-The library's own trace reader keeps what prediction needs; checking the operator map needs more of each operator
-(concrete arguments, strides), so this reads the file itself.
+The trace reader of the library keeps only what predictions need. A check of the operator map also needs concrete
+arguments and strides, so this module reads the file directly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = (
     ("index", r"index|gather|scatter|linearize|bounds_check|permute|recat|searchsorted|offsets_range|to_dense"),
     ("elementwise", r"elementwise|dropout|threshold|uniform|random|distribution"),
 )  # fmt: skip
-"""Coarse kinds of device work by kernel name, first match wins."""
+"""Coarse kinds of device work by kernel name; the first match counts."""
 
 FAMILY_KINDS = {
     "gemm": "matmul", "bmm": "matmul", "conv2d_forward": "matmul", "conv2d_backward_data": "matmul",
@@ -42,16 +42,16 @@ FAMILY_KINDS = {
     "dropout": "elementwise", "optimizer": "optimizer", "loss": "elementwise", "sort": "sort", "index": "index",
     "collective": "collective", "attention": "matmul", "rnn": "matmul", "other": "other",
 }  # fmt: skip
-"""The kind that a family's kernels are of."""
+"""The coarse kind of each family's kernels."""
 
-FOREIGN = re.compile(r"^(fbgemm|fb|c10d|nccl|torchrec|torch\.distributed|torch::distributed)::|"
+THIRD_PARTY = re.compile(r"^(fbgemm|fb|c10d|nccl|torchrec|torch\.distributed|torch::distributed)::|"
                      r"^record_param_comms|^All2All|CppNode<(SplitLookup|fbgemm)|^## |^nccl:")  # fmt: skip
-"""TorchRec's, FBGEMM's and NCCL's own operators: counted apart."""
+"""Names of operators of TorchRec, FBGEMM and NCCL, which are counted separately."""
 
 
 @dataclass
-class Seen:
-    """A trace's operators and, per operator, the kinds of device work launched directly under it."""
+class TracedOperators:
+    """Operators of a trace and, for each, the kinds of device work launched directly by it."""
 
     nodes: list[Node]
     launched: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -59,8 +59,8 @@ class Seen:
     steps: int = 1
 
 
-def read(path: Path) -> Seen:
-    """Operators of a Kineto trace in host order, each with what was launched right under it."""
+def read(path: Path) -> TracedOperators:
+    """Read the operators of a Kineto trace in host order, each with the device work that it launched directly."""
     data = path.read_bytes()
     data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     events = [e for e in json.loads(data.decode("utf-8", "replace"), strict=False)["traceEvents"] if e.get("ph") == "X"]
@@ -71,7 +71,7 @@ def read(path: Path) -> Seen:
     }
     host = [e for e in events if e.get("cat") in ("cpu_op", "cuda_runtime", "cuda_driver", "user_annotation")]
     host.sort(key=lambda e: (float(e["ts"]), -float(e["dur"])))
-    seen, markers = Seen([]), 0
+    seen, markers = TracedOperators([]), 0
     stacks: dict[Any, list[tuple[float, int | None]]] = defaultdict(list)
     optimizer_end = 0.0
     for event in host:
@@ -82,7 +82,7 @@ def read(path: Path) -> Seen:
         if event["cat"] == "cpu_op":
             seen.nodes.append(_node(event, len(seen.nodes), parent))
             if start < optimizer_end:
-                _move_counters(seen.nodes[-1])
+                _move_step_counters_to_host(seen.nodes[-1])
             stack.append((start + float(event["dur"]), seen.nodes[-1].node_id))
         elif event["cat"] == "user_annotation":
             if str(event["name"]).startswith("Optimizer.step"):
@@ -95,14 +95,15 @@ def read(path: Path) -> Seen:
             else:
                 seen.launched[parent][kind_of(name)] += 1
     seen.steps = max(1, markers)
-    _move_cleared(seen.nodes)
-    _find_summed(seen.nodes)
+    _move_host_zeros_to_host(seen.nodes)
+    _infer_reduced_dimensions(seen.nodes)
     return seen
 
 
-def _find_summed(nodes: list[Node]) -> None:
-    """Which dimensions a sum reduced, where plain arguments were not recorded: its result is what the next operator
-    beside it takes.
+def _infer_reduced_dimensions(nodes: list[Node]) -> None:
+    """Infer the reduced dimensions of a sum, if plain arguments were not recorded.
+
+    The input of the next operator with the same parent is the result of the sum.
     """
     after: dict[int | None, Node] = {}
     for node in reversed(nodes):
@@ -117,15 +118,15 @@ def _find_summed(nodes: list[Node]) -> None:
                 node.values = (None, reduced, True, None)
 
 
-def _move_counters(node: Node) -> None:
-    """Optimizers keep their step counters, 0-dimensional tensors, on the host (unless capturable)."""
+def _move_step_counters_to_host(node: Node) -> None:
+    """Move 0-dimensional tensors to the host: optimizers keep step counters there (unless capturable)."""
     tensors = node.tensors()
     if tensors and all(not tensor.shape for tensor in tensors):
         _to_host(node)
 
 
-def _move_cleared(nodes: list[Node]) -> None:
-    """`zero_` without `fill_` under it ran on the host: CUDA's calls `fill_`."""
+def _move_host_zeros_to_host(nodes: list[Node]) -> None:
+    """Move a `zero_` without a nested `fill_` to the host: on CUDA, `zero_` calls `fill_`."""
     filled = {node.parent_id for node in nodes if node.name == "aten::fill_"}
     for node in nodes:
         if node.name == "aten::zero_" and node.node_id not in filled:

@@ -1,7 +1,9 @@
 """Models rebuilt to match public traces.
 
-For execution traces, to compare operator sequences: a stack of linear layers, GPT-2 Large of `transformers` 4.4x. For
-Kineto traces that were recorded without shapes, to know what their operators worked on: ResNets, AlexNet, a product.
+Two purposes:
+
+- comparison of operator sequences with execution traces: a stack of linear layers, and GPT-2 Large of `transformers` 4.4x;
+- shapes for Kineto traces that were recorded without shapes: ResNets, AlexNet, and matrix products.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pipeline.workloads.training_step import Batch, Step, phase
 
 
 def linear_stack(layers: int = 21, width: int = 1024, batch: int = 512) -> Step:
-    """`rtx2080ti_linear`: linear and ReLU in turn, a softmax, cross entropy; gradients zeroed after the forward."""
+    """`rtx2080ti_linear`: linear and ReLU layers in turn, softmax, cross entropy; gradients are zeroed after the forward pass."""
     with torch.device("meta"):
         blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)]
         model = nn.Sequential(*blocks, nn.Softmax(1))
@@ -48,7 +50,7 @@ def linear_stack(layers: int = 21, width: int = 1024, batch: int = 512) -> Step:
 
 
 class Projection(nn.Module):
-    """GPT-2's "Conv1D": a linear layer with the weight the other way round."""
+    """GPT-2's "Conv1D": a linear layer with a transposed weight."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -121,7 +123,7 @@ class Gpt2(nn.Module):
 
 
 def gpt2_large(tokens: int = 512) -> Step:
-    """`gpt2_et`: one step, the optimizer's first."""
+    """`gpt2_et`: one step, the first of its optimizer."""
     with torch.device("meta"):
         model = Gpt2()
     ids = torch.empty(1, tokens, dtype=torch.long, device="meta")
@@ -135,13 +137,14 @@ def resnet18(batch: int = 128) -> Step:
     images = torch.empty(batch, 3, 224, 224, device="meta"), torch.empty(batch, dtype=torch.long, device="meta")
     step = Step([model], [images], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), "meta",
                 {"optimizer": "sgd_momentum"})  # fmt: skip
-    step.optimizers[0].param_groups[0]["weight_decay"] = 1e-4  # the trace adds it: `_foreach_add`
+    step.optimizers[0].param_groups[0]["weight_decay"] = 1e-4  # the trace shows weight decay as `_foreach_add`
     return step
 
 
 def resnet50(batch: int = 32) -> Step:
-    """`v100_ddp`: torchvision's ResNet-50 on 224 pixels, 32 images (the grids of its products count them); SGD with
-    momentum; the loss from probabilities as targets.
+    """`v100_ddp`: torchvision's ResNet-50 on 32 images of 224 pixels.
+
+    The grids of the matrix products imply 32 images. SGD with momentum; the targets of the loss are probabilities.
     """
     with torch.device("meta"):
         model = network("resnet50")
@@ -151,13 +154,15 @@ def resnet50(batch: int = 32) -> Step:
 
 
 def alexnet(batch: int = 128) -> Step:
-    """`a100_alexnet`: torchvision's AlexNet made on the host, copied, and run twice in training mode."""
+    """`a100_alexnet`: torchvision's AlexNet, created on the host, copied, and run twice in training mode."""
     images = torch.empty(batch, 3, 224, 224, device="meta")
 
     def procedure(_: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         model = _alexnet()
         model.to("meta")
-        x = torch.empty(batch, 3, 224, 224, device="meta").uniform_()  # torch.rand, which shows no child on meta
+        x = torch.empty(
+            batch, 3, 224, 224, device="meta"
+        ).uniform_()  # torch.rand, which has no nested operator on the meta device
         for _ in range(2):
             model(x)
 
@@ -165,8 +170,9 @@ def alexnet(batch: int = 128) -> Step:
 
 
 def three_products(width: int = 1024) -> Step:
-    """`a100_event_sync`: three products of square matrices, each on a stream of its own (1024: 8 x 16 tiles of
-    128 x 64, and 123 us at the card's 17 TFLOP/s).
+    """`a100_event_sync`: three products of square matrices, each on its own stream.
+
+    The width 1024 follows from the grid, 8 x 16 tiles of 128 x 64, and from the time, 123 us at the GPU's 17 TFLOP/s.
     """
     a, b = (torch.empty(width, width, device="meta") for _ in range(2))
 
@@ -180,7 +186,7 @@ def three_products(width: int = 1024) -> Step:
 SHAPES = {
     "rtx2080ti_resnet": resnet18, "v100_ddp": resnet50, "a100_alexnet": alexnet, "a100_event_sync": three_products,
 }  # fmt: skip
-"""Traces without shapes, and the model that each is of."""
+"""Traces without shapes, and the function that rebuilds the model of each."""
 
 
 def _alexnet() -> nn.Module:

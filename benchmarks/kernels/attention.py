@@ -1,11 +1,16 @@
-"""Fused attention: errors of the shipped kind of model on sizes and on GPUs that it has not seen, beside the roofline.
+"""Errors of the model of fused attention on held-out sizes and GPUs, compared with the roofline.
 
     python benchmarks/kernels/attention.py
 
-`unseen`: fitted on four fifths of the (heads, sequence) combinations, judged on the others. `other GPU`: constants of
-another measured GPU, the one that a card without samples would take first, with this GPU's specification. `roofline`: what
-Steptime said before. Causal samples hold the write to a serving cache, whose modelled time is added to the roofline too.
-The second table compares the backward's ratio with published pairs of FlashAttention's own benchmark.
+Columns of the first table:
+
+- `held out`: fitted to four fifths of the (heads, sequence) combinations, evaluated on the others.
+- `other GPU`: constants of another measured GPU, with this GPU's specification. It is the GPU that a GPU without samples
+  would use first.
+- `roofline`: Steptime's former prediction.
+
+Causal samples include the write to a serving cache; its modelled time is added to the roofline too. The second table
+compares the ratio of backward to forward time with published pairs of FlashAttention's own benchmark.
 """
 
 from collections.abc import Mapping
@@ -32,12 +37,13 @@ from pipeline.kernels.fused_attention_fit import FOLDS, START_FROM, fit_gpus, fi
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Dims
 
-LONG_US = 200.0
-"""Kernels that make up training steps; below, starts and waves decide."""
+MIN_LONG_US = 200.0
+"""Minimum duration of a *long* kernel in microseconds: launch and waves dominate shorter ones."""
 
-ELSEWHERE = {"A100-SXM4-80GB": "L40S", "L40S": "A100-SXM4-80GB", "H100": "H200", "H200": "H100", "B200": "H100"}
+TRANSFER_SOURCE = {"A100-SXM4-80GB": "L40S", "L40S": "A100-SXM4-80GB", "H100": "H200", "H200": "H100", "B200": "H100"}
+"""For each GPU, another measured GPU whose constants predict it in the column `other GPU`."""
 
-PUBLISHED = (
+PUBLISHED_PAIRS = (
     # heads x samples, tokens, width, causal, forward us, backward us, DRAM GB/s
     ("RTX A5000, FlashAttention-2, gpu-mode/ring-attention#10", 1024, 512, 64, False, 817, 3248, 768),
     ("RTX A5000", 256, 2048, 64, False, 3380, 9808, 768),
@@ -50,11 +56,11 @@ PUBLISHED = (
     ("B200, FlashAttention-4, Dao-AILab/flash-attention#2280", 64, 8192, 128, False, 1433, 4043, 8000),
     ("B200", 64, 8192, 128, True, 775, 2274, 8000),
 )
-"""Published times of both passes of one size. The H100's thread names no GPU; its rate is an H100's."""
+"""Published forward and backward times. The H100's thread names no GPU; the throughput is that of an H100."""
 
 
 def roofline_us(rows: pd.DataFrame, spec: GpuSpec, fitted: Fitted) -> np.ndarray:
-    """Physics' answer for the calls that a graph would make, with the cache's write on top."""
+    """Roofline of the calls that a graph would make, plus the time of the cache write."""
     shape, d = Shape.of(rows), Dims(rows)
     peak = Physics.of(spec).peak_flop_per_us(d)
     whole = attention_us(fitted.constants, fitted.tiles, spec, peak, shape)
@@ -63,8 +69,8 @@ def roofline_us(rows: pd.DataFrame, spec: GpuSpec, fitted: Fitted) -> np.ndarray
     return Physics.of(spec).kernel_us("attention", rows) + whole - bare
 
 
-def unseen(rows: pd.DataFrame, spec: GpuSpec, full: Fitted, start: Constants) -> Estimate:
-    """Estimates of rows by fits (intervals included) that had not seen their heads and sequence length together."""
+def held_out_estimates(rows: pd.DataFrame, spec: GpuSpec, full: Fitted, start: Constants) -> Estimate:
+    """Estimates (with intervals) from fits without samples of the same combination of heads and sequence length."""
     fold, parts = folds_of(rows, seed=1), []
     for number in range(FOLDS):
         seen = rows[fold != number].reset_index(drop=True)
@@ -75,8 +81,8 @@ def unseen(rows: pd.DataFrame, spec: GpuSpec, full: Fitted, start: Constants) ->
 
 
 def cells(found: np.ndarray, measured: np.ndarray) -> list[str]:
-    """MAPE of all rows, of long kernels, and the bias of long ones."""
-    long = measured > LONG_US
+    """MAPE of all rows, MAPE of long kernels, and bias of long kernels, as text."""
+    long = measured > MIN_LONG_US
     bias = np.exp(np.mean(np.log(found[long] / measured[long]))) - 1.0
     return [
         f"{100 * mape(found, measured):.1f}",
@@ -91,15 +97,15 @@ def inside(found: Estimate, measured: np.ndarray) -> str:
 
 def sizes(samples: Mapping[str, pd.DataFrame], fitted: Mapping[str, Fitted]) -> None:
     print(
-        "| GPU | rows | roofline, MAPE | long | bias | unseen, GMAE | MAPE | long | bias | inside "
+        "| GPU | rows | roofline, MAPE | long | bias | held out, GMAE | MAPE | long | bias | inside "
         "| other GPU | MAPE | long | bias | inside |"
     )
     print("|" + "---|" * 15)
     for gpu, rows in samples.items():
         spec, measured = load_gpu(gpu), rows["kernel_us"].to_numpy(dtype=np.float64)
         start = fitted[START_FROM[gpu]].constants if gpu in START_FROM else Constants()
-        own = unseen(rows, spec, fitted[gpu], start)
-        other = load_gpu(ELSEWHERE[gpu])
+        own = held_out_estimates(rows, spec, fitted[gpu], start)
+        other = load_gpu(TRANSFER_SOURCE[gpu])
         moved = AttentionModel(spec, other, fitted[other.name]).predict(rows)
         line = [
             gpu, str(len(rows)), *cells(roofline_us(rows, spec, fitted[gpu]), measured),
@@ -113,7 +119,7 @@ def backward() -> None:
     print("\n| published | heads x tokens x width | causal | backward over forward | model | error % |")
     print("|---|---|---|---|---|---|")
     errors = []
-    for name, heads, tokens, width, causal, forward, back, dram in PUBLISHED:
+    for name, heads, tokens, width, causal, forward, back, dram in PUBLISHED_PAIRS:
         traffic = BACKWARD_TRAFFIC * heads * tokens * width / (0.9e3 * dram)
         model = BACKWARD_WORK / BACKWARD_SHARE + traffic / forward
         errors.append(model * forward / back - 1.0)

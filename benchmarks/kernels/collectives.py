@@ -1,9 +1,12 @@
-"""Collectives over NVLink: errors of the shipped kind of curve, on sizes and on GPUs that it has not seen.
+"""Errors of the bandwidth curves of collectives over NVLink, on held-out sizes and held-out GPUs.
 
     python benchmarks/kernels/collectives.py
 
-`unseen sizes`: fitted on every other size, judged on those between. `other GPUs`: the curves of each other measured GPU,
-scaled by link bandwidth. `formula`: bytes over the link's peak plus a constant, what GPUs without curves get.
+Columns of the table:
+
+- `held-out sizes`: the curve is fitted to every other size and evaluated on the sizes between.
+- `other GPUs`: the curves of each other measured GPU, scaled by link bandwidth.
+- `formula`: bytes over the link's peak plus a constant, which is used for GPUs without curves.
 """
 
 import numpy as np
@@ -26,7 +29,7 @@ def main() -> None:
     specs = {gpu: load_gpu(gpu) for gpu in COLLECTIVES}
     curves = {gpu: fit_curves(samples[gpu], specs[gpu]) for gpu in COLLECTIVES}
     print(
-        "| GPU | points | formula, MAPE % | unseen sizes, GMAE % | MAPE % | inside % | other GPUs, MAPE % | inside % |"
+        "| GPU | points | formula, MAPE % | held-out sizes, GMAE % | MAPE % | inside % | other GPUs, MAPE % | inside % |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for gpu, own in samples.items():

@@ -1,11 +1,14 @@
-"""How much of a convolution model's error is the measuring session's, not the model's.
+"""Splits the error of a convolution model into the part of the model and the part of the measuring session.
 
     python benchmarks/kernels/disturbance.py
 
-`undisturbed`: GMAE of boosted trees in cross-validation, once the session's drift (`pipeline.kernels.session_drift`) is taken out of
-the latencies. `in hindsight`: GMAE of their predictions against the latencies as measured, with the constant added that
-suits the measured latencies of twenty classes of size best. `exact kernels`: the same for undisturbed times themselves in
-place of predictions: what the session alone leaves to a model that errs nowhere.
+Columns of the table, all GMAE in %:
+
+- `undisturbed`: boosted trees in cross-validation, with the session's drift (`pipeline.kernels.session_drift`) removed from the
+  latencies.
+- `in hindsight`: their predictions against the latencies as measured. For each of twenty classes of size, the constant
+  that fits the measured latencies best is added.
+- `exact kernels`: the same with the undisturbed times instead of predictions. This error comes from the session alone.
 """
 
 import numpy as np
@@ -26,16 +29,16 @@ from pipeline.kernels.work import Array
 from pipeline.paths import datasets_dir
 
 FAMILY = "conv2d_forward"
-CLASSES = 20
+SIZE_CLASSES = 20
 
 
-def in_hindsight(expected: Array, latency: Array, most_us: float) -> float:
-    """GMAE of expected times plus the constant, up to `most_us`, that suits each of twenty classes of size best."""
+def error_with_best_constants(expected: Array, latency: Array, max_us: float) -> float:
+    """GMAE of expected times plus the best constant, up to `max_us`, of each of twenty classes of size."""
     best = np.empty(len(expected))
-    for rows in np.array_split(np.argsort(expected), CLASSES):
-        guesses = np.linspace(0.0, most_us, 80)
+    for rows in np.array_split(np.argsort(expected), SIZE_CLASSES):
+        guesses = np.linspace(0.0, max_us, 80)
         scores = np.array([gmae(expected[rows] + guess, latency[rows]) for guess in guesses])
-        # neighbouring constants differ by the chance of a hit: smooth before choosing
+        # scores of neighbouring constants differ by chance: smooth before choosing
         smooth = np.convolve(np.pad(np.log(scores), 4, mode="edge"), np.full(9, 1.0 / 9.0), mode="valid")
         best[rows] = expected[rows] + guesses[int(np.argmin(smooth))]
     return gmae(best, latency)
@@ -70,8 +73,12 @@ def main() -> None:
             held = folds == fold
             trees = train_trees(inputs[~held], np.log(clean[~held]) - start[~held], 0)
             expected[held] = np.exp(start[held] + trees.predict(inputs[held]))
-        most = float(drift.extra_us.max())
-        judged = gmae(expected, clean), in_hindsight(expected, latency, most), in_hindsight(clean, latency, most)
+        max_drift_us = float(drift.extra_us.max())
+        judged = (
+            gmae(expected, clean),
+            error_with_best_constants(expected, latency, max_drift_us),
+            error_with_best_constants(clean, latency, max_drift_us),
+        )
         print(f"| {gpu.name} | {drift.typical_us:.0f} | " + " | ".join(f"{100 * error:.1f}" for error in judged) + " |")
 
 

@@ -1,14 +1,16 @@
-"""bf16 products of newer GPUs: how far off they are without samples of the chip, and with the model fitted to them.
+"""Errors of bf16 matrix products on newer GPUs, without samples of the chip and with the model fitted to them.
 
-    python benchmarks/kernels/half_precision.py            # the shipped models
-    python benchmarks/kernels/half_precision.py --squares  # also published throughputs of GPUs without samples
-    python benchmarks/kernels/half_precision.py --weights  # also fits without a tenth of the weights' sizes (slow)
+    python benchmarks/kernels/half_precision.py [--squares] [--weights]
 
-`from fp32`: fp32 products of five older GPUs, carried over by their cross-GPU model and scaled by physics to bf16, which is
-all that can be said without any bf16 sample. `chip left out`: the cross-GPU model of products on tensor cores, trained on
-the other chips (`python -m pipeline.transfer.build_tensor_core` computes it and stores it with the model). `fitted`: the GPU's
-own samples, cross-validation by size. `new weights`: all products with a tenth of the (N, K) pairs are held out, sizes of a
-weight that no sample had.
+`--squares` adds published throughputs of GPUs without samples. `--weights` adds fits without a tenth of the weight sizes
+(slow). Columns of the table:
+
+- `from fp32`: fp32 products of five older GPUs, transferred by their cross-GPU model and scaled by physics to bf16. This
+  is the best prediction without any bf16 sample.
+- `chip left out`: the cross-GPU model of products on tensor cores, trained on the other chips. The command
+  `python -m pipeline.transfer.build_tensor_core` computes it and stores it with the model.
+- `fitted`: the GPU's own samples, in cross-validation by size.
+- `new weights`: a tenth of the (N, K) pairs is held out, with all their products. No sample has a weight of that size.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ from pipeline.paths import packs_dir
 from pipeline.transfer.tensor_core_model import tensor_model
 
 ROWS = 8000
+"""Number of samples that are drawn per GPU for the column `from fp32`."""
 
 SIZES = (2048.0, 4096.0)
-"""Widths of published squares: a product of 1024 waits for the host on fast GPUs; 8192 set what architectures sustain."""
+"""Widths of published square products. 1024 is left out (on fast GPUs it waits for the host), and 8192 set the sustained rates."""
 
 SQUARES = {
     ("V100-SXM2-32GB", "fp16"): (78.23, 95.73),
@@ -54,12 +57,12 @@ SQUARES = {
     ("H100", "fp16"): (645.12, 760.04),
     ("H100", "bf16"): (676.59, 788.72),
 }
-"""TFLOP/s of `torch` products of `SIZES`, contributors' cards: github.com/zzc0721/torch-performance-test-data, issues 140
+"""TFLOP/s of `torch` products of `SIZES` on contributors' GPUs: github.com/zzc0721/torch-performance-test-data, issues 140
 (V100-SXM2 with 16 GB), 185, 120, 108, 95 and 79."""
 
 
 def from_fp32(gpu: str, rows: int = ROWS) -> dict[str, float]:
-    """Errors of the prediction from fp32 samples of other GPUs and the spec file, on a draw of the sizes."""
+    """Errors of the prediction from fp32 samples of other GPUs and the spec file, on randomly drawn sizes."""
     spec = load_gpu(gpu)
     samples = read_products(gpu)
     samples = samples.sample(min(rows, len(samples)), random_state=0).reset_index(drop=True)
@@ -75,7 +78,7 @@ def from_fp32(gpu: str, rows: int = ROWS) -> dict[str, float]:
 
 
 def new_weights(gpu: str, share: float = 0.1, seed: int = 0) -> dict[str, float]:
-    """Errors of a fit that has seen no product with the held-out weights."""
+    """Errors of a fit without any product of the held-out weights."""
     samples = read_products(gpu)
     pairs = samples[["N", "K"]].drop_duplicates().sample(frac=share, random_state=seed)
     held = pd.MultiIndex.from_frame(samples[["N", "K"]]).isin(pd.MultiIndex.from_frame(pairs))
@@ -83,7 +86,7 @@ def new_weights(gpu: str, share: float = 0.1, seed: int = 0) -> dict[str, float]
 
 
 def squares() -> pd.DataFrame:
-    """Predicted over published time less one, of squares on GPUs without samples of their own, a row per GPU and dtype."""
+    """Predicted over published time minus one, for square products; one row per GPU and dtype."""
     rows = []
     for (gpu, dtype), published in SQUARES.items():
         size = np.array(SIZES)
@@ -99,8 +102,10 @@ def squares() -> pd.DataFrame:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", nargs="+", default=list(TABLES), choices=list(TABLES))
-    parser.add_argument("--weights", action="store_true", help="also fit without a tenth of the weights' sizes")
-    parser.add_argument("--squares", action="store_true", help="also published throughputs of GPUs without samples")
+    parser.add_argument("--weights", action="store_true", help="also fit without a tenth of the weight sizes")
+    parser.add_argument(
+        "--squares", action="store_true", help="also compare with published throughputs of GPUs without samples"
+    )
     chosen = parser.parse_args()
     model = tensor_model()
     left_out = {} if model is None else model.provenance["chip_left_out"]
@@ -123,7 +128,7 @@ def main() -> None:
         weights = [f"{100 * new_weights(gpu)['gmae']:.2f}"] if chosen.weights else []
         print(f"| {gpu} | {' | '.join([*_cells(table[-1]), *own, *weights])} |", flush=True)
     means = np.mean([[abs(value) if at in (2, 5) else value for at, value in enumerate(row)] for row in table], axis=0)
-    print(f"| mean, of biases without sign | {' | '.join(_cells(list(means)))} |" + " |" * (4 if chosen.weights else 3))
+    print(f"| mean (of absolute biases) | {' | '.join(_cells(list(means)))} |" + " |" * (4 if chosen.weights else 3))
     if chosen.squares:
         found = squares()
         print(
@@ -137,7 +142,7 @@ def main() -> None:
 
 
 def _cells(row: list[float]) -> list[str]:
-    """Percent: biases with their sign, coverage without digits."""
+    """Cells in %: biases with a sign, coverage without decimals."""
     formats = ("{:.1f}", "{:.1f}", "{:+.0f}", "{:.1f}", "{:.1f}", "{:+.0f}", "{:.0f}")
     return [text.format(100 * value) for text, value in zip(formats, row, strict=True)]
 

@@ -1,9 +1,12 @@
-"""Held-out errors of the kernel models: roofline, the paper's MLP on raw sizes, ours; by GPU, family and seed.
+"""Held-out errors of three kernel models: roofline, the paper's MLP on raw sizes, and ours; by GPU, family and seed.
 
-A fifth of the shapes is held out, a shape for all ops at once, and each variant is fitted on the rest. Rows are appended
-to the table as they are done, and those in it are not computed again:
+One fifth of the shapes is held out, each shape for all operators at once. Each variant is fitted to the rest. Finished rows
+are appended to the table and are not computed again.
+
+Usage::
 
     python benchmarks/kernels/held_out.py --gpus V100 A100 --seeds 0 1 2 --variants auto --out table.csv
+
     python benchmarks/kernels/held_out.py --show table.csv
     python benchmarks/kernels/held_out.py --packs            # the shipped models, in cross-validation
 """
@@ -39,7 +42,7 @@ KEYS = ("gpu", "family", "variant", "seed")
 
 
 def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[str, float]:
-    """Errors of the published network: log sizes (and which op) in, log latency out; nothing is known of the GPU."""
+    """Errors of the published network, from log sizes (and the operator) to log latency, without figures of the GPU."""
     started = time.perf_counter()
     own = samples["family"] == name
     rows, unseen = samples[own].reset_index(drop=True), held[own.to_numpy()]
@@ -61,7 +64,7 @@ def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[st
 
 
 def errors(samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str, seed: int) -> dict[str, float]:
-    """Figures of one fit on the shapes it has not seen."""
+    """Errors of one fit on its held-out shapes."""
     held = split_by_shape(samples, 0.2, seed)
     if variant == "mlp_paper":
         return paper_mlp(samples, name, held, seed)
@@ -70,7 +73,7 @@ def errors(samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str, seed: i
 
 
 def show(path: Path) -> str:
-    """Markdown: GMAE in percent, mean over the seeds (number of seeds where more than one), and our coverage."""
+    """Markdown table: GMAE in %, mean over the seeds (with their number, if more than one), and coverage of our model."""
     found = pd.read_csv(path)
     lines = [
         "| GPU | family | roofline | paper's MLP | ours | ours, above floor | coverage |",
@@ -93,7 +96,7 @@ def show(path: Path) -> str:
 
 
 def shipped() -> str:
-    """Markdown: GMAE in percent and coverage of the shipped models, on shapes that the predicting member had not seen."""
+    """Markdown table: GMAE and coverage of the shipped models in %, on shapes that the predicting member had not seen."""
     lines = [f"| GPU | {' | '.join(PUBLIC_FAMILIES)} |", "|---|" + "---|" * len(PUBLIC_FAMILIES)]
     for gpu in PUBLIC_KERNEL_GPUS:
         cells = []
@@ -110,8 +113,8 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(PUBLIC_FAMILIES), choices=PUBLIC_FAMILIES)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, help="table (CSV) to complete")
-    parser.add_argument("--show", type=Path, help="print a table that is there as Markdown")
+    parser.add_argument("--out", type=Path, help="table (CSV) that is completed")
+    parser.add_argument("--show", type=Path, help="print an existing table as Markdown")
     parser.add_argument("--packs", action="store_true", help="print the errors of the shipped models")
     chosen = parser.parse_args()
     if chosen.packs:

@@ -1,9 +1,9 @@
-"""Kernels of convolutional networks against those of public traces: batch norm, pooling, element-wise, convolutions.
+"""Compares predicted kernels of convolutional networks with public traces: batch norm, pooling, element-wise, convolution.
 
     python benchmarks/kernels/image_kernels.py [DATASETS_DIR] [--convolutions]
 
-The traces hold no shapes; theirs come from the models rebuilt in `benchmarks/graph/rebuilt.py`. The V100 trace set two
-constants of `pipeline/kernels/batch_norm_pooling.py` and is looked at; the RTX 2080 Ti's is a check.
+The traces hold no shapes; shapes come from the models rebuilt in `benchmarks/graph/rebuilt.py`. The V100 trace set two
+constants of `pipeline/kernels/batch_norm_pooling.py`. The RTX 2080 Ti trace is held out.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ OPERATORS = {
     "aten::add_": "add", "aten::add": "add", "aten::cudnn_convolution": "convolution", "aten::convolution": "convolution",
     "aten::convolution_backward": "convolution backward", "aten::fill_": "max pool backward",
 }  # fmt: skip
-"""Operators of the traces and of captured graphs by one name; fills are what clears the gradient of the pooling."""
+"""Common names for operators of traces and of captured graphs. Fills clear the gradient of the pooling."""
 
 ITERATION = 2
-"""Of the trace: a settled one."""
+"""Iteration of the trace that is compared: one after the warm-up."""
 
 
 def predicted_calls(trace: str, gpu: str) -> pd.DataFrame:
-    """Calls of the rebuilt model with `kernel_us`, `evidence` and the operator's `name`."""
+    """Device calls of the rebuilt model with `kernel_us`, `evidence` and the operator's `name`."""
     nodes, _ = observe(SHAPES[trace](), False, {"name": trace})
     graph, spec = Graph(write_nodes(nodes)), load_gpu(gpu)
     calls = map_calls(graph, spec)
@@ -70,7 +70,7 @@ def compare(trace: str, gpu: str, datasets: Path) -> pd.DataFrame:
 
 
 def convolutions(trace: str, gpu: str, datasets: Path) -> pd.DataFrame:
-    """Sums of convolutions by direction, window and stride."""
+    """Sums over convolutions by direction, window and stride, in the columns of `compare`."""
     kernels, calls = traced_kernels(trace, datasets), predicted_calls(trace, gpu)
     tables = []
     for operator, name in (("aten::cudnn_convolution", "aten::convolution"), ("aten::convolution_backward",) * 2):
@@ -91,7 +91,7 @@ def main() -> None:
     """Print a table per trace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
-    parser.add_argument("--convolutions", action="store_true", help="by window and stride as well")
+    parser.add_argument("--convolutions", action="store_true", help="also print convolutions by window and stride")
     options = parser.parse_args()
     for trace, gpu in TRACES.items():
         print(f"\n{trace} as {gpu}\n{compare(trace, gpu, options.datasets).round(1).to_string(index=False)}")

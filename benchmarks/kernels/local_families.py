@@ -1,9 +1,9 @@
-"""Families without public samples, measured and fitted on this machine's device: errors on sizes that were held out.
+"""Held-out errors of families without public samples, measured and fitted on this machine's device.
 
     python benchmarks/kernels/local_families.py [--model dlrm_small] [--seconds 60]
 
-Measures the lookups, concatenations, index and copy calls of a model in sizes around its own, fits on four fifths of the
-shapes, and compares physics by the spec file alone, physics scaled to the samples, and `auto`.
+The script measures the lookup, concat, index and copy calls of a model, in sizes around its own. It fits to four fifths of
+the shapes and compares three models: physics from the spec file alone, physics scaled to the samples, and `auto`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Lookups and their gradients against what others measured and published (V100, A100).
+"""Compares predicted embedding lookups and their gradients with published measurements (V100, A100).
 
     python benchmarks/kernels/lookups.py [DATASETS_DIR] [--rows] [--write docs/notes/kernels.md]
 
-Predicted from the GPU's spec file alone. The form of the model was chosen with the rows marked *seen* in view; no constant
-was set on any. `--rows` prints every measurement, `--write` puts the table between a page's markers.
+The prediction uses only the GPU's spec file. The form of the model was chosen on the rows marked *used for tuning*. No
+constant was set on any row. `--rows` prints every measurement; `--write` puts the table between the markers of a page.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import datasets_dir
 from pipeline.report.markdown import markdown, rewrite
 
-HEAD = (
+HEADINGS = (
     "source",
     "GPU",
     "what",
     "width",
     "rows",
     "measured µs",
-    "error %, median (least to most)",
+    "error %, median (lowest to highest)",
     "inside p10–p90",
-    "seen",
+    "used for tuning",
 )
 
-WHAT = {
+OP_LABELS = {
     "gather": "`nn.Embedding`, compiled",
     "gather_2024": "`nn.Embedding`, PyTorch 2.4",
-    "dense": "its gradient, sorted, and adding it up",
-    "dense_few": "a gradient of few tokens",
-    "fused": "many tables",
-    "fused_atomic": "their update, unsorted",
+    "dense": "`nn.Embedding`: gradient, sorted, and its addition",
+    "dense_few": "`nn.Embedding`: gradient of few tokens",
+    "fused": "fused lookup in many tables",
+    "fused_atomic": "fused lookup: update, unsorted",
 }
-"""The table's words for each op of `read_lookups`."""
+"""Label of each op of `read_lookups` in the table."""
 
 
 def calls_of(row: pd.Series) -> pd.DataFrame:
-    """The device calls that one measurement holds."""
+    """The device calls of one measurement."""
     if row["op"] in ("fused", "fused_atomic"):
         forward = row["op"] == "fused"
         sizes = {"B": row["B"], "T": row["T"], "E": row["E"], "L": row["L"], "D": row["D"], "dtype": "fp32"}
@@ -62,7 +62,7 @@ def calls_of(row: pd.Series) -> pd.DataFrame:
         return map_calls(Graph(write_nodes(nodes)))
     nodes = [Node(0, "aten::embedding_dense_backward", inputs=(chosen, indices, None, None, None),
                   values=(None, None, rows, -1, False), outputs=(weight,), phase="backward")]  # fmt: skip
-    if row["op"] == "dense":  # the measurement draws a random gradient, and adds the result to what is there
+    if row["op"] == "dense":  # the measurement draws a random gradient, and adds the result to the existing one
         nodes.append(Node(1, "aten::fill_", inputs=(chosen, None), values=(None, 0.0), outputs=(chosen,)))
         nodes.append(Node(2, "aten::add_", inputs=(weight, weight), values=(None, None), outputs=(weight,)))
     return map_calls(Graph(write_nodes(nodes)))
@@ -77,7 +77,7 @@ def compare(measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(compared: pd.DataFrame) -> str:
-    """Markdown: per source, op and width, the errors of its measurements."""
+    """Markdown table: errors of the measurements by source, op and width."""
     lines: list[tuple[str, ...]] = []
     for (source, gpu, op, width), rows in compared.groupby(["source", "gpu", "op", "D"], sort=False):
         error = 100 * (rows["predicted_us"] / rows["measured_us"] - 1)
@@ -85,15 +85,15 @@ def table(compared: pd.DataFrame) -> str:
         spread = f"{rows['measured_us'].min():,.0f} to {rows['measured_us'].max():,.0f}"
         errors = f"{np.median(error):+.0f} ({error.min():+.0f} to {error.max():+.0f})"
         seen = "yes" if rows["seen"].all() else ""
-        lines.append((source, gpu, WHAT[op], str(width), str(len(rows)), spread, errors, str(inside.sum()), seen))
-    return markdown(HEAD, lines)
+        lines.append((source, gpu, OP_LABELS[op], str(width), str(len(rows)), spread, errors, str(inside.sum()), seen))
+    return markdown(HEADINGS, lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--rows", action="store_true", help="print every measurement")
-    parser.add_argument("--write", type=Path, help="a page whose markers take the table")
+    parser.add_argument("--write", type=Path, help="page in which the marked table is replaced")
     chosen = parser.parse_args()
     if chosen.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)

@@ -1,7 +1,8 @@
-"""A million gemm predictions on one core: the shipped networks against boosted trees on the same features, in one run.
+"""Time of a million gemm predictions on one core: the shipped networks, and boosted trees on the same features.
 
-The networks are the pack's (`packs/V100/kernels/gemm`): which kernel runs, and for how long. The trees are LightGBM
-with the settings of the variant `trees`, fitted here on made-up targets, since only their speed matters. Run:
+The networks of the pack (`packs/V100/kernels/gemm`) predict which kernel runs and how long it takes. The trees are
+LightGBM with the settings of the variant `trees`. They are fitted here to arbitrary targets, because only their speed
+matters. Run:
 `OMP_NUM_THREADS=1 python benchmarks/kernels/prediction_speed.py [--rows 1000000]`.
 """
 
@@ -27,7 +28,7 @@ def sizes(rows: int) -> pd.DataFrame:
 
 
 def seconds(function, *arguments) -> float:
-    """Processor time, so that a busy machine counts for nothing; one thread, so that it is wall time on an idle one."""
+    """Processor time of a call in seconds, so other work on the machine does not count."""
     started = time.process_time()
     function(*arguments)
     return time.process_time() - started

@@ -1,13 +1,15 @@
-"""Kernel times against the kernels of public DLRM traces: families that have no public samples, and very short kernels.
+"""Compares predicted kernel times with public DLRM traces: families without public samples, and very short kernels.
 
     python benchmarks/kernels/public_traces.py [DATASETS_DIR] [--calls FILE.csv] [--trace NAME ...]
 
-Nothing of these traces is fitted, but for the least durations of kernels (`heuristics.START_US`). Sizes come from the
-execution trace, or from the shapes that Kineto recorded. A call is compared where its operator launched as many kernels
-of its kind as the operator map says. FBGEMM's lookups use the data's own indices, which no trace holds: they are
-predicted with uniform ones over tables of equal width. Of the update's two kernels the one is compared that this gives
-rows to (a block for each row of many uses, a warp for each of few): what the other does hangs on the indices, and FBGEMM
-of that time launched a warp for every lookup even if none had anything to do.
+Only the minimum durations of kernels (`heuristics.START_US`) were set with these traces. Sizes come from the execution
+trace, or from the shapes that Kineto recorded. A call is compared if its operator launched as many kernels of its kind
+as the operator map says.
+
+No trace holds the indices of FBGEMM's lookups. They are predicted with uniform indices over tables of equal width. The
+update has two kernels: one with a block for each row with many uses, and one with a warp for each row with few uses. Only
+the kernel to which uniform indices assign rows is compared. The work of the other depends on the indices: FBGEMM of that
+time launched a warp for every lookup, even without work.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
 
-from check_opmap import TRACES, foreign, kind_of_call, owners_of, with_shapes
+from check_opmap import TRACES, kind_of_call, owners_of, third_party, with_shapes
 from kineto_graph import kind_of, read
 
 from pipeline.answers.kernel_predictor import load_predictor
@@ -36,24 +38,24 @@ from pipeline.paths import datasets_dir, packs_dir
 from pipeline.trace.load import load_trace
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-LIKE = {"loss": "elementwise", "memset": "elementwise", "index": "elementwise", "copy": "elementwise"}
+SAME_TEMPLATE_KIND = {"loss": "elementwise", "memset": "elementwise", "index": "elementwise", "copy": "elementwise"}
 
 COPIES = {"Memcpy HtoD": "memcpy_h2d", "Memcpy DtoH": "memcpy_d2h", "Memcpy DtoD": "memcpy_d2d"}
 
 LOOKUP = {"split_embedding": (1, 5, 11, 12), "dense_embedding": (0, 1, 7, 8)}
 """Inputs of FBGEMM's lookups: flat weights, one offset per table, indices, offsets."""
 
-ROUNDING_US = 0.5
-"""Older traces give whole microseconds."""
+TRACE_ROUNDING_US = 0.5
+"""Rounding error of older traces in microseconds: they record whole microseconds."""
 
 
 def kernels_by_operator(path: Path, nodes: list[Node]) -> dict[int, list[tuple[str, float]]]:
-    """(name, microseconds) of the device work launched right under each operator, in launch order."""
+    """Device work that each operator launched directly, as (name, microseconds) in launch order."""
     events = load_trace(path).events
     ops = events[events["category"] == "cpu_op"].sort_values(
         ["ts_ns", "dur_ns"], ascending=[True, False], kind="stable"
     )
-    # operators of equal start and length are in no certain order: the k-th of a name here is the k-th there
+    # operators of equal start and length have no fixed order: the k-th of a name here is the k-th of that name there
     place = {(node.name, k): node.node_id for node, k in zip(nodes, _occurrence([n.name for n in nodes]), strict=True)}
     names = ops["name"].astype(str).tolist()
     number = {
@@ -68,21 +70,21 @@ def kernels_by_operator(path: Path, nodes: list[Node]) -> dict[int, list[tuple[s
 
 
 def _occurrence(names: list[str]) -> list[int]:
-    """How often each name occurred before."""
+    """For each entry, the number of earlier entries with the same name."""
     return pd.Series(names).groupby(names).cumcount().tolist()
 
 
 def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str, float]]]) -> pd.DataFrame:
-    """Calls of the operator map with the duration of their kernel, where the two pair without doubt."""
+    """Calls of the operator map with the duration of their kernel, where the assignment is unambiguous."""
     calls = map_calls(Graph(write_nodes(nodes)), gpu)
     calls = calls[calls[["bytes_read", "bytes_written"]].sum(axis=1) > 0]
     owners = owners_of(nodes)
     seen: dict[tuple[int, str], list[tuple[str, float]]] = defaultdict(list)
     for node_id, kernels in launched.items():
-        if not foreign(nodes, node_id):
+        if not third_party(nodes, node_id):
             for name, duration in kernels:
                 kind = kind_of(name)
-                seen[owners[node_id], LIKE.get(kind, kind)].append((name, duration))
+                seen[owners[node_id], SAME_TEMPLATE_KIND.get(kind, kind)].append((name, duration))
     kinds = [kind_of_call(family, op) for family, op in zip(calls["family"], calls["op"], strict=True)]
     groups = calls.groupby([calls["node_id"], pd.Series(kinds, index=calls.index)], sort=False).groups
     measured, names = pd.Series(np.nan, index=calls.index), pd.Series("", index=calls.index)
@@ -91,7 +93,7 @@ def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str
         if len(kernels) == len(rows):
             names[rows], measured[rows] = zip(*kernels, strict=True)
     found = calls.assign(measured_us=measured, kernel_name=names)[measured.notna()]
-    # Kineto says neither where a copy's tensors lie nor whether products may use TF32: the kernels' names do
+    # Kineto records neither the devices of a copy nor whether products may use TF32; the kernel names show both
     for pattern, name in COPIES.items():
         rows = found["kernel_name"].str.contains(pattern)
         found.loc[rows, "family"] = name
@@ -101,7 +103,7 @@ def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str
 
 
 def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]) -> pd.DataFrame:
-    """FBGEMM's fused lookups and their updates: sizes by the operators' shapes, durations of their main kernels."""
+    """FBGEMM's fused lookups and their updates: sizes from the operators' shapes, durations of their main kernels."""
     rows: list[dict[str, Any]] = []
     open_: list[dict[str, Any]] = []
     for node in nodes:
@@ -111,7 +113,7 @@ def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]
             weight, tables, indices, offsets = (node.inputs[i] for i in LOOKUP[kind])
             if not all(isinstance(t, Tensor) for t in (weight, tables, indices, offsets)):
                 continue
-            count = tables.numel - (kind == "dense_embedding")  # that one has an end too
+            count = tables.numel - (kind == "dense_embedding")  # its offsets also hold the end
             batch = (offsets.numel - 1) // count
             open_.append({"batch": batch, "count": count, "weights": weight.numel, "indices": indices.numel,
                           "us": sum(us for name, us in kernels if "forward" in name)})  # fmt: skip
@@ -142,7 +144,7 @@ def compare(folder: Path, gpu_name: str) -> pd.DataFrame:
     """Calls of all ranks of one trace with `measured_us` and the prediction's columns."""
     found = []
     for path in sorted(folder.glob("*kineto.json.gz")):
-        with tempfile.TemporaryDirectory() as alone:  # one rank's two files
+        with tempfile.TemporaryDirectory() as alone:  # the two files of one rank
             prefix = path.name.removesuffix("kineto.json.gz")
             for file in folder.glob(f"{prefix}*.json.gz"):
                 (Path(alone) / file.name).symlink_to(file.resolve())
@@ -151,7 +153,7 @@ def compare(folder: Path, gpu_name: str) -> pd.DataFrame:
 
 
 def compare_rank(folder: Path, gpu_name: str) -> pd.DataFrame:
-    """As `compare`, for a folder with one Kineto trace."""
+    """The same as `compare`, for a folder with one Kineto trace."""
     gpu = load_gpu(gpu_name)
     path = next(folder.glob("*kineto.json.gz"))
     nodes = with_shapes(folder, read(path)).nodes
@@ -164,14 +166,14 @@ def compare_rank(folder: Path, gpu_name: str) -> pd.DataFrame:
 
 
 def _label(found: pd.DataFrame) -> pd.Series:
-    """Family of each call; products that ran in another type than fp32 apart, because other models answer for them."""
+    """Family of each call. Products in a dtype other than fp32 get their own label, because other models predict them."""
     family = found["family"].astype(str)
     other = family.isin(["gemm", "bmm"]) & (found["dtype"].astype(str) != "fp32")
     return family.where(~other, family + " (" + found["dtype"].astype(str) + ")").rename("family")
 
 
 def table(found: pd.DataFrame) -> str:
-    """Markdown: per trace and family, error of the total, median error, and intervals that hold the measurement."""
+    """Markdown table by trace and family: error of the sum, median error, and share of measurements inside p10 to p90."""
     lines = [
         "| trace | family | kernels | median µs | sum, error % | median error % | inside p10–p90 % | evidence |",
         "|---|---|---|---|---|---|---|---|",
@@ -179,7 +181,7 @@ def table(found: pd.DataFrame) -> str:
     for (trace, family), rows in found.groupby(["trace", _label(found)], observed=True):
         measured, kernel = rows["measured_us"].to_numpy(dtype=float), rows["kernel_us"].to_numpy(dtype=float)
         error = np.abs(kernel / measured - 1.0)
-        inside = (rows["p10_us"] - ROUNDING_US <= measured) & (measured <= rows["p90_us"] + ROUNDING_US)
+        inside = (rows["p10_us"] - TRACE_ROUNDING_US <= measured) & (measured <= rows["p90_us"] + TRACE_ROUNDING_US)
         evidence = rows["evidence"].value_counts().index[0]
         lines.append(
             f"| {trace} | {family} | {len(rows)} | {np.median(measured):.1f} | "

@@ -1,11 +1,11 @@
-"""Recurrent layers of long sequences and few units against the tables of PyTorch's pull request 62143.
+"""Compares predicted recurrent layers (long sequences, few units) with the tables of PyTorch's pull request 62143.
 
     python benchmarks/kernels/recurrent.py FOLDER [--gpu A100-PCIE-40GB V100]
 
 FOLDER holds `forward.txt` and `backward.txt`: the files `cudnn-rnn-bench-62143/{forward,backward}/readme.txt` of
-github.com/xwang233/code-snippet (commit 2c053c85). Each line has the time before, by kernels that are launched step by step, and
-after, with the small persistent kernel where PyTorch takes it. The page does not name the card, so that levels say
-little; the constants of `pipeline/kernels/rnn_kernels.py` were read off the LSTM's rows in fp32.
+github.com/xwang233/code-snippet (commit 2c053c85). Each line has two times: *before*, with kernels launched for each step,
+and *after*, with the small persistent kernel where PyTorch uses it. The page does not name the GPU, so absolute times
+say little. The fp32 LSTM rows set the constants of `pipeline/kernels/rnn_kernels.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNIT = re.compile(r"Times are in \w+ \((\w+)\)")
 
 
 def read(file: Path, phase: str) -> pd.DataFrame:
-    """Calls of family `rnn` with `before` and `after`, ms."""
+    """Calls of family `rnn`, with the times `before` and `after` in ms."""
     found: list[dict[str, object]] = []
     kind, dtype, first = "", "", 0
     for line in file.read_text().splitlines():
@@ -46,7 +46,7 @@ def read(file: Path, phase: str) -> pd.DataFrame:
 
 
 def ratios(table: pd.DataFrame, gpu: str) -> pd.DataFrame:
-    """Predicted over measured, before and after."""
+    """Predicted over measured time, before and after."""
     predictor = kernel_predictor(load_gpu(gpu), "auto", None)
     after = predictor.predict(table)["kernel_us"] / 1e3
     chosen, recurrent._small = recurrent._small, lambda sizes, *_: np.zeros(len(sizes.batch), dtype=bool)
@@ -64,7 +64,7 @@ def main() -> None:
         [read(args.folder / f"{phase}.txt", phase) for phase in ("forward", "backward")], ignore_index=True
     )
     print(
-        "| taken to be | layer | dtype | phase | rows | before: median | typical factor | after: median | typical factor |"
+        "| assumed GPU | layer | dtype | phase | rows | before: median | typical factor | after: median | typical factor |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for gpu in args.gpu:

@@ -1,13 +1,16 @@
-"""How far errors of kernels go together: the constants of intervals of steps (`pipeline/answers/predict_step.py`).
+"""Correlation of kernel errors within a step, which sets the intervals of steps (`pipeline/answers/predict_step.py`).
 
     python benchmarks/kernels/shared_errors.py [DATASETS_DIR] [--folds FOLDS]
 
-First table: the operators of public language models, measured one by one in another run than the samples of the packs
-(NeuSight's `model_op_latency`), summed over each pass and held against the packs of the same card. *Over width*: the log
-error over the standard deviation that single kernels claim. Second, with `--folds` (what `python -m pipeline.transfer.build_models
---folds` leaves): each GPU left out of the cross-GPU models, the log error of a family's summed samples over the standard
-deviation of its interval, as the other GPUs give it; its mean square is the share of the variance that calls share. Last,
-a check: how many of the public whole passes, which set nothing, lie inside p10 to p90.
+The script prints three tables:
+
+1. Operators of public language models, summed over each pass and compared with the packs of the same GPU. They were
+   measured one by one, in another run than the packs' samples (NeuSight's `model_op_latency`). `over_width` is the log
+   error divided by the standard deviation that single kernels claim.
+2. With `--folds` (the folder that `python -m pipeline.transfer.build_models --folds` writes), each GPU is left out of the
+   cross-GPU models. The table gives the log error of a family's summed samples. It is divided by the standard deviation
+   of the family's interval, as the other GPUs give it. Its mean square is the part of the variance that calls share.
+3. A check: the number of public whole passes inside p10 to p90. They set no constant.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from pipeline.transfer.left_out_gpu import folds, left_out_rows, log_residuals
 
 
 def pack_errors(datasets: Path) -> pd.DataFrame:
-    """A row per pass: `gpu`, `log_error` of its operators' sum against the pack, `over_width`."""
+    """One row per pass: `gpu`, `log_error` of the sum of its operators against the pack, and `over_width`."""
     folder = datasets / "neusight"
     calls = model_calls(pd.read_parquet(folder / "model_op_latency.parquet"))
     passes = pd.read_parquet(folder / "model_latency.parquet")
@@ -50,7 +53,7 @@ def pack_errors(datasets: Path) -> pd.DataFrame:
 
 
 def family_levels(datasets: Path, cache: Path) -> pd.DataFrame:
-    """A row per family: over GPUs left out in turn, the log error of summed samples over the width of single ones."""
+    """One row per family and one column per left-out GPU: log error of summed samples over the width of single calls."""
     samples = read_samples(datasets)
     table = {}
     for family in COVERED:
@@ -70,7 +73,7 @@ def family_levels(datasets: Path, cache: Path) -> pd.DataFrame:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
-    parser.add_argument("--folds", type=Path, help="folder of models without each GPU")
+    parser.add_argument("--folds", type=Path, help="folder of models trained without each GPU")
     options = parser.parse_args()
     if options.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
@@ -90,7 +93,7 @@ def main() -> int:
         .round(2)
         .to_string()
     )
-    print(f"inside in all: {inside.sum()} of {len(passes)}")
+    print(f"passes inside p10 to p90: {inside.sum()} of {len(passes)}")
     return 0
 
 

@@ -1,8 +1,10 @@
-"""Fits of small families: `auto` against what large ones get (`average`), by GPU, family and number of samples.
+"""Compares `auto` with `average`, the model of large families, on few samples: by GPU, family and number of samples.
 
-N rows of every family of the public samples are drawn at random; what is known of the GPU's memory comes from the drawn
-element-wise rows alone, as in a campaign. Judged are up to 1500 rows of sizes that were not drawn. Rows are appended to the
-table as they are done, and those in it are not computed again:
+N rows of every family are drawn at random from the public samples. The memory model of the GPU is fitted to the drawn
+element-wise rows alone, as in a campaign. The fit is evaluated on up to 1500 rows with sizes that were not drawn. Finished
+rows are appended to the table and are not computed again.
+
+Usage::
 
     python benchmarks/kernels/small_fits.py --gpus V100 T4 --rows 50 200 1000 --seeds 0 --out table.csv
     python benchmarks/kernels/small_fits.py --show table.csv [--against before.csv]
@@ -28,15 +30,15 @@ from pipeline.kernels.fit_gpu import calibrate_physics, fit_family
 from pipeline.kernels.samples import shape_keys
 from pipeline.paths import datasets_dir
 
-MOST_JUDGED = 1500
-"""Unseen rows of a family that a fit is judged on."""
+MAX_TEST_ROWS = 1500
+"""Maximum number of held-out rows of a family on which a fit is evaluated."""
 
 VARIANTS = ("auto", "average", "trees", "roofline")
 KEYS = ["gpu", "family", "rows", "seed", "asked"]
 
 
 def draw(samples: pd.DataFrame, rows: int, seed: int) -> tuple[pd.DataFrame, npt.NDArray[np.bool_]]:
-    """Rows of each family to fit on and to judge by, and which are to judge by: those whose sizes were not drawn."""
+    """Drawn rows of each family and its held-out rows, and a mask of the held-out rows (their sizes were not drawn)."""
     rng = np.random.default_rng(1000 + seed)
     parts, held = [], []
     for name in sorted(samples["family"].unique()):
@@ -44,15 +46,15 @@ def draw(samples: pd.DataFrame, rows: int, seed: int) -> tuple[pd.DataFrame, npt
         keys = shape_keys(own.reset_index(drop=True))
         order = rng.permutation(len(own))
         drawn, rest = order[:rows], order[rows:]
-        judged = rest[~np.isin(keys[rest], keys[drawn])][:MOST_JUDGED]
-        kept = np.sort(np.concatenate([drawn, judged]))  # the order of measurement
+        test_rows = rest[~np.isin(keys[rest], keys[drawn])][:MAX_TEST_ROWS]
+        kept = np.sort(np.concatenate([drawn, test_rows]))  # in the order of measurement
         parts.append(own.iloc[kept])
-        held.append(np.isin(kept, judged))
+        held.append(np.isin(kept, test_rows))
     return pd.concat(parts).reset_index(drop=True), np.concatenate(held)
 
 
 def show(found: pd.DataFrame, before: pd.DataFrame) -> str:
-    """Markdown: GMAE and MAPE in percent, coverage and processor seconds of `auto`, beside those of the other table."""
+    """Markdown table: GMAE, MAPE and coverage in %, and processor seconds, of `auto` and of the other table."""
     lines = [
         "| GPU | family | samples | seed | GMAE % before | now | MAPE % before | now | inside % before | now | s before | now |",
         "|" + "---|" * 12,
@@ -79,9 +81,9 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[30, 50, 100, 200, 500, 1000])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--variants", nargs="+", default=["auto", "average"], choices=VARIANTS)
-    parser.add_argument("--out", type=Path, help="table (CSV) to complete")
-    parser.add_argument("--show", type=Path, help="print a table that is there as Markdown")
-    parser.add_argument("--against", type=Path, help="with --show: another table, whose `auto` is what was before")
+    parser.add_argument("--out", type=Path, help="table (CSV) that is completed")
+    parser.add_argument("--show", type=Path, help="print an existing table as Markdown")
+    parser.add_argument("--against", type=Path, help="with --show: another table; its `auto` is shown as before")
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore")
     if chosen.show:

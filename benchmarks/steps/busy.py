@@ -1,11 +1,16 @@
-"""How busy the GPU is in a DLRM step: predicted, against what Lin et al. measured on V100, TITAN Xp and P100.
+"""Compares the predicted busy share of the GPU in DLRM steps with that of Lin et al. on V100, TITAN Xp and P100.
 
     python benchmarks/steps/busy.py [DATASETS_DIR] [--write docs/accuracy.md]
 
-The file and where it comes from: `pipeline/evaluation/published_busy.py`. Their loop is facebookresearch/dlrm's of 2021
-(PyTorch 1.8): the host waits for copies and reads the loss before the backward pass, gradients are filled with zeros, and
-the optimizer goes parameter by parameter. So steps are predicted in that loop, and in the default one. The published
-predictions rest on overheads that were profiled on the very hosts and workloads; ours know neither.
+`pipeline/evaluation/published_busy.py` names the file and its source. The published loop is that of facebookresearch/dlrm of
+2021 (PyTorch 1.8):
+
+- The host waits for copies and reads the loss before the backward pass.
+- Gradients are filled with zeros.
+- The optimizer updates one parameter at a time.
+
+Steps are predicted in that loop and in the default loop. The published predictions use overheads that were profiled on
+the same hosts and workloads; ours use neither.
 """
 
 from __future__ import annotations
@@ -31,11 +36,11 @@ LOOPS: dict[str, dict[str, object]] = {
     "their loop's waits alone": {"model.copies": "pageable", "model.read_loss": "before_backward"},
     "the default loop": {},
 }
-"""Options of the predicted steps, by what the tables call them."""
+"""Options of the predicted steps, by their name in the tables."""
 
 
 def predicted(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a column of busy shares for each of `LOOPS`."""
+    """The rows, with a column of predicted busy shares for each of `LOOPS`."""
     for name, options in LOOPS.items():
         found = [
             predict(gpu=row.gpu, model=row.model, batch_size=row.batch_size, **options) for row in rows.itertuples()
@@ -45,7 +50,7 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(rows: pd.DataFrame) -> str:
-    """A line per prediction: by how many percentage points it is off, signed and absolute."""
+    """Table by prediction: mean, mean absolute and worst difference in percentage points."""
     lines = []
     shown = {"Lin et al., overheads profiled on those hosts": "published_busy", **{f"Steptime, {n}": n for n in LOOPS}}
     for name, column in shown.items():
@@ -55,7 +60,7 @@ def summary(rows: pd.DataFrame) -> str:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """A line per GPU and model: measured and predicted shares in % by batch size."""
+    """Table by GPU and model: measured and predicted shares in %, by batch size."""
     batches, column, lines = sorted(rows["batch_size"].unique()), next(iter(LOOPS)), []
     for (gpu, model), group in rows.groupby(["gpu", "model"], sort=False):
         own = group.set_index("batch_size")
@@ -67,7 +72,7 @@ def table(rows: pd.DataFrame) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
-    parser.add_argument("--write", type=Path, help="document whose marked section takes the tables")
+    parser.add_argument("--write", type=Path, help="document in which the marked section is replaced")
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)

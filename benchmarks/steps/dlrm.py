@@ -1,12 +1,16 @@
-"""Predicted DLRM steps against those that NVIDIA measured and published, in training and inference.
+"""Compares predicted DLRM steps with those that NVIDIA measured and published, in training and inference.
 
     python benchmarks/steps/dlrm.py [DATASETS_DIR] [--write docs/accuracy.md]
 
-The files and where they come from: `pipeline/evaluation/published_dlrm.py`. What ran there differs from what is predicted in ways
-that options do not say: layers of an MLP are one operator of apex (bias and ReLU in one kernel behind a product), its
-lookups read fp32 rows and write half ones, and real indices are as skewed as clicks are. Batches are taken to lie on the
-device: training copies the next one on another stream meanwhile, and latencies of inference on the V100 leave no room for
-copies.
+`pipeline/evaluation/published_dlrm.py` lists the files and their sources. The measured code differs from the prediction in
+three ways that no option describes:
+
+- All layers of an MLP are one operator of apex, with bias and ReLU in one kernel after each product.
+- Lookups read fp32 rows and write rows in half precision.
+- The indices are real, with the skew of click data.
+
+Batches are assumed to be on the device. Training copies the next batch on another stream at the same time. In inference,
+the V100's latencies are too short to include copies.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from published import judged
+from published import with_errors
 
 from pipeline import predict
 from pipeline.evaluation.published_dlrm import ONE_BY_ONE, read_rows, read_steps
@@ -30,12 +34,12 @@ from pipeline.prediction import Prediction
 from pipeline.report.markdown import markdown, rewrite
 from pipeline.simulate.step_program import DEFAULT_LATENCY_US
 
-LARGE_BATCH = 4096
-"""Samples from which inference lasts half a millisecond and more: the host's part of a replay is then a tenth at most."""
+MIN_LARGE_BATCH = 4096
+"""Batch size from which inference takes at least 0.5 ms, so the host's part of a graph replay is at most 10 %."""
 
 
 def predicted(row: pd.Series, tables: Sequence[int]) -> Prediction:
-    """What Steptime says of a row."""
+    """Steptime's prediction of a row."""
     parts = row["version"] in ONE_BY_ONE
     options: dict[str, object] = {
         "model.rows": list(tables), "model.loss": "bce_logits", "model.mode": row["mode"], "model.dtype": row["dtype"],
@@ -48,15 +52,15 @@ def predicted(row: pd.Series, tables: Sequence[int]) -> Prediction:
 
 
 def compare(rows: pd.DataFrame, tables: Sequence[int]) -> pd.DataFrame:
-    """The rows judged, without copies of the batch."""
+    """The rows with predictions and errors, without the time of batch copies."""
     found = [predicted(row, tables) for _, row in rows.iterrows()]
-    return judged(rows, found, [one.predicted_us - _copies_us(one) for one in found])
+    return with_errors(rows, found, [one.predicted_us - _copies_us(one) for one in found])
 
 
 def _copies_us(found: Prediction) -> float:
-    """How much earlier the step's own work would begin if its batch lay on the device already.
+    """Time in microseconds that the step would save if its batch were already on the device.
 
-    Where the host is what takes long, all that it does for copies; else what keeps the first kernel waiting beyond that.
+    In a host-bound step it is the host time of the copies; otherwise it is the additional wait of the first kernel.
     """
     calls = found.calls
     host = float(calls.loc[calls["phase"] != "data", "host_start_us"].min())
@@ -67,19 +71,23 @@ def _copies_us(found: Prediction) -> float:
     return float(first["device_start_us"]) - launched - DEFAULT_LATENCY_US
 
 
-def kinds(rows: pd.DataFrame) -> pd.Series:
-    """What each row is, for the summary."""
+def step_kinds(rows: pd.DataFrame) -> pd.Series:
+    """Kind of step of each row, as the summary calls it."""
     precision = np.where(rows["dtype"] == "fp16", "fp16", "fp32 or TF32")
-    by_parts = np.where(rows["version"].isin(ONE_BY_ONE), ", by parts", "")
-    large = np.where(rows["batch_size"] >= LARGE_BATCH, f", CUDA graphs, from {LARGE_BATCH}", ", CUDA graphs, smaller")
+    by_parts = np.where(rows["version"].isin(ONE_BY_ONE), ", tables one by one", "")
+    large = np.where(
+        rows["batch_size"] >= MIN_LARGE_BATCH,
+        f", CUDA graphs, batch of at least {MIN_LARGE_BATCH}",
+        ", CUDA graphs, smaller batch",
+    )
     graphs = np.where((rows["mode"] == "inference") & rows["cuda_graph"], large, "")
     return rows["mode"] + by_parts + graphs + ", " + precision
 
 
 def summary(rows: pd.DataFrame) -> str:
-    """A line per kind of step: mean and mean absolute error of the V100's rows and of the others."""
+    """Table by kind of step: mean and mean absolute error of the V100's rows and of the A100's."""
     lines = []
-    for kind, group in rows.groupby(kinds(rows), sort=False):
+    for kind, group in rows.groupby(step_kinds(rows), sort=False):
         parts = [group[group["seen"]], group[~group["seen"]]]
         cells = [str(kind)]
         for part in parts:
@@ -93,7 +101,7 @@ def summary(rows: pd.DataFrame) -> str:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """A line per row."""
+    """Table with one line per published step."""
     lines = []
     for row in rows.itertuples():
         graphs = ", CUDA graphs" if row.cuda_graph else ""
@@ -101,7 +109,17 @@ def table(rows: pd.DataFrame) -> str:
                       *(f"{value / 1e3:.2f}" for value in (row.measured_us, row.predicted_us)),
                       f"{row.p10_us / 1e3:.2f} to {row.p90_us / 1e3:.2f}{'' if row.inside else ', outside'}",
                       f"{100 * row.error:+.1f}"])  # fmt: skip
-    headings = ["GPU", "step", "page of", "precision", "batch", "measured ms", "predicted ms", "p10 to p90", "error %"]
+    headings = [
+        "GPU",
+        "step",
+        "version of page",
+        "precision",
+        "batch",
+        "measured ms",
+        "predicted ms",
+        "p10 to p90",
+        "error %",
+    ]
     return markdown(headings, lines)
 
 
@@ -109,7 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--mode", choices=("train", "inference"), help="only these steps")
-    parser.add_argument("--write", type=Path, help="document whose marked sections take the tables")
+    parser.add_argument("--write", type=Path, help="document in which the marked sections are replaced")
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
@@ -117,7 +135,7 @@ def main() -> int:
     rows = read_steps(args.datasets)
     rows = rows[rows["mode"] == args.mode] if args.mode else rows
     rows = compare(rows, read_rows(args.datasets))
-    fit = f"All of these ran; {rows['fits'].sum()} of {len(rows)} are said to fit."
+    fit = f"All of these ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in memory."
     short = f"{summary(rows)}\n\n{fit}"
     print(f"{table(rows)}\n\n{short}")
     if args.write:

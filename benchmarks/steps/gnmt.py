@@ -1,8 +1,9 @@
-"""NVIDIA's GNMT v2 in PyTorch, as a step of `model=custom`: the zoo's `gnmt` and the loop around it.
+"""NVIDIA's GNMT v2 in PyTorch, as a step of `model=custom`: the built-in `gnmt` with NVIDIA's training loop.
 
-In fp16 the model lies in half precision beside fp32 masters (apex O2): gradients are unscaled into the masters', which the
-optimizer updates; then the model is written anew. Gradients are clipped, the loss is read before the backward pass.
-Sentences are as long as the longest of their batch; the first layer's packed sequences are computed in full here.
+In fp16 the model is in half precision, with fp32 master weights (apex O2). Gradients are unscaled into those of the master
+weights, the optimizer updates the master weights, and the model is copied from them. Gradients are clipped. The host reads
+the loss before the backward pass. All sentences have the length of the longest in their batch. The packed sequences of the
+first layer are computed in full.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from masters import Masters
+from masters import MasterWeights
 from torch import Tensor, nn
 
 from pipeline.workloads.loss_item import read
@@ -21,7 +22,7 @@ from pipeline.workloads.translation import Gnmt, smoothed
 WIDTH, DROPOUT, SMOOTHING, CLIP, SCALE = 1024, 0.2, 0.1, 5.0, 512.0
 
 VOCABULARY = {"fp32": 31794, "tf32": 31794, "fp16": 31800}
-"""Padded to a multiple of eight in fp16 (the logs of Lambda's benchmark)."""
+"""Number of words by precision. In fp16 it is padded to a multiple of eight (logs of Lambda's benchmark)."""
 
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
@@ -30,7 +31,7 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     half = dtype == "fp16"
     with torch.device(device):
         model = Gnmt(WIDTH, VOCABULARY[dtype], DROPOUT, shared=True, normalised=True)
-        masters = Masters(model) if half else None
+        masters = MasterWeights(model) if half else None
     if half:
         model.half()
     source, target, label = (host_empty(batch_size, n, dtype=torch.long) for n in (tokens, tokens - 1, tokens - 1))

@@ -1,11 +1,11 @@
-"""fp32 copies of a model in half precision, which the optimizer updates (apex O2)."""
+"""fp32 master weights of a model in half precision; the optimizer updates them (apex O2)."""
 
 from __future__ import annotations
 
 from torch import nn
 
 
-class Masters(nn.Module):
+class MasterWeights(nn.Module):
     """fp32 copies of a model's parameters."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.workloads.training_step import Step, host_empty
 
-SIDE, CLASSES = 224, 1000
+IMAGE_SIDE, CLASSES = 224, 1000
 
 RESNETS = {
     "resnet18": ((2, 2, 2, 2), False, 1, 64),
@@ -22,13 +22,13 @@ RESNETS = {
     "wide_resnet50_2": ((3, 4, 6, 3), True, 1, 128),
     "resnext50_32x4d": ((3, 4, 6, 3), True, 32, 4),
 }
-"""Blocks per stage, whether they are bottlenecks, groups, and width of a group in the first stage."""
+"""Blocks per stage, whether they are bottleneck blocks, number of groups, and width of a group in the first stage."""
 
 VGGS = {"vgg11": (1, 1, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3)}
 """Convolutions per stage."""
 
 TRANSFORMERS = {"vit_base_patch16_224": (768, 12, 12, 16)}
-"""Width, layers, heads and edge of a patch."""
+"""Width, number of layers, number of heads, and edge of a patch in pixels."""
 
 NETWORKS = (*RESNETS, *VGGS, *TRANSFORMERS)
 
@@ -72,7 +72,7 @@ def resnet(counts: tuple[int, ...], bottleneck: bool, groups: int, base: int) ->
 
 
 def vgg(counts: tuple[int, ...]) -> nn.Module:
-    """A VGG without batch norm; its classifier as convolutions of 7 x 7 and 1 x 1, as timm has it."""
+    """A VGG without batch norm. The classifier consists of 7 x 7 and 1 x 1 convolutions, as in timm."""
     layers: list[nn.Module] = []
     inputs = 3
     for stage, count in enumerate(counts):
@@ -85,8 +85,8 @@ def vgg(counts: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*layers, *head, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4096, CLASSES))
 
 
-class Attending(nn.Module):
-    """A layer of a vision transformer; scores in memory, as in 2022."""
+class TransformerLayer(nn.Module):
+    """A layer of a vision transformer; attention scores are stored in memory (not fused), as in 2022."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -103,15 +103,15 @@ class Attending(nn.Module):
         return x + self.mlp(self.ln2(x))
 
 
-class Vit(nn.Module):
+class VisionTransformer(nn.Module):
     """A vision transformer with a class token."""
 
     def __init__(self, width: int, layers: int, heads: int, patch: int) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
-        self.places = nn.Parameter(torch.zeros(1, (SIDE // patch) ** 2 + 1, width))
-        self.layers = nn.Sequential(*(Attending(width, heads) for _ in range(layers)), nn.LayerNorm(width))
+        self.places = nn.Parameter(torch.zeros(1, (IMAGE_SIDE // patch) ** 2 + 1, width))
+        self.layers = nn.Sequential(*(TransformerLayer(width, heads) for _ in range(layers)), nn.LayerNorm(width))
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,16 +122,16 @@ class Vit(nn.Module):
 
 
 def network(name: str) -> nn.Module:
-    """The network of that name in timm."""
+    """The network with this name in timm."""
     if name in RESNETS:
         return resnet(*RESNETS[name])
-    return vgg(VGGS[name]) if name in VGGS else Vit(*TRANSFORMERS[name])
+    return vgg(VGGS[name]) if name in VGGS else VisionTransformer(*TRANSFORMERS[name])
 
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """The step; `model.options.network` is one of `NETWORKS`."""
     with torch.device(device):
         model = network(config["options"]["network"])
-    images, labels = host_empty(batch_size, 3, SIDE, SIDE), host_empty(batch_size, dtype=torch.long)
+    images, labels = host_empty(batch_size, 3, IMAGE_SIDE, IMAGE_SIDE), host_empty(batch_size, dtype=torch.long)
     return Step([model], [(images, labels)], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), device,
                 config)  # fmt: skip

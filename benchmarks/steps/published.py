@@ -1,11 +1,11 @@
-"""Predicted steps against whole steps that others measured and published, on GPUs with and without samples.
+"""Compares predicted steps with whole steps that others measured and published, on GPUs with and without samples.
 
     python benchmarks/steps/published.py [DATASETS_DIR] [--model resnet50 ...] [--write docs/accuracy.md]
         [--draw docs/images]
 
-The files and where they come from: `pipeline/evaluation/published_steps.py`. BERT's step is the published loop with its
-optimizers (`benchmarks/steps/squad.py`). What ran still differs in ways that the tables do not settle: software of 2020 to 2024,
-fused layer norm and GELU in BERT, hosts of all kinds. Rows marked `seen` had constants set with them in view.
+`pipeline/evaluation/published_steps.py` lists the files and their sources. BERT's step is the published loop with its
+optimizers (`benchmarks/steps/squad.py`). Some differences remain, which the tables do not specify: software of 2020 to
+2024, fused layer norm and GELU in BERT, and the hosts. Rows marked `seen` were used to set constants.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pipeline.report.markdown import rewrite
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NEWER = ("B200",)
-"""Cards that ran PyTorch 2; the others' is 1.13, whose optimizers go parameter by parameter, and which fills gradients with zeros
-where later ones drop them."""
+PYTORCH_2_GPUS = ("B200",)
+"""GPUs that ran PyTorch 2. The others ran 1.13: its optimizers update one parameter at a time, and it fills gradients with
+zeros, whereas later versions drop them."""
 
-LEAST_BATCH = 16
-"""Inference on fewer images waits for a host that the page says nothing of."""
+MIN_INFERENCE_BATCH = 16
+"""Minimum batch size in inference. Smaller batches wait for the host, which the page does not describe."""
 
 
 def predicted(row: pd.Series) -> Prediction:
-    """What Steptime says of a row."""
+    """Steptime's prediction of a row."""
     options: dict[str, object] = {"model.mode": row["mode"], "model.dtype": row["dtype"]}
     name = "custom"
     if row["source"] == "timm":
@@ -51,30 +51,30 @@ def predicted(row: pd.Series) -> Prediction:
         name = "resnet50"
     else:
         options |= {"model.target": "squad:make_step", "+model.options.size": row["model"], "model.optimizer": "none",
-                    "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in NEWER}  # fmt: skip
+                    "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in PYTORCH_2_GPUS}  # fmt: skip
     if row["memory_format"] != "contiguous":
         options["model.memory_format"] = row["memory_format"]
     return predict(gpu=row["gpu"], model=name, batch_size=int(row["batch_size"]), **options)
 
 
 def without_copies(found: Prediction) -> float:
-    """Microseconds of a step whose inputs lie on the device, as they did there."""
+    """Predicted step time in microseconds with inputs already on the device, as in the published runs."""
     return found.predicted_us - (found.families.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0)
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows judged, without the time that input copies take."""
+    """The rows with predictions and errors, without the time of input copies."""
     found = [predicted(row) for _, row in rows.iterrows()]
-    return judged(rows, found, [without_copies(one) for one in found])
+    return with_errors(rows, found, [without_copies(one) for one in found])
 
 
-def judged(rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: Sequence[float]) -> pd.DataFrame:
+def with_errors(rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: Sequence[float]) -> pd.DataFrame:
     """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside` (of p10 to p90), `evidence` and `fits`.
 
     Args:
         rows: published steps with `measured_us`.
-        found: what Steptime says of each.
-        predicted_us: the same without what did not run there; p10 and p90 shrink in proportion.
+        found: Steptime's prediction of each.
+        predicted_us: step times without parts that did not run there; p10 and p90 shrink in proportion.
     """
     rows = rows.assign(predicted_us=predicted_us)
     measured = rows["measured_us"].to_numpy()
@@ -87,8 +87,8 @@ def judged(rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: Sequen
     return rows.assign(error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits)
 
 
-def ordered(rows: pd.DataFrame) -> tuple[int, int]:
-    """(pairs of GPUs of which the right one is said to be faster, pairs), by samples per second, within a workload."""
+def right_order(rows: pd.DataFrame) -> tuple[int, int]:
+    """Number of GPU pairs predicted in the right order, and number of all pairs, by samples per second of a workload."""
     right = pairs = 0
     for _, group in rows.groupby(["model", "mode", "dtype_of_table"]):
         speeds = [(gpu, size / a, size / b) for gpu, size, a, b in
@@ -100,10 +100,10 @@ def ordered(rows: pd.DataFrame) -> tuple[int, int]:
 
 
 def summary(rows: pd.DataFrame) -> list[str]:
-    """A line per workload and precision: rows, mean error, mean absolute error, worst, inside, median p90 over p10."""
+    """Table by workload and precision: rows, mean and mean absolute error, worst error, coverage, median p90 over p10."""
     lines = [
-        "| step | precision | rows | mean error % | mean absolute error % | of unseen rows | worst % | inside p10-p90 % "
-        "| of unseen rows | p90 over p10 |",
+        "| step | precision | rows | mean error % | mean absolute error % | unseen: mean absolute error % | worst % "
+        "| inside p10-p90 % | unseen: inside p10-p90 % | p90 over p10 |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     named = rows.assign(model=rows["model"].where(rows["source"] != "timm", f"{len(NETWORKS)} networks for images"))
@@ -124,7 +124,7 @@ def _width(rows: pd.DataFrame) -> float:
 
 
 def coverage(rows: pd.DataFrame) -> str:
-    """How many unseen rows lie inside p10 to p90, by precision and by what most of a step's time rests on."""
+    """Number of unseen rows inside p10 to p90, by precision and by the main evidence of the step."""
     unseen = rows[~rows["seen"]]
     precision = np.where(unseen["dtype"] == "fp16", "fp16", "fp32 and TF32")
     parts = [("all", unseen), *unseen.groupby(precision), *unseen.groupby("evidence")]
@@ -133,14 +133,14 @@ def coverage(rows: pd.DataFrame) -> str:
 
 
 def level_of_seen(rows: pd.DataFrame) -> float:
-    """Root mean square over workloads and precisions of the mean log error of seen rows: `STEP_MOST` of evaluate.py."""
+    """Root mean square, over workloads and precisions, of the mean log error of seen rows: `STEP_MOST` of evaluate.py."""
     seen = rows[rows["seen"]]
     level = np.log1p(seen["error"]).groupby([seen["model"], seen["dtype_of_table"]]).mean()
     return float(np.sqrt(np.mean(level**2)))
 
 
 def table(rows: pd.DataFrame) -> list[str]:
-    """A line per row."""
+    """Table with one line per published step."""
     lines = [
         "| GPU | step | precision | batch | measured ms | predicted ms | p10 to p90 | error % | evidence |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--model", nargs="+", help="only these workloads")
     parser.add_argument("--gpu", nargs="+", help="only these GPUs")
-    parser.add_argument("--write", type=Path, help="document whose marked sections take the tables")
+    parser.add_argument("--write", type=Path, help="document in which the marked sections are replaced")
     parser.add_argument("--draw", type=Path, help="folder for published.svg")
     args = parser.parse_args()
     if args.datasets is None:
@@ -191,7 +191,7 @@ def main() -> int:
         return 2
     read = (read_training, read_networks, read_resnet50)
     rows = pd.concat([one(args.datasets) for one in read], ignore_index=True)
-    rows = rows[(rows["mode"] == "train") | (rows["batch_size"] >= LEAST_BATCH)]
+    rows = rows[(rows["mode"] == "train") | (rows["batch_size"] >= MIN_INFERENCE_BATCH)]
     for name, chosen in (("model", args.model), ("gpu", args.gpu)):
         if strange := sorted(set(chosen or ()) - set(rows[name])):
             parser.error(
@@ -200,20 +200,20 @@ def main() -> int:
         rows = rows[rows[name].isin(chosen)] if chosen else rows
     half = np.where(rows["memory_format"] == "channels_last", "fp16, NHWC", "fp16")
     rows = compare(rows.assign(dtype_of_table=np.where(rows["dtype"] == "fp16", half, "fp32 or TF32")))
-    right, pairs = ordered(rows[rows["mode"] == "train"])
-    order = f"Of {pairs} pairs of GPUs in training, {right} are put in the right order."
-    memory = f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are said to fit."
+    right, pairs = right_order(rows[rows["mode"] == "train"])
+    order = f"Of {pairs} pairs of GPUs in training, {right} are predicted in the right order."
+    memory = f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in memory."
     training = rows[rows["mode"] == "train"]
     size = {name: 100 * part["error"].abs().mean() for name, part in training.groupby(training["dtype"] == "fp16")}
     mean = (
-        f"Training steps in the mean: {size[False]:.1f} % in fp32 and TF32, {size[True]:.1f} in fp16."
+        f"Mean absolute error of training steps: {size[False]:.1f} % in fp32 and TF32, {size[True]:.1f} % in fp16."
         if len(size) > 1
         else ""
     )
     short = [*summary(rows), "", f"{mean} {order} {memory}".strip(), "", coverage(rows)]
     print("\n".join([*table(rows), "", *short]))
     if rows["seen"].any():
-        print(f"\nSeen rows, root mean square of workloads' mean log errors: {level_of_seen(rows):.3f}")
+        print(f"\nSeen rows: root mean square of the mean log errors of workloads: {level_of_seen(rows):.3f}")
     if args.draw:
         save(picture(rows), args.draw, "published", kinds=("svg",))
     if args.write:

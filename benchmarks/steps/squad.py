@@ -1,9 +1,11 @@
-"""NVIDIA's BERT fine-tuned on SQuAD in PyTorch, as a step of `model=custom`: a head for the ends of the answer, 384 tokens.
+"""NVIDIA's fine-tuning of BERT on SQuAD in PyTorch, as a step of `model=custom`: question answering, 384 tokens.
 
-The loop around the model is the published one (`run_squad.py`): gradients are clipped by their common norm, which the host
-reads, and the host reads the loss at the end. In fp32 the optimizer goes parameter by parameter, clips each gradient once
-more and leaves nothing fused; PyTorch before 2.0 fills gradients with zeros between steps and adds to them. In fp16 the model
-lies in half precision beside fp32 masters (apex O2), which a fused Adam updates.
+The training loop is the published one (`run_squad.py`):
+
+- Gradients are clipped by their common norm, which the host reads. The host reads the loss at the end of the step.
+- In fp32 the optimizer updates one parameter at a time, with unfused operators, and clips each gradient again.
+- PyTorch before 2.0 fills gradients with zeros between steps and adds to them.
+- In fp16 the model is in half precision, and a fused Adam updates fp32 master weights (apex O2).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from masters import Masters
+from masters import MasterWeights
 from torch import Tensor, nn
 
 from pipeline.workloads.loss_item import read
@@ -22,13 +24,13 @@ from pipeline.workloads.training_step import Batch, Step, host_empty, phase
 TOKENS = 384
 
 SIZES = {"bert_base": (768, 12, 12), "bert_large": (1024, 24, 16)}
-"""Width, layers and heads."""
+"""Width, number of layers and number of heads of each model."""
 
 VOCABULARY, CLIP, RATE, DECAY, SCALE = 30528, 1.0, 5e-5, 0.01, 512.0
 
 
 class PlainAdam:
-    """Adam without bias correction, one operator at a time (`BertAdam`); weights but biases and norms decay."""
+    """Adam without bias correction, unfused (`BertAdam`). Weight decay applies to weights, not to biases and norms."""
 
     def __init__(
         self, parameters: Sequence[Tensor], first: float = 0.9, second: float = 0.999, small: float = 1e-6
@@ -53,7 +55,7 @@ class PlainAdam:
 
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The step; `model.options.size` is one of `SIZES`, `model.options.zero` whether gradients are filled with zeros."""
+    """The step; `model.options.size` is one of `SIZES`, `model.options.zero` says whether gradients are filled with zeros."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers as hf
 
@@ -63,7 +65,7 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
                           intermediate_size=4 * width, attn_implementation="eager")  # fmt: skip
     with torch.device(device):
         model = hf.BertForQuestionAnswering(sizes)
-        masters = Masters(model) if half else None
+        masters = MasterWeights(model) if half else None
     if half:
         model.half()
     ids, kinds, mask = (host_empty(batch_size, TOKENS, dtype=torch.long) for _ in range(3))
@@ -107,8 +109,8 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     return Step(modules, [(ids, kinds, mask, first, last)], forward, None, device, config, procedure=procedure)
 
 
-def unscaled(masters: Masters, own: Sequence[Tensor]) -> list[Tensor]:
-    """The masters, with the gradients of the model's own parameters; the host reads whether one has overflown."""
+def unscaled(masters: MasterWeights, own: Sequence[Tensor]) -> list[Tensor]:
+    """The master weights, with the gradients of the model. The host reads whether a gradient has overflowed."""
     found = [(copy, p.grad) for copy, p in zip(masters.copies, own, strict=True) if p.grad is not None]
     grads = [torch.empty_like(copy) for copy, _ in found]
     torch._foreach_copy_(grads, [grad for _, grad in found])
@@ -119,7 +121,7 @@ def unscaled(masters: Masters, own: Sequence[Tensor]) -> list[Tensor]:
 
 
 def clip(parameters: Sequence[Tensor]) -> None:
-    """Scale all gradients by one factor, from their common norm on the host."""
+    """Scale all gradients by one factor. The host computes it from their common norm."""
     grads = [p.grad for p in parameters if p.grad is not None]
     read(torch.stack(torch._foreach_norm(grads)).norm())
     torch._foreach_mul_(grads, 0.5)

@@ -1,10 +1,10 @@
-"""Predicted training steps of translators against what others published: GNMT on 13 cards, the big Transformer on three.
+"""Compares predicted and published training steps of translators: GNMT on 13 GPUs, the big Transformer on three.
 
     python benchmarks/steps/translation.py [DATASETS_DIR] [--gpu RTX4090 ...] [--write docs/accuracy.md]
     python benchmarks/steps/translation.py [DATASETS_DIR] --transformer [--write docs/notes/recurrent.md]
 
-The files and where they come from: `pipeline/evaluation/published_translation.py`; GNMT's step: `benchmarks/steps/gnmt.py`, a mean
-over batches of several lengths. Rows marked `seen` were in view while recurrent layers were modelled.
+`pipeline/evaluation/published_translation.py` lists the files and their sources. GNMT's step is `benchmarks/steps/gnmt.py`; its
+time is a mean over batches of several lengths. Rows marked `seen` were used while recurrent layers were modelled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from published import NEWER, coverage, judged, summary, table
+from published import PYTORCH_2_GPUS, coverage, summary, table, with_errors
 
 from pipeline import predict
 from pipeline.evaluation.published_translation import FILLED, LENGTHS, SENTENCE, read_transformer, read_translation
@@ -29,11 +29,11 @@ from pipeline.report.markdown import rewrite
 
 
 def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
-    """The mean over buckets of sentences, as a prediction of its own; errors of all buckets are taken as one."""
+    """The mean over the buckets of sentence lengths; errors of the buckets are assumed to be fully correlated."""
     found = [
         predict(gpu=gpu, model="custom", batch_size=batch_size, **{
             "model.target": "gnmt:make_step", "+model.options.tokens": tokens, "model.dtype": dtype,
-            "model.optimizer": "adam", "model.foreach": gpu in NEWER,
+            "model.optimizer": "adam", "model.foreach": gpu in PYTORCH_2_GPUS,
         })
         for tokens, _ in LENGTHS
     ]  # fmt: skip
@@ -46,28 +46,28 @@ def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows judged, with the share of `rnn`."""
+    """The rows with predictions and errors, and `recurrent`, the share of recurrent layers in the step."""
     found = [mean_step(row["gpu"], int(row["batch_size"]), row["dtype"]) for _, row in rows.iterrows()]
     share = [one.families.get("rnn", 0.0) / one.predicted_us for one in found]
-    return judged(rows, found, [one.predicted_us for one in found]).assign(recurrent=share)
+    return with_errors(rows, found, [one.predicted_us for one in found]).assign(recurrent=share)
 
 
-BIG = {"model.width": 1024, "model.heads": 16, "model.vocabulary": 33712, "model.shared_embedding": True,
+BIG_TRANSFORMER = {"model.width": 1024, "model.heads": 16, "model.vocabulary": 33712, "model.shared_embedding": True,
        "model.label_smoothing": 0.1, "model.seq_len": SENTENCE}  # fmt: skip
-"""The zoo's `transformer` as the page's `transformer_wmt_en_de_big`."""
+"""Options that turn the built-in `transformer` into the page's `transformer_wmt_en_de_big`."""
 
 
 def transformer(rows: pd.DataFrame) -> list[str]:
-    """A line per row: the step predicted for batches without and with all the padding that they may hold."""
+    """Table with one line per row: the step predicted without padding and with the maximum number of tokens."""
     lines = [
-        "| GPU | precision | tokens | measured ms | predicted ms, no padding | all padding | error % |",
+        "| GPU | precision | max. tokens | measured ms | predicted ms, no padding | predicted ms, full padding | error % |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows.itertuples():
         pure = {"model.precision": "pure"} if row.dtype == "fp16" else {}
         ends = [
             predict(gpu=row.gpu, model="transformer", batch_size=round(share * row.tokens / SENTENCE),
-                    **{"model.dtype": row.dtype, **pure, **BIG}).predicted_us
+                    **{"model.dtype": row.dtype, **pure, **BIG_TRANSFORMER}).predicted_us
             for share in (FILLED, 1.0)
         ]  # fmt: skip
         off = " to ".join(f"{100 * (end / row.measured_us - 1.0):+.0f}" for end in ends)
@@ -80,8 +80,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--gpu", nargs="+", help="only these GPUs")
-    parser.add_argument("--write", type=Path, help="document whose marked sections take the tables")
-    parser.add_argument("--transformer", action="store_true", help="the big Transformer in place of GNMT")
+    parser.add_argument("--write", type=Path, help="document in which the marked sections are replaced")
+    parser.add_argument("--transformer", action="store_true", help="the big Transformer instead of GNMT")
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""How well public traces are replayed, part by part: writes the tables of docs/notes/replay.md.
+"""Replay errors of public traces with one part of the model changed: writes the tables of docs/notes/replay.md.
 
     python benchmarks/trace/ablation.py [--doc docs/notes/replay.md]
 
-Every figure is the mean absolute error of the span, in percent, on iterations (or ranks) that gave no statistics.
+Every figure is the mean absolute error of the span in %, on iterations (or ranks) that gave no statistics.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
     ranks = [Source.of(load_trace(path)) for path in rank_paths]
     tables = {
         "ablations": ablations(singles, ranks),
-        "ranks": together(rank_paths, ranks),
+        "ranks": ranks_together(rank_paths, ranks),
         "sharing": sharing({**singles, RANKS: ranks[0]}, ranks[1:]),
     }
     for name, table in tables.items():
@@ -90,8 +90,8 @@ def errors(group: list[ReplayResult], pick: Callable[..., float]) -> float:
     return 100 * float(np.mean([abs(pick(r) / r.iteration.span_us - 1) for g in group for r in g.replayed]))
 
 
-def together(paths: list[Path], ranks: list[Source]) -> str:
-    """Ranks one by one with the collectives' measured durations, and simulated together."""
+def ranks_together(paths: list[Path], ranks: list[Source]) -> str:
+    """Table of ranks: each alone, with the measured durations of its collectives, and all simulated together."""
     alone = [replay_source(own, [other for other in ranks if other is not own]) for own in ranks]
     joint = replay_ranks(paths)
     head = ["rank", "span measured, us", "alone, %", "together, %", "computing, us", "communicating, us"]
@@ -104,10 +104,10 @@ def together(paths: list[Path], ranks: list[Source]) -> str:
 
 
 def sharing(sources: dict[str, Source], other_ranks: list[Source]) -> str:
-    """Every ordered pair: overheads of one workload predict another, as they are and with one factor.
+    """Table of all ordered pairs: overheads of one workload predict another, without and with one factor.
 
-    The factor comes from up to five of the target's iterations, at most half of them, and the rest is evaluated. The
-    ranks have one iteration each: rank 0 gives the factor, the others are evaluated.
+    The factor comes from up to five of the target's iterations, at most half of them. The other iterations are
+    evaluated. Ranks have one iteration each: rank 0 gives the factor, and the others are evaluated.
     """
     chosen = {n: s.settled for n, s in sources.items()}
     samples = {n: learn([s.lasting])[0] for n, s in chosen.items()}
@@ -137,7 +137,7 @@ def sharing(sources: dict[str, Source], other_ranks: list[Source]) -> str:
     ):
         means = [np.mean([v for (t, _), v in kept.items() if keep(t)]) for kept in (plain, scaled)]
         rows.append([label, "", "", *(f"{m:.1f}" for m in means)])
-    return markdown(["target", "overheads from", "factor", "as they are, %", "with the factor, %"], rows)
+    return markdown(["target", "overheads from", "factor", "without factor, %", "with factor, %"], rows)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Converting and linking a trace, and its critical path: steptime against HolisticTraceAnalysis, in one run.
+"""Compares steptime with HolisticTraceAnalysis (HTA): reading and linking a trace, and its critical path.
 
     python benchmarks/trace/hta.py [--env build/hta-env] [--copies 10] [--out build/benchmarks/hta.json]
 
-Each tool runs in a process of its own; time is the processor's, without imports (the better of some runs), the peak of
-memory holds everything. Both keep what they read in memory, linked: steptime as columns, HTA as the frame that its
-`TraceAnalysis` works on. HTA needs pandas < 3 and gets a virtual environment of its own, made here on first use. The
-larger trace is the public one with its events repeated at later times under new ids. Critical paths are those of the
-second iteration; the share in common is by kernel time.
+Each tool runs in its own process. Time is processor time without imports, the shortest of several runs. Peak memory
+includes everything. Both tools keep linked events in memory: steptime as columns, HTA as the data frame of its
+`TraceAnalysis`. HTA needs pandas < 3; this script creates a virtual environment for it on first use. The larger trace
+is the public one with its events repeated at later times and with new ids. Critical paths are those of the second
+iteration. The share in common is a share of kernel time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _MEASURE = """
 import json, re, sys, time
 {imports}
-def memory(key):  # of this process since it began; ru_maxrss would carry over the parent's peak
+def memory(key):  # of this process since its start; ru_maxrss would include the parent's peak
     return int(re.search(key + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024
 before = memory("VmHWM")
 wall, begin = time.perf_counter(), time.process_time()
@@ -110,9 +110,9 @@ def main() -> int:
 
 
 def compare(task: str, path: Path, python: str, repeats: int) -> dict[str, Any]:
-    """One task by both tools; `command` (read, link, write parquet, start to end) has no counterpart."""
+    """Run one task with both tools. HTA has no counterpart to `command` (read, link and write parquet, start to end)."""
     rounds = []
-    for _ in range(repeats):  # in turns: a busy neighbour slows both
+    for _ in range(repeats):  # alternating, so that other work on the machine slows both
         rounds.append((measured(sys.executable, OURS[task], path), measured(python, HTA.get(task), path)))
     ours, theirs = (fastest([pair[tool] for pair in rounds]) for tool in (0, 1))
     row = {"task": task, "megabytes": path.stat().st_size / 1e6, "steptime": ours, "hta": theirs}
@@ -127,7 +127,7 @@ def compare(task: str, path: Path, python: str, repeats: int) -> dict[str, Any]:
 
 
 def environment(path: Path) -> Path:
-    """The Python of HTA's virtual environment, made on first use."""
+    """Path of the Python in HTA's virtual environment, which is created on first use."""
     python = path / "bin" / "python"
     if not python.is_file():
         venv.create(path, with_pip=True)
@@ -136,7 +136,7 @@ def environment(path: Path) -> Path:
 
 
 def enlarge(raw: bytes, copies: int, out: Path) -> None:
-    """The trace with its complete and flow events repeated, each copy later in time and with ids of its own."""
+    """Write the trace with its complete and flow events repeated; each copy is later in time and has new ids."""
     trace = json.loads(raw)
     events = [e for e in trace["traceEvents"] if e["ph"] in "Xsf"]
     rest = [e for e in trace["traceEvents"] if e["ph"] not in "Xsf"]
@@ -154,7 +154,7 @@ def enlarge(raw: bytes, copies: int, out: Path) -> None:
 
 
 def shifted(event: dict[str, Any], later: int, ids: int) -> dict[str, Any]:
-    """One event at a later time under new ids."""
+    """One event, moved to a later time and with new ids."""
     args = event.get("args")
     moved = {**event, "ts": event["ts"] + later}
     if "id" in event:
@@ -165,7 +165,7 @@ def shifted(event: dict[str, Any], later: int, ids: int) -> dict[str, Any]:
 
 
 def measured(python: str, code: str | None, path: Path) -> dict[str, Any]:
-    """One run; empty where the tool fails or has no such task."""
+    """Result of one run; empty if the tool fails or does not have the task."""
     if code is None:
         return {}
     run = subprocess.run([python, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -178,12 +178,12 @@ def measured(python: str, code: str | None, path: Path) -> dict[str, Any]:
 
 
 def fastest(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run with the least processor time; empty where all failed."""
+    """The run with the least processor time; empty if all failed."""
     return min(filter(None, results), key=lambda r: float(r["seconds"]), default={})
 
 
 def show(row: dict[str, Any]) -> None:
-    """One line per comparison."""
+    """Print one comparison."""
     for tool in ("steptime", "hta"):
         if row[tool]:
             rate = row["megabytes"] / row[tool]["seconds"]

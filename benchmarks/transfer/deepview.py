@@ -2,9 +2,9 @@
 
     python benchmarks/transfer/deepview.py --folder FOLDER --out deepview.csv
 
-Installs the pinned package without its dependencies into FOLDER (about 300 MB), reads its published 8 x 1024 networks
-with `weights_only=True`, and never imports its code. Ours leaves the destination out of training; theirs saw V100,
-P100, T4 and A100, so it is not unseen for them. P4 is not in their table.
+The script installs the pinned package without its dependencies into FOLDER (about 300 MB). It reads the published 8 x 1024
+networks with `weights_only=True` and never imports the package's code. Our models leave the destination out of training.
+The package was trained on V100, P100, T4 and A100, so these are not held out for it. P4 is not in its table.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ NETWORKS = {
         ],
     ),
 }  # fmt: skip
-"""Network and the order of its inputs (the package's `features` lists)."""
+"""For each family: the network and the order of its inputs (the package's `features` lists)."""
 
 
 def install(folder: Path) -> Path:
-    """Install the package into a folder of its own; where its data lies."""
+    """Install the package into its own folder, and return the folder of its data."""
     data = folder / "habitat"
     if not data.is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), PACKAGE]
@@ -53,7 +53,7 @@ def install(folder: Path) -> Path:
 
 
 def load_network(path: Path) -> dict[str, object]:
-    """A checkpoint without executing anything: tensors, and two NumPy arrays for the scaling."""
+    """Load a checkpoint without executing code: tensors, and two NumPy arrays for the scaling."""
     multiarray = sys.modules["numpy._core.multiarray"]
     allowed = [(multiarray._reconstruct, "numpy.core.multiarray._reconstruct"), np.ndarray, np.dtype,
                type(np.dtype("f8")), multiarray._reconstruct]  # fmt: skip
@@ -75,7 +75,7 @@ def predict(network: dict[str, object], inputs: np.ndarray) -> np.ndarray:
 def compare(
     samples: pd.DataFrame, data: Path, rows: int, cache: Path | None = None, families: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """MAPE above twice the floor over the pairs that both cover."""
+    """MAPE above twice the floor, over the GPU pairs that both methods cover."""
     table = pd.read_csv(data / "analysis" / "mlp" / "devices.csv").set_index("device")
     found = []
     for family in families or NETWORKS:
@@ -119,8 +119,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where to install the package")
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
     parser.add_argument("--rows", type=int, default=2000, help="samples per pair")
-    parser.add_argument("--family", action="append", choices=list(NETWORKS), help="this family alone; may be repeated")
-    parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build_models --folds` left")
+    parser.add_argument("--family", action="append", choices=list(NETWORKS), help="only this family; may be repeated")
+    parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build_models --folds` wrote")
     options = parser.parse_args()
     data = datasets_dir()
     if data is None:

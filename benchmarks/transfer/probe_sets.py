@@ -1,8 +1,9 @@
-"""How much the errors with probes depend on the calls that may be measured: every disjoint set of candidates in turn.
+"""Errors with probes for every disjoint set of candidate calls: how much do they depend on the set?
 
 python benchmarks/transfer/probe_sets.py --folds FOLDS [--family gemm] [--count 10]
 
-`design` looks at every n-th candidate; the tables of docs/transfer.md begin with the first, here each of the n begins.
+`design` considers every n-th candidate. The tables of docs/transfer.md start at the first candidate. This script starts at
+each of the first n candidates in turn.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from pipeline.transfer.probes import MOST_CANDIDATES, design
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--folds", type=Path, required=True, help="folder that `pipeline.transfer.build_models --folds` left"
-    )
+    parser.add_argument("--folds", type=Path, required=True, help="folder that `pipeline.transfer.build_models --folds` wrote")
     parser.add_argument("--family", default="gemm")
     parser.add_argument("--count", type=int, default=PROBES)
     options = parser.parse_args()

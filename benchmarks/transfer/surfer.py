@@ -1,4 +1,7 @@
-"""Whole models over all ordered pairs of the public GPUs: python benchmarks/transfer/surfer.py --out surfer.csv."""
+"""Errors of whole models over all ordered pairs of the public GPUs.
+
+python benchmarks/transfer/surfer.py --out surfer.csv
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pipeline.paths import datasets_dir
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build_models --folds` left")
+    parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build_models --folds` wrote")
     parser.add_argument("--quick", action="store_true", help="one network of 400 steps per family")
     options = parser.parse_args()
     data = datasets_dir()

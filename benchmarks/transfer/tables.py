@@ -2,7 +2,7 @@
 
     python benchmarks/transfer/tables.py --errors errors.csv... [--models surfer.csv] [--peer deepview.csv] --doc DOC.md...
 
-Each table goes between its markers, in whichever of the documents has them.
+Each table replaces the text between its markers, in the document that has them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pipeline.transfer.left_out_gpu import PROBES
 from pipeline.transfer.utilisation import UtilisationModel
 
 BARS = {"gemm": 20, "bmm": 20, "conv2d_forward": 15, "elementwise": 8, "softmax": 12, "layer_norm": 12}
-"""MAPE that this project asks of `auto`."""
+"""Target MAPE of `auto` in %, set by this project."""
 
 ORDER = ["auto", "auto, 10 probes", "mlp", "wave", "wave, exact", "roofline"]
-"""Columns of the overview; docs/accuracy.md has the ratio of bandwidths too."""
+"""Methods in the columns of the overview. docs/accuracy.md also has the ratio of bandwidths."""
 
 
 def overview(errors: pd.DataFrame) -> str:
@@ -71,12 +71,12 @@ def _absolute(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def peer(results: pd.DataFrame) -> str:
-    """Mean MAPE by family and method beside the maintained Surfer."""
+    """Mean MAPE by family and method, ours and the maintained Surfer."""
     return percents(results.groupby(["family", "method"])["mape"].mean().unstack(), "family")
 
 
 def left_out(folder: Path) -> str:
-    """What the shipped models say of themselves: each GPU predicted by the models trained without it, from its spec."""
+    """Errors stored with the shipped models: each GPU is predicted from its spec, by models trained without it."""
     rows = {}
     for family in BARS:
         path = folder / f"{family}.safetensors"
@@ -91,7 +91,7 @@ def left_out(folder: Path) -> str:
 
 
 def probes(folder: Path) -> str:
-    """MAPE of left-out GPUs by family and number of probes, and the share inside the interval that ten leave."""
+    """MAPE of left-out GPUs by family and number of probes, and coverage of the interval with ten probes."""
     mean = _probed(folder).groupby(level=["family", "probes"], sort=False).mean()
     table = mean["mape"].unstack().reindex(list(BARS)).sort_index(axis=1)
     table.columns = pd.Index([f"{count} probes" if count else "none" for count in table.columns])
@@ -100,7 +100,7 @@ def probes(folder: Path) -> str:
 
 
 def probes_in_full(folder: Path) -> str:
-    """All errors of left-out GPUs by number of probes: by family, and products by GPU."""
+    """All errors of left-out GPUs by number of probes: for each family, and for products on each GPU."""
     table, texts = _probed(folder), []
     for part, by, corner in ((table, "family", "family, probes"), (table.loc[["gemm"]], "gpu", "`gemm`, probes")):
         mean = part.groupby(level=[by, "probes"], sort=False).mean()
@@ -112,7 +112,7 @@ def probes_in_full(folder: Path) -> str:
 
 
 def _probed(folder: Path) -> pd.DataFrame:
-    """Errors of left-out GPUs in the shipped models' metadata, by family, gpu and number of probes; in percent."""
+    """Errors of left-out GPUs in %, from the shipped models' metadata, by family, GPU and number of probes."""
     rows = {}
     for family in BARS:
         facts = UtilisationModel.load(folder / f"{family}.safetensors").provenance.get("left_out", {})
@@ -125,7 +125,7 @@ def _probed(folder: Path) -> pd.DataFrame:
 
 
 def percents(table: pd.DataFrame, corner: str) -> str:
-    """A table with one decimal."""
+    """Markdown table with one decimal."""
     rows = ([str(name), *("" if pd.isna(value) else f"{value:.1f}" for value in row)] for name, row in table.iterrows())
     return markdown([corner, *map(str, table.columns)], rows)
 

@@ -6,8 +6,7 @@ after overrides. Importing this package imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config_checks import CHOICES, check_precision
@@ -16,19 +15,11 @@ from pipeline.errors import ConfigError, InputError, UnknownNameError
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
 
-ARCHITECTURES = {
-    "dlrm": "dlrm",
-    "resnet": "vision",
-    "inception": "vision",
-    "dcgan": "dcgan",
-    "transformer": "translation",
-    "gnmt": "translation",
-    "bert": "language",
-    "gpt2": "language",
-    "opt": "language",
-    "custom": "custom",
-}
-"""`architecture` in a model's config -> the module here whose `build` makes its step."""
+ARCHITECTURES = ("dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", "custom")
+"""What `architecture` in a model's config may be."""
+
+Builder = Callable[[Mapping[str, Any], int, str], "Step"]
+"""From a model's config, a batch size and a device to its step."""
 
 OPTIONS = {key.removeprefix("model."): values for key, values in CHOICES.items() if key.startswith("model.")}
 """What the options of a model may be."""
@@ -57,8 +48,25 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     if name not in ARCHITECTURES:
         raise UnknownNameError("model.architecture", name, list(ARCHITECTURES))
     try:
-        module = import_module(f"pipeline.workloads.{ARCHITECTURES[name]}")
+        build = _builder(str(name))
     except ModuleNotFoundError as error:
         raise InputError(f"model {config.get('name', name)} needs {error.name}: pip install {error.name}") from None
-    step: Step = module.build(config, batch_size, device)
-    return step
+    return build(config, batch_size, device)
+
+
+def _builder(architecture: str) -> Builder:
+    """The function that builds a step of an architecture; importing its module imports torch."""
+    match architecture:
+        case "dlrm":
+            from pipeline.workloads.dlrm import build
+        case "resnet" | "inception":
+            from pipeline.workloads.vision import build
+        case "dcgan":
+            from pipeline.workloads.dcgan import build
+        case "transformer" | "gnmt":
+            from pipeline.workloads.translation import build
+        case "bert" | "gpt2" | "opt":
+            from pipeline.workloads.language_models import build
+        case _:
+            from pipeline.workloads.custom import build
+    return build

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import api, cli
+from pipeline import cli
 from pipeline.prediction import Prediction
 from pipeline.transfer import rental_prices as costs
 
@@ -75,11 +75,11 @@ def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(capsys: pyt
 
 def test_an_interrupt_ends_in_one_line_and_130() -> None:
     code = (
-        "import signal, sys, time, pipeline.answers.predict_point as api, pipeline.cli as cli\n"
+        "import signal, sys, time, pipeline.cli as cli\n"
         # a shell's background jobs, and what they start, ignore interrupts
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(point):\n    print('ready', flush=True)\n    time.sleep(60)\n"
-        "api.predict_point = wait\nsys.argv = ['steptime', 'predict']\ncli.main()\n"
+        "cli.predict_point = wait\nsys.argv = ['steptime', 'predict']\ncli.main()\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
@@ -102,8 +102,8 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     step = Prediction("V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0)
-    monkeypatch.setattr(api, "predict_point", lambda point: step)
-    monkeypatch.setattr(api, "largest_batch", lambda point: 4)
+    monkeypatch.setattr(cli, "predict_point", lambda point: step)
+    monkeypatch.setattr(cli, "largest_batch", lambda point: 4)
     table = "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
     (tmp_path / "prices.yaml").write_text(table)
     monkeypatch.setattr(costs, "_file", lambda path: tmp_path / "prices.yaml")

@@ -49,7 +49,7 @@ def fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlflowCl
             on_fit(each)
         return {"softmax": min(fits, key=lambda each: each.metrics["gmae"])}
 
-    monkeypatch.setattr(fitting, "fit_gpu", quick)
+    monkeypatch.setattr("pipeline.report.kernel_runs.fit_gpu", quick)
 
     def run(table: pd.DataFrame, *variants: str, seed: int = 0) -> MlflowClient:
         gpu = str(table["gpu"].iloc[0])

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.config import expand, from_snakemake
 from pipeline.evaluation import error_parts as parts
-from pipeline.evaluation import measured_campaigns as measured
+from pipeline.report import measured_campaigns as measured
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 

@@ -85,6 +85,10 @@ def reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
     return found
 
 
+LATE_IN_TRACE = {"pandas", "pyarrow"}
+"""Libraries that reading a trace does without: they take more memory than most traces."""
+
+
 def climbing(found: tuple[Import, ...]) -> list[str]:
     inner = [each for each in found if room(each.source) and room(each.target)]
     return [f"{a} -> {b}" for a, b, *_ in inner if ROOMS.index(room(b)) > ROOMS.index(room(a))]
@@ -127,7 +131,7 @@ def test_own_modules_are_imported_at_the_top_unless_they_load_a_heavy_library() 
     needless = []
     for source, target, late, typing in imports():
         if (late or typing) and source != "pipeline":  # the facade imports its functions at their first use
-            banned = HEAVY | (ABSENT_ON_MEASURED_MACHINES if room(source) == "collect" else set())
+            banned = HEAVY | {"collect": ABSENT_ON_MEASURED_MACHINES, "trace": LATE_IN_TRACE}.get(room(source), set())
             if not (loads(target) - loads(source)) & banned:
                 needless.append(f"{source} -> {target}")
     assert not needless

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trace_drawing import PROPERTIES, annotation, kernel, launch, memcpy, op, write
 
-from pipeline.trace.load import load_trace
+from pipeline import load_trace
 
 V100 = [{**PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.answers.tracker import TrackedTrace
-from pipeline.trace.load import load_trace
+from pipeline import load_trace
 
 SHAPES = [[8, 64, 56, 56], [128, 64, 3, 3], [], [], [], []]
 CUDNN = ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]  # padding first

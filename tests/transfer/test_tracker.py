@@ -7,7 +7,7 @@ import pytest
 from pipeline.answers.tracker import TrackedTrace, track
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
-from pipeline.trace.load import load_trace
+from pipeline import load_trace
 
 
 @pytest.fixture(scope="module")

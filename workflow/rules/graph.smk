@@ -26,7 +26,7 @@ rule capture_graph:
         files=FLOW.files,
         code=FLOW.code("capture_graph"),
     message:
-        "Graph of {wildcards.model} at batch {wildcards.batch}, captured without a GPU"
+        "Capture the graph of {wildcards.model} at batch {wildcards.batch}, without a GPU"
     script:
         "../scripts/capture_graph.py"
 
@@ -49,7 +49,7 @@ rule collect_step:
         files=FLOW.files,
         code=FLOW.code("collect_step"),
     message:
-        "Steps of {wildcards.model} at batch {wildcards.batch}, timed and traced on this machine"
+        "Time and trace steps of {wildcards.model} at batch {wildcards.batch} on this machine"
     script:
         "../scripts/collect_step.py"
 
@@ -67,7 +67,7 @@ rule import_graph:
         model=FLOW.section("model"),
         code=FLOW.code("import_graph"),
     message:
-        "Graph of {wildcards.model} at batch {wildcards.batch}, from its execution trace"
+        "Read the graph of {wildcards.model} at batch {wildcards.batch} from its execution trace"
     script:
         "../scripts/import_graph.py"
 
@@ -84,7 +84,7 @@ rule convert_trace:
     params:
         code=FLOW.code("convert_trace"),
     message:
-        "Events of {wildcards.model} at batch {wildcards.batch}, from the profiler's trace"
+        "Read the events of {wildcards.model} at batch {wildcards.batch} from the profiler's trace"
     script:
         "../scripts/convert_trace.py"
 
@@ -100,6 +100,6 @@ rule map_calls:
         gpu=FLOW.section("gpu"),
         code=FLOW.code("map_calls"),
     message:
-        "Device calls of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
+        "Map {wildcards.model} at batch {wildcards.batch} to device calls on {wildcards.gpu}"
     script:
         "../scripts/map_calls.py"

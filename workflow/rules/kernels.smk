@@ -1,5 +1,5 @@
-# Kernel models of one GPU: samples from the best source at hand, fitted and tracked in MLflow. A GPU without samples
-# here takes no part: its models come from the shipped pack, or from other GPUs by transfer.
+# Kernel models of one GPU, fitted to samples from the best available source and tracked in MLflow. A GPU without samples
+# on this machine uses the shipped pack, or models transferred from other GPUs.
 
 KERNELS = FLOW.artifacts.kernels("{gpu}")
 
@@ -17,7 +17,7 @@ rule public_samples:
         families=FLOW.families(Source.PUBLIC),
         code=FLOW.code("public_samples"),
     message:
-        "Kernel samples of {wildcards.gpu}, from public measurements"
+        "Read kernel samples of {wildcards.gpu} from public measurements"
     script:
         "../scripts/public_samples.py"
 
@@ -35,7 +35,7 @@ rule campaign_samples:
         families=FLOW.families(Source.MEASUREMENTS),
         code=FLOW.code("campaign_samples"),
     message:
-        "Kernel samples of {wildcards.gpu}, from our own campaign"
+        "Read kernel samples of {wildcards.gpu} from a campaign"
     script:
         "../scripts/campaign_samples.py"
 
@@ -58,7 +58,7 @@ rule local_samples:
         collect=FLOW.first_section("collect"),
         code=FLOW.code("local_samples"),
     message:
-        "Kernel samples of this machine: microbenchmarks of every family in use"
+        "Measure kernel samples on this machine, for every family in use"
     script:
         "../scripts/local_samples.py"
 
@@ -81,7 +81,7 @@ rule fit_kernels:
         tracking=FLOW.artifacts.tracking,
         code=FLOW.code("fit_kernels"),
     message:
-        "Kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow: takes minutes (docs/kernels.md)"
+        "Fit kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow: takes minutes (docs/kernels.md)"
     script:
         "../scripts/fit_kernels.py"
 

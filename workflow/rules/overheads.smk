@@ -1,4 +1,4 @@
-# Host overheads (T1 to T5) of one GPU's host: from traces where there are any, else what is shipped.
+# Host overheads (T1 to T5) of one GPU's host, from traces. Without traces the shipped overheads are used.
 
 OVERHEADS = FLOW.artifacts.overheads("{gpu}", "{overheads}")
 OBSERVATIONS = FLOW.artifacts.overhead_samples("{gpu}")
@@ -16,7 +16,7 @@ rule public_overheads:
     params:
         code=FLOW.code("public_overheads"),
     message:
-        "Overhead observations of {wildcards.gpu}, from public traces"
+        "Extract overhead observations of {wildcards.gpu} from public traces"
     script:
         "../scripts/public_overheads.py"
 
@@ -33,7 +33,7 @@ rule campaign_overheads:
     params:
         code=FLOW.code("campaign_overheads"),
     message:
-        "Overhead observations of {wildcards.gpu}'s host, from our own campaign"
+        "Extract overhead observations of {wildcards.gpu}'s host from a campaign"
     script:
         "../scripts/campaign_overheads.py"
 
@@ -51,7 +51,7 @@ rule local_overheads:
         workloads=FLOW.local_workloads(),
         code=FLOW.code("local_overheads"),
     message:
-        "Overhead observations of this machine, from its own traces"
+        "Extract overhead observations of this machine from its own traces"
     script:
         "../scripts/local_overheads.py"
 
@@ -70,6 +70,6 @@ rule overhead_statistics:
         tracking=FLOW.artifacts.tracking,
         code=FLOW.code("overhead_statistics"),
     message:
-        "Overhead statistics for {wildcards.gpu} ({wildcards.overheads})"
+        "Compute overhead statistics of {wildcards.gpu} ({wildcards.overheads})"
     script:
         "../scripts/overhead_statistics.py"

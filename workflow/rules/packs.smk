@@ -1,4 +1,4 @@
-# What ships: per GPU, the fitted kernel models and overhead observations, refitted from public data on request.
+# Shipped models: fitted kernel models and overhead observations of each GPU, refitted from public data on request.
 
 PACK = f"{FLOW.packs}/{{gpu}}/pack.json"
 
@@ -14,12 +14,12 @@ rule pack:
     params:
         provenance=FLOW.public_provenance,
     message:
-        "Pack of {wildcards.gpu}"
+        "Write the pack of {wildcards.gpu}"
     script:
         "../scripts/pack.py"
 
 
-# bf16 products of newer GPUs, from an optional package: beside the packs, since they are one family in one dtype.
+# bf16 matrix products of newer GPUs, from an optional package. They are kept beside the packs: one family in one dtype.
 
 HALF = f"{FLOW.artifacts.root}/{{gpu}}/half"
 HALF_PACK = f"{FLOW.packs}/half/{{gpu}}/pack.json"
@@ -38,7 +38,7 @@ rule half_samples:
     params:
         code=FLOW.code("half_samples"),
     message:
-        "bf16 products of {wildcards.gpu}, from public measurements"
+        "Read bf16 matrix products of {wildcards.gpu} from public measurements"
     script:
         "../scripts/half_samples.py"
 
@@ -67,7 +67,7 @@ use rule pack as half_pack with:
     params:
         provenance=FLOW.newer_provenance,
     message:
-        "bf16 products of {wildcards.gpu}, as they ship"
+        "Write the shipped model of bf16 matrix products of {wildcards.gpu}"
 
 
 rule collective_curves:
@@ -76,7 +76,7 @@ rule collective_curves:
     params:
         provenance=FLOW.newer_provenance,
     message:
-        "Bandwidth curves of collectives, from public measurements"
+        "Fit bandwidth curves of collectives to public measurements"
     script:
         "../scripts/collective_curves.py"
 
@@ -87,7 +87,7 @@ rule attention_constants:
     params:
         provenance=FLOW.newer_provenance,
     message:
-        "Constants of fused attention, from public measurements"
+        "Fit constants of fused attention to public measurements"
     script:
         "../scripts/attention_constants.py"
 

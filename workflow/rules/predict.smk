@@ -1,4 +1,4 @@
-# The critical-path prediction of one grid point, and the summary of all.
+# The critical-path prediction of each grid point, and the summary of all points.
 
 from pipeline.report.grid_inputs import pack_digests
 
@@ -21,7 +21,7 @@ rule predict:
         packs=pack_digests(),
         code=FLOW.code("predict"),
     message:
-        "Step time of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
+        "Predict the step time of {wildcards.model} at batch {wildcards.batch} on {wildcards.gpu}"
     script:
         "../scripts/predict.py"
 
@@ -32,6 +32,6 @@ rule summary:
     output:
         table=f"{FLOW.artifacts.root}/grids/{FLOW.grid}/summary.parquet",
     message:
-        f"Summary of {len(FLOW.points)} grid points"
+        f"Summarise {len(FLOW.points)} grid points"
     script:
         "../scripts/summary.py"

@@ -1,4 +1,4 @@
-# Figures, accuracy and report of the grid: made on request, from artifacts alone.
+# Figures, accuracy tables and report of the grid. They are made on request and read artifacts only.
 
 from pipeline.report import grid_inputs as GRID
 from pipeline.report.figures.gallery import category_of
@@ -33,7 +33,7 @@ rule error_parts:
         packs=pack_digests(),
         code=FLOW.code("error_parts"),
     message:
-        "Errors of {wildcards.model} at batch {wildcards.batch}, part by part"
+        "Compute the errors of {wildcards.model} at batch {wildcards.batch} by part of the step"
     script:
         "../scripts/error_parts.py"
 
@@ -60,7 +60,7 @@ rule figures:
         checks=GRID.checks_at_hand(FLOW.artifacts.root),
         code=FLOW.code("figures", drawing=True),
     message:
-        "Figures of the grid"
+        "Draw the figures of the grid"
     script:
         "../scripts/figures.py"
 
@@ -84,7 +84,7 @@ rule accuracy:
         shipped=GRID.shipped_models(FLOW),
         code=FLOW.code("accuracy", drawing=True),
     message:
-        "Accuracy of the grid"
+        "Write the accuracy tables of the grid"
     script:
         "../scripts/accuracy.py"
 
@@ -102,7 +102,7 @@ rule report:
         targets=["figures", "accuracy"],
         code=FLOW.code("report", drawing=True),
     message:
-        "Report of the grid, one page that opens offline"
+        "Write the report of the grid: one page that opens offline"
     script:
         "../scripts/report.py"
 
@@ -117,7 +117,7 @@ rule pair_errors:
     params:
         code=FLOW.code("transfer_errors"),
     message:
-        "Errors of {wildcards.family} between all GPUs with public samples"
+        "Compute errors of {wildcards.family} between all GPUs with public samples"
     script:
         "../scripts/transfer_errors.py"
 
@@ -134,7 +134,7 @@ rule transfer_models:
     params:
         code=FLOW.code("transfer_models"),
     message:
-        "Errors of whole models between all GPUs with public samples"
+        "Compute errors of whole models between all GPUs with public samples"
     script:
         "../scripts/transfer_models.py"
 
@@ -155,7 +155,7 @@ rule replays:
     params:
         code=FLOW.code("replays"),
     message:
-        "Public traces replayed"
+        "Replay the public traces"
     script:
         "../scripts/replays.py"
 
@@ -171,7 +171,7 @@ rule passes:
         packs=pack_digests(),
         code=FLOW.code("passes"),
     message:
-        "Whole models against public latencies"
+        "Compare whole models with public latencies"
     script:
         "../scripts/passes.py"
 

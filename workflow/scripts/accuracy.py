@@ -1,4 +1,4 @@
-"""Account for the accuracy of a grid's predictions."""
+"""Write the accuracy tables of a grid's predictions."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Fit the constants of fused attention on the GPUs that were measured."""
+"""Fit the constants of fused attention to the GPUs that were measured."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Extract host overheads from the traces of our own campaign."""
+"""Extract host overheads from the traces of a campaign."""
 
 from pathlib import Path
 

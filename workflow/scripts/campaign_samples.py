@@ -1,4 +1,4 @@
-"""Read the kernel samples of one GPU from our own campaign, a table per family."""
+"""Read the kernel samples of one GPU from a campaign, and write a table per family."""
 
 from pathlib import Path
 

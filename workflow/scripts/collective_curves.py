@@ -1,4 +1,4 @@
-"""Fit the bandwidth curves of collectives on the GPUs that were measured."""
+"""Fit the bandwidth curves of collectives to the GPUs that were measured."""
 
 from pathlib import Path
 

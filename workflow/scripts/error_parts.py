@@ -1,4 +1,4 @@
-"""Errors of the parts of one measured point's prediction."""
+"""Compute the error of each part of one measured point's prediction."""
 
 from pathlib import Path
 

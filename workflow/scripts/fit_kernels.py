@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-if __name__ == "__main__":  # worker processes of the fit import this file again
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the rule's threads are these processes
+if __name__ == "__main__":  # worker processes of the fit import this file
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the rule's threads are used as processes
     from pipeline.scripting import job, provenance
 
     with job(snakemake):

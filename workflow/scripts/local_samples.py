@@ -1,4 +1,4 @@
-"""Measure the kernels that the grid's workloads use on the device of this machine, a table per family."""
+"""Measure the kernels of the grid's workloads on the device of this machine, and write a table per family."""
 
 from pipeline.scripting import job, provenance
 

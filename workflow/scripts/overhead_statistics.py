@@ -1,4 +1,4 @@
-"""Statistics of a host's overheads, logged to MLflow."""
+"""Compute statistics of a host's overheads, and log them to MLflow."""
 
 from pathlib import Path
 

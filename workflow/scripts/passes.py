@@ -1,4 +1,4 @@
-"""Predict the whole models that the public data measured, from the shipped packs."""
+"""Predict the whole models of the public measurements with the shipped packs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Read the public kernel latencies of one GPU, a table per family."""
+"""Read the public kernel latencies of one GPU, and write a table per family."""
 
 from pipeline.scripting import job, provenance
 

@@ -1,4 +1,4 @@
-"""Replay the public traces: every evaluated iteration, by way of predicting."""
+"""Replay the public traces with each prediction method, and write the spans of the evaluated iterations."""
 
 from pathlib import Path
 

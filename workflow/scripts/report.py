@@ -1,4 +1,4 @@
-"""Write Snakemake's own report of a grid, from artifacts that are there."""
+"""Write Snakemake's report of a grid from existing artifacts."""
 
 from pipeline.scripting import job
 

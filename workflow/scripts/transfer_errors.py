@@ -1,4 +1,4 @@
-"""Errors of kernels carried from each GPU to each other, with the destination left out of training."""
+"""Compute errors of kernels transferred between all pairs of GPUs, with the destination left out of training."""
 
 from pipeline.scripting import job, provenance
 

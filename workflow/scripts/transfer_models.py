@@ -1,4 +1,4 @@
-"""Errors of whole models carried from each GPU to each other, with the destination left out of training."""
+"""Compute errors of whole models transferred between all pairs of GPUs, with the destination left out of training."""
 
 from pathlib import Path
 
