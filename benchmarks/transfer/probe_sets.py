@@ -22,7 +22,9 @@ from pipeline.transfer.probes import MOST_CANDIDATES, design
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folds", type=Path, required=True, help="folder that `pipeline.transfer.build_models --folds` wrote")
+    parser.add_argument(
+        "--folds", type=Path, required=True, help="folder that `pipeline.transfer.build_models --folds` wrote"
+    )
     parser.add_argument("--family", default="gemm")
     parser.add_argument("--count", type=int, default=PROBES)
     options = parser.parse_args()

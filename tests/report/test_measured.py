@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.config import expand, from_snakemake
 from pipeline.evaluation import error_parts as parts
-from pipeline.report import measured_campaigns as measured
 from pipeline.prediction import Prediction
+from pipeline.report import measured_campaigns as measured
 from pipeline.schemas import write_table
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.answers.tracker import TrackedTrace
 from pipeline import load_trace
+from pipeline.answers.tracker import TrackedTrace
 
 SHAPES = [[8, 64, 56, 56], [128, 64, 3, 3], [], [], [], []]
 CUDNN = ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]  # padding first

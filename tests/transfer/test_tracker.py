@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline import load_trace
 from pipeline.answers.tracker import TrackedTrace, track
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
-from pipeline import load_trace
 
 
 @pytest.fixture(scope="module")
