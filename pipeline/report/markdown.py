@@ -1,4 +1,4 @@
-"""Markdown tables, and documents of which a part is written by a command."""
+"""Markdown tables, and documents with blocks that a command writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def replaced(text: str, name: str, block: str) -> str:
-    """A text with the block between `<!-- name -->` and `<!-- /name -->` exchanged.
+    """A text with the block between `<!-- name -->` and `<!-- /name -->` replaced.
 
     Raises:
         KeyError: the text has no such markers.
@@ -28,8 +28,29 @@ def replaced(text: str, name: str, block: str) -> str:
     return f"{head}{begin}\n{block.strip()}\n{end}{rest.split(end)[1]}"
 
 
+def block(text: str, name: str) -> str:
+    """The text between `<!-- name -->` and `<!-- /name -->`.
+
+    Raises:
+        KeyError: the text has no such markers.
+    """
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise KeyError(begin)
+    return text.split(begin)[1].split(end)[0].strip()
+
+
+def table_rows(text: str) -> list[dict[str, str]]:
+    """Rows of the first Markdown table of a text, by column name. Cells with an escaped `|` are not supported."""
+    lines = [line.strip() for line in text.splitlines()]
+    first = next((place for place, line in enumerate(lines) if line.startswith("|")), len(lines))
+    last = next((place for place in range(first, len(lines)) if not lines[place].startswith("|")), len(lines))
+    cells = [[cell.strip() for cell in line[1:].removesuffix("|").split("|")] for line in lines[first:last]]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]  # cells[1] is the line of dashes
+
+
 def rewrite(path: Path, blocks: Mapping[str, str]) -> None:
-    """Exchange blocks of a document by name (see `replaced`).
+    """Replace blocks of a document by name (see `replaced`).
 
     Raises:
         InputError: the document has no markers of a name.

@@ -102,8 +102,9 @@ def block(
     software = ", ".join(f"{name} {facts[key]}" for name, key in
                          (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn")) if facts.get(key))  # fmt: skip
     lines = [f"## Measured steps: {gpu}", "",
-             f"From `measurements/{gpu}/` ({software}), fp32 with TF32 off, unprofiled steps; made by `make measured`. "
-             "Own overheads are those of the workload's own trace, others' those of all other workloads' traces.", "",
+             f"Source: `measurements/{gpu}/` ({software}), fp32 with TF32 off, unprofiled steps. `make measured` writes this. "
+             "Own overheads come from the workload's own trace, others' overheads from the traces of all other workloads.",
+             "",
              _steps(found)]  # fmt: skip
     if warnings:
         told = "; ".join(warnings)
@@ -111,8 +112,8 @@ def block(
     if len(kernels):
         rows = [[FAMILY_TITLES.get(row["family"], row["family"]), _percent(row["gmae"]), _tested_on(row)]
                 for row in kernels.to_dict("records")]  # fmt: skip
-        lines += ["", "Kernel models, GMAE on shapes that they were not trained on, samples of all precisions together; "
-                  "families of few samples by cross-validation, which tests each of them:", "",
+        lines += ["", "Kernel models: GMAE on shapes that they were not trained on, over samples of all precisions. "
+                  "Families with few samples are tested by cross-validation, which tests each sample:", "",
                   markdown(["family", "GMAE (%)", "tested on"], rows)]  # fmt: skip
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
-"""README and `docs/accuracy.md`: their tables and pictures, made of artifacts.
+"""Writes the tables and pictures of README.md and `docs/accuracy.md` from artifacts.
 
-`make readme` or `python -m pipeline.report.readme_tables`: brings `results/checks/` up to date where the public data is at hand,
-replaces the text between markers, and draws the pictures under `docs/images/`.
+`make readme` or `python -m pipeline.report.readme_tables`: updates `results/checks/` where public data is available, replaces
+the text between markers, and draws the pictures under `docs/images/`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
-from pipeline.evaluation.replayed_traces import mean_errors
+from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, project_dir, transfer_dir
 from pipeline.report.accuracy_tables import Evidence, left_out_errors, long, outdated, short
@@ -22,24 +21,24 @@ from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.style import save
 from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from pipeline.report.markdown import rewrite
-from pipeline.report.rule_graph import draw, rule_graph
 from pipeline.report.run_snakemake import run_snakemake
 
 GRAPH_OF = ("gpu=local", "model=dlrm_small")
-"""The grid whose rule graph is shown: the one in which every stage runs for real."""
+"""Grid whose rule graph is drawn: the only one in which every stage runs."""
 
-PLACES = (("README.md", "accuracy", short), ("docs/accuracy.md", "tables", long))
-"""Files with a generated block, the name of its markers, and what writes it."""
+README, README_MARKER = "README.md", "accuracy"
+PAGE, PAGE_MARKER = "docs/accuracy.md", "tables"
+"""Files with a generated block, and the name of its markers."""
 
 
 def shipped_families() -> list[tuple[str, Path]]:
-    """(GPU, model folder) of every family that ships; those of one dtype alone say so behind the GPU's name."""
+    """(GPU, model folder) of every family that ships; a GPU with samples of one dtype only has it after its name."""
     packs = {gpu: gpu for gpu in list_packs()} | {f"{gpu} (bf16)": f"{FOLDER}/{gpu}" for gpu in measured_gpus()}
     return [(name, folder) for name, pack in packs.items() for folder in model_folders(pack)]
 
 
 def gather(results: Path) -> Evidence:
-    """Everything that the account is made of.
+    """All artifacts that the tables are made of.
 
     Raises:
         InputError: the checks have not run.
@@ -56,24 +55,26 @@ def gather(results: Path) -> Evidence:
 
 
 def write(found: Evidence, root: Path) -> list[Path]:
-    """Replace the generated blocks and pictures under a checkout; returns what was written.
+    """Replace the generated blocks and pictures under a checkout; returns the files written.
 
     Raises:
-        InputError: a file lacks its markers.
+        InputError: a file lacks its markers, or the accuracy page lacks a table of published steps.
     """
-    written = []
-    for name, marker, make in PLACES:
-        rewrite(root / name, {marker: make(found)})
-        written.append(root / name)
+    from pipeline.evaluation.replayed_traces import mean_errors
+    from pipeline.report.rule_graph import draw, rule_graph
+
+    small = short(found, (root / PAGE).read_text(encoding="utf-8"))
+    for name, marker, text in ((README, README_MARKER, small), (PAGE, PAGE_MARKER, long(found))):
+        rewrite(root / name, {marker: text})
     images = root / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     save(evidence.result(found.kernels, found.passes, mean_errors(found.spans)), images, "result", kinds=("png",))
     save(draw(rule_graph(GRAPH_OF, "report")), images, "rules", kinds=("svg",))
-    return [*written, images / "result.png", images / "rules.svg"]
+    return [root / README, root / PAGE, images / "result.png", images / "rules.svg"]
 
 
 def refresh(results: Path) -> None:
-    """Run the checks whose data or code has changed; does nothing where there is no public data.
+    """Run the checks whose data or code has changed; does nothing without public data.
 
     Raises:
         SteptimeError: a check failed; Snakemake has said why.
@@ -96,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in write(found, options.root):
             print(path.relative_to(options.root))
         if families := outdated(found):
-            print(f"steptime: {PAIR_ERRORS} is not of the shipped models ({', '.join(families)}): docs/transfer.md says how "
-                  "to rebuild it", file=sys.stderr)  # fmt: skip
+            print(f"steptime: {PAIR_ERRORS} does not belong to the shipped models ({', '.join(families)}): docs/transfer.md "
+                  "says how to rebuild it", file=sys.stderr)  # fmt: skip
     except SteptimeError as error:
         print(f"steptime: {error}", file=sys.stderr)
         return error.exit_code

@@ -90,7 +90,7 @@ def test_coverage_of_published_steps_is_the_same_wherever_it_is_told() -> None:
         assert line.rstrip(" |").endswith(f"| {made[kind]}"), line
     inside, steps = re.match(r"(\d+) of (\d+)", made["all"]).groups()
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"of {steps} steps that set nothing, {inside} lie inside p10 to p90" in readme
+    assert f"Of {steps} steps that were not used for tuning, {inside} lie inside p10 to p90" in readme
 
 
 def test_pictures_are_small() -> None:
