@@ -6,7 +6,6 @@ means of published steps, which other commands write into `docs/accuracy.md`. No
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ import pandas as pd
 from pipeline.errors import InputError
 from pipeline.evaluation import bars
 from pipeline.evaluation import replayed_traces as replays
+from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.model_files import REBUILD, read_arrays
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import in_order
 from pipeline.report.markdown import block, markdown, table_rows
-from pipeline.evaluation.surfer_pairs import TRACKED
 
 SAME_PERCENT = 1.0
 """Largest difference, in percentage points, between errors from another GPU and errors from the spec file alone.
@@ -68,12 +68,9 @@ def left_out_errors(folder: Path) -> pd.DataFrame:
     Returns:
         family, gpu, mape (%, above twice the latency floor), gmae (%).
     """
-    from safetensors import safe_open
-
     rows = []
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(path), "np") as file:
-            facts = json.loads((file.metadata() or {}).get("utilisation", "{}"))
+        facts = read_arrays(path, REBUILD)[1].get("utilisation", {})
         for gpu, errors in facts.get("provenance", {}).get("left_out", {}).items():
             rows.append({"family": facts["family"], "gpu": gpu, **errors})
     return pd.DataFrame(rows, columns=["family", "gpu", "mape", "gmae"])

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import InputError, SteptimeError
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
+from pipeline.errors import InputError, SteptimeError
+from pipeline.evaluation.replayed_traces import mean_errors
 from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, project_dir, transfer_dir
 from pipeline.report.accuracy_tables import Evidence, left_out_errors, long, outdated, short
@@ -21,6 +22,7 @@ from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.style import save
 from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from pipeline.report.markdown import rewrite
+from pipeline.report.rule_graph import draw, rule_graph
 from pipeline.report.run_snakemake import run_snakemake
 
 GRAPH_OF = ("gpu=local", "model=dlrm_small")
@@ -60,9 +62,6 @@ def write(found: Evidence, root: Path) -> list[Path]:
     Raises:
         InputError: a file lacks its markers, or the accuracy page lacks a table of published steps.
     """
-    from pipeline.evaluation.replayed_traces import mean_errors
-    from pipeline.report.rule_graph import draw, rule_graph
-
     small = short(found, (root / PAGE).read_text(encoding="utf-8"))
     for name, marker, text in ((README, README_MARKER, small), (PAGE, PAGE_MARKER, long(found))):
         rewrite(root / name, {marker: text})

@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, TableError
+from pipeline.evaluation.language_passes import measured_passes
+from pipeline.evaluation.replayed_traces import FULL, KERNEL_SUM, mean_errors
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.report.accuracy_tables import (
     Evidence,
@@ -22,8 +24,6 @@ from pipeline.report.accuracy_tables import (
     published_rows,
     short,
 )
-from pipeline.evaluation.language_passes import measured_passes
-from pipeline.evaluation.replayed_traces import FULL, KERNEL_SUM, mean_errors
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.gallery import Artifacts
