@@ -30,8 +30,10 @@ run: setup unlock ## predict DLRM on a measured GPU (or a V100), then measure an
 	@$(BIN)/snakemake --config $(EXAMPLE)
 	@$(BIN)/snakemake --config gpu=local model=dlrm_small
 
-test: setup ## run all tests
-	@$(BIN)/python -m pytest -q
+# one worker per core, at most 16: each takes 1 GB of memory, and the longest module ends the run; a module stays on one
+# worker, because its tests share what its fixtures made
+test: setup ## the whole test suite, on all cores
+	@$(BIN)/python -m pytest -q -n logical --maxprocesses 16 --dist loadscope
 
 lint: setup ## check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow

@@ -1,4 +1,4 @@
-"""Shared by all tests: fixed seeds, public data where it is at hand."""
+"""Shared by all tests: fixed seeds, one thread per process, public data where it is at hand."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import os
 import random
 from pathlib import Path
 
-import numpy as np
-import pytest
-from hypothesis import settings
+# Before NumPy and torch are imported, and passed on to every process that a test starts. `make test` runs one worker per
+# core: with more threads the workers wait for each other, and sums depend on the number of cores.
+for _library in ("OMP", "MKL", "OPENBLAS"):
+    os.environ[f"{_library}_NUM_THREADS"] = "1"
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 # the same examples on every run: a change is judged by itself, not by luck; `--hypothesis-profile=explore` draws new ones
-settings.register_profile("repeatable", derandomize=True)
+# no example fails for its time: the machine may be busy
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile("repeatable")
 

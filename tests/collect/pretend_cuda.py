@@ -1,6 +1,6 @@
-"""A CUDA device that is not there: the campaign's CUDA branches executed on a CPU. Only for tests, never a measurement.
+"""An emulated CUDA device: the campaign's CUDA branches run on a CPU. Only for tests, never for a measurement.
 
-    python tests/collect/pretend_cuda.py --out FOLDER --tiny ...     # the campaign, as the command line runs it
+    python -m tests.collect.pretend_cuda --out FOLDER --tiny ...     # the campaign, as the command line runs it
 
 While `pretend()` is open, torch says that it has a GPU, tensors asked for on `cuda` are made on the CPU, and profiler
 traces get what a GPU adds to them: launches in `cuda_runtime`, kernels with correlation, stream, grid, block and
@@ -28,8 +28,6 @@ import torch
 import torch.utils._device
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipeline.collect import campaign, preflight
 from pipeline.collect.campaign_kernels import settled_heap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from pipeline.collect.campaign_kernels import settled_heap
 from pipeline.schemas import SCHEMAS, read_table, to_arrow
 
 ROOT = Path(__file__).parents[2]
-TINY = ["--tiny", "--device", "cpu", "--minutes", "3"]
+TINY = ["--tiny", "--device", "cpu", "--minutes", "30"]
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +74,14 @@ def test_the_reader_gives_tables_of_the_pipeline(measured: Path, tmp_path: Path)
     samples = reader.read_samples(measured)
     assert to_arrow(samples, "samples").schema.names == SCHEMAS["samples"].names
     assert {"gemm", "embedding_forward", "elementwise", "conv2d_forward"} <= set(samples["family"])
-    assert (samples["kernel_us"] > 0).all()
-    assert (reader.read_step_times(measured)["step_us"] > 0).all()
+    assert (samples["kernel_us"] <= samples["latency_us"]).all()
+    steps = reader.read_step_times(measured)
+    assert ((steps["p10_us"] <= steps["step_us"]) & (steps["step_us"] <= steps["p90_us"])).all()
     traces = list(reader.read_traces(measured))
     kineto, execution = traces[0].extract(tmp_path)
-    assert kineto.stat().st_size > 0
-    assert execution is not None
-    assert reader.measured_peaks(measured)["fp32_gflop_per_s"] > 0
+    assert len(json.loads(gzip.decompress(kineto.read_bytes()))["traceEvents"]) > 100
+    assert execution is not None and len(json.loads(gzip.decompress(execution.read_bytes()))["nodes"]) > 100
+    assert 0.1 < reader.measured_peaks(measured)["fp32_gflop_per_s"] < 100_000.0, "GFLOP/s of a processor"
     assert reader.profiler_event_us(measured) is not None
 
 
@@ -229,7 +231,7 @@ with runner.watchdog(time.monotonic(), Path({out!r})):
     [("time.sleep(300)", 5), ("re.match('(a+)+$', 'a' * 40 + 'b')", 1)],
     ids=["a wait", "a call that never lets go of the interpreter"],
 )
-def test_what_hangs_is_ended(hang: str, code: int, tmp_path: Path) -> None:
+def test_a_campaign_that_hangs_is_ended_by_its_watchdog(hang: str, code: int, tmp_path: Path) -> None:
     (tmp_path / ".traces_a.tar.part").touch()
     script = HANG.format(hang=hang, out=str(tmp_path))
     done = subprocess.run(
@@ -270,7 +272,7 @@ def test_a_row_that_fits_no_schema_does_not_spoil_those_after_it(tmp_path: Path)
 
 
 def test_a_round_without_a_row_does_not_end_all_later_runs(tmp_path: Path) -> None:
-    """A first round for which no time was left wrote an empty table, at which every later run failed."""
+    """Regression: a first round without any time left wrote an empty table, at which every later run failed."""
     from pipeline.collect.campaign_folder import CampaignFolder
     from pipeline.collect.workbench import samples_frame
 

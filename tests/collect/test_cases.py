@@ -53,7 +53,7 @@ def test_a_product_has_the_size_and_layout_that_its_dims_say() -> None:
     ],
 )
 def test_a_recurrent_layer_is_the_one_that_the_call_says(said: dict[str, int], columns: int, weights: int) -> None:
-    """Calls say `directions` and `gates`; one direction of an LSTM was measured in the place of all."""
+    """Regression: one direction of an LSTM was measured instead of all; calls name `directions` and `gates`."""
     spec = Spec("rnn", "lstm", "forward", "fp32", {"B": 2, "T": 4, "I": 3, "H": 8, "layers": 1}, said)
     out = build_case(spec, Maker(torch.device("cpu"))).run()
     assert out.shape == (2, 4, columns)
@@ -66,7 +66,7 @@ def test_a_recurrent_layer_is_the_one_that_the_call_says(said: dict[str, int], c
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_recurrent_layer_is_of_the_calls_dtype(phase: str) -> None:
-    """Calls of mixed precision were measured in fp32 and kept as bf16."""
+    """Regression: calls of mixed precision were measured in fp32 and stored as bf16."""
     case = build_case(Spec("rnn", "lstm", phase, "bf16", {"B": 2, "T": 4, "I": 3, "H": 8}), Maker(torch.device("cpu")))
     if case.prepare is not None:
         case.prepare()
@@ -92,7 +92,7 @@ def test_an_update_is_of_the_calls_dtype_and_bytes() -> None:
 @pytest.mark.parametrize(("b", "h"), [(64, 8), (8, 64)])
 @pytest.mark.parametrize("per_row", [True, False])
 def test_a_broadcast_operand_is_a_row_or_a_column_as_its_bytes_say(b: int, h: int, per_row: bool) -> None:
-    """One number a row was taken for a whole row where there are more rows than columns."""
+    """Regression: with more rows than columns, one number a row was taken for a whole row."""
     second = b if per_row else h
     made = Maker(torch.device("cpu"))
     build_case(Spec("elementwise", "mul", "forward", "fp32", {"B": b, "H": h, "inputs": 4 * (b * h + second)}), made)

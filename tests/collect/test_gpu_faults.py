@@ -1,4 +1,4 @@
-"""Faults of GPUs and of their profiler that cost one figure, not the campaign; on a CPU that pretends to be a GPU."""
+"""Faults of a GPU or its profiler lose one figure, not the campaign; run on a CPU that emulates a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from pretend_cuda import PretendedGpu, pretend
 
 from pipeline.collect import (
     bench,
@@ -32,6 +31,7 @@ from pipeline.collect.lost_kernels import HEAD
 from pipeline.collect.preflight import ProfilerError, preflight
 from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import InputError, TraceError
+from tests.collect.pretend_cuda import PretendedGpu, pretend
 
 CUDA = torch.device("cuda")
 TINY = ["--tiny", "--device", "cuda", "--minutes", "2"]
@@ -59,7 +59,7 @@ def small_campaign(folder: Path) -> tuple[Campaign, Any]:
 
     plan = next(p for p in plans(tiny=True) if p.model == "dlrm_ddp")
     opened = CampaignFolder(folder, {"gpu": "H200"})
-    return Campaign(opened, CUDA, "H200", time.monotonic() + 60, tiny=True), replace(plan, iterations=2)
+    return Campaign(opened, CUDA, "H200", time.monotonic() + 1800, tiny=True), replace(plan, iterations=2)
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,7 @@ def test_a_step_is_profiled_again_while_kernels_are_missing(tmp_path: Path) -> N
 def test_a_product_is_profiled_again_before_the_profiler_is_given_up(tmp_path: Path) -> None:
     with pretend(drops=20):  # the second session, of the first product that counts, loses more than its spare kernels
         seen = preflight(CUDA, tmp_path)
-        assert seen["device_events"] > 0
-        assert HEAD.lost > 0
+        assert (seen["device_events"], HEAD.lost) == (3, 1)
     with pretend(kernels=False) as gpu, pytest.raises(ProfilerError):
         preflight(CUDA, tmp_path)
     assert gpu.sessions == 4
@@ -139,7 +138,7 @@ def test_a_step_that_cannot_be_profiled_keeps_its_times(tmp_path: Path, monkeypa
     assert (unit["status"], unit["trace"]) == ("done", None)
     assert "not a profiler trace" in unit["note"]
     row = work.folder.step_times.iloc[0]
-    assert row["step_us"] > 0
+    assert row["p10_us"] <= row["step_us"] <= row["p90_us"] and row["count"] >= 2
     assert "not a profiler trace" in json.loads(row["config"])["note"]
     assert check(work.folder.path) == []
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretend_cuda import PretendedGpu, pretend
 
 from pipeline.collect import campaign
 from pipeline.collect import campaign_reader as reader
@@ -28,10 +27,11 @@ from pipeline.collect.cases import BUILDERS
 from pipeline.collect.device import gpu_state, set_tf32
 from pipeline.collect.unit_runner import Campaign
 from pipeline.schemas import read_table
+from tests.collect.pretend_cuda import PretendedGpu, pretend
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda")
-TINY = ["--tiny", "--device", "cuda", "--minutes", "2"]
+TINY = ["--tiny", "--device", "cuda", "--minutes", "30"]
 
 
 def run(out: Path, *arguments: str, **options: Any) -> tuple[int, dict[str, Any]]:
@@ -85,7 +85,8 @@ def test_samples_hold_device_time_and_launch_geometry(measured: Path) -> None:
 def test_steps_are_timed_by_events_beside_the_host_with_the_gpus_state(measured: Path) -> None:
     rows = read_table(measured / "step_times.parquet", "step_times")
     assert (rows["device_us"] == rows["step_us"]).all()
-    assert (rows["host_us"] > 0).all()
+    assert (rows["p10_us"] <= rows["step_us"]).all() and (rows["step_us"] <= rows["p90_us"]).all()
+    assert (rows["host_us"] > 100).all(), "a step of dozens of operators"
     assert (rows["memory_bytes"] == 123 << 20).all()
     facts = json.loads(rows["config"].iloc[0])
     assert (facts["state"]["temperature.gpu"], facts["state"]["mig.mode.current"]) == ("31", "[N/A]")
@@ -119,7 +120,7 @@ def test_a_step_runs_in_another_precision(dtype: str, tmp_path: Path, gpu: Prete
 
     gpu.fault = look
     folder = CampaignFolder(tmp_path / "run", {"gpu": "H200"})
-    work = Campaign(folder, CUDA, "H200", time.monotonic() + 60, tiny=True)
+    work = Campaign(folder, CUDA, "H200", time.monotonic() + 1800, tiny=True)
     from dataclasses import replace
 
     measure_step(work, replace(plan, overrides=small, batch_size=2, iterations=2))
@@ -315,7 +316,7 @@ def test_the_gpu_that_cuda_was_told_to_use_is_asked(monkeypatch: pytest.MonkeyPa
 
 def test_three_calls_with_bare_machines_between_them_make_one_campaign(tmp_path: Path) -> None:
     """Each call finds what the last one left as read-only files elsewhere, one of them a killed run's."""
-    script = [sys.executable, str(Path(__file__).parent / "pretend_cuda.py"), *TINY]
+    script = [sys.executable, "-m", "tests.collect.pretend_cuda", *TINY]
     only = ["--only", "peaks/(host|products)|dlrm_ddp|kernels/gemm"]
     first, second, third = (tmp_path / name / "H200" for name in ("call1", "call2", "call3"))
     process = subprocess.Popen([*script, *only, "--out", str(first)], cwd=ROOT, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Campaigns whose process is lost: the next one goes on, and nothing outlives who asked for it."""
+"""When a campaign's process dies, the next one continues; no process outlives the one that started it."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_a_process_that_ignores_its_limit_is_killed(
 ) -> None:
     monkeypatch.setattr(supervisor, "LAST_WAIT_SECONDS", 0.0)
     begin = time.monotonic()
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert supervisor.supervise([], tmp_path, 0.01, begin, command) == supervisor.EXIT_HUNG
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 300, "the process sleeps for 600 s"
     assert "ran past the time limit" in capfd.readouterr().err
 
 
@@ -108,7 +108,7 @@ def test_the_campaign_ends_with_who_asked_for_it(tmp_path: Path) -> None:
     asked = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children = Path(f"/proc/{asked.pid}/task/{asked.pid}/children")
     found: list[str] = []
-    for _ in range(600):
+    for _ in range(6000):  # a loaded machine takes minutes to import torch
         found = children.read_text().split()
         if found and (tmp_path / "run" / "manifest.json").exists():
             break
@@ -116,7 +116,7 @@ def test_the_campaign_ends_with_who_asked_for_it(tmp_path: Path) -> None:
     (child,) = found
     os.kill(asked.pid, signal.SIGKILL)
     asked.wait()
-    for _ in range(100):
+    for _ in range(6000):
         if not Path(f"/proc/{child}").exists() or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text():
             return
         time.sleep(0.05)

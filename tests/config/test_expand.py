@@ -36,7 +36,7 @@ def test_an_alias_is_the_gpu_that_it_stands_for() -> None:
     assert expand(["gpu=A100"])[0].gpu == "A100-PCIE-40GB"
 
 
-def test_local_needs_no_file() -> None:
+def test_the_gpu_named_local_needs_no_file() -> None:
     (point,) = expand(["gpu=local", "model=dlrm_small"])
     assert point.local
 
@@ -93,7 +93,7 @@ def test_an_experiment_names_a_grid_and_overrides_outrank_it() -> None:
 
 
 @pytest.mark.parametrize("name", choices("experiment"))
-def test_every_experiment_composes(name: str) -> None:
+def test_every_experiment_composes_a_grid(name: str) -> None:
     assert expand([f"experiment={name}"])
 
 
@@ -138,20 +138,20 @@ def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type
 
 @pytest.mark.parametrize("text", ["gpu=V100", "batch_size=512", "model.dim=32", "experiment=paper_dlrm"])
 def test_an_option_that_is_given_twice_is_no_choice_of_one(text: str) -> None:
-    """The last one won without a word, whatever the first one said."""
+    """Regression: the last value replaced the first one without a warning."""
     key = text.partition("=")[0]
     for other in (f"{key}=3", f"+{key}=3", f"++{key}=3"):
         with pytest.raises(ConfigError, match=f"give {key} once, several values as {key}=a,b"):
             expand([text, other])
 
 
-def test_snakemake_values_become_overrides() -> None:
+def test_values_from_snakemake_become_overrides_of_hydra() -> None:
     given = {"gpu": "V100,P100", "batch_size": 512, "overrides": "model.tables=4 model.dim=32"}
     assert from_snakemake(given) == ["gpu=V100,P100", "batch_size=512", "model.tables=4", "model.dim=32"]
 
 
 def test_settings_that_shape_statistics_or_models_name_what_is_made_of_them() -> None:
-    """Else the points of a grid over them would all read what the first one made."""
+    """Otherwise all points of a grid over them would read the artifact of the first point."""
     texts = ["overheads.estimator=median", "overheads.estimator=clipped_mean", "overheads.profiler_event_us=3",
              "overheads=published", "overheads.host_scale=2"]  # fmt: skip
     labels = [method_label("overheads", expand(["gpu=V100", text])[0].section("overheads")) for text in texts]

@@ -1,4 +1,4 @@
-"""Files that users name: what is no file is refused by name, and nothing that was there is harmed."""
+"""Files that users name: a path that is not a file is refused by name, and no existing file is changed."""
 
 from __future__ import annotations
 

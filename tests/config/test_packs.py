@@ -1,4 +1,4 @@
-"""Packs: what ships must be whole."""
+"""Shipped packs are complete and undamaged."""
 
 from __future__ import annotations
 

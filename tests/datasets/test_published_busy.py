@@ -49,7 +49,7 @@ def test_shares_are_quotients_of_the_stated_errors(tmp_path):
         ("batch_sizes = [512]\nerrors = {[1]: 2}", "no cell states"),
     ],
 )
-def test_other_contents_are_refused(tmp_path, cell, message):
+def test_a_file_with_other_contents_is_refused(tmp_path, cell, message):
     with pytest.raises(TableError, match=message):
         read_busy(notebook(tmp_path, cell))
 

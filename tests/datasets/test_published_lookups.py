@@ -75,7 +75,7 @@ def test_the_widths_in_view_are_marked(tmp_path):
         ({"comment": "|num_tokens|feature size|"}, "holds no table"),
     ],
 )
-def test_other_contents_are_refused(tmp_path, values, message):
+def test_a_file_with_other_contents_is_refused(tmp_path, values, message):
     with pytest.raises(TableError, match=message):
         read_lookups(write(tmp_path, **values))
 

@@ -121,7 +121,7 @@ def test_every_card_has_a_specification() -> None:
         ("nvidia/resnet50v1.5-README.md", "# nothing", "no tables"),
     ],
 )
-def test_damaged_files_are_named(data: Path, name: str, text: str | None, says: str) -> None:
+def test_a_damaged_file_is_refused_by_its_name(data: Path, name: str, text: str | None, says: str) -> None:
     (data / name).unlink()
     if text is not None:
         (data / name).write_text(text)
@@ -131,7 +131,7 @@ def test_damaged_files_are_named(data: Path, name: str, text: str | None, says: 
 
 
 def test_tables_that_name_no_known_card_are_refused(data: Path) -> None:
-    """Their rows vanished without a word."""
+    """Regression: their rows were dropped without a warning."""
     for file in (data / "lambda").iterdir():
         file.write_text(file.read_text().replace("RTX 3090", "some card").replace("1x V100", "8x V100"))
     with pytest.raises(TableError, match="names no card that is known here"):

@@ -1,4 +1,4 @@
-"""Calls of fused attention: sizes, and whether it is causal, from stand-ins and from PyTorch's own operators."""
+"""Calls of fused attention: sizes, and whether it is causal, from emulated operators and from PyTorch's own."""
 
 import json
 

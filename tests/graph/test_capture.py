@@ -84,7 +84,7 @@ def test_sparse_embeddings_update_only_the_rows_they_used():
 
 @pytest.mark.parametrize("embedding", ["sparse", "joint_sparse"])
 def test_a_sparse_gradient_becomes_the_weights_without_a_copy(embedding):
-    """Fake tensors clone it at the size of the whole weight, which made steps longer by all tables over the bandwidth."""
+    """Regression: fake tensors clone it at the size of the whole weight, which added a copy of all tables to each step."""
     graph = capture(config_of("dlrm_ddp", embedding=embedding), 64)
     calls = map_calls(graph)
     table = 80_000 * 128 * 4
@@ -137,7 +137,7 @@ def test_inference_has_neither_backward_nor_optimizer():
 @pytest.mark.parametrize(
     "optimizer, states", [("adam", 2), ("adagrad", 1), ("sgd_momentum", 1), ("sgd", 0), ("none", 0)]
 )
-def test_optimizer_state_is_counted(optimizer, states):
+def test_the_memory_need_counts_the_optimizers_state(optimizer, states):
     graph = capture(config_of("resnet50", optimizer=optimizer, image_size=32), 2)
     weights = 25_557_032 * 4
     assert graph.memory.optimizer == states * weights
@@ -208,7 +208,7 @@ def test_an_operator_without_a_row_is_counted_with_its_bytes():
     assert calls[["family", "bytes_read", "bytes_written"]].iloc[0].tolist() == ["other", 128.0, 128.0]
 
 
-def test_nodes_survive_the_table():
+def test_nodes_read_from_the_table_equal_those_written():
     from pipeline.graph.table import Node, Tensor, write_nodes
 
     indices = (Tensor((2,), "int64", (1,), True),)
@@ -224,7 +224,7 @@ def test_nodes_survive_the_table():
     )
 
 
-def test_capture_is_deterministic():
+def test_two_captures_of_a_step_are_equal():
     one, two = (capture(config_of("dlrm_small", rows=100), 8).table for _ in range(2))
     pd.testing.assert_frame_equal(one, two)
 

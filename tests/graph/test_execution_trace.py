@@ -163,7 +163,7 @@ def test_a_step_measured_here_gives_the_operators_of_a_captured_one(tmp_path):
 
 
 def test_element_types_are_known_by_one_list_and_all_have_a_size():
-    """Eight-bit floats counted as four bytes."""
+    """Regression: eight-bit floats counted as four bytes."""
     from pipeline.graph.execution_trace import DTYPES
     from pipeline.graph.table import DTYPE_BYTES, Tensor
     from pipeline.kernels.work import ELEMENT_BYTES

@@ -133,7 +133,7 @@ def test_evidence_follows_gpu_phase_kernel_and_dtype():
 
 
 def test_a_mask_that_is_data_hides_no_work_and_is_read():
-    """The memory-efficient kernel was a roofline, which is faster than the fused kernel: a mask made attention quicker."""
+    """Regression: the memory-efficient kernel was predicted by a roofline, faster than the fused kernel."""
     table = [calls(64, 2048), calls(64, 2048, op="efficient")]
     masks = [json.dumps({"causal": False, "mask": size}) for size in (8 << 20, 1 << 30)]
     table += [calls(64, 2048, op="efficient", attributes=said) for said in masks]
@@ -191,7 +191,7 @@ def test_held_out_rows_are_predicted_by_fits_that_did_not_see_them(monkeypatch):
     assert all(left) and set.union(*left) == every and sum(map(len, left)) == len(every)
 
 
-def test_constants_survive_the_disk(tmp_path):
+def test_constants_read_from_a_file_equal_those_written(tmp_path):
     path = tmp_path / FILE
     fitted = {"H100": Fitted(Constants(), (128.0, 64.0), Quantiles.constant(1.1), (64.0, 256.0), True)}
     write_fitted(path, fitted, {"source": "test"})

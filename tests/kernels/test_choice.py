@@ -1,4 +1,4 @@
-"""Which kernel a product gets: read from samples, learned, saved."""
+"""The kernel that cuBLAS chooses for a product: read from samples, learned, saved."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from pipeline.kernels import distillation as distil
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import trees
-from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.family_model import AT_FLOOR, FittedModel
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit_gpu import fit_family
 from pipeline.kernels.networks import Recipe, train_network
@@ -87,7 +87,7 @@ def test_batched_products_have_their_batch_in_the_grid(v100):
     np.testing.assert_allclose(moving[:, 2], np.log2(np.ceil(tiles * np.array([1, 2] * 10) / 80)), rtol=1e-6)
 
 
-def test_waves_of_one_product(v100):
+def test_the_waves_of_one_product_are_those_counted_by_hand(v100):
     menu = choice.Menu(np.array([[128, 64, 1, 3], [32, 32, 4, 1]], np.float32), 80, False, (0, 1, 2, 3))
     features = np.log2([[2, 500, 3000, 1000]])  # B, M, N, K: 1000 rows of one product
     both = menu.moving(features, np.array([[0, 1]]))
@@ -118,9 +118,15 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
     fitted.save(tmp_path)
     loaded = FittedModel.load(tmp_path, v100)
     calls = switching.head(200)
-    np.testing.assert_allclose(loaded.predict(calls).latency, fitted.model.predict(calls).latency, rtol=2e-3)
     member = loaded.members[0]
     inputs = loaded.features(loaded.scope.clamp(calls)[0])
+    found = [model.members[0].predict(inputs) for model in (loaded, fitted.model)]
+    np.testing.assert_allclose(*found, atol=1e-3)  # weights are stored in half precision
+    # at the floor a model keeps only what it learned beyond AT_FLOOR: rounding may move a call across that step
+    clear = np.abs(np.abs(found[1]) - AT_FLOOR) > 1e-3
+    assert clear.mean() > 0.9
+    before, after = (model.predict(calls).latency[clear] for model in (fitted.model, loaded))
+    np.testing.assert_allclose(after, before, rtol=2e-3)
     found, _ = seen(switching, v100)
     assert (member.choose(inputs) == found.choice[:200]).mean() > 0.95
     one_by_one = np.concatenate([member.choose(inputs[i : i + 1]) for i in range(20)])
@@ -156,7 +162,7 @@ def test_trees_judge_what_the_scorer_finds_likely(switching, v100, monkeypatch):
     assert right[1] > 0.95 > right[0]
 
 
-def test_damaged_arrays_are_refused(switching, v100):
+def test_a_model_with_damaged_arrays_is_refused(switching, v100):
     found, inputs = seen(switching, v100)
     odds = np.eye(4, dtype=np.float32)[found.choice]
     chooser = train_network(found.menu.sizes(inputs), odds, replace(choice_fit.CHOOSER, width=8, steps=3), 0)

@@ -1,4 +1,4 @@
-"""Convolutions that no sample covers: what they are derived from, and how near that is to a public training trace."""
+"""Convolutions without samples: what their times are derived from, and their error against a public training trace."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.kernels.embedding_traffic import Lookup
@@ -39,7 +39,6 @@ def test_a_table_that_fits_the_cache_misses_only_first_touches():
     assert lookup.hit_rate(cached_rows=1e6) == pytest.approx(1 - 50 / 10_000, rel=1e-3)
 
 
-@settings(deadline=None)
 @example(batch=592, rows=20214, lookups=10, cached=2566.0)
 @given(batch=st.integers(1, 5000), rows=st.integers(1, 10**6), lookups=st.integers(1, 200), cached=st.floats(1, 1e6))
 def test_hit_rates_are_shares_and_grow_with_the_cache(batch, rows, lookups, cached):
@@ -78,7 +77,7 @@ def test_a_fused_backward_moves_more_than_the_forward(v100):
     assert physics.kernel_us("embedding_backward", back)[0] > physics.kernel_us("embedding_forward", forward())[0]
 
 
-def test_damaged_attributes_are_ignored():
+def test_attributes_that_cannot_be_read_are_ignored():
     assert Dims(forward(attributes="{not json")).text("attributes")[0] == "{not json"
 
 

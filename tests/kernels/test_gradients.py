@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.conv_gradients import STRIDED_GRADIENT
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.work import ConvShape, Dims
 
 DATA, WEIGHT = "conv2d_backward_data", "conv2d_backward_weight"
 
@@ -34,23 +32,23 @@ def physics_us(calls: pd.DataFrame, gpu: str = "V100") -> float:
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_a_data_gradient_at_a_stride_takes_half_as_long_again(window: int) -> None:
-    calls = convolution(DATA, window, 56, (256, 512), stride=2)
-    physics = Physics.of(load_gpu("V100"))
-    least = STRIDED_GRADIENT * ConvShape.of(Dims(calls)).flops[0] / (1e3 * physics.gpu.peak_gflop_per_s())
-    found = kernel_predictor(physics.gpu, "auto", None).predict(calls)["kernel_us"].iloc[0]
-    assert found == pytest.approx(least, rel=0.05)
-    plain = convolution(DATA, window, 56, (256, 512), stride=1)
-    assert physics_us(plain) < 1.2 * ConvShape.of(Dims(plain)).flops[0] / (1e3 * physics.gpu.peak_gflop_per_s())
+def test_a_strided_data_gradient_runs_at_two_thirds_of_the_throughput(window: int) -> None:
+    """The V100's trace shows 8.2 to 9.2 TFLOP/s in five of six such kernels, and about 14 at a stride of 1."""
+    v100 = load_gpu("V100-SXM2-32GB")
+
+    def tflop_per_s(stride: int) -> float:
+        calls = convolution(DATA, window, 56, (256, 512), stride)
+        operations = 2 * 32 * (56 // stride) ** 2 * 256 * 512 * window**2
+        return operations / 1e6 / float(kernel_predictor(v100, "auto", None).predict(calls)["kernel_us"].iloc[0])
+
+    assert 8.0 < tflop_per_s(2) < 9.5
+    assert tflop_per_s(1) > 12.0
 
 
 def test_the_weight_gradient_of_a_product_does_not_hide_its_traffic() -> None:
-    calls = convolution(WEIGHT, 1, 56, (64, 256))
-    shape, gpu = ConvShape.of(Dims(calls)), load_gpu("V100")
-    moved = 4.0 * float((shape.inputs + shape.outputs)[0]) / (1e3 * gpu.peak_dram_gb_per_s())
-    assert physics_us(calls) == pytest.approx(
-        physics_us(convolution("conv2d_forward", 1, 56, (64, 256))) + moved, rel=0.05
-    )
+    """128 MB of images at 817 GB/s are 157.2 us: 4 bytes x 32 images x 56 x 56 pixels x (64 + 256) channels."""
+    weight, forward = (physics_us(convolution(family, 1, 56, (64, 256))) for family in (WEIGHT, "conv2d_forward"))
+    assert weight - forward == pytest.approx(157.2, abs=3.0)
 
 
 def test_few_channels_on_large_images_have_no_fused_winograd_in_their_weight_gradient() -> None:
@@ -75,7 +73,7 @@ def test_forward_convolutions_and_other_gradients_are_left_alone() -> None:
         assert list(physics.gradient_us(family, calls, kernel)) == list(kernel)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     family=st.sampled_from([DATA, WEIGHT]), window=st.sampled_from([1, 3, 7]), side=st.integers(7, 112),
     channels=st.tuples(st.integers(1, 1024), st.integers(1, 1024)), stride=st.integers(1, 2),
@@ -92,7 +90,7 @@ def test_more_bandwidth_or_throughput_never_slows(
 
 @pytest.mark.parametrize(("trace", "gpu"), [("v100_ddp", "V100-SXM2-32GB"), ("rtx2080ti_resnet", "RTX2080Ti")])
 def test_backward_convolutions_of_resnets_are_near_those_of_public_traces(datasets: Path, trace: str, gpu: str) -> None:
-    """The V100's strided ones set a constant; the other card was not looked at for it."""
+    """The V100's strided gradients set one constant; the RTX 2080 Ti is a held-out GPU."""
     import sys
 
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "kernels"))

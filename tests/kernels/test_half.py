@@ -51,7 +51,7 @@ def test_a_table_becomes_samples_in_microseconds_with_n_as_reduction(tmp_path):
     assert set(found["dtype"]) == {"bf16"}
 
 
-def test_bad_tables_are_named(tmp_path):
+def test_a_bad_table_is_refused_by_its_name(tmp_path):
     with pytest.raises(TableError, match="no such file"):
         aiconfigurator.read_products("H200", tmp_path)
     path = table(tmp_path, ROWS.drop(columns="latency"))

@@ -1,13 +1,12 @@
-"""Physics: every family answers, and answers sensibly."""
+"""Physical formulas: every family gives a time, and the times order as they should."""
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.physics import Physics
@@ -72,10 +71,10 @@ def test_a_call_that_nothing_describes_is_counted_not_zero(v100):
     unknown = pd.DataFrame([{"family": "mystery", "op": "x", "phase": "forward", "dtype": "fp32"}])
     found = load_predictor(v100).predict(unknown).iloc[0]
     assert not found.modelled
-    assert found.kernel_us > 0
+    assert found.kernel_us == 2.0, "what a kernel takes to start"
 
 
-def test_rows_and_index_survive(v100):
+def test_predictions_keep_the_rows_and_index_of_calls(v100):
     calls = pd.concat([call("gemm"), call("softmax"), call("gemm", M=1024)]).set_index(np.array([7, 3, 5]))
     found = load_predictor(v100).predict(calls)
     assert found.index.tolist() == [7, 3, 5]
@@ -90,7 +89,6 @@ def test_a_curve_is_found_again_in_its_own_points():
     assert found.offset_us == pytest.approx(14.0, abs=3.0)
 
 
-@settings(deadline=None)
 @given(st.floats(1, 1e12), st.floats(1.01, 100))
 def test_more_bytes_never_take_less_time(size, factor):
     curve = BandwidthCurve(2.0, 800.0, 520.0, 22.0, 1.5)
@@ -101,6 +99,9 @@ def test_more_bytes_never_take_less_time(size, factor):
 def test_every_known_gpu_predicts_a_product():
     from pipeline.hardware.spec import list_gpus
 
+    work = call("gemm").iloc[0]
+    gflop = 2 * work["B"] * work["M"] * work["N"] * work["K"] / 1e9
     for gpu in list_gpus():
-        assert Physics.of(gpu).kernel_us("gemm", call("gemm"))[0] > 0
-    assert load_gpu("V100").name == "V100"
+        reached = gflop / (Physics.of(gpu).kernel_us("gemm", call("gemm"))[0] / 1e6)
+        # large caches and little bandwidth (L4, RTX6000Ada) leave 40 % of the peak to these 256 small products
+        assert 0.35 < reached / gpu.peak_gflop_per_s() <= 1.0, gpu.name

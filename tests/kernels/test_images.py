@@ -9,26 +9,34 @@ import pytest
 
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.batch_norm_pooling import BATCH_NORM_SHARE, POOL_CLOCKS
 from pipeline.kernels.physics import Physics
 
 IMAGES = {"B": 128.0, "C": 256.0, "HW": 784.0}
-BYTES = 4.0 * 128 * 256 * 784
 
 
-def kernel_us(family: str, op: str, phase: str, attributes: str | None = None) -> float:
-    physics = Physics.of(load_gpu("V100"))
+def kernel_us(
+    family: str,
+    op: str,
+    phase: str,
+    attributes: str | None = None,
+    gpu: str = "V100",
+    images: dict[str, float] = IMAGES,
+) -> float:
+    """Time of a kernel on 128 images of 28 x 28 pixels and 256 channels (102.8 MB), without its start."""
+    physics = Physics.of(load_gpu(gpu))
     calls = pd.DataFrame(
-        [{"family": family, "op": op, "phase": phase, "dtype": "fp32", "attributes": attributes, **IMAGES}]
+        [{"family": family, "op": op, "phase": phase, "dtype": "fp32", "attributes": attributes, **images}]
     )
     return float(physics.kernel_us(family, calls)[0]) - physics.start_us(family)
 
 
-@pytest.mark.parametrize(("phase", "passes"), [("forward", 3), ("backward", 5)])
-def test_batch_norm_reads_its_images_twice(phase: str, passes: int) -> None:
-    """Forward x, x and y; backward the gradient and x, both again, and the gradient of x."""
-    expected = passes * BYTES / BATCH_NORM_SHARE / (1e3 * 817)
-    assert kernel_us("batch_norm", "batch_norm", phase) == pytest.approx(expected, rel=1e-6)
+@pytest.mark.parametrize(("phase", "expected_us"), [("forward", 438.8), ("backward", 731.3)])
+def test_batch_norm_reads_its_images_twice(phase: str, expected_us: float) -> None:
+    """Forward x, x and y; backward the gradient and x, both again, and the gradient of x.
+
+    One pass over 102.8 MB at 86 % of 817 GB/s takes 146.3 us: three and five of them.
+    """
+    assert kernel_us("batch_norm", "batch_norm", phase) == pytest.approx(expected_us, abs=0.1)
 
 
 def test_cards_without_samples_stream_at_what_their_architecture_does() -> None:
@@ -53,10 +61,12 @@ def test_captured_batch_norms_move_as_many_bytes() -> None:
 
 
 def test_the_gradient_of_max_pooling_asks_every_pixel_in_nchw_alone() -> None:
-    gpu = load_gpu("V100")
-    stored, innermost = (kernel_us("pooling", "max_pool2d", "backward", text) for text in (None, '{"layout":"nhwc"}'))
-    assert stored == pytest.approx(POOL_CLOCKS * BYTES / 4.0 / (gpu.sms * gpu.boost_clock_mhz))
-    assert innermost < 0.5 * stored
+    """The V100's trace shows 1,113 us for 32 images of 112 x 112 pixels and 64 channels; other kernels only move bytes."""
+    images = {"B": 32.0, "C": 64.0, "HW": 112.0 * 112.0}
+    gradient = ("pooling", "max_pool2d", "backward")
+    assert kernel_us(*gradient, gpu="V100-SXM2-32GB", images=images) == pytest.approx(1113.0, rel=0.01)
+    innermost = kernel_us(*gradient, '{"layout":"nhwc"}')
+    assert innermost == pytest.approx(157.2, abs=0.1)  # 102.8 MB of gradient and a quarter of it, at 817 GB/s
     assert kernel_us("pooling", "avg_pool2d", "backward") == pytest.approx(innermost)
 
 
@@ -66,7 +76,7 @@ def test_the_gradient_of_max_pooling_asks_every_pixel_in_nchw_alone() -> None:
 def test_batch_norms_of_resnets_are_near_those_of_public_traces(
     datasets: Path, trace: str, gpu: str, bar: float
 ) -> None:
-    """The V100's sum set `BATCH_NORM_SHARE`; the other card was not looked at for it."""
+    """The V100's sum set `BATCH_NORM_SHARE`; the RTX 2080 Ti is a held-out GPU."""
     import sys
 
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "kernels"))

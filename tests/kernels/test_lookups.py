@@ -1,4 +1,4 @@
-"""Times of lookups and of their gradients: bytes in turn, rows that wait, and how many of them at once."""
+"""Times of lookups and of their gradients: bytes moved, latency of dependent rows, and rows in flight."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_gradient_beyond_l2_is_read_from_memory_for_every_lookup(a100):
 
 
 def test_a_dense_gradient_waits_for_its_partial_sums(a100):
-    """More than its bytes: each thread follows offsets, indices and rows."""
+    """It takes longer than its bytes: each thread reads an offset, then an index, then a row."""
     found = time_us(a100, "dense", B=16384, E=131072, D=4096)
     distinct = 131072 * (1 - (1 - 1 / 131072) ** 16384)
     moved = 1e-3 * 4 * 4096 * (16384 + 3 * distinct) / a100.peak_dram_gb_per_s()
@@ -104,7 +104,7 @@ def test_equal_calls_of_a_table_take_equal_times(a100):
 
 
 def test_what_learned_models_correct_is_the_published_formula(v100):
-    """Saved models of lookups hold corrections of it."""
+    """Saved models of lookups hold corrections of this formula."""
     table = calls("fused", B=2048, T=8, E=1_000_000, L=100, D=64)
     physics = Physics.of(v100)
     moved = physics.reference_us("embedding_forward", table) - physics.memory.start_us

@@ -1,4 +1,4 @@
-"""Samples that no GPU can have measured are refused; numbers here are invented."""
+"""Samples faster than any GPU can run are refused; numbers here are invented."""
 
 from dataclasses import replace
 

@@ -36,7 +36,7 @@ def by_work(table: pd.DataFrame):
 
 
 def free(table: pd.DataFrame):
-    """Products that cost next to nothing."""
+    """Products that take almost no time."""
     found, kinds = by_work(table)
     return found.scale(1e-9), kinds
 
@@ -46,7 +46,7 @@ def us(table, products=by_work, gpu="V100"):
 
 
 def flops(table):
-    """Of products: the input's and the recurrent one of every layer, direction and step; twice that on the way back."""
+    """FLOPs of the input's and the recurrent product of every layer, direction and step; twice that in backward."""
     total = []
     for row in table.to_dict("records"):
         said = json.loads(row["attributes"])
@@ -128,7 +128,7 @@ def test_small_layers_get_the_kernel_that_pytorch_chooses(hidden, phase, gates, 
 
 
 def test_a_projected_layer_multiplies_less_and_launches_more():
-    """It counted as one without a projection: with more products than run, fewer launches, and persistent kernels."""
+    """Regression: it counted as an LSTM without a projection."""
     for phase in ("forward", "backward"):
         wide, narrow = us(calls({"phase": phase}, {"phase": phase, "projected": 128}))
         assert narrow < 0.75 * wide

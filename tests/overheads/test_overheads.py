@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, write
 
 from pipeline.errors import UnknownNameError
 from pipeline.overheads.extraction import extract_overheads
@@ -20,6 +19,7 @@ from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, group_statis
 from pipeline.overheads.trace_overheads import extract_public
 from pipeline.schemas import to_arrow
 from pipeline.trace.load import load_trace
+from tests.trace.trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, write
 
 #            0         10        20        30        40
 #   main     [aten::mm        ]    [aten::view]
@@ -110,7 +110,7 @@ def test_an_unknown_estimator_lists_the_choices(tmp_path: Path) -> None:
         summarise(samples, estimator="mode")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1e4)), min_size=1, max_size=60), st.sampled_from(ESTIMATORS))
 def test_an_estimate_lies_between_least_and_greatest(pairs: list[tuple[int, float]], estimator: str) -> None:
     group = np.unique([g for g, _ in pairs], return_inverse=True)[1].astype(np.int64)

@@ -51,7 +51,7 @@ def test_twice_the_bandwidth_shortens_what_moves_data_and_nothing_else_much() ->
 
 def test_a_small_change_is_a_small_change() -> None:
     for name, value in (("dram_gb_per_s", 901), ("fp32_tflop_per_s", 14.01), ("l2_mib", 6.01)):
-        assert times(v100(f"gpu.{name}={value}")) == pytest.approx(times(v100()), rel=0.01), name
+        assert times(v100(f"gpu.{name}={value}")) == pytest.approx(times(v100()), rel=0.0012), name  # of 0.07 to 0.11 %
 
 
 def test_no_figure_of_another_kind_gets_through() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_drawing import annotation, kernel, launch, op, write
 
 from pipeline.cli import main
 from pipeline.schemas import read_provenance, read_table
 from pipeline.trace.load import load_trace
+from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
 
 def steps(folder: Path, count: int = 4) -> Path:

@@ -13,42 +13,8 @@ from pipeline.errors import InputError
 from pipeline.schemas import to_arrow
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.ranks import simulate_ranks
-from pipeline.simulate.step_program import Items, Kind, Program
-
-HOST, LAUNCH, SYNC = int(Kind.HOST), int(Kind.LAUNCH), int(Kind.SYNC)
-
-
-def row(kind: int = LAUNCH, **given: Any) -> dict[str, Any]:
-    """One row of a program: T1 `lead`, T2/T5 `gap`, T4 `api`, T3 `tail`; latency 1, kernel gap 1 unless said."""
-    return {"kind": kind, "lead": 0.0, "gap": 0.0, "api": 0.0, "tail": 0.0, "stream": 0, "thread": 0, "latency": 1.0,
-            "kernel_gap": 1.0, "blocking": False, "waits": (), "previous": None, "item": None, **given}  # fmt: skip
-
-
-def program(*rows: dict[str, Any], backlog: tuple[float, ...] = (), **given: Any) -> Program:
-    kinds = np.array([r["kind"] for r in rows])
-    call = np.where(kinds == LAUNCH, np.cumsum(kinds == LAUNCH) - 1, -1)
-    streams = np.arange(max([int(r["stream"]) for r in rows] + [len(backlog) - 1, 0]) + 1)
-    items = np.array([i if r["item"] is None else r["item"] for i, r in enumerate(rows)])
-    names = np.array([f"aten::op{i}" for i in range(items.max() + 1)], object)
-    threads = np.zeros(len(names), int)
-    threads[items] = [r["thread"] for r in rows]
-
-    def column(key: str, dtype: Any = float) -> np.ndarray:
-        return np.array([r[key] for r in rows], dtype)
-
-    return Program(
-        items=Items(np.arange(len(names)), names, threads, np.full(len(names), "forward", object),
-                    np.full(len(names), "measured", object)),
-        item=items, kind=kinds, thread=column("thread", int),
-        previous=np.array([i - 1 if r["previous"] is None else r["previous"] for i, r in enumerate(rows)]),
-        lead_us=column("lead"), gap_us=column("gap"), api_us=column("api"), tail_us=column("tail"), call=call,
-        stream=column("stream", int), blocking=column("blocking", bool), latency_us=column("latency"),
-        kernel_gap_us=column("kernel_gap"),
-        wait_offsets=np.concatenate([[0], np.cumsum([len(r["waits"]) for r in rows])]),
-        wait_calls=np.array([c for r in rows for c in r["waits"]], int), streams=streams,
-        backlog_us=np.array([*backlog, *[0.0] * (len(streams) - len(backlog))]), call_count=int((call >= 0).sum()),
-        **{"sync_return_us": 2.0, "queue_depth": 0, **given},
-    )  # fmt: skip
+from pipeline.simulate.step_program import Program
+from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
 
 
 def test_t2_t4_t3_of_an_op_with_one_call() -> None:
@@ -263,7 +229,7 @@ def _with_kernels(rows: list[dict[str, Any]], seed: int) -> tuple[Program, np.nd
     return built, rng.exponential(30, calls)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(PROGRAMS, st.integers(0, 1000))
 def test_the_step_lasts_at_least_as_long_as_host_and_busiest_stream(rows: list[dict[str, Any]], seed: int) -> None:
     built, kernels = _with_kernels(rows, seed)
@@ -277,7 +243,7 @@ def test_the_step_lasts_at_least_as_long_as_host_and_busiest_stream(rows: list[d
     assert t.active_us[0] <= t.step_us[0] + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PROGRAMS, st.integers(0, 1000), st.floats(0.1, 1.0))
 def test_a_faster_kernel_never_makes_the_step_longer(rows: list[dict[str, Any]], seed: int, factor: float) -> None:
     from dataclasses import replace
@@ -291,7 +257,7 @@ def test_a_faster_kernel_never_makes_the_step_longer(rows: list[dict[str, Any]],
     assert simulate(built, faster).step_us[0] <= simulate(built, kernels).step_us[0] + 1e-6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PROGRAMS, st.integers(0, 1000))
 def test_draws_together_give_what_each_gives_alone(rows: list[dict[str, Any]], seed: int) -> None:
     built, kernels = _with_kernels(rows, seed)

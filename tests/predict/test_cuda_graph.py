@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from test_critical_path import HOST, SYNC, program, row
 
 from pipeline import predict
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.cuda_graph import GRAPH_LAUNCH_US, as_cuda_graphs
+from tests.predict.programs import HOST, SYNC, program, row
 
 
 def test_one_call_starts_all_kernels_and_their_gaps_stay():

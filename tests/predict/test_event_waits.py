@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.simulate.replay import replay
 from pipeline.simulate.trace_selection import Source, learn
 from pipeline.trace.load import load_trace
-
-
-def named(correlation: int, at: float, record: int, awaited: int, waiter: int = -1) -> dict[str, Any]:
-    """What CUPTI says of a wait: the stream awaited, and the call that recorded the event."""
-    args = {"stream": waiter, "device": 0, "correlation": correlation, "wait_on_stream": awaited,
-            "wait_on_cuda_event_record_corr_id": record}  # fmt: skip
-    return {"ph": "X", "cat": "cuda_sync", "name": "Sync", "pid": 0, "tid": 0, "ts": 1000 + at, "dur": 1, "args": args}
+from tests.trace.trace_drawing import annotation, api, kernel, launch, op, wait, write
 
 
 def test_a_host_that_waits_for_an_event_does_not_wait_for_what_was_launched_behind_it(tmp_path: Path) -> None:
@@ -30,7 +22,7 @@ def test_a_host_that_waits_for_an_event_does_not_wait_for_what_was_launched_behi
             annotation(f"ProfilerStep#{step}", at, at + 900), op("aten::mm", at + 1, at + 40),
             launch(at + 2, at + 4, i + 1), kernel("k0", at + 8, at + 30, i + 1), api("cudaEventRecord", at + 5, at + 6, i + 2),
             launch(at + 7, at + 9, i + 3), kernel("k1", at + 31, at + 431, i + 3),
-            api("cudaEventSynchronize", at + 10, at + 32, i + 4), named(i + 4, at + 10, i + 2, 7),
+            api("cudaEventSynchronize", at + 10, at + 32, i + 4), wait(i + 4, at + 10, i + 2, 7),
             op("aten::add", at + 41, at + 841),
         ]  # fmt: skip
     assert replay(write(tmp_path, events)).as_dict()["error"] == pytest.approx(0.0, abs=0.01)
@@ -43,7 +35,7 @@ def test_a_host_does_not_wait_for_an_event_of_an_earlier_step(tmp_path: Path) ->
         events += [
             annotation(f"ProfilerStep#{step}", at, at + 900), op("aten::mm", at + 1, at + 40),
             launch(at + 2, at + 4, i + 1), kernel("k0", at + 8, at + 408, i + 1),
-            api("cudaEventSynchronize", at + 5, at + 6, i + 2), named(i + 2, at + 5, i - 7, 7),
+            api("cudaEventSynchronize", at + 5, at + 6, i + 2), wait(i + 2, at + 5, i - 7, 7),
             api("cudaEventRecord", at + 7, at + 8, i + 3), op("aten::add", at + 41, at + 841),
         ]  # fmt: skip
     assert replay(write(tmp_path, events)).as_dict()["error"] == pytest.approx(0.0, abs=0.01)
@@ -56,7 +48,7 @@ def test_a_stream_waits_for_what_had_been_launched_when_the_event_was_recorded(t
     # s8                        [k3]           awaits k0, not k1
     events = [
         op("aten::mm", 0, 40), launch(1, 2, 1), kernel("k0", 4, 10, 1), api("cudaEventRecord", 3, 4, 2),
-        launch(5, 6, 3), kernel("k1", 11, 90, 3), api("cudaStreamWaitEvent", 7, 8, 4), named(4, 7, 2, 7, 8),
+        launch(5, 6, 3), kernel("k1", 11, 90, 3), api("cudaStreamWaitEvent", 7, 8, 4), wait(4, 7, 2, 7, 8),
         launch(9, 10, 5), kernel("k2", 12, 20, 5, stream=9), launch(11, 12, 6), kernel("k3", 14, 24, 6, stream=8),
     ]  # fmt: skip
     source = Source.of(load_trace(write(tmp_path, events)))
@@ -77,7 +69,7 @@ def test_a_kernel_that_waits_for_another_stream_says_nothing_of_launches(tmp_pat
         events += [
             annotation(f"ProfilerStep#{step}", at, at + 250), op("aten::mm", at + 1, at + 40),
             launch(at + 2, at + 4, i + 1), kernel("k0", at + 8, at + 100, i + 1), api("cudaEventRecord", at + 5, at + 6, i + 2),
-            api("cudaStreamWaitEvent", at + 6, at + 7, i + 3), named(i + 3, at + 6, i + 2, 7, 8),
+            api("cudaStreamWaitEvent", at + 6, at + 7, i + 3), wait(i + 3, at + 6, i + 2, 7, 8),
             launch(at + 7, at + 9, i + 4), kernel("k1", at + 101, at + 111, i + 4, stream=8),
         ]  # fmt: skip
     result = replay(write(tmp_path, events)).as_dict()

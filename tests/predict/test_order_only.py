@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, write
 
 from pipeline.simulate.replay import replay_source
 from pipeline.simulate.trace_selection import Source
 from pipeline.trace.kineto_fields import HOST_CATEGORIES
 from pipeline.trace.linked_trace import Trace
 from pipeline.trace.load import load_trace
+from tests.trace.trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, write
 
 FIRM_NS = 2_000
 """Gaps up to here are kept: within the resolution of a stamp nesting is read from how far two events overlap."""

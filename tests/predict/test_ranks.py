@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import InputError, TraceError
 from pipeline.simulate.rank_report import facts, table
 from pipeline.simulate.ranks import replay_ranks
 from pipeline.simulate.replay import replay
+from tests.trace.trace_drawing import annotation, api, kernel, launch, op, write
 
 
 def rank(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import InputError
 from pipeline.overheads.extraction import extract_overheads
@@ -17,6 +16,7 @@ from pipeline.simulate.replay import replay
 from pipeline.simulate.trace_selection import Source
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
+from tests.trace.trace_drawing import annotation, api, kernel, launch, op, write
 
 
 def steps(count: int, slow: int = -1, speed: float = 1.0, idle: int = -1) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The account of a grid's accuracy is made of its tables alone."""
+"""The accuracy page of a grid is written from the grid's tables only."""
 
 from __future__ import annotations
 

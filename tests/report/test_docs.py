@@ -1,4 +1,4 @@
-"""The documents hold together: links and anchors lead somewhere, and every command that they show exists as shown."""
+"""Links and anchors of the documents have targets, and every command that they show exists as shown."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(artifa
     for entry in GALLERY:
         ElementTree.parse(one / f"{entry.name}.svg")
         assert (one / f"{entry.name}.png").read_bytes().startswith(b"\x89PNG")
-        assert len(pd.read_csv(one / f"{entry.name}.csv")) > 0
+        assert len(pd.read_csv(one / f"{entry.name}.csv").dropna(how="all")) >= 1
     assert list(json.loads((one / INDEX).read_text())["drawn"]) == [entry.name for entry in GALLERY]
     draw_all(artifacts, two)
     assert {path.name: path.read_bytes() for path in one.iterdir()} == {p.name: p.read_bytes() for p in two.iterdir()}

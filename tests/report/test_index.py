@@ -1,4 +1,4 @@
-"""The table of all points survives what other runs left behind, and provenance names the models."""
+"""The table of all points is right beside files of other runs, and its provenance names the models."""
 
 from __future__ import annotations
 

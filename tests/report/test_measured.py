@@ -149,7 +149,7 @@ def test_a_step_whose_trace_found_no_room_keeps_its_kernel_time(folder: Path) ->
 
 
 def test_a_step_without_a_trace_has_no_overheads_of_its_own(folder: Path) -> None:
-    """The prediction, which takes everybody's overheads, must not stand in their column."""
+    """The prediction uses overheads of all GPUs, so it must not appear in the column of predictions with own overheads."""
     prediction = Prediction("H200", "dlrm_ddp", "embedding-joint_sparse", 4096, 1100.0, 800.0, 900.0, 1000.0, 1200.0,
                             1 << 30, True, {"measured": 1.0}, {"shared": 1.0}, 0.0, {"gemm": 800.0},
                             measured_us=1000.0)  # fmt: skip

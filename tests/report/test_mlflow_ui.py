@@ -52,11 +52,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield wait_for(f"http://127.0.0.1:{port}")
     finally:
         os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
+        server.wait(300)
 
 
 def wait_for(address: str) -> str:
-    for _ in range(180):
+    for _ in range(600):
         try:
             with urllib.request.urlopen(f"{address}/health", timeout=2):
                 return address

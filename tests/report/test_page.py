@@ -40,14 +40,16 @@ def report(page: Path, artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) ->
     return target
 
 
-def test_it_needs_nothing_beside_it(report: Path) -> None:
+def test_the_page_needs_no_other_file(report: Path) -> None:
     text = report.read_text(encoding="utf-8")
     assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=[\"']https?://", text)
     assert 'name="viewport"' in text
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_it_fits_the_screen(browse: Callable[..., str], report: Path, tmp_path: Path, width: int) -> None:
+def test_the_page_fits_the_width_of_a_screen(
+    browse: Callable[..., str], report: Path, tmp_path: Path, width: int
+) -> None:
     frame = tmp_path / "frame.html"  # a headless browser's window has a least width: the frame is as narrow as asked
     frame.write_text(
         f"<iframe id=f src='{report.as_uri()}' width={width} height=800></iframe><p id=wide></p><script>"

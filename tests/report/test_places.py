@@ -1,4 +1,4 @@
-"""The line below the table leads to what is there."""
+"""The line below the table names files that exist."""
 
 from __future__ import annotations
 

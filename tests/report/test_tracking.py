@@ -1,4 +1,4 @@
-"""Fits of several GPUs log at once, whoever is first: the database is made once, and no run is lost."""
+"""Several processes log their fits at the same time: the database is created once, and no run is lost."""
 
 from __future__ import annotations
 

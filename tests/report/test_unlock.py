@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ import pytest
 
 from pipeline.report import unlock
 
-SLOW = 'rule all:\n    output: "made"\n    shell: "sleep 60; touch made"\n'
+SLOW = 'rule all:\n    output: "made"\n    shell: "sleep 600; touch made"\n'
 
 
 @pytest.fixture
@@ -31,14 +33,16 @@ def test_locks_without_a_process_are_removed(folder: Path) -> None:
 def test_a_run_that_is_alive_keeps_its_lock(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (unlock.LOCKS / "0.input.lock").touch()
     (folder / "Snakefile").write_text(SLOW)
-    run = subprocess.Popen([sys.executable, "-m", "snakemake", "--cores", "1"], stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--cores", "1"], stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
-        for _ in range(100):
+        for _ in range(3000):
             if unlock.at_work() == run.pid:
                 break
             time.sleep(0.1)
         assert unlock.main() == 0
     finally:
-        run.terminate()
-        run.wait(30)
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
     assert f"process {run.pid} runs Snakemake" in capsys.readouterr().err

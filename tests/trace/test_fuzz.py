@@ -1,4 +1,4 @@
-"""Hostile input: thousands of mutated traces end in a reading, or in one line that names file and place."""
+"""Thousands of mutated traces are either read or refused with one line that names the file and the place."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, trace
 
 from pipeline.errors import SteptimeError
 from pipeline.simulate.replay import replay
 from pipeline.trace.load import load_trace
+from tests.trace.trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, trace
 
 PLACE = re.compile(r"byte|traceEvents|baseTimeNanoseconds|no operators|empty|JSON trace")
 """A refusal says where: a byte, an element, a field, or that the whole file holds nothing of use."""
@@ -124,7 +124,7 @@ def test_every_key_may_be_missing(folder: Path) -> None:
             holder[key] = kept
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -141,7 +141,7 @@ def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: in
     survives(bytes(content), folder, predict=seed % 4 == 0)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_odd_values_anywhere_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trace_drawing import AUTOGRAD, annotation, api, kernel, launch, op, trace, write
 
 from pipeline.errors import TraceError
 from pipeline.schemas import read_table, write_table
@@ -18,6 +17,7 @@ from pipeline.trace import file_scan as scan
 from pipeline.trace.event_tables import write_events
 from pipeline.trace.kineto_fields import plain_api
 from pipeline.trace.load import load_trace
+from tests.trace.trace_drawing import AUTOGRAD, annotation, api, kernel, launch, op, trace, write
 
 #            0    5    10   15   20   25
 #   main     [aten::linear      ]

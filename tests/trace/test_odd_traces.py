@@ -1,4 +1,4 @@
-"""Public traces in disguise: what profilers of other ages, other exporters and careless users make of the same run."""
+"""The same run as older profilers, other exporters and edited files would show it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trace_drawing import annotation, api, kernel, launch, op, write
 
 from pipeline.errors import TraceError
 from pipeline.simulate.replay import replay
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
+from tests.trace.trace_drawing import annotation, api, kernel, launch, op, write
 
 Data = dict[str, Any]
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -144,7 +144,7 @@ def test_a_damaged_trace_is_still_predicted_sanely(
 
 @pytest.mark.parametrize("beside", [1, 2, 3, 4])
 def test_two_ranks_in_one_file_are_told_apart(datasets: Path, tmp_path: Path, beside: int) -> None:
-    """Nothing of the other rank counts: calls, stream waits, data loading, nor kernels whose launches it lost."""
+    """Events of the other rank are ignored: calls, stream waits, data loading, and kernels whose launches are missing."""
 
     def joined(data: Data) -> None:
         other = datasets / "traces" / "v100x8_dlrm" / f"rank{beside}_kineto.json.gz"

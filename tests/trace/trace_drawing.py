@@ -46,6 +46,13 @@ def memcpy(name: str, start: float, end: float, correlation: int, size: int, str
     return _event("gpu_memcpy", name, start, end, 0, stream, args)
 
 
+def wait(correlation: int, start: float, record: int, awaited: int, waiter: int = -1) -> dict[str, Any]:
+    """CUPTI's note on a wait of 1 us: the stream awaited, and the call that recorded the event."""
+    args = {"stream": waiter, "device": 0, "correlation": correlation, "wait_on_stream": awaited,
+            "wait_on_cuda_event_record_corr_id": record}  # fmt: skip
+    return _event("cuda_sync", "Sync", start, start + 1, 0, 0, args)
+
+
 def trace(events: list[dict[str, Any]], **metadata: Any) -> bytes:
     return json.dumps({"deviceProperties": PROPERTIES, **metadata, "traceEvents": events}).encode()
 
@@ -60,6 +67,6 @@ def _event(
     category: str, name: str, start: float, end: float, pid: int, tid: int, args: dict[str, Any]
 ) -> dict[str, Any]:
     return {
-        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": 1000 + start, "dur": end - start,
-        "args": args,
+        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": round(1000 + start, 3),
+        "dur": round(end - start, 3), "args": args,
     }  # fmt: skip

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-
-sys.path.append(str(Path(__file__).parents[1] / "trace"))  # the drawing helpers of its tests
 
 GPUS = ("V100", "P100", "T4", "A100-PCIE-40GB")
 

@@ -126,7 +126,7 @@ def test_the_origin_is_compared_to_the_route_that_it_took(model: UtilisationMode
     assert (other <= known * 1.05).all() and (other < 0.8 * known).any()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     gpu=st.sampled_from(["V100", "T4", "P4", "L4", "H100"]),
     what=st.sampled_from(["dram_gb_per_s", "fp32_gflop_per_s", "tdp_w"]),

@@ -53,7 +53,7 @@ def test_rows_order_and_extra_columns_survive(method: str, measured: pd.DataFram
     found = pd.read_parquet(out)
     assert list(found["note"]) == list("gfedcba") and facts["rows"] == 7
     assert set(ADDED) <= set(found.columns)
-    assert (found["predicted_us"] > 0).all()
+    assert (found["predicted_us"] / found["latency_us"]).between(0.25, 4.0).all(), "two GPUs three times apart"
     assert ((found["p10_us"] <= found["predicted_us"]) & (found["predicted_us"] <= found["p90_us"])).all()
 
 
@@ -76,7 +76,7 @@ def test_auto_names_its_choice_per_row(measured: pd.DataFrame) -> None:
     assert list(found["method"]) == ["utilisation"] * 6 + ["wave"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     pair=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),
     what=st.sampled_from(["dram_gb_per_s", "boost_clock_mhz", "fp32_gflop_per_s"]),

@@ -49,7 +49,7 @@ def improved(gpu: GpuSpec, what: str, factor: float) -> GpuSpec:
     return replace(bare, **(tensor if what == "tensor" else {what: getattr(bare, what) * factor}))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     gpu=st.sampled_from(NAMES),
     what=st.sampled_from(["dram_gb_per_s", "clock", "tensor", "tdp_w"]),

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_drawing import PROPERTIES, annotation, kernel, launch, memcpy, op, write
 
 from pipeline import load_trace
+from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, memcpy, op, write
 
 V100 = [{**PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}]
 

@@ -52,7 +52,9 @@ def test_every_call_says_how_it_was_moved(tracked: TrackedTrace) -> None:
         "bandwidth_ratio",
         "unchanged",
     }
-    assert (calls["predicted_us"] >= 0).all()
+    assert ((calls["p10_us"] <= calls["predicted_us"]) & (calls["predicted_us"] <= calls["p90_us"])).all()
+    # the V100 has 2.8 times the bandwidth of a T4 and, with the clocks that each sustains, up to 3.5 times its throughput
+    assert 2.5 < calls["predicted_us"].sum() / calls["latency_us"].sum() < 3.5
 
 
 def test_a_step_without_a_gpu_cannot_be_moved() -> None:

@@ -46,7 +46,7 @@ def _improved(gpu: GpuSpec, what: str, factor: float) -> GpuSpec:
     return replace(bare, **{what: getattr(bare, what) * factor})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     gpu=st.sampled_from(["V100", "T4", "P4", "L4", "H100"]),
     what=st.sampled_from(["dram_gb_per_s", "clock", "fp32_gflop_per_s", "tdp_w"]),

@@ -1,8 +1,5 @@
 """What every edit of a graph keeps, whatever is edited; and rescaled graphs of every workload."""
 
-import sys
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,11 +9,9 @@ from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edits import fuse, remove, rescale, substitute
 from pipeline.graph.table import Node
+from tests.workloads.small import SMALL, config_of, small
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "workloads"))
-from small import SMALL, config_of, small
-
-BY_GRAPH = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+BY_GRAPH = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

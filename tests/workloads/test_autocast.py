@@ -1,4 +1,4 @@
-"""Autocast and gradient scaling that a step brings along: what CUDA does with them is what is captured."""
+"""Steps with their own autocast and gradient scaling are captured as CUDA runs them."""
 
 import warnings
 
@@ -17,7 +17,7 @@ ELSEWHERE = {
     "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "_scaled_dot_product_flash_attention",  # under others, too
     "binary_cross_entropy",  # refused
 }  # fmt: skip
-"""Operators on PyTorch's lists that nobody calls by name while a step is captured."""
+"""Operators on PyTorch's lists that no step calls by name."""
 
 MODULE = """
 import torch

@@ -1,4 +1,4 @@
-"""Steps as people write them: what the meta device lacks is captured as CUDA runs it."""
+"""Users' own steps: operators that the meta device lacks are captured as CUDA runs them."""
 
 import json
 
@@ -200,7 +200,7 @@ def test_attention_takes_the_kernel_of_what_it_gets(function, dtype, kernel):
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("mask", [None, "float", "bool"])
 def test_a_mask_is_read_by_the_kernel_that_takes_one(dtype, mask):
-    """FlashAttention takes no mask; half precision was timed as if it did, and what is read of a mask was left out."""
+    """Regression: FlashAttention takes no mask, but half precision was timed as if it did, without reading the mask."""
     found = calls_of("masked_attention", dtype=dtype, options={"mask": mask})
     attention = found[found["family"] == "attention"]
     assert set(attention["op"]) == {"flash" if dtype == "fp16" and mask is None else "efficient"}
@@ -275,7 +275,7 @@ def test_sparse_gradients_touch_the_rows_looked_up_alone(optimizer):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_a_sparse_table_that_is_looked_up_twice_is_updated_once_by_the_rows_of_both(optimizer):
-    """The sum of its two gradients counted as one of whole tables, and the update as one of the first lookup's rows."""
+    """Regression: the sum of its two gradients counted whole tables, and the update counted only the first lookup's rows."""
     graph = captured("sparse_twice", optimizer=optimizer)
     calls = map_calls(graph)
     assert not (calls["bytes_read"] > 5000 * 8 * 4).any(), "nothing reads a whole table"
@@ -295,7 +295,7 @@ STATES = 2 * 4 * (64 * 64 + 64)
     ("RMSprop", {}, "foreach", 5, 1), ("Adamax", {}, "foreach", None, 2),
 ])  # fmt: skip
 def test_an_optimizer_of_the_steps_own_goes_by_lists_and_keeps_its_state(kind, of, op, launches, states):
-    """On the meta device it went parameter by parameter, and its state was in no memory need."""
+    """Regression: on the meta device it ran parameter by parameter, and the memory need lacked its state."""
     graph = captured("own_optimizer", options={"kind": kind, "of": of})
     calls = map_calls(graph)
     update = calls[calls["op"].str.startswith(op) & (calls["phase"] == "optimizer") & (calls["bytes_read"] > 1000)]

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.answers.predict_point import predict_point
+from pipeline.config import expand
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,7 +27,7 @@ def installed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", ["dlrm_open_source"])  # reads a file beside its configuration
-def test_an_installed_package_predicts_from_packs_alone(installed, tmp_path, model):
+def test_an_installed_package_predicts_from_packs_alone(installed, tmp_path, model, monkeypatch):
     script = "import sys; from pipeline.cli import main; sys.argv[0] = 'steptime'; main()"
     environment = {"PYTHONPATH": str(installed), "STEPTIME_DATASETS": "none", "PATH": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -33,4 +36,7 @@ def test_an_installed_package_predicts_from_packs_alone(installed, tmp_path, mod
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["predicted_us"] > 0 and found["evidence"]["pack"] > 0.5
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    here = predict_point(expand(["gpu=T4", f"model={model}", "batch_size=512"])[0], results=tmp_path / "none")
+    assert found["predicted_us"] == pytest.approx(here.predicted_us, rel=1e-6)
+    assert found["evidence"]["pack"] > 0.5

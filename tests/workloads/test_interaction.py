@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from small import config_of
 
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.workloads import make_step
 from pipeline.workloads.interaction import FusedInteraction, width
+from tests.workloads.small import config_of
 
 
 def by_parts(vectors, dense):

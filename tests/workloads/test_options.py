@@ -1,8 +1,6 @@
 """Every workload understands every override that makes sense for it, and each does what it says."""
 
 import json
-import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,9 +10,7 @@ from pipeline.config import expand
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.paths import config_dir
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small import SMALL, config_of, options_of, small
+from tests.workloads.small import SMALL, config_of, options_of, small
 
 STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "none": 0}
 CASES = [(name, option, value) for name in SMALL for option, value in options_of(name)]

@@ -1,4 +1,4 @@
-"""Operators that people's own steps bring along: counted as CUDA runs them, with the sizes that they have."""
+"""Operators of users' own steps are counted as CUDA runs them, with their sizes."""
 
 import pytest
 import torch
@@ -226,7 +226,7 @@ def test_images_are_sampled_once_and_their_gradient_is_cleared_first():
 
 
 def test_what_looks_rows_up_does_not_read_the_table():
-    """An operator that the map did not know counted all of its table."""
+    """Regression: an operator that the map did not know counted its whole table."""
     calls = calls_of("weighed", 8)
     assert calls.loc["_embedding_bag_per_sample_weights_backward", "bytes_read"] == 2 * 40 * 32 + 8 * 40
     assert calls.loc["embedding_renorm_", "bytes_read"] == 40 * 32 + 8 * 40

@@ -1,8 +1,6 @@
 """`model.precision=pure`: whole models in half precision, captured and run, and what that does to memory and calls."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +15,7 @@ from pipeline.graph.edits import rescale
 from pipeline.paths import config_dir
 from pipeline.workloads import make_step
 from pipeline.workloads.training_step import _replace_parameters
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small import LIKE_ANOTHER, SMALL, config_of, small
+from tests.workloads.small import LIKE_ANOTHER, SMALL, config_of, small
 
 PRODUCTS = ("gemm", "bmm", "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight", "rnn")
 LANGUAGE = ("bert", "gpt2", "opt")

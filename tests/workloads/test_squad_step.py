@@ -29,7 +29,7 @@ def test_plain_adam_moves_weights_and_biases_as_written() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "zero"), [("fp32", True), ("fp32", False), ("fp16", False)])
-def test_step_updates_the_weights(monkeypatch: pytest.MonkeyPatch, dtype: str, zero: bool) -> None:
+def test_a_step_updates_the_weights_of_the_model(monkeypatch: pytest.MonkeyPatch, dtype: str, zero: bool) -> None:
     monkeypatch.setitem(squad.SIZES, "tiny", (32, 1, 2))
     monkeypatch.setattr(squad, "TOKENS", 8)
     config = {"dtype": dtype, "mode": "train", "optimizer": "none", "options": {"size": "tiny", "zero": zero}}

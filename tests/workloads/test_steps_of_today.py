@@ -1,4 +1,4 @@
-"""What training loops of today bring along: values read, masks of libraries, wrappers, routed experts, sparse optimizers."""
+"""Features of current training loops: values read by the host, masks, wrappers, routed experts, sparse optimizers."""
 
 import importlib.util
 import warnings
@@ -189,7 +189,7 @@ def calls_of(function, batch_size=4, **options):
 
 @pytest.mark.parametrize("how, waits", [("never", 0), ("logged", 1), ("nan", 1), ("finite", 1), ("kept", 1)])
 def test_a_value_that_is_logged_or_checked_is_a_wait_and_the_step_goes_on(how, waits):
-    """Every loop that logs `loss.item()` was refused."""
+    """Regression: every loop that logs `loss.item()` was refused."""
     calls = calls_of("reading", options={"how": how})
     assert calls["blocking"].sum() == waits
     assert list(calls["family"][calls["blocking"]]) == ["memcpy_d2h"] * waits
@@ -259,7 +259,7 @@ def products(function, options, gpu=None, **given):
     "half, gpu, kernels, waits", [(True, "H100", 3, 0), (True, "A100", 12, 3), (False, "H100", 12, 3)]
 )
 def test_grouped_products_count_every_row_once_and_run_as_pytorch_runs_them_there(half, gpu, kernels, waits):
-    """Refused in fp32 and unknown in bf16, in which every routed model of `transformers` runs."""
+    """Regression: refused in fp32, and unknown in bf16, in which every routed model of `transformers` runs."""
     calls, found = products("grouped", {"half": half}, load_gpu(gpu))
     once = 2.0 * 8 * 16 * 64 * 128  # tokens, widths: forward, and the gradients of rows and of weights
     assert found["flops"].sum() == 3 * once

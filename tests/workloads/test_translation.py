@@ -45,7 +45,7 @@ def test_a_step_trains_on_the_cpu(name, options):
     assert any((p != old).any() for p, old in zip(step.parameters(), before, strict=True))
 
 
-def test_smoothed_labels_are_pytorchs():
+def test_the_loss_with_smoothed_labels_equals_pytorchs():
     torch.manual_seed(0)
     logits, labels = torch.randn(7, 11), torch.randint(11, (7,))
     expected = F.cross_entropy(logits, labels, label_smoothing=0.1)
