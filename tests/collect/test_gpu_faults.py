@@ -13,16 +13,10 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.collect import (
-    bench,
-    campaign,
-    campaign_kernels,
-    campaign_steps,
-    device,
-    kernels,
-    reader,
-    workbench,
-)
+from pipeline.collect import campaign, campaign_kernels, campaign_steps, device, workbench
+from pipeline.collect import campaign_reader as reader
+from pipeline.collect import case_timing as bench
+from pipeline.collect import microbenchmarks as kernels
 from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_grid import plans
 from pipeline.collect.case_timing import Cache, Timing
