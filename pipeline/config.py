@@ -23,6 +23,8 @@ from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import may_state
 from pipeline.paths import config_dir
+from pipeline.settings import KernelSettings, OverheadSettings, Settings
+from pipeline.settings import section as plain_section
 from pipeline.yaml_text import load_yaml
 
 LOCAL_GPU = "local"
@@ -46,7 +48,7 @@ class Point:
     model: str
     variant: str
     batch_size: int
-    config: dict[str, Any]
+    settings: Settings
     overrides: tuple[str, ...]
     model_variant: str
     """The part of `variant` that is the model's; measured steps are named by it."""
@@ -63,7 +65,7 @@ class Point:
 
     def section(self, name: str) -> dict[str, Any]:
         """One part of the configuration, as plain values."""
-        return dict(self.config[name])
+        return self.settings.section(name)
 
 
 def choices(group: str) -> list[str]:
@@ -71,18 +73,17 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
 
 
-def method_label(section: str, settings: Mapping[str, Any]) -> str:
+def method_label(settings: KernelSettings | OverheadSettings) -> str:
     """Name of what a method makes: its file's name, with a hash of the settings that differ from that file.
 
     Two points never share models or statistics that were made with different settings.
 
     Args:
-        section: `kernels` or `overheads`.
-        settings: that section of a point's configuration.
+        settings: section `kernels` or `overheads` of a point.
     """
-    name = str(settings["name"])
+    name, section = settings.name, "kernels" if isinstance(settings, KernelSettings) else "overheads"
     usual = load_yaml((config_dir() / section / f"{name}.yaml").read_text(encoding="utf-8"))
-    differs = {key: value for key, value in sorted(settings.items())
+    differs = {key: value for key, value in sorted(plain_section(settings).items())
                if key not in _APPLIED_LATER and value != usual.get(key)}  # fmt: skip
     return f"{name}-{hashlib.sha256(repr(differs).encode()).hexdigest()[:8]}" if differs else name
 
@@ -136,7 +137,9 @@ def point(overrides: Sequence[str]) -> Point:
     check_values(config, base)
     named = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != plain[key]["name"]]
     model_variant = _variant({"model": config["model"]}, {"model": base["model"]})
-    return Point(gpu, model, _variant(config, base, named), config["batch_size"], config, rest, model_variant)
+    return Point(
+        gpu, model, _variant(config, base, named), config["batch_size"], Settings.of(config), rest, model_variant
+    )
 
 
 def from_snakemake(config: Mapping[str, Any]) -> list[str]:

@@ -30,6 +30,7 @@ from pipeline.hardware.altered_figures import is_altered
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
+from pipeline.settings import KernelSettings, section
 from pipeline.workloads.workload_files import file_digests
 
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
@@ -132,12 +133,12 @@ class Flow:
         source, pack = kernel_source(wildcards.gpu), [str(path) for path in shipped_models(wildcards.gpu)]
         if source not in HAS_MODELS:
             return pack
-        label = method_label("kernels", self.point(wildcards).section("kernels"))
+        label = method_label(self.point(wildcards).settings.kernels)
         return [*self.models(wildcards.gpu, label, source), *pack]
 
     def overheads_of_point(self, wildcards: Any) -> str:
         """Input function: the overhead statistics that a point uses."""
-        label = method_label("overheads", self.point(wildcards).section("overheads"))
+        label = method_label(self.point(wildcards).settings.overheads)
         return self.artifacts.overheads(wildcards.gpu, label)
 
     def overhead_samples(self, wildcards: Any) -> str:
@@ -154,7 +155,7 @@ class Flow:
         point = self.point(wildcards)
         if point.local:
             return [f"{self.folder(point)}/trace/step_times.parquet"]
-        if kernel_source(point.gpu) is not Source.MEASUREMENTS or is_altered(point.section("gpu")):
+        if kernel_source(point.gpu) is not Source.MEASUREMENTS or is_altered(point.settings.gpu):
             return []
         return [self.campaign(point.gpu)]
 
@@ -171,24 +172,30 @@ class Flow:
         """Params function: everything about a point that its prediction depends on, as plain values."""
         point = self.point(wildcards)
         parts = {name: point.section(name) for name in ("gpu", "model", "kernels", "overheads", "predict")}
-        return {**parts, "overrides": list(point.overrides), "workload": point.workload}
+        named = {"name": point.model, "variant": point.variant, "batch_size": point.batch_size}
+        return {**parts, **named, "overrides": list(point.overrides), "workload": point.workload}
 
     def kernel_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of a kernel-model variant."""
-        settings = self._named("kernels", wildcards.kernels)
-        settings.pop("workers")  # they change how long a fit takes, not what it finds
-        return settings
+        settings = self._kernels(wildcards.kernels)
+        # workers change how long a fit takes, not what it finds
+        return {key: value for key, value in section(settings).items() if key != "workers"}
 
     def fit_workers(self, wildcards: Any) -> int:
         """Threads function: processes of a fit, so that two GPUs are fitted one after the other on few cores."""
-        return max(1, int(self._named("kernels", wildcards.kernels)["workers"]))
+        return max(1, self._kernels(wildcards.kernels).workers)
+
+    def overhead_label(self, wildcards: Any) -> str:
+        """Params function: label of an overhead statistic, as its file is called."""
+        return str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
 
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of an overhead statistic."""
-        label = str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
-        settings = self._named("overheads", label)
-        settings.pop("host_scale")  # applied when a point is predicted
-        return {**settings, "label": label}
+        label = self.overhead_label(wildcards)
+        found = next((p for p in self.points if method_label(p.settings.overheads) == label), None)
+        found = found or expand([f"overheads={label}"])[0]
+        # the host's scale is applied when a point is predicted
+        return {key: value for key, value in section(found.settings.overheads).items() if key != "host_scale"}
 
     def card(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the figures of a GPU's file, which its kernel models are fitted on."""
@@ -252,19 +259,17 @@ class Flow:
 
     def not_fitted(self) -> list[str]:
         """One sentence per GPU whose kernel models were to be compared, and that has no samples here to fit any on."""
-        compared = {point.gpu for point in self.points if point.section("kernels")["name"] == COMPARE}
+        compared = {point.gpu for point in self.points if point.settings.kernels.name == COMPARE}
         return [
             f"kernels={COMPARE}: no samples of {gpu} are at hand, so nothing was fitted or compared, and what ships "
             "answered; set $STEPTIME_DATASETS (docs/kernels.md)"
             for gpu in self.gpus if gpu in compared and kernel_source(gpu) not in HAS_MODELS
         ]  # fmt: skip
 
-    def _named(self, section: str, label: str) -> dict[str, Any]:
-        """The section of the first point with this label; else (a pack is built) the choice's own defaults."""
-        for point in self.points:
-            if method_label(section, point.section(section)) == label:
-                return point.section(section)
-        return expand([f"{section}={label}"])[0].section(section)
+    def _kernels(self, label: str) -> KernelSettings:
+        """Settings of the first point with this label; else (a pack is built) the choice's own defaults."""
+        found = next((point for point in self.points if method_label(point.settings.kernels) == label), None)
+        return (found or expand([f"kernels={label}"])[0]).settings.kernels
 
     @staticmethod
     def code(script: str, drawing: bool = False) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -18,9 +16,10 @@ from pipeline.overheads.statistics import ProfilerCost, summarise
 from pipeline.packs import check_pack
 from pipeline.paths import Artifacts, measurements_dir
 from pipeline.schemas import read_table
+from pipeline.settings import OverheadSettings
 
 
-def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | None, workload: str) -> OverheadModel:
+def overhead_model(gpu: str, settings: OverheadSettings, results: str | Path | None, workload: str) -> OverheadModel:
     """Host overheads for a GPU, as the pipeline's rules make them of what is at hand now.
 
     Statistics under `results` answer where they were made of traces that are still at hand; else the shipped
@@ -28,55 +27,54 @@ def overhead_model(gpu: str, settings: Mapping[str, Any], results: str | Path | 
     """
     if results is not None and overhead_source(gpu) in HAS_MODELS:
         artifacts = Artifacts(str(results))
-        table = Path(artifacts.overheads(gpu, method_label("overheads", settings)))
+        table = Path(artifacts.overheads(gpu, method_label(settings)))
         if table.is_file() and Path(artifacts.overhead_samples(gpu)).is_file():
             return overheads_from(read_table(table, "overheads"), settings, workload)
     shipped = shipped_overheads(gpu)
     check_pack(shipped.parent.name)
     version = overhead_source(gpu), shipped.stat().st_mtime_ns
-    key = tuple(sorted(settings.items()))
-    return overheads_from(_shipped_statistics(shipped, gpu, version, key), settings, workload)
+    return overheads_from(_shipped_statistics(shipped, gpu, version, settings), settings, workload)
 
 
 @lru_cache(maxsize=16)
 def _shipped_statistics(
-    shipped: Path, gpu: str, _version: tuple[Source, int], settings: tuple[tuple[str, Any], ...]
+    shipped: Path, gpu: str, _version: tuple[Source, int], settings: OverheadSettings
 ) -> pd.DataFrame:
     """Statistics of shipped observations, once for all points of a GPU while they are the same."""
-    return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, dict(settings))
+    return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, settings)
 
 
-def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Mapping[str, Any]) -> pd.DataFrame:
+def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: OverheadSettings) -> pd.DataFrame:
     """Statistics of a host's observations with the configured estimator, less the profiler's cost."""
     own = gpu == LOCAL_GPU or overhead_source(gpu) is Source.MEASUREMENTS
     donated = overhead_source(gpu) is Source.TRANSFER
     evidence = "measured" if own else "transferred" if donated else "shared"
-    cost, estimator = _profiler_cost(gpu, settings), str(settings["estimator"])
-    if settings["observations"] == "pooled":
+    cost, estimator = _profiler_cost(gpu, settings), settings.estimator
+    if settings.observations == "pooled":
         return summarise(observations, estimator, cost, "transferred" if donated else "shared", signatures=False)
-    if settings["observations"] == "all":
+    if settings.observations == "all":
         return summarise(observations, estimator, cost, evidence, signatures=own)
     each = [summarise(part, estimator, cost, evidence) for _, part in observations.groupby("workload", sort=True)]
     return pd.concat(each, ignore_index=True)
 
 
-def _profiler_cost(gpu: str, settings: Mapping[str, Any]) -> ProfilerCost:
+def _profiler_cost(gpu: str, settings: OverheadSettings) -> ProfilerCost:
     """What recording cost the host: as a campaign on that GPU's host measured it, else as configured."""
     event_us = None
     if overhead_source(gpu) is Source.MEASUREMENTS:
         event_us = profiler_event_us(measurements_dir() / gpu)
-    configured = float(settings["profiler_event_us"])
-    return ProfilerCost(configured if event_us is None else event_us, float(settings["profiler_launch_us"]))
+    configured = settings.profiler_event_us
+    return ProfilerCost(configured if event_us is None else event_us, settings.profiler_launch_us)
 
 
-def overheads_from(table: pd.DataFrame, settings: Mapping[str, Any], workload: str) -> OverheadModel:
+def overheads_from(table: pd.DataFrame, settings: OverheadSettings, workload: str) -> OverheadModel:
     """The lookup over a statistics table, scaled to the host.
 
     Raises:
         InputError: only the workload's own observations are wanted, and there are none.
     """
-    if settings["observations"] == "own":
+    if settings.observations == "own":
         table = table[table["workloads"] == workload]
         if table.empty:
             raise InputError(f"{workload}: no trace shows its overheads on this host; take overheads=shared")
-    return OverheadModel(table, float(settings["host_scale"]))
+    return OverheadModel(table, settings.host_scale)

@@ -6,8 +6,6 @@ they come from other GPUs and the GPU's file.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from pipeline.graph.table import Graph
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.schemas import read_table
+from pipeline.settings import FrozenDict
 
 
 def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Prediction:
@@ -58,8 +57,8 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
     """
     if point.local:
         return _measured_here(point, Path(results or "results"))
-    gpu = gpu_of(point.config["gpu"])
-    graph = _captured(_frozen(point.config["model"]), point.batch_size)
+    gpu = gpu_of(point.settings.gpu)
+    graph = _captured(point.settings.model, point.batch_size)
     calls = map_calls(graph, gpu, graph.device)
     subject = Subject(
         point.model,
@@ -68,11 +67,11 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
         graph.memory_bytes,
         point.overrides,
         point.workload,
-        settings=point.config["predict"],
+        settings=point.settings.predict,
     )
-    variant = method_label("kernels", point.config["kernels"])
+    variant = method_label(point.settings.kernels)
     kernels = kernel_predictor(gpu, variant, models_at_hand(point.gpu, variant, results))
-    overheads = overhead_model(point.gpu, point.config["overheads"], results, point.workload)
+    overheads = overhead_model(point.gpu, point.settings.overheads, results, point.workload)
     return evaluate(subject, gpu, graph.table, calls, kernels, overheads)[0]
 
 
@@ -82,10 +81,10 @@ def largest_batch(point: Point) -> int | None:
     A step's memory is a fixed part (parameters, gradients, optimizer) and a part per sample; two captures tell them
     apart.
     """
-    gpu = gpu_of(point.config["gpu"])
+    gpu = gpu_of(point.settings.gpu)
     if point.local:
         return None
-    model, batch = _frozen(point.config["model"]), max(point.batch_size, 2)
+    model, batch = point.settings.model, max(point.batch_size, 2)
     small, large = (_captured(model, size).memory_bytes for size in (batch // 2, batch))
     per_sample = (large - small) / (batch - batch // 2)
     room = gpu.memory_bytes - (large - per_sample * batch)
@@ -109,10 +108,6 @@ def _measured_here(point: Point, results: Path) -> Prediction:
     return Prediction.all_of(read_table(path, "summary"))[0]
 
 
-def _frozen(config: Mapping[str, Any]) -> str:
-    return json.dumps(config, sort_keys=True)
-
-
 @lru_cache(maxsize=64)
-def _captured(config: str, batch_size: int) -> Graph:
-    return capture(json.loads(config), batch_size)
+def _captured(config: FrozenDict, batch_size: int) -> Graph:
+    return capture(config.plain(), batch_size)

@@ -8,8 +8,7 @@ path.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.prediction import Prediction
+from pipeline.settings import PredictSettings
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.cuda_graph import as_cuda_graphs
 from pipeline.simulate.program import build_program
@@ -63,8 +63,7 @@ class Subject:
     overrides: tuple[str, ...] = ()
     workload: str | None = None
     """Name under which the overheads know this very workload, if they do."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """`predict` section of the configuration: critical_path, cuda_graph, draws, seed."""
+    settings: PredictSettings = PredictSettings()
 
 
 def evaluate(
@@ -90,15 +89,15 @@ def evaluate(
     Returns:
         The prediction, and the timeline of its central draw.
     """
-    form: Form = "published" if subject.settings.get("critical_path") == "published" else "full"
-    draws = int(subject.settings.get("draws", 200))
+    form: Form = "published" if subject.settings.critical_path == "published" else "full"
+    draws = subject.settings.draws
     predicted = kernels.predict(calls)
     program = build_program(graph, calls, overheads, workload=subject.workload)
-    if subject.settings.get("cuda_graph"):
+    if subject.settings.cuda_graph:
         program, measured_us = as_cuda_graphs(program), None  # what was measured launched kernel by kernel
     central = predicted["kernel_us"].to_numpy(float)
     timeline = simulate(program, central, form=form)
-    random = np.random.default_rng(int(subject.settings.get("seed", 0)))
+    random = np.random.default_rng(subject.settings.seed)
     times = draw_kernel_times(calls, predicted, draws, random)
     host = draw_host_scale(program.host_evidence, draws, random)
     steps = simulate(program, times, form=form, host_scale=host).step_us

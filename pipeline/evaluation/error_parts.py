@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +16,7 @@ from pipeline.collect.campaign_reader import profiled_kernel_us, read_traces
 from pipeline.hardware.spec import GpuSpec
 from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
+from pipeline.settings import Settings
 from pipeline.simulate.trace_selection import Source
 from pipeline.trace.load import load_trace
 
@@ -93,7 +92,7 @@ def _median_active_us(trace: Path) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def parts_of(prediction: Prediction, evidence: Path, point: Point, observations: pd.DataFrame) -> pd.DataFrame:
+def parts_of(prediction: Prediction, evidence: Path, point: PointInputs, observations: pd.DataFrame) -> pd.DataFrame:
     """Rows of a point on a profiled host (see `error_parts`); a step without a trace has no overheads of its own.
 
     Args:
@@ -103,19 +102,20 @@ def parts_of(prediction: Prediction, evidence: Path, point: Point, observations:
         observations: `overhead_samples` of the host, of all workloads.
     """
     own_us = point.step_us(observations, own=True)
-    active_us = measured_active_us(evidence, point.settings["workload"])
+    active_us = measured_active_us(evidence, point.workload)
     found = error_parts(prediction, active_us, own_us, point.step_us(observations, own=False))
     return found if own_us is not None else found[found["part"] != OWN]
 
 
 @dataclass(frozen=True)
-class Point:
+class PointInputs:
     """A grid point's parts, read from its artifacts.
 
     Attributes:
         gpu: name of the GPU in the grid (`local` for this machine).
         spec: its specification.
-        settings: sections `overheads` and `predict` of the configuration, and the `workload` name.
+        settings: of the point.
+        workload: name under which the overheads know its workload.
         graph: `graph` table.
         calls: `calls` table.
         kernels: kernel models.
@@ -123,7 +123,8 @@ class Point:
 
     gpu: str
     spec: GpuSpec
-    settings: Mapping[str, Any]
+    settings: Settings
+    workload: str
     graph: pd.DataFrame
     calls: pd.DataFrame
     kernels: KernelPredictor
@@ -135,12 +136,12 @@ class Point:
             observations: `overhead_samples` of the host, of all workloads.
             own: which of the two.
         """
-        workload = self.settings["workload"]
+        workload = self.workload
         chosen = observations[(observations["workload"] == workload) == own]
         if chosen.empty:
             return None
-        settings = {**self.settings["overheads"], "observations": "own" if own else "pooled"}
+        settings = replace(self.settings.overheads, observations="own" if own else "pooled")
         overheads = overheads_from(overhead_statistics(chosen, self.gpu, settings), settings, workload)
-        subject = Subject("", "", 0, 0, workload=workload, settings={**self.settings["predict"], "draws": 1})
+        subject = Subject("", "", 0, 0, workload=workload, settings=replace(self.settings.predict, draws=1))
         found, _ = evaluate(subject, self.spec, self.graph, self.calls, self.kernels, overheads)
         return found.predicted_us

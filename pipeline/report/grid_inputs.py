@@ -34,7 +34,7 @@ def fitted_models(flow: Flow) -> list[str]:
     for point in flow.points:
         source = kernel_source(point.gpu)
         if source in HAS_MODELS:
-            folders |= dict.fromkeys(flow.models(point.gpu, method_label("kernels", point.section("kernels")), source))
+            folders |= dict.fromkeys(flow.models(point.gpu, method_label(point.settings.kernels), source))
     return list(folders)
 
 
@@ -55,7 +55,7 @@ def error_parts(flow: Flow) -> list[str]:
     return [
         f"{flow.folder(point)}/parts.parquet"
         for point in flow.points
-        if kernel_source(point.gpu) in sources and not is_altered(point.section("gpu"))
+        if kernel_source(point.gpu) in sources and not is_altered(point.settings.gpu)
     ]
 
 

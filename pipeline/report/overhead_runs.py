@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from pipeline.overheads.op_names import HOST_TYPES
 from pipeline.report.figures.overhead_plots import overhead_types
 from pipeline.report.mlflow_tracking import OVERHEADS, log_run
+from pipeline.settings import OverheadSettings, section
 
 
 def track_overheads(
-    observations: pd.DataFrame, statistics: pd.DataFrame, gpu: str, settings: Mapping[str, Any], folder: Path
+    observations: pd.DataFrame,
+    statistics: pd.DataFrame,
+    gpu: str,
+    settings: OverheadSettings,
+    label: str,
+    folder: Path,
 ) -> None:
     """Log a host's overheads.
 
     Args:
         observations: `overhead_samples` table.
         statistics: `overheads` table made of them.
-        settings: the `overheads` section of the configuration, with the `label` of these settings.
+        settings: of the statistics.
+        label: of these settings (`pipeline.config.method_label`).
         folder: MLflow folder.
     """
     metrics: dict[str, float] = {"observations": len(observations)}
@@ -30,6 +35,8 @@ def track_overheads(
         values = observations.loc[observations["type"] == name, "value_us"]
         if len(values):
             metrics |= {f"{name}_mean_us": float(values.mean()), f"{name}_median_us": float(values.median())}
+    # the host's scale is applied when a point is predicted
+    fitted = {key: value for key, value in section(settings).items() if key != "host_scale"}
     workloads = sorted(set(observations["workload"].astype(str)))
     with tempfile.TemporaryDirectory() as scratch:
         table = Path(scratch) / "overheads.csv"
@@ -37,10 +44,10 @@ def track_overheads(
         log_run(
             folder,
             OVERHEADS,
-            f"{gpu} {settings['label']}",
-            params={**settings, "workloads": ", ".join(workloads)},
+            f"{gpu} {label}",
+            params={**fitted, "label": label, "workloads": ", ".join(workloads)},
             metrics=metrics,
-            tags={"gpu": gpu, "estimator": str(settings["estimator"])},
+            tags={"gpu": gpu, "estimator": settings.estimator},
             artifacts={"statistics": table},
             figures={"overheads.png": overhead_types(observations, gpu)},
         )

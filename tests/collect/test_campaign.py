@@ -321,5 +321,5 @@ def test_steps_of_the_stand_alone_script_find_their_prediction() -> None:
     point = expand(["gpu=H200", "model=dlrm_default", "model.embedding=joint_sparse"])[0]
     assert place == (point.model, point.variant, point.batch_size)
     ran = {"bottom": [512, 512, 64], "rows": [1000000] * 8, "rows_capped": False}
-    assert reader._ran(ran, point.config["model"])
-    assert not reader._ran(ran | {"rows_capped": True}, point.config["model"])
+    assert reader._ran(ran, point.settings.model.plain())
+    assert not reader._ran(ran | {"rows_capped": True}, point.settings.model.plain())

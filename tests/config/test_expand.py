@@ -20,7 +20,7 @@ def test_one_point_has_the_defaults_of_its_model() -> None:
     (point,) = expand(["gpu=V100", "model=dlrm_default"])
     assert (point.gpu, point.model, point.variant) == ("V100", "dlrm_default", "default")
     assert point.batch_size == 2048
-    assert point.config["gpu"]["name"] == "V100"
+    assert point.settings.gpu["name"] == "V100"
 
 
 def test_values_separated_by_commas_make_a_grid() -> None:
@@ -154,11 +154,11 @@ def test_settings_that_shape_statistics_or_models_name_what_is_made_of_them() ->
     """Otherwise all points of a grid over them would read the artifact of the first point."""
     texts = ["overheads.estimator=median", "overheads.estimator=clipped_mean", "overheads.profiler_event_us=3",
              "overheads=published", "overheads.host_scale=2"]  # fmt: skip
-    labels = [method_label("overheads", expand(["gpu=V100", text])[0].section("overheads")) for text in texts]
+    labels = [method_label(expand(["gpu=V100", text])[0].settings.overheads) for text in texts]
     assert labels[1] == labels[4] == "shared", "the default, and what is applied when a point is predicted"
     assert labels[3] == "published"
     assert len(set(labels)) == 4
-    seeds = [method_label("kernels", point.section("kernels")) for point in expand(["gpu=V100", "kernels.seed=0,1,2"])]
+    seeds = [method_label(point.settings.kernels) for point in expand(["gpu=V100", "kernels.seed=0,1,2"])]
     assert seeds[0] == "auto" and len(set(seeds)) == 3
 
 
@@ -229,9 +229,9 @@ def test_values_of_python_are_written_as_overrides():
 
     for value in ([512, 128, 64], (512, 128, 64)):
         (found,) = expand([f"model.bottom_mlp={written(value)}"])
-        assert found.config["model"]["bottom_mlp"] == [512, 128, 64]
+        assert found.settings.model.plain()["bottom_mlp"] == [512, 128, 64]
     (custom,) = expand(["model=custom", "model.target=m:f", f"+model.options={written({'width': 3, 'of': None})}"])
-    assert custom.config["model"]["options"] == {"width": 3, "of": None}
+    assert custom.settings.model.plain()["options"] == {"width": 3, "of": None}
 
 
 def test_a_pattern_stands_for_all_names_that_fit_it():

@@ -41,7 +41,7 @@ def test_a_figure_that_the_file_leaves_out_can_be_added() -> None:
         ConfigError, match=r"gpu\.pcie_lanes: the file of gpu=V100 does not state it: add it with \+gpu"
     ):
         expand(["gpu=V100", "gpu.pcie_lanes=8"])
-    assert expand(["gpu=V100", "+gpu.pcie_lanes=8"])[0].config["gpu"]["pcie_lanes"] == 8
+    assert expand(["gpu=V100", "+gpu.pcie_lanes=8"])[0].settings.gpu["pcie_lanes"] == 8
 
 
 def test_a_name_like_no_other_gets_the_list_alone() -> None:

@@ -58,7 +58,7 @@ CALLS = pd.DataFrame(
 
 def altered(name: str, *overrides: str) -> GpuSpec:
     """The GPU of a configuration with overrides of its figures."""
-    return gpu_of(point([f"gpu={name}", *(f"gpu.{text}" for text in overrides)]).config["gpu"])
+    return gpu_of(point([f"gpu={name}", *(f"gpu.{text}" for text in overrides)]).settings.gpu)
 
 
 @lru_cache(maxsize=4)
@@ -191,7 +191,7 @@ def test_a_card_with_its_sibling_s_figures_is_predicted_as_the_sibling() -> None
 def test_more_of_a_figure_never_predicts_slower(
     gpu: str, what: str, steps: tuple[float, float], exponent: float
 ) -> None:
-    values = point([f"gpu={gpu}"]).config["gpu"]
+    values = point([f"gpu={gpu}"]).settings.gpu
     sized = CALLS.assign(
         **{k: np.ceil(CALLS[k] * 2**exponent) for k in ("B", "M", "bytes", "bytes_read", "bytes_written")}
     )

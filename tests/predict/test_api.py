@@ -14,7 +14,7 @@ from pipeline.hardware.spec import GpuSpec
 
 
 def v100(*overrides: str) -> GpuSpec:
-    return gpu_of(expand(["gpu=V100", "model=dlrm_default", *overrides])[0].config["gpu"])
+    return gpu_of(expand(["gpu=V100", "model=dlrm_default", *overrides])[0].settings.gpu)
 
 
 CALLS = pd.DataFrame(
@@ -82,5 +82,5 @@ def test_the_largest_batch_fits_and_one_more_unit_does_not() -> None:
     most = largest_batch(point)
     assert most is not None
     unit = 10 ** (len(str(most)) - 2)
-    need, more = (capture(point.config["model"], batch).memory_bytes for batch in (most, most + unit))
+    need, more = (capture(point.settings.model.plain(), batch).memory_bytes for batch in (most, most + unit))
     assert need <= v100("gpu.memory_gib=1").memory_bytes < more

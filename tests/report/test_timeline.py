@@ -26,12 +26,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     from pipeline.graph.device_calls import map_calls
 
     point = expand(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"])[0]
-    gpu, graph = gpu_of(point.config["gpu"]), capture(point.config["model"], point.batch_size)
+    gpu, graph = gpu_of(point.settings.gpu), capture(point.settings.model.plain(), point.batch_size)
     calls = map_calls(graph, gpu, graph.device)
-    subject = Subject(
-        point.model, point.variant, point.batch_size, graph.memory_bytes, settings=point.config["predict"]
-    )
-    overheads = overhead_model(point.gpu, point.config["overheads"], None, point.workload)
+    subject = Subject(point.model, point.variant, point.batch_size, graph.memory_bytes, settings=point.settings.predict)
+    overheads = overhead_model(point.gpu, point.settings.overheads, None, point.workload)
     _, timeline = evaluate(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None), overheads)
     path = tmp_path_factory.mktemp("trace") / "timeline.json.gz"
     write_timeline(timeline, path, calls)

@@ -163,5 +163,5 @@ def test_momentum_is_refused_where_it_would_make_updates_dense(embedding):
 
 def test_overrides_reach_the_workload_from_the_command_line():
     texts = ["gpu=V100", "model=dlrm_default", "model.embedding=sparse", "model.optimizer=adagrad", "model.dtype=bf16"]
-    model = expand(texts)[0].config["model"]
+    model = expand(texts)[0].settings.model.plain()
     assert (model["embedding"], model["optimizer"], model["dtype"]) == ("sparse", "adagrad", "bf16")

@@ -67,6 +67,7 @@ rule overhead_statistics:
         overheads=r"overheads(-[A-Za-z0-9_\-]+)?",
     params:
         settings=FLOW.overhead_settings,
+        label=FLOW.overhead_label,
         tracking=FLOW.artifacts.tracking,
         code=FLOW.code("overhead_statistics"),
     message:

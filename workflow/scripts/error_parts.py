@@ -8,20 +8,22 @@ with job(snakemake):
     from pipeline.answers.gpu_figures import gpu_of
     from pipeline.answers.kernel_models import kernel_predictor
     from pipeline.config import method_label
-    from pipeline.evaluation.error_parts import Point, parts_of
+    from pipeline.evaluation.error_parts import PointInputs, parts_of
     from pipeline.graph.graph_file import read_graph
     from pipeline.prediction import Prediction
     from pipeline.schemas import read_table, write_parquet
+    from pipeline.settings import Settings
 
-    given, settings = snakemake.input, snakemake.params.point
-    gpu = gpu_of(settings["gpu"])
-    point = Point(
+    given, settings = snakemake.input, Settings.of(snakemake.params.point)
+    gpu = gpu_of(settings.gpu)
+    point = PointInputs(
         snakemake.wildcards.gpu,
         gpu,
         settings,
+        snakemake.params.point["workload"],
         read_graph(given.graph).table,
         read_table(given.calls, "calls"),
-        kernel_predictor(gpu, method_label("kernels", settings["kernels"]), list(snakemake.input.models)),
+        kernel_predictor(gpu, method_label(settings.kernels), list(snakemake.input.models)),
     )
     observations = read_table(given.observations, "overhead_samples")
     prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]

@@ -11,19 +11,21 @@ with job(snakemake):
     from pipeline.config import method_label
     from pipeline.graph.graph_file import read_graph
     from pipeline.schemas import read_table, write_table
+    from pipeline.settings import Settings
     from pipeline.simulate.measured_rows import measured_events
     from pipeline.simulate.perfetto import write_timeline
 
     point, measured = snakemake.params.point, snakemake.input.measured
-    gpu, graph = gpu_of(point["gpu"]), read_graph(snakemake.input.graph)
+    settings = Settings.of(point)
+    gpu, graph = gpu_of(settings.gpu), read_graph(snakemake.input.graph)
     subject = Subject(
-        snakemake.wildcards.model,
-        snakemake.wildcards.variant,
-        int(snakemake.wildcards.batch),
+        point["name"],
+        point["variant"],
+        point["batch_size"],
         graph.memory_bytes,
         tuple(point["overrides"]),
         point["workload"],
-        point["predict"],
+        settings.predict,
     )
     calls = read_table(snakemake.input.calls, "calls")
     prediction, timeline = evaluate(
@@ -31,8 +33,8 @@ with job(snakemake):
         gpu,
         graph.table,
         calls,
-        kernel_predictor(gpu, method_label("kernels", point["kernels"]), list(snakemake.input.models)),
-        overheads_from(read_table(snakemake.input.overheads, "overheads"), point["overheads"], point["workload"]),
+        kernel_predictor(gpu, method_label(settings.kernels), list(snakemake.input.models)),
+        overheads_from(read_table(snakemake.input.overheads, "overheads"), settings.overheads, point["workload"]),
         measured_step(measured[0], point["workload"], point["model"]) if measured else None,
     )
     made = provenance(snakemake)

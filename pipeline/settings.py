@@ -1,0 +1,125 @@
+"""The settings of one grid point as frozen values: composed once, then passed on without parsing them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+class FrozenDict(Mapping[str, Any]):
+    """A mapping that cannot change and can be hashed, with nested mappings and lists frozen too (lists as tuples)."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {str(key): _frozen(value) for key, value in values.items()}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"FrozenDict({self._values!r})"
+
+    def plain(self) -> dict[str, Any]:
+        """The same as dicts and lists, for functions that build models and for Snakemake's params."""
+        return {key: plain(value) for key, value in self._values.items()}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return FrozenDict(value)
+    return tuple(_frozen(each) for each in value) if isinstance(value, (list, tuple)) else value
+
+
+def plain(value: Any) -> Any:
+    """A frozen value as dicts and lists."""
+    if isinstance(value, FrozenDict):
+        return value.plain()
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+@dataclass(frozen=True)
+class KernelSettings:
+    """Section `kernels`: which variants of kernel models are fitted, and how."""
+
+    name: str
+    variants: tuple[str, ...]
+    seed: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class OverheadSettings:
+    """Section `overheads`: which observations of a host count, and how they are summarised; times are µs."""
+
+    name: str
+    observations: str
+    estimator: str
+    profiler_event_us: float
+    profiler_launch_us: float
+    host_scale: float = 1.0
+    """Host time over that of the profiled host; applied when a point is predicted."""
+
+
+@dataclass(frozen=True)
+class PredictSettings:
+    """Section `predict`: the form of the critical path, and the draws behind an interval."""
+
+    critical_path: str = "full"
+    cuda_graph: bool = False
+    draws: int = 200
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """Section `collect`: time for measurements on this machine (s), and the number of profiled iterations."""
+
+    step_seconds: float = 15
+    kernel_seconds: float = 60
+    iterations: int = 12
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All sections of one point. `gpu` and `model` hold the keys of their files, which differ between files."""
+
+    gpu: FrozenDict
+    model: FrozenDict
+    kernels: KernelSettings
+    overheads: OverheadSettings
+    predict: PredictSettings = field(default_factory=PredictSettings)
+    collect: CollectSettings = field(default_factory=CollectSettings)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Settings:
+        """From a composed and checked configuration, or from the plain values that a rule has as params."""
+        kernels = {**config["kernels"], "variants": tuple(config["kernels"]["variants"])}
+        return cls(
+            FrozenDict(config["gpu"]),
+            FrozenDict(config["model"]),
+            KernelSettings(**kernels),
+            OverheadSettings(**config["overheads"]),
+            PredictSettings(**config.get("predict", {})),
+            CollectSettings(**config.get("collect", {})),
+        )
+
+    def section(self, name: str) -> dict[str, Any]:
+        """One section as plain values."""
+        found = getattr(self, name)
+        return found.plain() if isinstance(found, FrozenDict) else section(found)
+
+
+def section(settings: KernelSettings | OverheadSettings | PredictSettings | CollectSettings) -> dict[str, Any]:
+    """A section as plain values."""
+    return {key: plain(value) for key, value in asdict(settings).items()}
