@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,6 @@ def _with_experiment(overrides: list[str]) -> list[str]:
 
 def _split(overrides: Sequence[str]) -> list[list[str]]:
     """One list of overrides per point of the sweep."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
@@ -214,8 +214,16 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
             if not names:
                 raise ConfigError(f"{text}: no name fits this pattern, which {' and '.join(_GROUPS)} may have")
             parsed[-1] = parser.parse_override(f"{group}={','.join(names)}")
-    batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    return [list(batch) for group in batches for batch in group]
+    texts: dict[str, list[str]] = {}
+    for override in parsed:  # of a key that is given twice, the last value counts
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            texts[key] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_discrete_sweep():
+            texts[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise ConfigError(f"{override.input_line}: a range without steps; write several values as a,b")
+    return [list(point) for point in product(*texts.values())]
 
 
 def _canonical(text: str) -> str:

@@ -3,28 +3,40 @@
 A pack is a folder `packs/<GPU>/` with `kernels/<family>/...`, `overheads.parquet` where traces gave any, and a
 manifest `pack.json`: format version, provenance, held-out errors per family, and size and SHA-256 of every file. A
 pack whose files do not match its manifest is refused.
+
+What ships for all GPUs has such manifests too: `packs/transfer/pack.json`, and `packs/pack.json` for single files such as
+`attention.json`. The code that writes a file enters it there (`record_file`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PackError, SteptimeError
 from pipeline.model_files import FORMAT, check_format, read_json, write_json
-from pipeline.paths import packs_dir
+from pipeline.paths import packs_dir, transfer_dir
 
 MANIFEST = "pack.json"
+
+SHARED = "."
+"""Name, for `check_pack`, of the single files that ship for all GPUs beside the packs."""
+
+TRANSFER = transfer_dir().name
+"""Name, for `check_pack`, of the models that serve GPUs without samples."""
 
 
 def list_packs() -> list[str]:
     """GPUs that have a shipped pack."""
-    return sorted(path.parent.name for path in packs_dir().glob(f"*/{MANIFEST}"))
+    return sorted(path.parent.name for path in packs_dir().glob(f"*/{MANIFEST}") if path.parent.name != TRANSFER)
 
 
 def model_folders(pack: str) -> list[Path]:
@@ -34,7 +46,9 @@ def model_folders(pack: str) -> list[Path]:
 
 @cache
 def check_pack(gpu: str) -> dict[str, Any]:
-    """The manifest of a GPU's pack, after every file was compared with it.
+    """The manifest of a GPU's pack (or of `SHARED` or `TRANSFER`), after every file was compared with it.
+
+    Files are read once per process.
 
     Raises:
         PackError: there is no pack, or a file is missing, cut off or changed.
@@ -50,6 +64,54 @@ def check_pack(gpu: str) -> dict[str, Any]:
         if path.stat().st_size != facts["bytes"] or file_digest(path) != facts["sha256"]:
             raise PackError(f"{path}: damaged ({path.stat().st_size} bytes, {facts['bytes']} expected); {remedy}")
     return manifest
+
+
+def shipped_file(pack: str, name: str) -> Path | None:
+    """A file of `SHARED` or `TRANSFER` whose folder was checked; None where it does not ship.
+
+    Raises:
+        PackError: a file of that folder is missing, cut off or changed, or this one is not in the manifest.
+    """
+    folder = packs_dir() / pack
+    path = folder / name
+    if not path.is_file() and not (folder / MANIFEST).is_file():
+        return None
+    if name in check_pack(pack)["files"]:
+        return path
+    if path.is_file():
+        raise PackError(f"{path}: not in {folder / MANIFEST}; restore both with `git checkout packs`")
+    return None
+
+
+def record_file(path: Path, *, new: bool = True) -> None:
+    """Enter a file that was just written into the manifest of its folder.
+
+    Args:
+        path: the file.
+        new: whether to make a manifest where the folder has none.
+    """
+    if not new and not (path.parent / MANIFEST).is_file():
+        return
+    with _locked(path.parent):
+        manifest_path = path.parent / MANIFEST
+        known = (
+            read_json(manifest_path, "restore it with `git checkout packs`")["files"] if manifest_path.is_file() else {}
+        )
+        facts = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        manifest = {"format": FORMAT, "files": {**known, path.name: facts}}
+        write_json(manifest_path, manifest)
+    check_pack.cache_clear()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """While the body runs, no other process enters files into the folder's manifest."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 def build_pack(

@@ -77,7 +77,7 @@ class PredictSettings:
 
     critical_path: str = "full"
     cuda_graph: bool = False
-    draws: int = 200
+    draws: int = 4096
     seed: int = 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.errors import InputError
 from pipeline.evaluation.surfer_pairs import paper_surfer
+from pipeline.packs import record_file
 from pipeline.paths import datasets_dir
 
 
@@ -24,6 +25,7 @@ def main() -> None:
         raise InputError("no public data: set STEPTIME_DATASETS to the folder that holds neusight/")
     results = paper_surfer(data, 400 if options.quick else None, options.folds)
     results.to_csv(options.out, index=False)
+    record_file(options.out, new=False)
     error = 100 * results["error"].abs()
     print(error.groupby([results["method"], results["destination"]]).mean().unstack().round(1).to_string())
 

@@ -20,14 +20,15 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import KernelModel
 from pipeline.kernels.fused_attention import FAMILY, AttentionModel, Fitted
 from pipeline.model_files import read_by_gpu, write_by_gpu
-from pipeline.paths import packs_dir
+from pipeline.packs import SHARED, record_file, shipped_file
 
 FILE = "attention.json"
 
 
 def write_fitted(path: Path, fitted: Mapping[str, Fitted], provenance: Mapping[str, Any]) -> None:
-    """Write what was fitted on several GPUs as JSON, atomically."""
+    """Write what was fitted on several GPUs as JSON, and enter the file into its folder's manifest."""
     write_by_gpu(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
+    record_file(path)
 
 
 @lru_cache(maxsize=4)
@@ -65,8 +66,7 @@ def attention_model(gpu: GpuSpec) -> AttentionModel | None:
     Raises:
         PackError: the shipped file is damaged.
     """
-    path = packs_dir() / FILE
-    if gpu.limits is None or kernel_of(gpu) is None or not path.is_file():
+    if gpu.limits is None or kernel_of(gpu) is None or (path := shipped_file(SHARED, FILE)) is None:
         return None
     fitted = read_fitted(path)
     measured = load_gpu(gpu.name) if gpu.name in fitted else nearest(gpu, fitted)

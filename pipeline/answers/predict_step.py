@@ -1,14 +1,18 @@
 """One predicted step from its parts: graph, device calls, kernel models and overheads.
 
-Intervals: kernel times are drawn around their predictions with the width that the kernel models claim and what a whole
-step errs beyond them, host times with a width by the kind of their evidence, and every draw is walked along the critical
-path.
+Intervals: kernel times are drawn around their predictions, with the width that the kernel models state and the error that
+all kernels of a step share. Host times are drawn with a width by the kind of their evidence. Every draw is walked along the
+critical path. Each source of error draws from a generator of its own, whose key is the seed and the name of the source. Other
+calls, their order and the last digits of predicted times therefore do not change what a source draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +23,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.prediction import Prediction
+from pipeline.schemas import DIMS
 from pipeline.settings import PredictSettings
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.cuda_graph import as_cuda_graphs
@@ -26,27 +31,38 @@ from pipeline.simulate.program import build_program
 from pipeline.simulate.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 HOST_SIGMA = {"measured": 0.05, "shared": 0.15, "transferred": 0.30}
-"""Standard deviation of log host time by evidence. Overheads shared between workloads of calibrated hosts came out
-within 10 to 16 %, those of another host within 41 % (DESIGN section 3, lesson 9)."""
+"""Standard deviation of log host time by evidence. Overheads shared between workloads of calibrated hosts were within 10 to
+16 % of those measured, overheads of another host within 41 %."""
 
-FAMILY_SHARE = {"gemm": 0.9, "bmm": 0.9, "conv2d": 0.2}
-OTHER_SHARE = 0.4
-"""Share of a kernel's log-variance that all calls of its family have in common, because the errors of one model lean one
-way: by how much sums over a family are off on GPUs that no model has seen (`benchmarks/kernels/shared_errors.py`)."""
+FAMILY_VARIANCE_SHARE = {"gemm": 0.9, "bmm": 0.9, "conv2d": 0.2}
+OTHER_VARIANCE_SHARE = 0.4
+"""Share of a kernel's log-variance that all calls of its family have in common, because the errors of one model have the same
+sign. Set from the errors of sums over a family on held-out GPUs (`benchmarks/kernels/shared_errors.py`)."""
 
-STEP_GROWTH = 1.5
-"""What all kernels of a step err together, over a kernel's own width: operators of whole models, measured in another run on
-the cards of the packs, are off by this much as sums (the same command). A card's clocks differ from run to run."""
+STEP_SIGMA_RATIO = 1.5
+"""Ratio of the standard deviation that all kernels of a step share to that of one kernel (log time). A card's
+clocks differ from run to run. Set from the errors of sums over whole models that were measured in another run on the GPUs of
+the packs (`benchmarks/kernels/shared_errors.py`)."""
 
-STEP_MOST = 0.10
-"""The most that it comes to, as a standard deviation of log time: what a step has beyond its kernels, libraries that fuse
-or add operators. Mean errors of published steps, by workload, on the cards that constants were set on; 0.07 since BERT's
-steps are predicted with the optimizers that ran (`benchmarks/steps/published.py` prints it), and kept."""
+MAX_STEP_SIGMA = 0.10
+"""Upper bound of that shared standard deviation (log time). It covers what a step has beyond its kernels: libraries that fuse
+or add operators. Set from the mean errors by workload of the published steps that were used for tuning
+(`benchmarks/steps/published.py` prints it). That figure is 0.07 since BERT's steps are predicted with the optimizers that
+ran; the bound was kept."""
 
-COMPUTED_IN = ("fp32", "tf32", "bf16", "fp16")
-"""Dtypes of products and convolutions whose rates GPU files state and models know."""
+DRAWS = 4096
+"""Draws where the settings name no number; `config/config.yaml` states the same number. With it, p10 and p90 vary from seed to
+seed with a standard deviation of 0.1 to 0.4 %."""
+
+BLOCK_VALUES = 4_000_000
+"""Values (rows of the program times draws) that one simulation holds per array: 32 MB in each of about ten arrays. Smaller
+blocks make the prediction of a language model slower: a simulation takes 5 µs per row whatever the number of draws."""
+
+MODELLED_DTYPES = ("fp32", "tf32", "bf16", "fp16")
+"""Dtypes of matrix products and convolutions whose rates are in the GPU files and whose kernels have models."""
 
 NORMAL_P90 = 1.2815515594457412
 """90th percentile of the standard normal distribution."""
@@ -90,17 +106,19 @@ def evaluate(
         The prediction, and the timeline of its central draw.
     """
     form: Form = "published" if subject.settings.critical_path == "published" else "full"
-    draws = subject.settings.draws
+    draws, seed = subject.settings.draws, subject.settings.seed
     predicted = kernels.predict(calls)
     program = build_program(graph, calls, overheads, workload=subject.workload)
     if subject.settings.cuda_graph:
         program, measured_us = as_cuda_graphs(program), None  # what was measured launched kernel by kernel
     central = predicted["kernel_us"].to_numpy(float)
     timeline = simulate(program, central, form=form)
-    random = np.random.default_rng(subject.settings.seed)
-    times = draw_kernel_times(calls, predicted, draws, random)
-    host = draw_host_scale(program.host_evidence, draws, random)
-    steps = simulate(program, times, form=form, host_scale=host).step_us
+    kernel_draws = draw_kernel_times(calls, predicted, draws, seed)
+    host_scale = draw_host_scale(program.host_evidence, draws, seed)
+    steps = np.concatenate(
+        [simulate(program, kernel_draws.rows(block), form=form, host_scale=host_scale[block]).step_us
+         for block in _blocks(draws, len(program))]
+    )  # fmt: skip
     step = float(timeline.step_us[0])
     low, high = np.percentile(steps, [10, 90])
     ran = ~np.isnan(timeline.device_start[:, 0])
@@ -140,39 +158,112 @@ def beyond_the_models(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """
     unknown = (calls["family"] == "other") & (calls["op"] == "unknown")
     computed = calls["family"].map(lambda name: name in FAMILIES and FAMILIES[name].law is Law.COMPUTE)
-    foreign = computed.astype(bool) & calls["dtype"].notna() & ~calls["dtype"].isin(COMPUTED_IN)
+    foreign = computed.astype(bool) & calls["dtype"].notna() & ~calls["dtype"].isin(MODELLED_DTYPES)
     return np.asarray(unknown | foreign, dtype=bool)
 
 
-def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, random: np.random.Generator) -> Floats:
-    """Log-normal draws of kernel times in µs, shape (draws, calls).
+@dataclass(frozen=True)
+class KernelDraws:
+    """Drawn times of a step's calls; calls of equal key and prediction are stored once."""
 
-    Three errors add up in log time. Calls of one family share a part of their variance (`FAMILY_SHARE`; the three
-    directions of a convolution are one family here: one library computes them by the same means). The rest is each
-    call's own, and of mean one, so that it cancels in the sum that a step is; calls that are predicted alike share it,
-    because a model is wrong about a shape in the same way every time it is launched. And all kernels of a step share an
-    error that no single kernel shows: `STEP_GROWTH` times a kernel's width, `STEP_MOST` at most.
+    times: Floats
+    """Microseconds, shape (draws, distinct calls)."""
+    which: Ints
+    """Column of each call, shape (calls,)."""
+
+    def rows(self, draws: slice) -> Floats:
+        """Times in µs of some draws, shape (draws, calls)."""
+        return np.asarray(self.times[draws][:, self.which])
+
+
+def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, seed: int) -> KernelDraws:
+    """Log-normal draws of kernel times.
+
+    Three errors add up in log time:
+
+    - Calls of one family share a part of their variance (`FAMILY_VARIANCE_SHARE`). The three directions of a convolution
+      are one family here, because one library computes them by the same means.
+    - The rest is each call's own, and of mean one, so that it cancels in the sum that a step is. Calls that launch the same
+      thing (`launch_keys`) share it, because a model has the same error for a shape in every launch.
+    - All kernels of a step share one error: `STEP_SIGMA_RATIO` times a kernel's standard deviation, at most `MAX_STEP_SIGMA`.
+
+    Args:
+        calls: a `calls` table.
+        predicted: what the kernel models predict for it.
+        draws: number of draws.
+        seed: of the draws.
     """
-    centre = predicted["kernel_us"].to_numpy(float)
     low, high = predicted["p10_us"].to_numpy(float), predicted["p90_us"].to_numpy(float)
-    width = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
-    sigma = np.where(centre > 0, np.clip(width, 0.0, 1.5), 0.0)
-    names = calls["family"].astype(object)
-    joint = names.where(~names.astype(str).str.startswith("conv2d"), "conv2d")
-    share = joint.map(FAMILY_SHARE).fillna(OTHER_SHARE).to_numpy(float)
-    group = pd.factorize(joint)[0]
-    alike = calls.groupby([names, np.round(centre, 6)], sort=False, dropna=False).ngroup().to_numpy()
-    family = np.sqrt(share) * sigma * random.standard_normal((draws, int(group.max(initial=-1)) + 1))[:, group]
+    table = pd.DataFrame({"key": launch_keys(calls), "centre": predicted["kernel_us"].to_numpy(float)})
+    table["width"] = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
+    names = calls["family"].astype(str).to_numpy(object)
+    table["family"] = ["conv2d" if name.startswith("conv2d") else name for name in names]
+    which = np.asarray(table.groupby(["key", "centre", "width"], sort=False).ngroup(), dtype=np.int64)
+    table = table[~pd.Series(which).duplicated().to_numpy()]
+    centre = table["centre"].to_numpy(float)
+    sigma = np.where(centre > 0, np.clip(table["width"].to_numpy(float), 0.0, 1.5), 0.0)
+    share = table["family"].map(FAMILY_VARIANCE_SHARE).fillna(OTHER_VARIANCE_SHARE).to_numpy(float)
+    group, families = pd.factorize(table["family"])
+    alike, launches = pd.factorize(table["key"])
+    family = np.sqrt(share) * sigma * keyed_normals([f"family {name}" for name in families], draws, seed)[:, group]
     width = np.sqrt(1 - share) * sigma
-    own = width * random.standard_normal((draws, int(alike.max(initial=-1)) + 1))[:, alike] - width**2 / 2
-    step = np.minimum(STEP_GROWTH * sigma, STEP_MOST) * random.standard_normal((draws, 1))
-    return np.asarray(centre * np.exp(family + own + step))
+    own = width * keyed_normals([f"launch {key}" for key in launches], draws, seed)[:, alike] - width**2 / 2
+    step = np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA) * keyed_normals(["step"], draws, seed)
+    return KernelDraws(centre * np.exp(family + own + step), which)
 
 
-def draw_host_scale(evidence: Mapping[str, float], draws: int, random: np.random.Generator) -> Floats:
+def draw_host_scale(evidence: Mapping[str, float], draws: int, seed: int) -> Floats:
     """Log-normal factors on all host times, shape (draws,), as wide as the mix of evidence asks for."""
     sigma = sum(share * HOST_SIGMA.get(kind, max(HOST_SIGMA.values())) for kind, share in evidence.items())
-    return np.asarray(np.exp(sigma * random.standard_normal(draws)))
+    return np.asarray(np.exp(sigma * keyed_normals(["host"], draws, seed)[:, 0]))
+
+
+def launch_keys(calls: pd.DataFrame) -> list[str]:
+    """What each call launches, as a kernel model sees it: family, op, phase, dtype, sizes and attributes.
+
+    Calls without sizes (operators that the map does not know) are told apart by their bytes.
+    """
+    words = [name for name in ("family", "op", "phase", "dtype", "attributes") if name in calls]
+    sizes = [name for name in DIMS if name in calls]
+    traffic = [name for name in ("bytes_read", "bytes_written") if name in calls]
+    columns = [*words, *sizes, *traffic]
+    distinct = calls[columns].drop_duplicates()
+    texts = []
+    for row in distinct.astype(object).itertuples(index=False, name=None):
+        stated = {name: value for name, value in zip(columns, row, strict=True) if not pd.isna(value)}
+        told = sizes if any(name in stated for name in sizes) else traffic
+        texts.append(";".join([*(f"{name}={stated[name]}" for name in words if name in stated),
+                               *(f"{name}={stated[name]:.0f}" for name in told if name in stated)]))  # fmt: skip
+    number = calls.groupby(columns, sort=False, dropna=False).ngroup().to_numpy()
+    return [texts[at] for at in number]
+
+
+def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
+    """Standard normal draws, shape (draws, keys); a key's column depends on the seed and the key alone.
+
+    Each column holds the same values, the middles of `draws` equally likely ranges, in an order of its own (a Latin
+    hypercube). Percentiles of a sum over many keys vary less from seed to seed than with independent draws.
+    """
+    values = _normal_quantiles(draws)
+    found = np.empty((len(keys), draws))
+    for row, key in zip(found, keys, strict=True):
+        digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=16).digest()
+        generator = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8")))
+        row[:] = generator.permutation(values)
+    return found.T
+
+
+@lru_cache(maxsize=4)
+def _normal_quantiles(count: int) -> Floats:
+    """Quantiles of the standard normal distribution at the middles of `count` equally likely ranges."""
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse((place + 0.5) / count) for place in range(count)])
+
+
+def _blocks(draws: int, rows: int) -> Iterator[slice]:
+    """Ranges of draws that are simulated together."""
+    size = max(BLOCK_VALUES // max(rows, 1), 64)
+    return (slice(begin, begin + size) for begin in range(0, draws, size))
 
 
 def _sums(table: pd.DataFrame, key: str, factor: float = 1.0) -> dict[str, float]:

@@ -23,6 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.collect.limits import check_manifest, check_table, member_names
 from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.paths import CAMPAIGN
 from pipeline.schemas import PROVENANCE_KEY, atomic_path, read_arrow, read_table, write_table
@@ -181,6 +182,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: the folder holds none, or it is damaged.
     """
+    check_manifest(folder / CAMPAIGN)
     try:
         found = json.loads((folder / CAMPAIGN).read_text())
     except FileNotFoundError:
@@ -220,6 +222,7 @@ def read_peaks(path: Path) -> pd.DataFrame:
     Raises:
         TableError: the file is missing, damaged, or of another kind.
     """
+    check_table(path)
     table = read_arrow(path, "run the campaign's peaks", "measure again")
     try:
         found: pd.DataFrame = table.select(PEAK_SCHEMA.names).cast(PEAK_SCHEMA).to_pandas()
@@ -242,13 +245,12 @@ def check(folder: Path) -> list[str]:
     for file in sorted(files):
         try:
             if file.suffix == ".tar":
-                with tarfile.open(file) as tar:
-                    tar.getnames()
+                member_names(file)
             elif file.name in readers:
                 readers[file.name](file)
             else:
                 found.append(f"{file}: not a file of a campaign")
-        except (SteptimeError, tarfile.TarError, OSError) as error:
+        except (SteptimeError, OSError) as error:
             found.append(str(error))
     return found
 

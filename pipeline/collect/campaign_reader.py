@@ -6,7 +6,6 @@ Both layouts give the same tables; the manifest's `schema` says which one a fold
 from __future__ import annotations
 
 import json
-import tarfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pipeline.collect.campaign_folder import (
     read_manifest,
     read_peaks,
 )
+from pipeline.collect.limits import archives, check_table, member_names, read_member
 from pipeline.errors import InputError, SteptimeWarning, TraceError
 from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
 from pipeline.schemas import SCHEMAS, read_provenance, read_table
@@ -53,19 +53,15 @@ class TraceMember:
         """Write the traces to a folder; returns the paths of `kineto.json.gz` and `execution_trace.json.gz`.
 
         Raises:
-            TraceError: the archive is damaged.
+            TraceError: the archive is damaged, or a trace is larger than a campaign's.
         """
         folder.mkdir(parents=True, exist_ok=True)
         written: list[Path | None] = []
-        try:
-            with tarfile.open(self.archive) as tar:
-                for member, name in ((self.kineto, KINETO), (self.execution_trace, EXECUTION_TRACE)):
-                    stream = tar.extractfile(member) if member else None
-                    if stream is not None:
-                        (folder / name).write_bytes(stream.read())
-                    written.append(None if stream is None else folder / name)
-        except (tarfile.TarError, OSError, KeyError) as error:
-            raise TraceError(f"{self.archive}: damaged archive ({error}); measure again") from None
+        for member, name in ((self.kineto, KINETO), (self.execution_trace, EXECUTION_TRACE)):
+            data = read_member(self.archive, member) if member else None
+            if data is not None:
+                (folder / name).write_bytes(data)
+            written.append(None if data is None else folder / name)
         if written[0] is None:
             raise TraceError(f"{self.archive}: holds no {self.kineto}; measure again")
         return written[0], written[1]
@@ -82,6 +78,7 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     if manifest.get("schema") == standalone.SCHEMA_VERSION:
         found = standalone.read_samples(folder, manifest)
     elif (folder / SAMPLES).exists():
+        check_table(folder / SAMPLES)
         found = read_table(folder / SAMPLES, "samples")
     else:
         found = pd.DataFrame(columns=SCHEMAS["samples"].names)
@@ -105,6 +102,7 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
         return standalone.read_step_times(folder, manifest)
     if not (folder / STEP_TIMES).exists():
         return pd.DataFrame(columns=SCHEMAS["step_times"].names)
+    check_table(folder / STEP_TIMES)
     return read_table(folder / STEP_TIMES, "step_times")
 
 
@@ -180,18 +178,14 @@ def read_traces(folder: str | Path) -> Iterator[TraceMember]:
 
     Raises:
         InputError: the folder is no campaign's.
-        TraceError: an archive is damaged.
+        TraceError: an archive is damaged, or there are more or larger files than in a campaign's.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
     place = standalone.place_of if manifest.get("schema") == standalone.SCHEMA_VERSION else _place_of
     found: dict[tuple[str, str, int], TraceMember] = {}
-    for archive in sorted(folder.glob("traces_*.tar")):
-        try:
-            with tarfile.open(archive) as tar:
-                names = tar.getnames()
-        except (tarfile.TarError, OSError) as error:
-            raise TraceError(f"{archive}: damaged archive ({error}); measure again") from None
+    for archive in archives(folder):
+        names = member_names(archive)
         for name in names:
             prefix, _, last = name.rpartition("/")
             if last == KINETO and (where := place(prefix)) is not None:

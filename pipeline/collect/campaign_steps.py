@@ -14,6 +14,7 @@ from pipeline.collect.device import answers, free_bytes, gpu_state, set_tf32
 from pipeline.collect.step_timing import Step, StepTimes, step_times_row, time_steps, warm_up
 from pipeline.collect.tracing import Profile, execution_trace, profile_steps
 from pipeline.collect.unit_runner import Campaign, Outcome
+from pipeline.collect.unsupported import running
 from pipeline.errors import SteptimeError
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.workloads import make_step
@@ -72,11 +73,11 @@ def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
 
     Raises:
         InputError: the workload needs a package that is not installed.
+        UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         RuntimeError: the step fails, for example for want of memory.
     """
-    step, facts = _made(campaign, plan)
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
-    took = warm_up(step.run, campaign.device, limit_s=4 * seconds)
+    step, facts, took = _warmed_up(campaign, plan, 4 * seconds)
     times = time_steps(step.run, campaign.device, 2 * seconds, took)
     _add_row(campaign, plan, times, {**facts, "state": gpu_state()})  # at once: the steps' clocks
     return {"note": f"{times.median_us:.0f} us"}
@@ -87,13 +88,13 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
 
     Raises:
         InputError: the workload needs a package that is not installed.
+        UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         RuntimeError: the step fails, for example for want of memory.
     """
     device, folder = campaign.device, campaign.folder
     timed = folder.step_facts(plan.unit)
-    step, facts = _made(campaign, plan)
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
-    took = warm_up(step.run, device, limit_s=4 * seconds)
+    step, facts, took = _warmed_up(campaign, plan, 4 * seconds)
     times = StepTimes()
     if timed is None:
         times.add(time_steps(step.run, device, seconds, took))
@@ -114,8 +115,8 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     return {"trace": archive, "note": f"{told}profiled {profiled or traced['note']}"}
 
 
-def _made(campaign: Campaign, plan: StepPlan) -> tuple[Any, dict[str, Any]]:
-    """The step of a plan, ready to run in its precision, and facts of it."""
+def _warmed_up(campaign: Campaign, plan: StepPlan, limit_s: float) -> tuple[Any, dict[str, Any], float]:
+    """The step of a plan, warmed up in its precision; facts of it; and the seconds that it took last."""
     import torch
 
     device = campaign.device
@@ -124,8 +125,10 @@ def _made(campaign: Campaign, plan: StepPlan) -> tuple[Any, dict[str, Any]]:
     set_tf32(config.get("dtype") == "tf32")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    step = make_step(config, plan.batch_size, device.type)
-    return step, {"unit": plan.unit, "config": config, "rows_capped": capped}
+    with running(plan.unit.removeprefix("steps/"), str(config.get("dtype", "fp32")), device):
+        step = make_step(config, plan.batch_size, device.type)
+        took = warm_up(step.run, device, limit_s=limit_s)
+    return step, {"unit": plan.unit, "config": config, "rows_capped": capped}, took
 
 
 def _add_row(campaign: Campaign, plan: StepPlan, times: StepTimes, facts: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from pipeline.collect.device import (
 )
 from pipeline.collect.step_timing import Step, StepTimes, step_times_row, time_steps, warm_up
 from pipeline.collect.tracing import Profile, execution_trace, profile_steps, write_gzip
+from pipeline.collect.unsupported import running
 from pipeline.errors import MeasurementError
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.schemas import write_table
@@ -71,22 +72,25 @@ def collect_step(
 
     Raises:
         InputError: there is no such device, or the config is wrong.
+        UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         MeasurementError: the step fails on this device, or the profiler records no step.
     """
     place, folder = select_device(device), Path(out_dir)
     threads = fix_threads(place)
     keep_memory_mapped()
     set_tf32(str(config.get("dtype", "fp32")) == "tf32")
-    step = make_step(dict(config), batch_size, place.type)
     before = gpu_state() if place.type == "cuda" else {}
+    what = f"{config.get('name', model)} at batch {batch_size}"
     try:
-        took = warm_up(step.run, place)
+        with running(what, str(config.get("dtype", "fp32")), place):
+            step = make_step(dict(config), batch_size, place.type)
+            took = warm_up(step.run, place)
         with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
             times, chosen = _rounds(step.run, place, iterations, seconds, took, Path(scratch))
             write_gzip(chosen.path.read_bytes(), folder / KINETO)
             note = _execution_trace(step.run, place, Path(scratch), folder)
     except (RuntimeError, MemoryError) as error:
-        raise MeasurementError(f"{config.get('name', model)} at batch {batch_size} on {device}: {error}") from error
+        raise MeasurementError(f"{what} on {device}: {error}") from error
     facts = {
         "config": dict(config),
         "torch_threads": threads,

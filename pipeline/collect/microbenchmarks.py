@@ -10,6 +10,7 @@ is busy for a while does not decide any median.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from pipeline.collect.workbench import (
     samples_frame,
     table_bytes,
 )
-from pipeline.errors import MeasurementError, TraceError
+from pipeline.errors import MeasurementError, SteptimeWarning, TraceError
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +88,8 @@ def measure_calls(
         rows += _measure_exact(work, timings, variants, end)
     frame = samples_frame(rows, gpu="local", source="collect", campaign_id="local")
     frame.attrs["unmeasured"] = work.unmeasured.reasons
+    for reason in dict.fromkeys(work.unmeasured.unsupported):
+        warnings.warn(f"{reason}; skipped", SteptimeWarning, stacklevel=2)
     return frame
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from pipeline.collect.cases import Case, Maker, Spec
 from pipeline.collect.device import answers, free_bytes, release, set_tf32
 from pipeline.collect.host_costs import PLAIN_STEP, Cost, host_costs, plain_costs, profiler_costs
 from pipeline.collect.unit_runner import Campaign, Outcome
+from pipeline.collect.unsupported import is_unsupported, unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +82,14 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
     for n in (64, 128) if tiny else (2048, 4096, 8192) if cuda else (512, 1024):
         for dtype in ("bf16", "fp16", "tf32", "fp32") if cuda else ("fp32",):
             a, b = make.tensor(n, n, dtype=dtype), make.tensor(n, n, dtype=dtype)
-            taken = _measured(bench, {n: _product(a, b)}, dtype)
+            try:
+                taken = _measured(bench, {n: _product(a, b)}, dtype)
+            except RuntimeError as error:
+                if not is_unsupported(error):
+                    raise
+                told = unsupported(f"peaks/products gemm_{dtype}", dtype, bench.device, error)
+                print(f"warning: {told}; skipped", file=sys.stderr)
+                continue
             for us in taken.values():  # none where the profiler saw nothing
                 yield Peak(f"gemm_{dtype}", n, 2 * n**3 / us / 1e6, "TFLOP/s", "median kernel time, random data")
     set_tf32(False)

@@ -16,6 +16,7 @@ import pandas as pd
 
 from pipeline.collect.device import name_of_card
 from pipeline.collect.kernel_filter import counted
+from pipeline.collect.limits import check_table
 from pipeline.schemas import DIMS, SCHEMAS, read_arrow
 
 SCHEMA_VERSION = 1
@@ -65,7 +66,7 @@ def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     Raises:
         TableError: a file is damaged.
     """
-    tables = [read_arrow(path, AGAIN, AGAIN).to_pandas() for path in sorted(folder.glob("kernels_*.parquet"))]
+    tables = [_raw(path) for path in sorted(folder.glob("kernels_*.parquet"))]
     if not tables:
         return pd.DataFrame(columns=SCHEMAS["samples"].names)
     raw = pd.concat(tables, ignore_index=True)
@@ -115,7 +116,7 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     path = folder / "step_times.parquet"
     if not path.exists():
         return pd.DataFrame(columns=SCHEMAS["step_times"].names)
-    raw = read_arrow(path, AGAIN, AGAIN).to_pandas()
+    raw = _raw(path)
     each = raw["free_event_each_us"]
     variants = [
         _variant(*row)
@@ -154,6 +155,12 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
             "config": facts,
         }
     )
+
+
+def _raw(path: Path) -> pd.DataFrame:
+    check_table(path)
+    found: pd.DataFrame = read_arrow(path, AGAIN, AGAIN).to_pandas()
+    return found
 
 
 def place_of(prefix: str) -> tuple[str, str, int] | None:

@@ -19,6 +19,7 @@ from pipeline.collect.campaign_folder import CampaignFolder
 from pipeline.collect.campaign_supervisor import EXIT_HUNG
 from pipeline.collect.cases import Spec
 from pipeline.collect.device import answers, out_of_memory, release
+from pipeline.collect.unsupported import UnsupportedByDeviceError
 from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
 if TYPE_CHECKING:
@@ -95,8 +96,10 @@ class Campaign:
         start, lost = time.monotonic(), ""
         try:
             entry.update({"status": "done", **work()})
-        except (InputError, ImportError) as error:
-            damaged = isinstance(error, TraceError | TableError)  # what was measured, not what is installed
+        except (InputError, ImportError, UnsupportedByDeviceError) as error:
+            damaged = isinstance(
+                error, TraceError | TableError
+            )  # what was measured, not what is installed or supported
             entry.update(status="error" if damaged else "skipped", error=str(error)[:300])
         except Exception as error:  # one failing unit must not end the run
             status = "out_of_memory" if out_of_memory(error) else "error"

@@ -13,6 +13,7 @@ from pipeline.collect.case_timing import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError, build_case
 from pipeline.collect.device import FLOAT_BYTES, answers, free_bytes, out_of_memory
 from pipeline.collect.operator_runs import Replayer
+from pipeline.collect.unsupported import device_name, first_line, is_unsupported
 from pipeline.errors import MeasurementError
 from pipeline.schemas import DIMS, SCHEMAS
 
@@ -29,9 +30,13 @@ SLOWEST_US = 400_000.0
 
 @dataclass
 class Unmeasured:
-    """Calls without a benchmark: how many distinct ones, by reason."""
+    """Calls without a benchmark: how many distinct ones, by reason.
+
+    `unsupported` names those that the device cannot run in their dtype.
+    """
 
     reasons: dict[str, int] = field(default_factory=dict)
+    unsupported: list[str] = field(default_factory=list)
 
     def add(self, error: Exception) -> None:
         """Count one."""
@@ -80,6 +85,9 @@ class Workbench:
         if not answers(self.device):
             raise MeasurementError(f"the device was lost in {spec.family} {spec.op}: {error}") from error
         reason = "out of memory" if out_of_memory(error) else str(error)
+        if is_unsupported(error):
+            reason = f"{device_name(self.device)} cannot run it in {spec.dtype} ({first_line(error)})"
+            self.unmeasured.unsupported.append(f"{spec.family} {spec.op}: {reason}")
         self.unmeasured.add(MeasurementError(f"{spec.family} {spec.op}: {reason}"))
 
     def _case(self, spec: Spec, node: GraphNode | None, make: Maker) -> Case:

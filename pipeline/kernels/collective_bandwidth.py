@@ -26,7 +26,7 @@ from pipeline.kernels.families import work_of
 from pipeline.kernels.physics import bus_factor
 from pipeline.kernels.work import Array, Dims
 from pipeline.model_files import read_by_gpu, write_by_gpu
-from pipeline.paths import packs_dir
+from pipeline.packs import SHARED, record_file, shipped_file
 
 FAMILY = "collective"
 
@@ -124,6 +124,7 @@ def write_curves(path: Path, curves: Mapping[str, Curves], provenance: Mapping[s
         for gpu, found in curves.items()
     }
     write_by_gpu(path, plain, provenance)
+    record_file(path)
 
 
 @lru_cache(maxsize=4)
@@ -147,8 +148,7 @@ def collective_model(gpu: GpuSpec) -> CollectiveModel | None:
     Raises:
         PackError: the shipped file is damaged.
     """
-    path = packs_dir() / FILE
-    if not gpu.nvlink_gb_per_s or not path.is_file():
+    if not gpu.nvlink_gb_per_s or (path := shipped_file(SHARED, FILE)) is None:
         return None
     curves = read_curves(path)
     if gpu.name in curves:

@@ -84,6 +84,7 @@ def run_jobs(jobs: Sequence[Job[T]], workers: int) -> Iterator[T]:
         return
     # fresh processes: torch does not survive a fork
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
     with _interrupts_are_for_this_process():  # these are started by the first calls that find no idle one
         for _ in range(workers):
@@ -94,7 +95,7 @@ def run_jobs(jobs: Sequence[Job[T]], workers: int) -> Iterator[T]:
             yield done.result()
     except BaseException as error:
         threads.shutdown(wait=False, cancel_futures=True)
-        for process in list((pool._processes or {}).values()):  # what they train is of no use any more
+        for process in set(multiprocessing.active_children()) - others:  # what they train is of no use any more
             process.terminate()
         if isinstance(error, BrokenProcessPool):
             raise SteptimeError(

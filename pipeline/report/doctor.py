@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
-from pipeline.packs import check_pack, list_packs
+from pipeline.packs import SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 from pipeline.report.mlflow_tracking import OVERHEADS, log_run
 
@@ -78,7 +78,7 @@ def _mlflow() -> tuple[str, str]:
 
 def _packs() -> tuple[str, str]:
     names = list_packs() + [f"{FOLDER}/{gpu}" for gpu in measured_gpus()]
-    for name in names:
+    for name in (*names, TRANSFER, SHARED):
         check_pack(name)
     return ("ok", ", ".join(names)) if names else ("absent", f"none under {packs_dir()}")
 

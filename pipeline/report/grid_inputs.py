@@ -96,7 +96,7 @@ def pack_digests() -> dict[str, str]:
     """
     names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
     files = {name: packs_dir() / name / MANIFEST for name in names}
-    files |= {name: packs_dir() / name for name in (ATTENTION, FILE)}
+    files |= {name: packs_dir() / name for name in (ATTENTION, FILE, MANIFEST)}
     files |= {f"transfer/{path.stem}": path for path in sorted(transfer_dir().glob("*.safetensors"))}
     return {name: file_digest(path)[:16] for name, path in files.items() if path.is_file()}
 

@@ -11,6 +11,7 @@ import fcntl
 import functools
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,12 @@ EXPERIMENTS = {
 """Experiments with the description that stands above their runs."""
 
 _NOTE = "mlflow.note.content"
+LOOPBACK = "127.0.0.1"
+"""Address that the MLflow UI binds. It has no password, so that other machines must not reach it."""
+
+_SERVER_VARIABLES = re.compile(r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|(UVICORN|GUNICORN)_\w+")
+"""Variables with which an environment would move MLflow's server to another address, or open it to others."""
+
 _ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 
 
@@ -147,7 +154,7 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
 
 
 def serve(port: int, folder: str | Path) -> None:
-    """Replace this process by the MLflow UI on a folder's database.
+    """Replace this process by the MLflow UI on a folder's database, bound to `LOOPBACK` whatever the environment says.
 
     Raises:
         InputError: no pipeline has run yet, or the port is none or taken.
@@ -159,12 +166,14 @@ def serve(port: int, folder: str | Path) -> None:
             f"{folder}/mlflow.db: no such file; run the pipeline first (make run), or name its folder with --results"
         )
     os.environ.update(_ENVIRONMENT)
+    for name in [name for name in os.environ if _SERVER_VARIABLES.fullmatch(name)]:
+        del os.environ[name]
     owner = _kernel_models(folder)
     print(
-        f"MLflow UI (stop with Ctrl-C); kernel models: http://127.0.0.1:{port}/#/experiments/{owner}/runs", flush=True
+        f"MLflow UI (stop with Ctrl-C); kernel models: http://{LOOPBACK}:{port}/#/experiments/{owner}/runs", flush=True
     )
     # one worker: of several, each that takes over five seconds to import MLflow on a busy machine is killed, again and again
-    options = ["--backend-store-uri", _uri(folder), "--port", str(port), "--workers", "1"]
+    options = ["--backend-store-uri", _uri(folder), "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
 
 
@@ -181,7 +190,7 @@ def _check_port(port: int) -> None:
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
+            probe.bind((LOOPBACK, port))
     except (OverflowError, OSError) as error:
         reason = getattr(error, "strerror", None) or "ports go from 1 to 65535"
         raise InputError(f"--port {port}: {reason}; give another one, such as --port 5001") from None

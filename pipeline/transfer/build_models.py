@@ -20,6 +20,7 @@ from scipy import stats
 
 from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
+from pipeline.packs import record_file
 from pipeline.paths import datasets_dir, transfer_dir
 from pipeline.schemas import atomic_path
 from pipeline.transfer.gpu_features import COVERED
@@ -111,13 +112,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for family in options.family or COVERED:
         if options.published_mlp:
             if family in DIMS:
+                path = options.out / f"mlp_{family}.safetensors"
                 network = train_mlp(samples, family, PUBLISHED, steps=20000, rate=3e-4)
-                network.save(options.out / f"mlp_{family}.safetensors")
+                network.save(path)
+                record_file(path)
             continue
         errors = build_family(samples, family, options.out, options.folds)
+        record_file(options.out / f"{family}.safetensors")
         print(errors.groupby("method")["mape"].mean().round(1).to_dict(), flush=True)
         if options.errors:
             merge_errors(options.errors, errors)
+            record_file(options.errors, new=False)
 
 
 def merge_errors(path: Path, errors: pd.DataFrame) -> None:

@@ -20,6 +20,7 @@ import pandas as pd
 from pipeline.datasets.aiconfigurator import SOURCE, TABLES, read_products
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, mape
+from pipeline.packs import record_file
 from pipeline.paths import transfer_dir
 from pipeline.transfer.build_models import interval_of_a_new_gpu
 from pipeline.transfer.recipes import TENSOR, Recipe
@@ -107,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=transfer_dir())
     options = parser.parse_args(arguments)
     model = build({gpu: read_products(gpu) for gpu in TABLES})
-    model.save(options.out / f"{FAMILY}.safetensors")
+    path = options.out / f"{FAMILY}.safetensors"
+    model.save(path)
+    record_file(path)
     print((100.0 * pd.DataFrame(model.provenance["chip_left_out"]).T).round(1).to_string(), flush=True)
 
 

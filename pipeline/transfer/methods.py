@@ -26,7 +26,7 @@ from pipeline.kernels.physics import Physics
 from pipeline.kernels.tensor_core_convolution import on_tensor_cores as convolved
 from pipeline.kernels.tensor_core_products import covered as tensor_covered
 from pipeline.kernels.work import Dims
-from pipeline.paths import transfer_dir
+from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.gpu_features import ARITHMETIC
 from pipeline.transfer.mlp import DIMS, TransferMlp
@@ -101,8 +101,8 @@ def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
         result.loc[part.index[known]] = scaled[known]
     for family, dims in DIMS.items():
         rows = (samples["family"].astype(str) == family).to_numpy()
-        path = transfer_dir() / f"mlp_{family}.safetensors"
-        if not rows.any() or not path.is_file():
+        path = shipped_file(TRANSFER, f"mlp_{family}.safetensors") if rows.any() else None
+        if path is None:
             continue
         complete = rows & samples.reindex(columns=list(dims)).notna().all(axis=1).to_numpy()
         if not complete.any():

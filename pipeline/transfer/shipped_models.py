@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,17 +10,12 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.min_duration import not_shorter
-from pipeline.paths import transfer_dir
+from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.utilisation import Array, UtilisationModel, load_cached
 
 COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
-
-
-@lru_cache(maxsize=8)
-def _available(folder: Path) -> tuple[str, ...]:
-    return tuple(name for name in COVERED if (folder / f"{name}.safetensors").is_file())
 
 
 def load_models() -> dict[str, UtilisationModel]:
@@ -31,8 +24,8 @@ def load_models() -> dict[str, UtilisationModel]:
     Raises:
         PackError: a file is damaged.
     """
-    folder = transfer_dir()
-    return {name: load_cached(folder / f"{name}.safetensors") for name in _available(folder)}
+    files = {name: shipped_file(TRANSFER, f"{name}.safetensors") for name in COVERED}
+    return {name: load_cached(path) for name, path in files.items() if path is not None}
 
 
 def covered(calls: pd.DataFrame) -> pd.Series:

@@ -11,7 +11,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.min_duration import not_shorter
 from pipeline.kernels.work import Array
-from pipeline.paths import transfer_dir
+from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.tensor_core_tiles import FAMILY
 from pipeline.transfer.utilisation import Correction, UtilisationModel, load_cached
 
@@ -22,8 +22,8 @@ def tensor_model() -> UtilisationModel | None:
     Raises:
         PackError: the file is damaged.
     """
-    path = transfer_dir() / f"{FAMILY}.safetensors"
-    return load_cached(path) if path.is_file() else None
+    path = shipped_file(TRANSFER, f"{FAMILY}.safetensors")
+    return None if path is None else load_cached(path)
 
 
 @lru_cache(maxsize=4)

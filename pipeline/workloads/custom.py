@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pipeline.errors import ConfigError, InputError
@@ -15,7 +18,8 @@ from pipeline.workloads.training_step import Step
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """What the function named by `target` returns for (config, batch_size, device).
 
-    The module is looked for on Python's path and in the current folder.
+    The module is looked for in the current folder, then on Python's path. What it imports is looked for on the path
+    first: a file in the current folder must not stand in for a library that has its name.
 
     Raises:
         ConfigError: `target` is missing or not of the form module:function.
@@ -31,10 +35,8 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             f"{Path(module_name).stem}:{function_name}, from its folder or with that folder on PYTHONPATH"
         )
     here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
+        function = getattr(_imported(module_name, here), function_name)
     except ModuleNotFoundError as error:
         raise InputError(f"model.target={target}: no module {error.name!r} on the path or in {here}") from None
     except AttributeError:
@@ -45,3 +47,19 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             f"model.target={target}: returned {type(step).__name__}, not pipeline.workloads.training_step.Step"
         )
     return step
+
+
+def _imported(name: str, folder: str) -> ModuleType:
+    """The user's module, from a folder where it has it; else from Python's path, at whose end the folder stays."""
+    if folder not in sys.path:
+        sys.path.append(folder)
+    top = name.partition(".")[0]
+    spec = None if top in sys.modules else PathFinder.find_spec(top, [folder])
+    if spec is not None and spec.loader is not None:
+        module = sys.modules[top] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[top]
+            raise
+    return importlib.import_module(name)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline import packs
+from pipeline.answers.attention_constants import attention_model
+from pipeline.answers.tensor_core_transfer import tensor_model
 from pipeline.errors import PackError
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.collective_bandwidth import collective_model
+from pipeline.transfer.shipped_models import load_models
 
 
 @pytest.fixture
@@ -59,3 +68,63 @@ def test_every_shipped_pack_is_whole() -> None:
     packs.check_pack.cache_clear()
     for gpu in packs.list_packs():
         assert packs.check_pack(gpu)["gpu"] == gpu
+
+
+def files_that_ship() -> list[str]:
+    """Paths below `packs/` of every file that the repository ships, manifests aside."""
+    root = packs.packs_dir()
+    every = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return sorted(path.relative_to(root).as_posix() for path in every if path.name != packs.MANIFEST)
+
+
+def test_every_file_that_ships_is_in_a_manifest_and_as_it_says() -> None:
+    packs.check_pack.cache_clear()
+    names = [path.parent.relative_to(packs.packs_dir()).as_posix() for path in packs.packs_dir().rglob(packs.MANIFEST)]
+    assert {packs.SHARED, packs.TRANSFER} <= set(names)
+    listed = {(Path(name) / file).as_posix() for name in names for file in packs.check_pack(name)["files"]}
+    assert listed == set(files_that_ship())
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of all that ships, in the place of what ships."""
+    shutil.copytree(packs.packs_dir(), tmp_path / "packs")
+    monkeypatch.setattr(packs, "packs_dir", lambda: tmp_path / "packs")
+    packs.check_pack.cache_clear()
+    yield tmp_path / "packs"
+    packs.check_pack.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "load"),
+    [("attention.json", lambda: attention_model(load_gpu("H100"))),
+     ("collectives.json", lambda: collective_model(load_gpu("H100"))),
+     ("transfer/gemm.safetensors", load_models), ("transfer/tensor_gemm.safetensors", tensor_model)],
+)  # fmt: skip
+@pytest.mark.parametrize("harm", ["change", "remove", "not listed"])
+def test_shared_files_are_checked_when_they_are_loaded(copy: Path, name: str, load: Any, harm: str) -> None:
+    assert load()
+    packs.check_pack.cache_clear()
+    path = copy / name
+    data = path.read_bytes()
+    if harm == "change":  # of one digit or byte, after which the file still reads
+        path.write_bytes(data[:-40] + bytes([data[-40] ^ 1]) + data[-39:])
+    elif harm == "remove":
+        path.unlink()
+    else:
+        manifest = path.parent / packs.MANIFEST
+        values = json.loads(manifest.read_text())
+        del values["files"][path.name]
+        manifest.write_text(json.dumps(values))
+    with pytest.raises(PackError, match=path.name):
+        load()
+
+
+def test_a_file_that_is_written_anew_is_entered_beside_the_others(tmp_path: Path) -> None:
+    for name, text in (("a.json", "1"), ("b.json", "2"), ("a.json", "3")):
+        (tmp_path / name).write_text(text)
+        packs.record_file(tmp_path / name)
+    files = json.loads((tmp_path / packs.MANIFEST).read_text())["files"]
+    assert {name: facts["sha256"] for name, facts in files.items()} == {
+        name: packs.file_digest(tmp_path / name) for name in ("a.json", "b.json")
+    }

@@ -1,4 +1,4 @@
-"""Draws of kernel times: what errs together, and how much a sum does."""
+"""Draws of kernel times: which errors are shared, how wide a sum is, and what a draw depends on."""
 
 from __future__ import annotations
 
@@ -7,64 +7,105 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.predict_step import (
-    FAMILY_SHARE,
+    FAMILY_VARIANCE_SHARE,
+    MAX_STEP_SIGMA,
     NORMAL_P90,
-    OTHER_SHARE,
-    STEP_GROWTH,
-    STEP_MOST,
+    OTHER_VARIANCE_SHARE,
+    STEP_SIGMA_RATIO,
     draw_kernel_times,
+    keyed_normals,
 )
 
 SPREAD = 1.6
 SIGMA = np.log(SPREAD) / NORMAL_P90
-ALL = STEP_MOST**2 / (SIGMA**2 + STEP_MOST**2)
+ALL = MAX_STEP_SIGMA**2 / (SIGMA**2 + MAX_STEP_SIGMA**2)
 """Correlation of kernels that have nothing in common but their step."""
 
+Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
-def drawn(
-    families: list[str], spread: float = SPREAD, draws: int = 20_000
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Draws of a call per family, each predicted differently."""
-    centre = 100.0 + np.arange(len(families))
+
+def drawn_of(calls: pd.DataFrame, centre: np.ndarray, spread: float = SPREAD, draws: int = 20_000) -> Table:
+    """Draws of calls with given predictions."""
     predicted = pd.DataFrame({"kernel_us": centre, "p10_us": centre / spread, "p90_us": centre * spread})
-    return draw_kernel_times(pd.DataFrame({"family": families}), predicted, draws, np.random.default_rng(0))
+    return draw_kernel_times(calls, predicted, draws, 0).rows(slice(None))
 
 
-def correlations(*families: str) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def different(families: list[str]) -> pd.DataFrame:
+    """A call per family, each of another size."""
+    return pd.DataFrame({"family": families, "B": range(len(families))}).astype({"B": "Int64"})
+
+
+def drawn(families: list[str], spread: float = SPREAD, draws: int = 20_000) -> Table:
+    """Draws of a call per family, each of another size and another predicted time."""
+    return drawn_of(different(families), 100.0 + np.arange(len(families)), spread, draws)
+
+
+def correlations(*families: str) -> Table:
     """Of the logarithms of drawn times."""
     return np.corrcoef(np.log(drawn(list(families))), rowvar=False)
 
 
 def within(share: float) -> float:
     """Correlation of two calls of one family that shares this much of its variance."""
-    return (share * SIGMA**2 + STEP_MOST**2) / (SIGMA**2 + STEP_MOST**2)
+    return (share * SIGMA**2 + MAX_STEP_SIGMA**2) / (SIGMA**2 + MAX_STEP_SIGMA**2)
 
 
 def test_the_directions_of_a_convolution_err_together_and_families_apart_but_for_what_the_step_shares() -> None:
     found = correlations("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight", "gemm", "softmax")
-    assert found[:3, :3][np.triu_indices(3, 1)] == pytest.approx([within(FAMILY_SHARE["conv2d"])] * 3, abs=0.03)
+    conv = within(FAMILY_VARIANCE_SHARE["conv2d"])
+    assert found[:3, :3][np.triu_indices(3, 1)] == pytest.approx([conv] * 3, abs=0.03)
     assert found[3:, :3].ravel() == pytest.approx([ALL] * 6, abs=0.03) and found[3, 4] == pytest.approx(ALL, abs=0.03)
 
 
 def test_products_share_most_of_their_error_and_families_that_nobody_judged_the_usual_part() -> None:
-    assert correlations("gemm", "gemm")[0, 1] == pytest.approx(within(FAMILY_SHARE["gemm"]), abs=0.03)
-    assert correlations("reduction", "reduction")[0, 1] == pytest.approx(within(OTHER_SHARE), abs=0.03)
+    assert correlations("gemm", "gemm")[0, 1] == pytest.approx(within(FAMILY_VARIANCE_SHARE["gemm"]), abs=0.03)
+    assert correlations("reduction", "reduction")[0, 1] == pytest.approx(within(OTHER_VARIANCE_SHARE), abs=0.03)
 
 
 def test_a_step_of_many_kernels_is_no_surer_than_what_they_share_and_lies_around_its_prediction() -> None:
     total = np.log(drawn(["conv2d_forward"] * 400, draws=2_000).sum(axis=1) / (100.0 + np.arange(400)).sum())
-    assert np.std(total) == pytest.approx(np.sqrt(FAMILY_SHARE["conv2d"] * SIGMA**2 + STEP_MOST**2), rel=0.06)
+    assert np.std(total) == pytest.approx(
+        np.sqrt(FAMILY_VARIANCE_SHARE["conv2d"] * SIGMA**2 + MAX_STEP_SIGMA**2), rel=0.06
+    )
     assert np.median(total) == pytest.approx(0.0, abs=0.02)
 
 
 def test_what_a_step_shares_is_in_proportion_to_kernels_that_are_well_known() -> None:
     total = np.log(drawn(["softmax"] * 400, spread=1.02, draws=2_000).sum(axis=1))
     sigma = np.log(1.02) / NORMAL_P90
-    assert np.std(total) == pytest.approx(sigma * np.sqrt(STEP_GROWTH**2 + OTHER_SHARE), rel=0.06)
-    assert STEP_GROWTH * sigma < STEP_MOST / 2
+    assert np.std(total) == pytest.approx(sigma * np.sqrt(STEP_SIGMA_RATIO**2 + OTHER_VARIANCE_SHARE), rel=0.06)
+    assert STEP_SIGMA_RATIO * sigma < MAX_STEP_SIGMA / 2
 
 
 def test_a_prediction_without_width_is_drawn_as_it_is_and_calls_that_take_no_time_stay_so() -> None:
-    predicted = pd.DataFrame({"kernel_us": [5.0, 0.0], "p10_us": [5.0, 0.0], "p90_us": [5.0, 0.0]})
     calls = pd.DataFrame({"family": ["gemm", "other"]})
-    assert draw_kernel_times(calls, predicted, 3, np.random.default_rng(0)).tolist() == [[5.0, 0.0]] * 3
+    assert drawn_of(calls, np.array([5.0, 0.0]), spread=1.0, draws=3).tolist() == [[5.0, 0.0]] * 3
+
+
+def test_other_calls_and_their_order_do_not_change_what_a_call_draws() -> None:
+    calls = different(["gemm", "softmax", "gemm", "conv2d_forward"])
+    centre = np.array([100.0, 20.0, 30.0, 40.0])
+    all_of_them = drawn_of(calls, centre, draws=100)
+    order = [2, 0, 3]
+    assert np.array_equal(drawn_of(calls.iloc[order], centre[order], draws=100), all_of_them[:, order])
+
+
+def test_calls_that_launch_the_same_share_their_error_and_those_of_other_sizes_do_not() -> None:
+    calls = pd.DataFrame({"family": "gemm", "op": "linear", "dtype": "fp32", "M": [64, 64, 128]}).astype({"M": "Int64"})
+    times = drawn_of(calls, np.array([100.0, 100.0, 100.0]), draws=100)
+    assert np.array_equal(times[:, 0], times[:, 1]) and not np.allclose(times[:, 0], times[:, 2])
+
+
+def test_the_last_digits_of_a_prediction_change_draws_in_their_last_digits_alone() -> None:
+    calls, centre = different(["gemm", "gemm", "softmax"]).assign(B=8), np.array([100.0, 100.0, 3.0])
+    nudged = centre * (1 + np.array([1e-6, -1e-6, 1e-6]))
+    assert drawn_of(calls, nudged, draws=100) == pytest.approx(drawn_of(calls, centre, draws=100), rel=1e-5)
+
+
+def test_seeds_and_keys_have_draws_of_their_own_and_each_has_the_quantiles_of_a_normal_distribution() -> None:
+    found = np.column_stack([keyed_normals(["a", "b"], 1000, 0), keyed_normals(["a"], 1000, 1)])
+    assert np.abs(np.corrcoef(found, rowvar=False)[np.triu_indices(3, 1)]).max() < 0.1
+    assert (
+        pytest.approx(np.array([[-NORMAL_P90, 0, NORMAL_P90]] * 3), abs=0.01)
+        == np.percentile(found, [10, 50, 90], axis=0).T
+    )

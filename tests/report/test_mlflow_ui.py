@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -22,6 +23,15 @@ from pipeline.report.mlflow_tracking import (
     register_model,
     variants_address,
 )
+
+OPEN_TO_ALL = {
+    "MLFLOW_HOST": "0.0.0.0",
+    "MLFLOW_UVICORN_OPTS": "--host 0.0.0.0",
+    "UVICORN_HOST": "0.0.0.0",
+    "GUNICORN_CMD_ARGS": "--bind 0.0.0.0",
+    "MLFLOW_SERVER_ALLOWED_HOSTS": "*",
+}
+"""What an environment may say that would open the server to other machines."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +57,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     serve = f"from pipeline.report.mlflow_tracking import serve; serve({port}, {str(folder)!r})"
     with (tmp_path / "ui.log").open("w") as log:
-        server = subprocess.Popen([sys.executable, "-c", serve], stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen([sys.executable, "-c", serve], stdout=log, stderr=log, start_new_session=True,
+                                  env={**os.environ, **OPEN_TO_ALL})  # fmt: skip
     try:
         yield wait_for(f"http://127.0.0.1:{port}")
     finally:
@@ -63,6 +74,19 @@ def wait_for(address: str) -> str:
         except OSError:
             time.sleep(0.5)
     raise AssertionError(f"{address} does not answer")
+
+
+def test_the_server_listens_on_the_loopback_address_alone(address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=5):
+        pass
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=5):  # 0.0.0.0 would answer here
+        pass
+    asked = urllib.request.Request(f"{address}/", headers={"Host": "elsewhere.example"})
+    with pytest.raises(
+        urllib.error.HTTPError, match="403"
+    ):  # a page of another site that renames itself to this address
+        urllib.request.urlopen(asked, timeout=10)
 
 
 def test_two_clicks_lead_to_the_champion(browse: Callable[..., str], address: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline.errors import InputError
 from pipeline.paths import project_dir
+from pipeline.workloads.custom import build
 from pipeline.workloads.workload_files import file_digests
 
 
@@ -58,3 +62,44 @@ def test_nothing_is_imported_and_what_is_missing_is_left_to_the_builder(folder: 
     assert file_digests({"target": "no_such_module:make_step"}) == {}
     assert file_digests({"target": ":make_step", "table_configs": "missing.json"}) == {}
     assert file_digests({"name": "dlrm_default"}) == {}
+
+
+def test_a_file_of_the_current_folder_does_not_stand_in_for_a_library(tmp_path: Path) -> None:
+    """In a process of its own, whose first prediction imports libraries after the user's module."""
+    ran = "open('ran', 'a').write(__name__)\nraise RuntimeError('this file is not the library')\n"
+    for name in ("json", "yaml", "decimal", "scipy", "torchvision", "lightgbm"):
+        (tmp_path / f"{name}.py").write_text(ran)
+    (tmp_path / "sizes_of_mine.py").write_text("WIDTH = 8\n")
+    (tmp_path / "step_of_mine.py").write_text(
+        "import json, decimal, yaml\n"
+        "import torch\n"
+        "from pipeline.workloads.training_step import Step\n"
+        "def make_step(config, batch_size, device):\n"
+        "    from sizes_of_mine import WIDTH\n"  # a sibling, imported late
+        "    layer = torch.nn.Linear(WIDTH, WIDTH, device=device)\n"
+        "    inputs = (torch.rand(batch_size, WIDTH),)\n"
+        "    return Step([layer], [inputs], layer, lambda y, *_: y.sum(), device, config)\n"
+    )
+    script = (
+        "import sys; sys.path[:] = [p for p in sys.path if p]\n"  # as the commands: `python -c` puts the folder first itself
+        "from pipeline import predict\n"
+        "found = predict('V100', model='custom', batch_size=4, model__target='step_of_mine:make_step')\n"
+        "assert found.predicted_us > 0\n"
+        "import lightgbm, scipy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_users_module_outranks_one_of_its_name_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    for folder in (elsewhere, here):
+        folder.mkdir()
+        (folder / "step_found_twice.py").write_text(f"def make_step(*_): return {folder.name!r}\n")
+    monkeypatch.syspath_prepend(elsewhere)
+    monkeypatch.chdir(here)
+    with pytest.raises(InputError, match="returned str"):
+        build({"target": "step_found_twice:make_step"}, 1, "cpu")
+    assert sys.modules.pop("step_found_twice").__file__ == str(here / "step_found_twice.py")
+    assert sys.path[0] != str(here)

@@ -1,0 +1,142 @@
+"""How much the files of a campaign may hold, checked before they are read: folders and archives come from other machines.
+
+A campaign of this project stays far below these limits (20 MB in eight files, `pipeline.collect.campaign_folder`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import InputError, TableError, TraceError
+
+MOST_ARCHIVES = 100
+"""Archives of traces in a folder."""
+
+MOST_MEMBERS = 1_000
+"""Files in an archive; a campaign traces about 80 steps, two files each."""
+
+MEMBER_BYTES = 64 << 20
+"""Bytes of one file in an archive, as it is stored (compressed)."""
+
+TRACE_BYTES = 1 << 30
+"""Bytes of one trace after decompression; the largest of a campaign has about 100 MB."""
+
+MANIFEST_BYTES = 64 << 20
+"""Bytes of a manifest; that of a whole campaign has about 100 kB."""
+
+TABLE_BYTES = 1 << 30
+"""Bytes of a table after decompression, as its own metadata state them."""
+
+_PIECE = 1 << 20
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
+    """An archive of traces, not compressed as a whole.
+
+    Raises:
+        TraceError: it is damaged or compressed.
+    """
+    try:
+        with tarfile.open(path, "r:") as tar:
+            yield tar
+    except (tarfile.TarError, OSError, KeyError) as error:
+        raise TraceError(f"{path}: damaged archive ({error}); measure again") from None
+
+
+def member_names(path: Path) -> list[str]:
+    """Names of the regular files in an archive that lie below its top, as names of traces do.
+
+    Raises:
+        TraceError: the archive is damaged, or holds more files or larger ones than a campaign's.
+    """
+    names: list[str] = []
+    with open_archive(path) as tar:
+        for number, info in enumerate(tar, 1):
+            if number > MOST_MEMBERS:
+                raise TraceError(f"{path}: more than {MOST_MEMBERS} files; this is no archive of a campaign")
+            if info.size > MEMBER_BYTES:
+                raise TraceError(f"{path}: {info.name} has {info.size} bytes, at most {MEMBER_BYTES} are read")
+            if info.isreg() and not any(part in ("", ".", "..") for part in info.name.split("/")):
+                names.append(info.name)
+    return names
+
+
+def read_member(path: Path, name: str) -> bytes | None:
+    """A regular file of an archive, as it is stored; None where there is none of that name.
+
+    Raises:
+        TraceError: the archive is damaged, or the file is larger than a campaign's, stored or unpacked.
+    """
+    with open_archive(path) as tar:
+        info = tar.getmember(name)
+        if info.size > MEMBER_BYTES:
+            raise TraceError(f"{path}: {name} has {info.size} bytes, at most {MEMBER_BYTES} are read")
+        stream = tar.extractfile(info) if info.isreg() else None
+        data = None if stream is None else stream.read(MEMBER_BYTES)
+    if data is not None and unpacked_bytes(data) > TRACE_BYTES:
+        raise TraceError(f"{path}: {name} unpacks to more than {TRACE_BYTES} bytes; this is no trace of a campaign")
+    return data
+
+
+def unpacked_bytes(data: bytes) -> int:
+    """Bytes of gzip data after decompression, counted up to one piece beyond `TRACE_BYTES`; else the bytes themselves.
+
+    Damaged data counts as far as it goes: whoever reads it says that it is damaged.
+    """
+    if data[:2] != b"\x1f\x8b":
+        return len(data)
+    total = 0
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            while total <= TRACE_BYTES and (piece := stream.read(_PIECE)):
+                total += len(piece)
+    except (OSError, EOFError, zlib.error):
+        pass
+    return total
+
+
+def archives(folder: Path) -> list[Path]:
+    """The archives of a campaign's folder, in order.
+
+    Raises:
+        TraceError: there are more than a campaign makes.
+    """
+    found = sorted(path for path in folder.glob("traces_*.tar") if path.is_file())
+    if len(found) > MOST_ARCHIVES:
+        raise TraceError(f"{folder}: {len(found)} archives, at most {MOST_ARCHIVES} are read")
+    return found
+
+
+def check_manifest(path: Path) -> None:
+    """Refuse a manifest that is too large to be one.
+
+    Raises:
+        InputError: it is.
+    """
+    if path.is_file() and path.stat().st_size > MANIFEST_BYTES:
+        raise InputError(f"{path}: {path.stat().st_size} bytes, at most {MANIFEST_BYTES} are read")
+
+
+def check_table(path: Path) -> None:
+    """Refuse a table that unpacks to more than a campaign's; a damaged one is left to its reader.
+
+    Raises:
+        TableError: it does.
+    """
+    try:
+        metadata = pq.read_metadata(path)
+    except (pa.ArrowException, OSError):
+        return
+    held = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    if held > TABLE_BYTES:
+        raise TableError(f"{path}: {held} bytes unpacked, at most {TABLE_BYTES} are read")

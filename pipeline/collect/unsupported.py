@@ -1,0 +1,86 @@
+"""Operators that the device cannot run in the dtype asked for: recognised by what PyTorch says, and told in one line.
+
+Which dtypes an operator runs in depends on the processor and on the build of PyTorch: a fused LSTM in bf16 needs AVX-512, for
+example. PyTorch has no call that tells beforehand, so the first run of a step or of a kernel finds out.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pipeline.errors import MeasurementError
+
+if TYPE_CHECKING:
+    import torch
+
+PHRASES = re.compile(
+    r"not implemented for|could not create a primitive|could not run '|not supported|unsupported|"
+    r"does(n't| not) support|only supports|no kernel image is available",
+    re.IGNORECASE,
+)
+"""What PyTorch and its libraries say of an operator that the device does not have in this dtype. `not implemented for` is of
+PyTorch's own kernels, `could not create a primitive` of oneDNN, `could not run '` of the dispatcher."""
+
+STATUS = re.compile(r"CUDA error|CU[A-Z]+_STATUS")
+"""Error states of CUDA and its libraries: whether they come from the dtype, from sizes or from the device is not known."""
+
+
+class UnsupportedByDeviceError(MeasurementError):
+    """The device has no operator that the step or the kernel needs, in its dtype."""
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Whether an error of PyTorch says that the device cannot run an operator in this dtype at all."""
+    text = first_line(error)
+    return isinstance(error, RuntimeError) and not STATUS.search(text) and (
+        isinstance(error, NotImplementedError) or PHRASES.search(text) is not None
+    )  # fmt: skip
+
+
+def unsupported(what: str, dtype: str, device: torch.device, error: BaseException) -> UnsupportedByDeviceError:
+    """The error in one line, with a remedy.
+
+    Args:
+        what: workload or kernel that did not run.
+        dtype: number format asked for.
+        device: where it did not run.
+        error: what PyTorch raised.
+    """
+    remedy = "use another model or device" if dtype == "fp32" else "use model.dtype=fp32, another model or device"
+    return UnsupportedByDeviceError(
+        f"{what}: {device_name(device)} cannot run it in {dtype} ({first_line(error)}); {remedy}"
+    )
+
+
+@contextmanager
+def running(what: str, dtype: str, device: torch.device) -> Iterator[None]:
+    """While the body runs `what`, an operator that the device does not have is told in one line.
+
+    Raises:
+        UnsupportedByDeviceError: PyTorch says that the device cannot run an operator in this dtype.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if is_unsupported(error):
+            raise unsupported(what, dtype, device, error) from error
+        raise
+
+
+def device_name(device: torch.device) -> str:
+    """The device for a message: `this CPU (x86_64, AVX2)`, or the name of the GPU."""
+    import torch
+
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"this CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+
+
+def first_line(error: BaseException) -> str:
+    """The first sentence of an error's first line: PyTorch adds advice on debugging, which is of no use here."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.split(r"\.\s+(?=[A-Z])", line.strip(), maxsplit=1)[0].rstrip(".")

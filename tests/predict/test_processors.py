@@ -1,0 +1,58 @@
+"""A prediction is the same whichever vector instructions the processor has.
+
+A process of its own predicts with slower code paths of PyTorch, OpenBLAS or NumPy, whose results differ in their last digits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+POINTS = [("V100", "dlrm_default"), ("A100-PCIE-40GB", "dlrm_mlperf"), ("P100", "resnet50"), ("H100", "gnmt"),
+          ("T4", "transformer")]  # fmt: skip
+SAME = 1e-3
+"""Largest relative difference of a step's time, p10 and p90 between two processors."""
+
+SCRIPT = """
+import json, sys
+from pipeline import predict
+found = [predict(gpu, model=model) for gpu, model in json.loads(sys.argv[1])]
+print(json.dumps([[each.predicted_us, each.p10_us, each.p90_us] for each in found]))
+"""
+
+
+def numpy_features() -> str:
+    """Vector instructions that NumPy found on this processor beyond those that it always needs."""
+    found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
+    return " ".join(found)
+
+
+def predicted(folder: Path, **environment: str) -> list[list[float]]:
+    """Step time, p10 and p90 of every point, in µs, from a process with these variables in its environment."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(POINTS)], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "STEPTIME_DATASETS": "none", **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: list[list[float]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
+    return predicted(tmp_path_factory.mktemp("usual"))
+
+
+@pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES"])
+def test_intervals_do_not_depend_on_the_processor(variable: str, usual: list[list[float]], tmp_path: Path) -> None:
+    value = {"ATEN_CPU_CAPABILITY": "default", "OPENBLAS_CORETYPE": "Nehalem"}.get(variable) or numpy_features()
+    if not value:
+        pytest.skip("NumPy found no vector instructions on this processor that could be switched off")
+    for point, found, expected in zip(POINTS, predicted(tmp_path, **{variable: value}), usual, strict=True):
+        assert found == pytest.approx(expected, rel=SAME), point
