@@ -1,10 +1,11 @@
 """Which kernel the library runs for a matrix product, and how long that kernel takes.
 
-cuBLAS has a menu of kernels (tiles of the output, some of which slice the reduction within a block) and may split the
-reduction over blocks (split-K). A few rows more can bring another kernel or split, and the time jumps: the error of a
-model on sizes alone is mostly that. Samples that name their kernel and grid show each choice that was made, so that two
-questions can be learned apart: which choice the library makes, and how long a given choice takes. One network answers each;
-`choice_fit` trains them, with the teachers of `choice_teachers`.
+cuBLAS has a menu of kernels. They differ in the tile of the output, some slice the reduction within a block, and cuBLAS may
+split the reduction over blocks (split-K). A few rows more can select another kernel or split, and the time jumps. Most of the
+error of a model that sees only sizes comes from these jumps.
+
+Samples with kernel name and grid show each choice. So two networks are trained: one predicts the choice, one predicts the
+time of a given choice. `choice_fit` trains them, with the teachers of `choice_teachers`.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ KERNEL = r"(\d+)x(\d+)(?:_sliced(\d+)x(\d+))?"
 """Tile (along K, along M) and slices in a kernel's name: volta_sgemm_64x32_sliced1x4_tn."""
 
 MOVING = 11
-"""Columns of `Menu.moving`."""
+"""Number of columns of `Menu.moving`."""
 
-LEAST_READ = 0.9
-"""Share of the samples whose kernel must be readable."""
+MIN_READABLE_SHARE = 0.9
+"""Least share of samples with a readable kernel for which a menu is made."""
 
-LEAST_SEEN = 2
-"""Samples that must have made a choice for it to be on the menu."""
+MIN_CHOICE_SAMPLES = 2
+"""Samples with a choice from which it is on the menu."""
 
-MOST_COMMON = 0.95
-"""Where one choice has a larger share of the samples, there is little to choose."""
+MAX_CHOICE_SHARE = 0.95
+"""Largest share of samples with one and the same choice for which a menu is made."""
 
 Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Menu:
-    """Choices that a library was seen to make on one GPU.
+    """Choices that a library made on one GPU.
 
     Attributes:
         choices: tile along K, tile along M, slices and split of each choice, shape (choices, 4).
@@ -59,7 +60,7 @@ class Menu:
 
     @property
     def fixed(self) -> Float32:
-        """What sets choices apart whatever the sizes: logs of tile, slices and split, and the kernel, one column each."""
+        """Properties of choices that do not depend on sizes: logs of tile, slices and split, and the kernel one-hot."""
         kernels = np.unique(self.choices[:, :3], axis=0, return_inverse=True)[1].ravel()
         one_hot = np.eye(kernels.max() + 1, dtype=np.float32)[kernels]
         return np.column_stack([np.log2(self.choices), one_hot])
@@ -69,7 +70,7 @@ class Menu:
 
         Args:
             features: derived features, shape (rows, columns).
-            choice: indexes of choices, shape (rows,), or (1, choices) for all of them at every row.
+            choice: indices of choices, shape (rows,), or (1, choices) for all of them at every row.
 
         Returns:
             Shape (rows, `MOVING`) or (rows, choices, `MOVING`).
@@ -98,15 +99,15 @@ class Menu:
         return found
 
     def inputs(self, features: Array, choice: Labels) -> Array:
-        """Inputs of a model that knows the choice, shape (rows, columns): the features, and the choice's own columns."""
+        """Inputs of a model of the time of a choice, shape (rows, columns): the features, and columns of the choice."""
         return np.column_stack([features, self.moving(features, choice), self.fixed[choice]])
 
     def sizes(self, features: Array) -> Array:
-        """Inputs of a model that makes the choice: the features, and what every tile on the menu makes of the sizes.
+        """Inputs of a model of the choice: the features, and columns for every tile on the menu.
 
         Returns:
-            Shape (rows, columns + `tile_columns`): remainders by 4 of M, N and K; for each tile its blocks, whole waves,
-            how full the last one is, and how much of the edge blocks is used along K and M.
+            Shape (rows, columns + `tile_columns`). Remainders by 4 of M, N and K follow the features. Then, for each tile,
+            its blocks, whole waves, mean occupancy of these waves, and used share of the blocks along K and along M.
         """
         batch, m, n, k = product_sizes(features, self.at, self.batched).T
         found = [features, np.column_stack([m % 4, n % 4, k % 4])]
@@ -128,7 +129,7 @@ class Menu:
         return np.asarray(np.unique(self.choices[:, :2], axis=0), dtype=np.float64)
 
     def names(self) -> list[str]:
-        """What each choice is called: `64x32 sliced 1x4, split 3`."""
+        """Names of the choices, such as `64x32 sliced 1x4, split 3`."""
         found = []
         for tile_k, tile_m, slices, split in self.choices.astype(int).tolist():
             sliced = f" sliced 1x{slices}" if slices > 1 else ""
@@ -137,7 +138,7 @@ class Menu:
 
 
 def product_sizes(features: Array, at: tuple[int, ...], batched: bool) -> Array:
-    """Products, and M, N and K of each, shape (rows, 4); B is a product's rows where it does not count products."""
+    """Number of products, and M, N and K of each, shape (rows, 4). Unless `batched`, B multiplies M."""
     sizes = np.rint(np.exp2(features[:, list(at)]))
     if not batched:
         sizes[:, 1] *= sizes[:, 0]
@@ -147,7 +148,7 @@ def product_sizes(features: Array, at: tuple[int, ...], batched: bool) -> Array:
 
 @dataclass(frozen=True)
 class Observed:
-    """The menu of some samples, and which choice each of them made: shape (rows,), -1 where that is not known."""
+    """The menu of some samples, and the choice of each sample, shape (rows,); -1 where it is not known."""
 
     menu: Menu
     choice: Labels
@@ -156,8 +157,8 @@ class Observed:
 def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int) -> Observed | None:
     """Read the kernels of product samples.
 
-    A kernel is readable where its name holds a tile, and the grid is what that tile makes of the sizes; the rest of
-    the grid's depth is the split.
+    A kernel is readable if its name contains a tile and the grid agrees with that tile and the sizes. The grid's depth over
+    the number of products is the split.
 
     Args:
         samples: samples of gemm or bmm, with `kernel_name` and `grid` ("[x,y,z]").
@@ -166,7 +167,7 @@ def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int
         sms: multiprocessors of the GPU.
 
     Returns:
-        None where too few samples name a readable kernel, or nearly all name the same.
+        None where too few samples have a readable kernel, or nearly all have the same.
     """
     if not {"kernel_name", "grid"} <= set(samples.columns) or not set(DIMS) <= set(columns):
         return None
@@ -184,12 +185,12 @@ def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int
     split = z / batch
     with np.errstate(invalid="ignore"):
         readable = (x == np.ceil(k / tile_k)) & (y == np.ceil(m / tile_m)) & (split >= 1) & (split == np.floor(split))
-    if readable.mean() < LEAST_READ:
+    if readable.mean() < MIN_READABLE_SHARE:
         return None
     made = np.column_stack([tile_k, tile_m, slices, split])[readable]
     choices, index, counts = np.unique(made, axis=0, return_inverse=True, return_counts=True)
-    kept = counts >= LEAST_SEEN
-    if kept.sum() < 2 or counts.max() > MOST_COMMON * len(made):
+    kept = counts >= MIN_CHOICE_SAMPLES
+    if kept.sum() < 2 or counts.max() > MAX_CHOICE_SHARE * len(made):
         return None
     number = np.where(kept, np.cumsum(kept) - 1, -1)
     found = np.full(len(samples), -1, dtype=np.int64)
@@ -199,10 +200,10 @@ def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int
 
 @dataclass(frozen=True)
 class ChosenKernel:
-    """A member that first asks which kernel will run, then how long it takes.
+    """A member that first predicts which kernel runs, then the time of that kernel.
 
     Attributes:
-        menu: what there is to choose from.
+        menu: the possible choices.
         chooser: from `Menu.sizes` to a score for each choice.
         network: from `Menu.inputs` to log time.
     """
@@ -212,7 +213,7 @@ class ChosenKernel:
     network: Network
 
     def choose(self, features: Array) -> Labels:
-        """The likeliest choice of each row, shape (rows,)."""
+        """The most probable choice of each row, shape (rows,)."""
         return np.asarray(self.chooser.scores(self.menu.sizes(features)).argmax(axis=1), dtype=np.int64)
 
     def predict(self, features: Array) -> Array:
@@ -251,6 +252,6 @@ class ChosenKernel:
 
 
 CHOOSER = "chooser_"
-"""Prefix of the chooser's arrays."""
+"""Prefix of the names of the chooser's arrays."""
 
 UNFIT = "arrays of the chosen kernel do not fit each other; rebuild it"

@@ -1,8 +1,7 @@
-"""Train the two networks of a chosen kernel; see `choice`.
+"""Train the two networks of `choice.ChosenKernel`.
 
-Which kernel ran, and how long it took, are learned from the same few thousand samples, so that every part is learned
-several times, on folds, and averaged; one network for the choice and one for the time then learn what the averages say
-at many more sizes.
+The choice and the time are learned from the same few thousand samples. Teachers are therefore trained on folds and averaged.
+One network for the choice and one for the time then learn the averages' predictions at many more sizes.
 """
 
 from __future__ import annotations
@@ -29,40 +28,40 @@ from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array
 
 FOLDS = 8
-"""More than in `learned`: with the kernel known, more samples and more members still help (V100, ensembles on two splits
-by shape: 2.02 % GMAE with five folds, 1.96 with ten)."""
+"""More than in `learned`: with the kernel known, more samples and more members still reduce the error (V100, averages on two
+splits by shape: 2.02 % GMAE with five folds, 1.96 with ten)."""
 
-WAVY = (128, 4)
-"""Width and layers of the networks of odd folds, which see sines and cosines of their inputs. On the V100 they err as
-much as plain ones, but elsewhere (two splits by shape, with trees in the mean: eight plain networks 1.87 %, four of each
-1.83, eight of each 1.86); on A100, P4 and T4, told the kernel, by 6 to 11 % more than plain ones (one development split)."""
+PERIODIC_WIDTH = (128, 4)
+"""Width and layers of the networks of odd folds, whose inputs include sines and cosines. Both kinds together err less than one
+kind (V100, two splits by shape, with trees in the average: eight plain networks 1.87 %, four of each 1.83, eight of each
+1.86). Alone and with the kernel known, they err by 6 to 11 % more than plain ones on A100, P4 and T4 (one development split)."""
 
 SYNTHETIC_ROWS = 30_000
-"""Sizes at which teachers are asked, more than in `distil`: kernels change from one size to the next, and with 20,000 products
-err more on unseen shapes, though the teachers do not (one development split: V100 1.83 and 1.97 %, A100 1.80 and 1.84)."""
+"""Sizes at which teachers are evaluated, more than in `distil`, because kernels change from one size to the next. With 30,000
+and 20,000 sizes the student's error is 1.83 and 1.97 % (V100), 1.80 and 1.84 % (A100; one development split)."""
 
 CHOOSER = Recipe(
     width=256, layers=3, steps=4000, weight_decay=0.05, loss="odds", frequencies=4, units=4
 )  # fmt: skip
-"""Network that learns what the teachers say: right in 69 % of the V100's unseen shapes, they in 70. Without sines and
-cosines 67, trained for three times as long no better, the scorer's own form 61 to 65."""
+"""Recipe of the network that learns the teachers' choices. It is right for 69 % of the V100's unseen shapes, the teachers for 70.
+Without sines and cosines it is right for 67 %; the scorer's form reaches 61 to 65 %. Training three times as long did not help."""
 
 SHARPER = 2.0
-"""Power of the odds that it learns: only the likeliest choice is asked for in the end."""
+"""Power applied to the probabilities that it learns, since only the most probable choice is used."""
 
 
 def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
-    """Per fold a teacher of the choice, and trees and a network that know it; of these one network each in the end.
+    """Per fold, train a teacher of the choice, and trees and a network of the time; distil each kind into one network.
 
-    On rows that a fold has not seen, its members are told the teacher's choice, not the one that was made.
+    Out-of-fold predictions of the time use the teacher's choice, not the true one.
     """
     menu, made = observed.menu, observed.choice
     recipe = member_recipe(len(problem.target), problem.law)
-    width, layers = WAVY
-    wavy = replace(recipe, width=width, layers=layers, frequencies=FREQUENCIES)
-    # a plain student loses what wavy teachers know: 1.86 and 1.99 % on two splits of the V100, they 1.85 and 1.88
+    width, layers = PERIODIC_WIDTH
+    periodic = replace(recipe, width=width, layers=layers, frequencies=FREQUENCIES)
+    # a student without sines errs more than its teachers: 1.86 and 1.99 % on two splits of the V100, they 1.85 and 1.88
     student = replace(student_recipe(recipe), frequencies=FREQUENCIES)
-    known = made >= 0  # other rows are predicted, and learned from by nobody
+    known = made >= 0  # other rows are predicted but not trained on
     told = menu.inputs(problem.features, made)
     invented = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
     features = problem.featurise(invented)
@@ -73,7 +72,7 @@ def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
         held = folds == number
         fit = ~held & known
         seen = Seen(problem.features[fit], told[fit], made[fit], problem.target[fit])
-        kind = recipe if number % 2 == 0 else wavy
+        kind = recipe if number % 2 == 0 else periodic
         calls.append((menu, seen, kind, seed + int(number), problem.features[held], features))
     by_trees, by_networks = np.full(len(made), np.nan), np.full(len(made), np.nan)
     right = []
@@ -97,7 +96,7 @@ def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a fold's members learn from: features, the same and what the choice makes of them, choices, log times (rows,)."""
+    """Training data of a fold: features, inputs with the choice (`Menu.inputs`), choices and log times, one row per sample."""
 
     features: Array
     told: Array
@@ -107,7 +106,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class FoldMembers:
-    """A fold's members, what they say of the fold's own rows, and the odds of every choice at invented sizes."""
+    """A fold's members, their predictions of the fold's own rows, and probabilities of the choices at synthetic sizes."""
 
     trees: Trees
     network: Network
@@ -118,7 +117,7 @@ class FoldMembers:
 
 
 def _train_fold(menu: Menu, seen: Seen, kind: Recipe, seed: int, held: Array, invented: Array) -> FoldMembers:
-    """Train on what was seen; `held` are features of the fold's rows, `invented` of other sizes."""
+    """Train on `seen`; `held` are features of the fold's own rows, `invented` of synthetic sizes."""
     teacher = train_teacher(menu, seen.features, seen.made, seed)
     trees = train_trees(seen.told, seen.target, seed)
     network = train_network(seen.told, seen.target, kind, seed)
@@ -130,7 +129,7 @@ def _train_fold(menu: Menu, seen: Seen, kind: Recipe, seed: int, held: Array, in
 
 
 def _train_chooser(menu: Menu, sampled: Array, made: Labels, invented: Array, likely: Float32, seed: int) -> Network:
-    """Learn choices that were made, shape (samples,), and what teachers say of invented sizes, shape (rows, choices)."""
+    """Learn the samples' choices, shape (samples,), and the teachers' probabilities at synthetic sizes (rows, choices)."""
     sharp = likely**SHARPER
     odds = np.vstack([
         *[np.eye(len(menu.choices), dtype=np.float32)[made]] * LABEL_REPEATS, sharp / sharp.sum(axis=1, keepdims=True)
@@ -140,7 +139,7 @@ def _train_chooser(menu: Menu, sampled: Array, made: Labels, invented: Array, li
 
 
 def _drawn(odds: Float32, seed: int) -> Labels:
-    """One choice per row, drawn by its odds: a student meets the likely ones of each size, not the likeliest alone."""
+    """One random choice per row by its probability, so that a student is trained on all probable choices of a size."""
     sums = np.cumsum(odds, axis=1)
     at = np.random.default_rng(seed).random((len(odds), 1)) * sums[:, -1:]
     return np.asarray(np.minimum((sums < at).sum(axis=1), odds.shape[1] - 1), dtype=np.int64)

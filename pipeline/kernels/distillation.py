@@ -1,8 +1,8 @@
-"""Trees and networks, averaged and distilled into one small network: the variant `average`, and the end of `choice`.
+"""Trees and networks, averaged and distilled into one small network: the variant `average`, and the last step of `choice`.
 
-Members of cross-validation folds are averaged in the proportion that the out-of-fold errors favour. One student learns the
-true labels of the samples and the average's answers at many sizes between them: that keeps the accuracy, predicts a million
-calls in seconds, and makes a pack of a few hundred kilobytes.
+The members of the cross-validation folds are averaged with the weights that minimise the out-of-fold error. One student
+network then learns the labels of the samples, and the average's predictions at many sizes between them. The student is as
+accurate, predicts a million calls in seconds, and makes a pack of a few hundred kilobytes.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array, Dims
 
 NETWORK_FOLDS = 3
-"""Folds that networks are trained for, of the five; rows of the others have no unseen prediction of a network. Families
-of few samples train for all five."""
+"""Folds for which networks are trained, of five; rows of the other folds have no out-of-fold prediction of a network.
+Families with fewer than `FEW_ROWS` samples train networks for all folds."""
 
 TREE_SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
-"""Proportions of trees in the average that out-of-fold errors choose from."""
+"""Candidate weights of the trees in the average; the one with the smallest out-of-fold error is taken."""
 
 STUDENT_STEPS = 4500
-"""Least steps of the student, ..."""
+"""Minimum of the student's optimiser steps."""
 
 FEW_STUDENT_STEPS = 2250
-"""... and of one whose teachers learned from few samples: with 4500 it errs as much or more (development shapes: layer norm of
-the V100 0.44 and 0.41 %, of the A100 0.62 and 0.59 to 0.61, softmax 0.43 and 0.44, 0.82 and 0.78; 1,500 convolutions of the
-V100 7.55 and 7.60)."""
+"""The same for families with fewer than `FEW_ROWS` samples. With 4500 and 2250 steps, GMAE on development shapes is 0.44 and
+0.41 % (layer norm, V100), 0.62 and 0.59 to 0.61 (layer norm, A100), 0.43 and 0.44 (softmax, V100), 0.82 and 0.78 (softmax,
+A100), 7.55 and 7.60 (1,500 convolutions, V100)."""
 
 SYNTHETIC_ROWS = 20_000
-"""Sizes at which the ensemble teaches the student. Trees that answer take an eighth of a fit; with 30,000 of them, layer norm,
-softmax and convolutions err as much (`docs/notes/kernels.md`)."""
+"""Sizes at which the average is evaluated for the student. With 30,000, errors of layer norm, softmax and convolutions are the
+same (`docs/notes/kernels.md`); evaluating trees takes an eighth of a fit."""
 
 JITTER = 0.25
 """Standard deviation, in log, of a synthetic size around a sample's."""
 
 KEEP_SHARE = 0.35
-"""Probability that a synthetic row keeps a dim, so that round sizes and their alignment stay frequent."""
+"""Probability that a synthetic row keeps a sampled dim, so that round, aligned sizes stay frequent."""
 
 LABEL_REPEATS = 2
-"""How often the student sees each sample's own label beside the synthetic rows."""
+"""Copies of each sample in the student's training set, beside the synthetic rows."""
 
-FEWEST_FOR_NETWORKS = 100
-"""Samples below which only trees are trained; a network needs more."""
+MIN_NETWORK_SAMPLES = 100
+"""Samples below which only trees are trained."""
 
 
 class Member(Protocol):
-    """What predicts log times of shape (rows,) from features of shape (rows, columns)."""
+    """A model that predicts log times of shape (rows,) from features of shape (rows, columns)."""
 
     def predict(self, features: Array) -> Array:
-        """The log times."""
+        """Log times of shape (rows,)."""
         ...
 
 
 def fit_average(problem: Problem, seed: int) -> Outcome:
-    """Trees and networks on folds, averaged as out-of-fold errors favour, distilled into one network."""
+    """Trees and networks of the folds, averaged with the best out-of-fold weights, distilled into one network."""
     recipe = member_recipe(len(problem.target), problem.law)
     by_trees, trees = cross_validate(problem, train_trees, seed)
-    if len(problem.target) < FEWEST_FOR_NETWORKS:
+    if len(problem.target) < MIN_NETWORK_SAMPLES:
         return Outcome(tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, 1.0, {"tree_share": 1.0})
     folds = FOLDS if len(problem.target) < FEW_ROWS else NETWORK_FOLDS
     by_networks, networks = cross_validate(problem, partial(train_by_recipe, recipe), seed, folds)
@@ -88,14 +88,14 @@ def fit_average(problem: Problem, seed: int) -> Outcome:
 
 
 def student_recipe(recipe: Recipe, few: bool = False) -> Recipe:
-    """Recipe of the network that learns from members of that recipe: as wide, and trained for longer."""
+    """Recipe of the student of members with that recipe: the same width, more steps."""
     least = FEW_STUDENT_STEPS if few else STUDENT_STEPS
     return Recipe(recipe.width, recipe.layers, steps=max(recipe.steps, least), frequencies=recipe.frequencies)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Proportions of trees in the average: for calls that the floor hides, and for those above it."""
+    """Weights of trees in the average: for calls at the latency floor, and for calls above it."""
 
     floor: float
     above: float
@@ -107,7 +107,7 @@ class Shares:
 
     @classmethod
     def best(cls, problem: Problem, by_trees: Array, by_networks: Array) -> tuple[Shares, Array]:
-        """The proportions with the least error on rows that both have predicted unseen, and their average."""
+        """The weights with the smallest error on rows with out-of-fold predictions of both kinds, and the average."""
         known = np.isfinite(by_networks)
         at_floor = problem.at_floor(problem.calls, (by_trees + by_networks) / 2.0)
         shares = cls(
@@ -117,7 +117,7 @@ class Shares:
 
 
 def _best_share(target: Array, by_trees: Array, by_networks: Array, rows: npt.NDArray[np.bool_]) -> float:
-    """The proportion of trees with the least error on rows; half where there are none."""
+    """The weight of trees with the smallest error on `rows`; 0.5 where there are none."""
     if not rows.any():
         return 0.5
     actual = np.exp(target[rows])
@@ -129,14 +129,14 @@ def _best_share(target: Array, by_trees: Array, by_networks: Array, rows: npt.ND
 
 @dataclass(frozen=True)
 class Teachers:
-    """Members of the folds, and the proportions of their average."""
+    """Members of the folds, and the weights of their average."""
 
     trees: Sequence[Member]
     networks: Sequence[Member]
     shares: Shares
 
     def answers(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> tuple[Array, Array]:
-        """The average, shape (rows,), and that of each fold with both kinds of members, shape (folds, rows)."""
+        """The average, shape (rows,), and the average of each fold that has both kinds of members, shape (folds, rows)."""
         members = [*self.trees, *self.networks]
         each_says = np.array(problem.crew.all(_says, [(member, inputs) for member in members]))
         by_trees, by_networks = each_says[: len(self.trees)], each_says[len(self.trees) :]
@@ -152,7 +152,7 @@ def _says(member: Member, inputs: Array) -> Array:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a student learns from: samples with their labels, and calls at which the teachers answer."""
+    """Training data of a student: samples with their labels, and calls that the teachers label."""
 
     inputs: Array
     target: Array
@@ -161,7 +161,7 @@ class Lesson:
 
 
 def distil(problem: Problem, lesson: Lesson, teachers: Teachers, unseen: Array, seed: int, recipe: Recipe) -> Outcome:
-    """One network that answers as the teachers' average does, in their place."""
+    """Train one network that replaces the teachers' average."""
     taught, answers = teachers.answers(problem, lesson.calls, lesson.asked)
     inputs = np.vstack([lesson.inputs] * LABEL_REPEATS + [lesson.asked])
     targets = np.concatenate([lesson.target] * LABEL_REPEATS + [taught])
@@ -179,7 +179,7 @@ def distil(problem: Problem, lesson: Lesson, teachers: Teachers, unseen: Array, 
 
 
 def synthetic_calls(calls: pd.DataFrame, rows: int, seed: int) -> pd.DataFrame:
-    """Calls at sizes around those of the samples, within their range; ops and windows as sampled, shape (rows, ...)."""
+    """Random calls with sizes near those of the samples and within their range; ops and windows are those of samples."""
     rng = np.random.default_rng(seed)
     chosen = calls.iloc[rng.integers(0, len(calls), rows)].reset_index(drop=True)
     d = Dims(chosen)

@@ -18,7 +18,7 @@ from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.cublas_choice import ChosenKernel
 from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel
 from pipeline.kernels.families import FAMILIES
-from pipeline.kernels.gaussian_process import Process
+from pipeline.kernels.gaussian_process import GaussianProcess
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.networks import Network
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
@@ -43,9 +43,9 @@ WIDENING_PER_OCTAVE = 1.0
 AT_FLOOR = 0.02
 """Predictions within 2 % of the floor are at the floor."""
 
-Member = Network | Trees | ChosenKernel | Process
+Member = Network | Trees | ChosenKernel | GaussianProcess
 MEMBERS: dict[type[Member], str] = {
-    Network: "network", Trees: "trees", ChosenKernel: "chosen kernel", Process: "process",
+    Network: "network", Trees: "trees", ChosenKernel: "chosen kernel", GaussianProcess: "process",
 }  # fmt: skip
 """Name of each kind of member in `family.json`."""
 
@@ -233,7 +233,7 @@ def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
     tensors: dict[str, Any] = {}
     readers: dict[str, Callable[..., Member]] = {
         MEMBERS[Network]: Network.from_tensors, MEMBERS[ChosenKernel]: ChosenKernel.from_tensors,
-        MEMBERS[Process]: Process.from_tensors,
+        MEMBERS[GaussianProcess]: GaussianProcess.from_tensors,
     }  # fmt: skip
     if set(kinds) & set(readers):
         tensors, _ = read_arrays(folder / ARRAYS, REFIT)

@@ -1,8 +1,9 @@
-"""The steps of one family's fit: floor and drift, members, calibration, and what rows that they have not seen say of them."""
+"""The steps of one family's fit: floor, drift, members, calibration, and errors of out-of-fold predictions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,30 +28,32 @@ from pipeline.kernels.intervals import Quantiles, fit_quantiles
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.sample_range import Scope
 from pipeline.kernels.samples import assign_folds
+from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array, Dims
 
-MOST_FOR_PROCESS = 1000
-"""Samples up to which `auto` takes processes: networks take two minutes there, whatever the number, and err as much or
+MAX_GAUSSIAN_PROCESS_SAMPLES = 1000
+"""Samples up to which `auto` takes Gaussian processes. Networks take two minutes for any number of samples, and err as much or
 more (`benchmarks/kernels/small_fits.py`)."""
 
 CHOSEN_BY_AUTO = ("gemm",)
-"""Families for which `auto` asks which kernel will run. In bmm, half of the GPUs ran one kernel alone, and on the T4 the
-error falls from 3.6 to 3.4 % only, for twice the time of fitting."""
+"""Families for which `auto` predicts the kernel. In bmm, half of the GPUs ran a single kernel; on the T4 the error falls only
+from 3.6 to 3.4 %, for twice the fitting time."""
 
-FEWEST_TO_LEARN = 20
-"""Samples below which no trees or networks are trained, and residuals of physics make no interval."""
+MIN_TREE_SAMPLES = 20
+"""Samples below which no trees or networks are trained, and the default interval is kept for physics."""
 
-FEWEST_FOR_PROCESS = 8
-"""Samples below which nothing is learned: physics is scaled by their median ratio (variant `roofline`). From eight on,
-processes err less than that on development shapes (V100 and T4, six families, 8 to 20 samples: by 19 to 23 %)."""
+MIN_GAUSSIAN_PROCESS_SAMPLES = 8
+"""Samples below which physics is scaled by their median ratio (variant `roofline`). With 8 to 20 samples, Gaussian processes
+err by 19 to 23 % less than that on development shapes (V100 and T4, six families)."""
 
-EQUAL = 1e-9
-"""Log range within which all samples are equal: nothing can be learned, and the model is their value."""
+EQUAL_LOG_RANGE = 1e-9
+"""Range of log times below which all samples count as equal; the model is then a constant."""
 
 FLOOR_TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Candidate factors on learned differences at the latency floor; the one with the smallest out-of-fold error is taken."""
 
 FEW_SPREAD = 1.6
-"""Factor up and down of an interval that too few samples calibrate."""
+"""Factor from the prediction to both ends of the interval where there are too few samples to calibrate it."""
 
 
 def judge(model: FittedModel, test: pd.DataFrame) -> pd.DataFrame:
@@ -64,7 +67,7 @@ def judge(model: FittedModel, test: pd.DataFrame) -> pd.DataFrame:
 
 
 class Fitter:
-    """The steps of one fit, sharing the training rows."""
+    """The steps of one fit, on shared training rows."""
 
     def __init__(
         self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float,
@@ -89,7 +92,7 @@ class Fitter:
         self.folds = assign_folds(train, learned.FOLDS, seed)
 
     def _prior_scale(self, physics: Physics) -> float:
-        """Median ratio of measured kernels to physics, over samples that show their kernel but are short."""
+        """Median ratio of measured kernel times to physics, over the shortest samples above the floor."""
         ops = Dims(self.train).text("op")
         expected = physics.reference_us(self.name, self.clamped)
         floor = self.base.floor.of(ops)
@@ -97,32 +100,27 @@ class Fitter:
         if not shown.any():
             return 1.0
         ratio = (self.measured - self.base.floor.offset_us)[shown] / expected[shown]
-        # the shortest tenth that is visible resembles what is hidden most; all of them where these are few
+        # the shortest visible tenth is most similar to kernels under the floor; at least 20 samples
         order = np.argsort(self.measured[shown])[: max(20, int(0.1 * shown.sum()))]
         return float(np.clip(np.median(ratio[order]), 0.05, 20.0))
 
     def fit(self, variant: str) -> tuple[FittedModel, Array]:
-        """The model, and log predictions of the undisturbed time by members that had not seen the row."""
+        """The model, and out-of-fold predictions of the log time without drift, shape (rows,)."""
         log_measured = np.log(self.measured)
-        if len(self.train) > 1 and np.ptp(log_measured) < EQUAL:
+        if len(self.train) > 1 and np.ptp(log_measured) < EQUAL_LOG_RANGE:
             floor = Floor(self.base.floor.offset_us, float(self.measured[0]), {})
             return replace(self.base, variant="constant", inputs="constant", floor=floor), log_measured
         baseline = self.base.baseline(self.clamped)
-        few = variant == "process" or (variant == "auto" and len(self.train) <= MOST_FOR_PROCESS)
-        enough = len(self.train) >= (FEWEST_FOR_PROCESS if few else FEWEST_TO_LEARN)
+        few = variant == "process" or (variant == "auto" and len(self.train) <= MAX_GAUSSIAN_PROCESS_SAMPLES)
+        enough = len(self.train) >= (MIN_GAUSSIAN_PROCESS_SAMPLES if few else MIN_TREE_SAMPLES)
         chosen = variant if enough else "roofline"
         if chosen == "roofline" or not np.all(np.isfinite(baseline)):
             return self._roofline(baseline, log_measured)
         asks = chosen == "choice" or (chosen == "auto" and self.name in CHOSEN_BY_AUTO and not few)
-        observed = self._observed() if asks else None
+        observed = self.observed() if asks else None
         if chosen == "choice" and observed is None:
             raise InputError(f"{self.name}: the samples do not say which kernels ran; fit the variant average")
-        disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
-        if not self.timed:
-            inputs = self.base.features(self.clamped)
-            disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed, self.crew)
-        clean = np.log(np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured))
-        self.notes["disturbance_us"] = round(disturbed.typical_us, 2)
+        disturbed, clean = self.undisturbed(baseline)
         outcome, base = self._learn("process" if few else chosen, clean, baseline, observed)
         start = np.zeros_like(baseline) if base.inputs == "raw" else baseline
         unseen = start + outcome.unseen
@@ -134,14 +132,57 @@ class Fitter:
         self.notes |= {key: round(value, 5) for key, value in outcome.notes.items()}
         label = ("process" if few else "average" if observed is None else "choice") if chosen == "auto" else chosen
         model = replace(base, variant=label, members=outcome.members, weights=outcome.weights)
-        if base.inputs != "raw":
-            model = self._trust_floor(model, baseline, outcome.unseen, clean)
-            unseen = baseline + model.damp(self.clamped, baseline, outcome.unseen)
-        model = self._calibrate(model, unseen, clean, disturbed, outcome.shrink)
-        return model, unseen
+        return self.calibrate(model, start, outcome.unseen, clean, disturbed, outcome.shrink)
+
+    def undisturbed(self, baseline: Array) -> tuple[drift.Drift, Array]:
+        """The session's drift, and log times without it, shape (rows,)."""
+        disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
+        if not self.timed:
+            inputs = self.base.features(self.clamped)
+            disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed, self.crew)
+        self.notes["disturbance_us"] = round(disturbed.typical_us, 2)
+        return disturbed, np.log(np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured))
+
+    def problem(self, base: FittedModel, clean: Array, baseline: Array) -> learned.Problem:
+        """The regression problem of log times `clean`, with the inputs of `base`."""
+        target = clean if base.inputs == "raw" else clean - baseline
+        return learned.Problem(
+            self.clamped, base.features(self.clamped), target, baseline, self.folds, family(self.name).law,
+            base.features, self._height, self.crew,
+        )  # fmt: skip
+
+    def calibrate(
+        self, model: FittedModel, start: Array, learned_log: Array, clean: Array, disturbed: drift.Drift, shrink: float
+    ) -> tuple[FittedModel, Array]:
+        """Set `floor_trust`, intervals, and the typical drift of latencies of a model with members.
+
+        Args:
+            model: with members, not calibrated.
+            start: log time to which the members' predictions are added, shape (rows,).
+            learned_log: out-of-fold predictions of the members, shape (rows,); NaN where there are none.
+            clean: log times without drift, shape (rows,).
+            disturbed: the drift.
+            shrink: factor on residuals.
+
+        Returns:
+            The model, and out-of-fold predictions of the log time.
+        """
+        if model.inputs != "raw":
+            model = self._trust_floor(model, start, learned_log, clean)
+            learned_log = model.damp(self.clamped, start, learned_log)
+        unseen = start + learned_log
+        known = np.isfinite(unseen)
+        found, clean, few = unseen[known], clean[known], model.variant == "process"
+        extra = drift.best_extra(np.exp(found), np.exp(shrink * (clean - found)), disturbed, self.seed)
+        latency = np.exp(found) + np.interp(found, *extra)
+        measured = np.exp(found + shrink * (clean - found)) + disturbed.extra_us[known]
+        return replace(
+            model, extra=extra, kernel_quantiles=fit_quantiles(found, clean - found, shrink, few),
+            latency_quantiles=fit_quantiles(found, np.log(measured / latency), few=few),
+        ), unseen  # fmt: skip
 
     def _trust_floor(self, model: FittedModel, baseline: Array, learned_log: Array, clean: Array) -> FittedModel:
-        """Choose `floor_trust` by the error on unseen rows."""
+        """Choose `floor_trust` by the out-of-fold error."""
         if model.floor.default_us <= 0:
             return model
         errors = {}
@@ -153,9 +194,9 @@ class Fitter:
         self.notes["floor_trust"] = best
         return replace(model, floor_trust=best)
 
-    def _observed(self) -> choice.Observed | None:
-        """Which kernels ran, where the samples say so."""
-        if self.name not in ("gemm", "bmm") or len(self.train) < distil.FEWEST_FOR_NETWORKS:
+    def observed(self) -> choice.Observed | None:
+        """The kernels that ran; None where the samples do not name them."""
+        if self.name not in ("gemm", "bmm") or len(self.train) < distil.MIN_NETWORK_SAMPLES:
             return None
         inputs, columns = features.derived_features(self.name, self.clamped, self.gpu, self.base.scope.ops)
         return choice.observe(self.train, inputs, columns, self.gpu.sms)
@@ -164,24 +205,17 @@ class Fitter:
         self, variant: str, clean: Array, baseline: Array, observed: choice.Observed | None
     ) -> tuple[learned.Outcome, FittedModel]:
         base = replace(self.base, inputs="raw") if variant == "mlp_paper" else self.base
-        target = clean if base.inputs == "raw" else clean - baseline
-
-        def featurise(calls: pd.DataFrame) -> Array:
-            return base.features(calls)
-
-        problem = learned.Problem(
-            self.clamped, featurise(self.clamped), target, baseline, self.folds, family(self.name).law, featurise,
-            self._height, self.crew,
-        )  # fmt: skip
-        if variant == "mlp_paper":
-            outcome, recipe = learned.search_paper(problem, self.seed)
-            self.notes |= {"width": recipe.width, "layers": recipe.layers, "learning_rate": recipe.learning_rate}
-        elif variant == "process":
+        problem = self.problem(base, clean, baseline)
+        if variant == "process":
             outcome = learned.fit_process(problem, self.seed)
         elif variant == "trees":
-            outcome = learned.fit_trees(problem, self.seed)
-        elif variant == "mlp":
-            outcome = learned.fit_network(problem, self.seed)
+            outcome = learned.fit_single(problem, train_trees, self.seed)
+        elif variant in ("mlp", "mlp_paper"):
+            recipe = learned.member_recipe(len(problem.target), problem.law)
+            if variant == "mlp_paper":
+                recipe = learned.search_recipe(problem, self.seed)
+                self.notes |= {"width": recipe.width, "layers": recipe.layers, "learning_rate": recipe.learning_rate}
+            outcome = learned.fit_single(problem, partial(learned.train_by_recipe, recipe), self.seed)
         elif observed is not None:
             outcome = choice_fit.fit_choice(problem, observed, self.seed)
         else:
@@ -195,33 +229,19 @@ class Fitter:
             return np.asarray(self.base.baseline(calls) - np.log(floor))
 
     def _roofline(self, baseline: Array, log_measured: Array) -> tuple[FittedModel, Array]:
-        """Physics, scaled to the samples; an interval from its residuals where there are enough of them."""
+        """Physics scaled to the samples, with an interval from its residuals where there are enough."""
         finite = np.isfinite(baseline)
         if not finite.any():
             raise InputError(f"{self.name}: neither dims nor bytes say how much work the samples are")
         residual = (log_measured - baseline)[finite]
         model = self.base
-        if len(residual) >= FEWEST_TO_LEARN:
+        if len(residual) >= MIN_TREE_SAMPLES:
             quantiles = fit_quantiles(baseline[finite], residual)
             model = replace(model, latency_quantiles=quantiles, kernel_quantiles=quantiles)
         return model, baseline
 
-    def _calibrate(
-        self, model: FittedModel, unseen: Array, clean: Array, disturbed: drift.Drift, shrink: float
-    ) -> FittedModel:
-        """Add intervals, and the latency's typical disturbance, from predictions of unseen rows."""
-        known = np.isfinite(unseen)
-        unseen, clean, extra_us = unseen[known], clean[known], disturbed.extra_us[known]
-        few = model.variant == "process"
-        kernel = fit_quantiles(unseen, clean - unseen, shrink, few)
-        extra = drift.best_extra(np.exp(unseen), np.exp(shrink * (clean - unseen)), disturbed, self.seed)
-        model = replace(model, kernel_quantiles=kernel, extra=extra)
-        latency = np.exp(unseen) + np.interp(unseen, *extra)
-        measured = np.exp(unseen + shrink * (clean - unseen)) + extra_us
-        return replace(model, latency_quantiles=fit_quantiles(unseen, np.log(measured / latency), few=few))
-
     def judge(self, model: FittedModel, unseen: Array) -> pd.DataFrame:
-        """Training rows with predictions by members that had not seen them, in the form of `judge`."""
+        """Training rows with their out-of-fold predictions, in the form of `judge`."""
         known = np.isfinite(unseen)
         unseen = unseen[known]
         latency = np.exp(unseen) + np.interp(unseen, *model.extra)
@@ -233,7 +253,7 @@ class Fitter:
     def judge_each_by_others(self, variant: str) -> pd.DataFrame:
         """Each training row with the prediction of a model of the other rows, in the form of `judge`.
 
-        So few rows only scale physics, and their median would know the row that it is compared with.
+        So few rows only scale physics by their median ratio, which depends on every row.
         """
         tables = []
         for row in range(len(self.train)):
@@ -244,5 +264,5 @@ class Fitter:
 
 
 def typical_error(found: Array, measured: Array, few: bool) -> float:
-    """How far log times are off. The geometric mean of a few errors is at the mercy of the smallest of them."""
+    """Error of log times: GMAE, or the mean log error for few rows, where one small error dominates a geometric mean."""
     return float(np.mean(np.abs(found - measured))) if few else gmae(np.exp(found), np.exp(measured))

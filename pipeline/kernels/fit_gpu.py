@@ -1,4 +1,4 @@
-"""Fit the families of one GPU: samples in, cleaned and split; models out, judged and saved. `fitter` has the steps of a fit."""
+"""Fit the families of one GPU: clean and split samples, fit, evaluate and save models. `fitter` has the steps of a fit."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from pipeline.kernels.samples import clean_samples, families_of, split_by_shape
 from pipeline.kernels.saved_families import write_physics
 
 VARIANTS = ("auto", "process", "choice", "average", "trees", "mlp", "mlp_paper", "roofline")
-"""`process`: Gaussian processes. `average`: trees and networks, distilled. `choice`: the same, told which kernel the library
-will choose. `auto`: `process` for few samples; else `choice` for gemm where samples name their kernels, else `average`;
-`roofline` where that errs less on unseen shapes."""
+"""`process`: Gaussian processes. `average`: trees and networks, distilled. `choice`: the same, with a predicted kernel as input.
+`auto`: `process` for few samples; else `choice` for gemm where samples name their kernels, else `average`; `roofline` where
+its error on unseen shapes is smaller."""
 
-LARGEST_PROCESS = 5000
-"""Samples beyond which the variant `process` is refused: its matrix of samples by samples would take 200 MB and more."""
+MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES = 5000
+"""Samples above which the variant `process` is refused: its covariance matrix would need more than 200 MB."""
 
 DEFAULT_OFFSET_US = 13.5
-"""Event offset where no element-wise samples show it; see `predictor.UNKNOWN_LATENCY_FLOOR`."""
+"""Event offset in microseconds without element-wise samples; see `predictor.UNKNOWN_LATENCY_FLOOR`."""
 
 
 @dataclass(frozen=True)
 class FittedFamily:
-    """A fitted model and how it did.
+    """A fitted model and its errors.
 
     Attributes:
         model: ready to predict and to save.
-        metrics: gmae, mape, coverage, ... as fractions, of the held-out shapes (in cross-validation where
-            nothing was held out; NaN of a single sample, which nothing can judge), `fit_s` (of processor time, in all
-            processes), `predict_us_per_row`.
+        metrics: gmae, mape, coverage, ... as fractions, of the held-out shapes. Without held-out shapes they come from
+            cross-validation; with a single sample they are NaN. Also `fit_s` (processor time of all processes) and
+            `predict_us_per_row`.
         test: measured and predicted rows behind the metrics: dims, latency_us, predicted_us, p10_us, p90_us, floor_us.
-        parameters: what was chosen (variant, seed, recipe), for tracking.
+        parameters: variant, seed and recipe, for tracking.
     """
 
     model: FittedModel
@@ -61,8 +61,8 @@ class FittedFamily:
 
     @property
     def rank(self) -> float:
-        """What variants of one family are ranked by, the least first: GMAE, where samples are few the mean log error."""
-        if int(self.model.description["samples"]) > fitter.MOST_FOR_PROCESS:
+        """Figure by which variants of a family are ranked, smallest first: GMAE, or the mean log error for few samples."""
+        if int(self.model.description["samples"]) > fitter.MAX_GAUSSIAN_PROCESS_SAMPLES:
             return self.metrics["gmae"]
         predicted, measured = (
             np.log(self.test[key].to_numpy(dtype=np.float64)) for key in ("predicted_us", "latency_us")
@@ -91,22 +91,22 @@ def fit_family(
     """Fit one family of one GPU.
 
     Args:
-        samples: samples table; rows of other families are ignored. Row order is taken as the order of measurement.
+        samples: samples table, in the order of measurement; rows of other families are ignored.
         gpu: the device.
         name: the family.
         variant: one of `VARIANTS`.
         seed: of split, folds and weights; the same seed gives the same model on one machine.
         test_share: share of the family's shapes held out for the metrics.
         memory: bandwidth curve fitted on this GPU's samples; the spec's where None.
-        offset_us: what event timing adds to a kernel.
-        evidence: what predictions will say: fitted, pack or measured.
+        offset_us: microseconds that event timing adds to a kernel.
+        evidence: label of the predictions: fitted, pack or measured.
         held_out: rows of `samples` to hold out, instead of a split by `test_share`.
-        pool: processes that train its members; this thread where None.
+        pool: processes that train members; this thread where None.
 
     Raises:
         UnknownNameError: no such family or variant.
         TableError: no usable sample, or samples faster than the GPU (`rates.check_rates`).
-        InputError: nothing is left to fit on, or more than the variant `process` can take.
+        InputError: no training shape is left, or there are too many samples for the variant `process`.
     """
     family(name)
     if variant not in VARIANTS:
@@ -121,15 +121,15 @@ def fit_family(
     train, test = table[~test_mask].reset_index(drop=True), table[test_mask].reset_index(drop=True)
     if train.empty:
         raise InputError(f"{name}: no shape is left to fit on; give more samples or a smaller test share")
-    if variant == "process" and len(train) > LARGEST_PROCESS:
+    if variant == "process" and len(train) > MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES:
         raise InputError(
-            f"{name}: {len(train)} samples; the variant process takes {LARGEST_PROCESS}: fit the variant auto"
+            f"{name}: {len(train)} samples; the variant process takes {MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES}: fit the variant auto"
         )
     steps = Fitter(train, gpu, name, seed, memory, offset_us, crew)
     model, unseen = steps.fit(variant)
     if not test.empty:
         scores = judge(model, test)
-    elif 1 < len(train) < fitter.FEWEST_FOR_PROCESS:
+    elif 1 < len(train) < fitter.MIN_GAUSSIAN_PROCESS_SAMPLES:
         scores = steps.judge_each_by_others(variant)
     else:
         scores = steps.judge(model, unseen)
@@ -165,7 +165,7 @@ def _describe(
 
 
 def calibrate_physics(samples: pd.DataFrame, gpu: GpuSpec) -> tuple[BandwidthCurve | None, float, float | None]:
-    """(memory curve, event offset, the curve's error) from element-wise samples; None where there are too few."""
+    """(memory curve, event offset, error of the curve) from element-wise samples; curve and error None with too few."""
     found = floors.memory_curve(samples, gpu)
     if found is None:
         return None, DEFAULT_OFFSET_US, None
@@ -188,14 +188,14 @@ def fit_gpu(
     """Fit every family of one GPU and save the best variant of each under `out_dir/<family>/`.
 
     Args:
-        samples: samples of that GPU (its sibling's for families that it lacks).
+        samples: samples of that GPU (of its sibling for families without own samples).
         gpu: the device.
-        out_dir: gets one folder per family, and `copy` with the bandwidth curve where it can be fitted.
-        families: those to fit; all with samples where None.
-        variants: fitted each; the one of the least `FittedFamily.rank` is saved.
+        out_dir: receives one folder per family, and `copy` with the bandwidth curve where it can be fitted.
+        families: families to fit; all that have samples where None.
+        variants: variants to fit; the one with the smallest `FittedFamily.rank` is saved.
         seed, test_share, evidence: as for `fit_family`.
         workers: processes that train members of all families.
-        on_fit: called after each fit in this process (for tracking), winner or not.
+        on_fit: called in this process after every fit (for tracking).
 
     Raises:
         TableError, UnknownNameError, InputError: as `fit_family`.
@@ -213,7 +213,7 @@ def fit_gpu(
             held_out=held[own], pool=pool,
         )  # fmt: skip
 
-    # the longest first, so that none is left to run alone at the end: those that learn which kernel will run, too
+    # the longest fits first, so that none runs alone at the end; families with a predicted kernel take longest
     counts = samples["family"].value_counts()
     ordered = sorted(wanted, key=lambda name: (name not in fitter.CHOSEN_BY_AUTO, -counts[name]))
     jobs = [partial(job, name, variant) for name in ordered for variant in variants]

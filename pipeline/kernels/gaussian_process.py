@@ -1,18 +1,20 @@
-"""Gaussian processes: what few samples are learned with.
+"""Gaussian processes (scikit-learn): what few samples are learned with.
 
-A process takes the times of two calls to be the more alike, the nearer their features lie; how near counts for each
-feature apart, and is found by the likelihood of the samples, with a prior (Rasmussen and Williams, "Gaussian Processes for
+A Gaussian process expects similar times of two calls whose features are close. How close is measured by one length per
+feature, found by maximising the likelihood of the samples times a prior (Rasmussen and Williams, "Gaussian Processes for
 Machine Learning", MIT Press 2006, chapters 2 and 5). With a few hundred samples that takes a second, and errs less than
-networks and trees; with many it takes a matrix of samples by samples.
+networks and trees. Memory and time grow with the square and the cube of the number of samples.
 
-Several processes share the samples and differ in what they found on different shares of them: their mean errs less than
-each (development shapes of V100 and T4, 60 to 150 samples: by 3 to 4 %).
+Several processes share the samples; each has hyperparameters found on another subset of them. Their mean errs less than
+each one (development shapes of V100 and T4, 60 to 150 samples: by 3 to 4 %).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,172 +23,173 @@ from pipeline.errors import PackError
 from pipeline.kernels.networks import CLIP
 from pipeline.kernels.work import Array
 
-ROUNDS = 30
-"""Most rounds of the optimiser; 60 came out the same."""
+if TYPE_CHECKING:
+    from sklearn.gaussian_process.kernels import Kernel
 
-MOST_ROWS = 300
-"""Samples that a share's lengths are found on; the processes themselves take all of them."""
+MAX_ITERATIONS = 30
+"""Iterations of the optimiser of hyperparameters; 60 gave the same errors."""
+
+MAX_HYPERPARAMETER_SAMPLES = 300
+"""Samples on which hyperparameters are found; the processes themselves are conditioned on all samples."""
 
 LENGTH_SPREAD = 2.0
-"""Standard deviation of the prior of log lengths around the root of the number of features; at 1, features that say much
-are held back (V100 and T4, 30 to 150 samples: 2 % more error), at 0.5 by 7 %."""
+"""Standard deviation of the prior of log lengths, whose mean is log(number of features) / 2. A narrow prior over-regularises
+informative features: with 1 the error is 2 % larger (V100 and T4, 30 to 150 samples), with 0.5 it is 7 % larger."""
 
-LEAST_NOISE = 1e-4
-"""Noise, as a share of the variance of the samples, below which the matrix could not be solved."""
+MIN_NOISE = 1e-4
+"""Variance added to that of the noise, as a share of the samples' variance, so that the covariance can be factored."""
 
 TYPICAL_NOISE = 0.02
-"""Centre of its prior."""
+"""Median of the prior of that share."""
 
-WIDEST = 6.0
-"""Largest log of what is found, and half of the least: a step too far of the optimiser must not overflow."""
+BOUNDS = (np.exp(-12.0), np.exp(12.0))
+"""Least and largest hyperparameter: the optimiser's steps must not overflow."""
 
-STILL = 1e-9
-"""Deviation below which a feature does not move."""
+CONSTANT_FEATURE = 1e-9
+"""Standard deviation below which a feature is taken as constant, and ignored."""
 
-CELLS_AT_ONCE = 1 << 20
-"""Calls times samples that are compared at once."""
+MAX_COVARIANCE_CELLS = 1 << 20
+"""Calls times samples whose covariance is computed at once (8 MB)."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What one process found: inverse lengths of the standardised features, shape (columns,), and noise over variance."""
+class Hyperparameters:
+    """Hyperparameters: a length per standardised feature, shape (columns,), and noise over signal variance."""
 
-    nearness: Array
+    lengths: Array
     noise: float
 
 
 @dataclass(frozen=True)
-class Process:
-    """Processes on the same samples; their mean answers.
+class GaussianProcess:
+    """Gaussian processes on the same samples, fitted; their mean is the prediction.
 
     Attributes:
-        mean, scale: of the features, shape (columns,).
+        mean, scale: of the features, shape (columns,); the scale of a constant feature is infinite.
         centre: log time far from all samples.
         rows: standardised features of the samples, shape (samples, columns).
-        nearness: inverse lengths, shape (processes, columns).
-        pull: how much each sample adds to what is near it, shape (processes, samples).
+        lengths: shape (processes, columns).
+        weights: of each sample's covariance with a call, shape (processes, samples).
     """
 
     mean: Array
     scale: Array
     centre: float
     rows: Array
-    nearness: Array
-    pull: Array
+    lengths: Array
+    weights: Array
 
     def predict(self, features: Array) -> Array:
         """Log times of shape (rows,) from features of shape (rows, columns)."""
         x = _standardise(features, self.mean, self.scale)
         found = np.full(len(x), self.centre)
-        block = max(1, CELLS_AT_ONCE // len(self.rows))
-        for nearness, pull in zip(self.nearness, self.pull, strict=True):
-            known = self.rows * nearness
+        block = max(1, MAX_COVARIANCE_CELLS // len(self.rows))
+        for lengths, weights in zip(self.lengths, self.weights, strict=True):
+            covariance = _matern(lengths)
             for start in range(0, len(x), block):
-                asked = x[start : start + block] * nearness
-                found[start : start + block] += _likeness(asked, known) @ pull / len(self.pull)
+                part = slice(start, start + block)
+                found[part] += covariance(x[part], self.rows) @ weights / len(self.weights)
         return found
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
-        """The arrays to save, in full precision: the pulls of near samples nearly cancel."""
-        names = ("mean", "scale", "rows", "nearness", "pull")
+        """The arrays to save, in full precision: weights of neighbouring samples nearly cancel."""
+        names = ("mean", "scale", "rows", "lengths", "weights")
         found: dict[str, npt.NDArray[np.generic]] = {f"{prefix}process_{name}": getattr(self, name) for name in names}
         return found | {f"{prefix}process_centre": np.array([self.centre])}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> Process:
+    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> GaussianProcess:
         """Back from `tensors`.
 
         Raises:
             PackError: an array is missing or has the wrong shape.
         """
-        names = ("mean", "scale", "centre", "rows", "nearness", "pull")
+        names = ("mean", "scale", "centre", "rows", "lengths", "weights")
         try:
             parts = {name: tensors[f"{prefix}process_{name}"].astype(np.float64) for name in names}
         except KeyError as error:
-            raise PackError(f"process misses array {error.args[0]!r}; rebuild it") from None
-        columns, samples, count = parts["mean"].size, len(parts["rows"]), len(parts["pull"])
+            raise PackError(f"Gaussian process misses array {error.args[0]!r}; rebuild it") from None
+        columns, samples, count = parts["mean"].size, len(parts["rows"]), len(parts["weights"])
         expected = {
             "mean": (columns,), "scale": (columns,), "centre": (1,), "rows": (samples, columns),
-            "nearness": (count, columns), "pull": (count, samples),
+            "lengths": (count, columns), "weights": (count, samples),
         }  # fmt: skip
         if not count or any(parts[name].shape != shape for name, shape in expected.items()):
-            raise PackError("arrays of the process do not fit each other; rebuild it")
+            raise PackError("arrays of the Gaussian process do not fit each other; rebuild it")
         centre = float(parts.pop("centre")[0])
         return cls(centre=centre, **parts)
 
 
-def train_process(features: Array, target: Array, settings: Sequence[Settings]) -> Process:
-    """Processes with these settings on features (rows, columns) and log times (rows,)."""
+def train_gaussian_process(features: Array, target: Array, settings: Sequence[Hyperparameters]) -> GaussianProcess:
+    """Condition processes with these hyperparameters on features (rows, columns) and log times (rows,)."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+
     mean, scale = _spread(features)
-    rows = _standardise(features, mean, scale)
-    centre = float(np.median(target))
-    pulls = []
-    for found in settings:
-        scaled = rows * found.nearness
-        alike = _likeness(scaled, scaled) + found.noise * np.eye(len(rows))
-        pulls.append(np.linalg.solve(alike, target - centre))
-    return Process(mean, scale, centre, rows, np.array([found.nearness for found in settings]), np.array(pulls))
-
-
-def find_settings(features: Array, target: Array, seed: int) -> Settings:
-    """The likeliest settings, given the prior, on at most `MOST_ROWS` of features (rows, columns) and log times (rows,)."""
-    import torch
-
-    torch.set_num_threads(1)
-    if len(target) > MOST_ROWS:
-        kept = np.sort(np.random.default_rng(seed).permutation(len(target))[:MOST_ROWS])
-        features, target = features[kept], target[kept]
-    mean, scale = _spread(features)
-    moves = features.std(axis=0) > STILL  # a feature without variation sets no calls apart
-    x = torch.from_numpy(_standardise(features, mean, scale)[:, moves])
-    y = torch.from_numpy((target - np.median(target)) / max(float(target.std()), 1e-6))
-    columns, diagonal = x.shape[1], torch.eye(len(y), dtype=torch.float64)
-    # logs of each feature's nearness, of the variance, and of the noise
-    centre = torch.tensor(
-        [-0.5 * np.log(max(columns, 1))] * columns + [0.0, np.log(TYPICAL_NOISE)], dtype=torch.float64
-    )
-    spread = torch.tensor([LENGTH_SPREAD] * columns + [1.5, 2.0], dtype=torch.float64)
-    found = centre.clone().requires_grad_()
-    optimiser = torch.optim.LBFGS(
-        [found], max_iter=ROUNDS, history_size=10, tolerance_change=1e-4, line_search_fn="strong_wolfe"
+    rows, centre = _standardise(features, mean, scale), float(np.median(target))
+    fitted = [
+        GaussianProcessRegressor(_matern(found.lengths), alpha=found.noise, optimizer=None).fit(rows, target - centre)
+        for found in settings
+    ]
+    weights = [regressor.alpha_ for regressor in fitted]
+    return GaussianProcess(
+        mean, scale, centre, rows, np.array([found.lengths for found in settings]), np.array(weights)
     )
 
-    def unlikeliness() -> float:
-        optimiser.zero_grad()
-        bounded = found.clamp(-2 * WIDEST, WIDEST)
-        scaled = x * torch.exp(bounded[:columns])
-        square = (scaled * scaled).sum(dim=1)
-        distance = torch.sqrt(3.0 * (square[:, None] + square - 2.0 * scaled @ scaled.T).clamp(min=0.0) + 1e-12)
-        alike = torch.exp(bounded[columns]) * (1.0 + distance) * torch.exp(-distance)
-        root = torch.linalg.cholesky(alike + diagonal * (torch.exp(bounded[columns + 1]) + LEAST_NOISE))
-        rest = torch.linalg.solve_triangular(root, y[:, None], upper=False)
-        value = 0.5 * (rest * rest).sum() + torch.log(torch.diagonal(root)).sum()
-        value = value + 0.5 * (((found - centre) / spread) ** 2).sum()
-        value.backward()
-        return float(value.detach())
 
-    optimiser.step(unlikeliness)  # type: ignore[no-untyped-call]
-    bounded = found.detach().clamp(-2 * WIDEST, WIDEST)
-    best = torch.where(torch.isfinite(bounded), bounded, centre).numpy()
-    nearness = np.zeros(len(moves))
-    nearness[moves] = np.exp(best[:columns])
-    return Settings(nearness, float((np.exp(best[columns + 1]) + LEAST_NOISE) / np.exp(best[columns])))
+def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperparameters:
+    """Hyperparameters of the largest posterior density, from features (rows, columns) and log times (rows,).
 
-
-def _likeness(one: Array, other: Array) -> Array:
-    """Matern's kernel of order 3/2, of features times nearness: shape (rows of one, rows of the other).
-
-    Times are no smoother than that: order 5/2 and the rational quadratic erred as much or more.
+    The seed draws `MAX_HYPERPARAMETER_SAMPLES` where there are more.
     """
-    square = (one * one).sum(axis=1)[:, None] + (other * other).sum(axis=1) - 2.0 * (one @ other.T)
-    distance = np.sqrt(3.0 * np.maximum(square, 0.0))
-    return np.asarray((1.0 + distance) * np.exp(-distance))
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
+
+    if len(target) > MAX_HYPERPARAMETER_SAMPLES:
+        kept = np.sort(np.random.default_rng(seed).permutation(len(target))[:MAX_HYPERPARAMETER_SAMPLES])
+        features, target = features[kept], target[kept]
+    moves = features.std(axis=0) > CONSTANT_FEATURE
+    lengths = np.full(features.shape[1], np.inf)
+    if not moves.any():
+        return Hyperparameters(lengths, TYPICAL_NOISE)
+    rows = _standardise(features[:, moves], *_spread(features[:, moves]))
+    typical = np.full(rows.shape[1], np.sqrt(rows.shape[1]))
+    kernel = ConstantKernel(1.0, BOUNDS) * _matern(typical, BOUNDS) + WhiteKernel(TYPICAL_NOISE, BOUNDS)
+    # standard deviations of the priors of log variance, log lengths and log noise, in the order of the kernel
+    spread = np.array([1.5, *[LENGTH_SPREAD] * len(typical), 2.0])
+    regressor = GaussianProcessRegressor(kernel, alpha=MIN_NOISE, optimizer=partial(_optimise, spread))
+    regressor.fit(rows, (target - np.median(target)) / max(float(target.std()), 1e-6))
+    found = np.exp(regressor.kernel_.theta)
+    lengths[moves] = found[1:-1]
+    return Hyperparameters(lengths, float((found[-1] + MIN_NOISE) / found[0]))
+
+
+def _optimise(
+    spread: Array, objective: Callable[[Array], tuple[float, Array]], start: Array, bounds: Array
+) -> tuple[Array, float]:
+    """Minimise scikit-learn's objective plus that of a normal prior of each parameter, centred on the start."""
+    from scipy.optimize import minimize
+
+    def penalised(theta: Array) -> tuple[float, Array]:
+        value, gradient = objective(theta)
+        off = (theta - start) / spread
+        return value + 0.5 * float(off @ off), gradient + off / spread
+
+    limits = {"maxiter": MAX_ITERATIONS, "ftol": 1e-6}
+    best = minimize(penalised, start, jac=True, method="L-BFGS-B", bounds=bounds, options=limits)
+    return best.x, float(best.fun)
+
+
+def _matern(lengths: Array, bounds: tuple[float, float] | str = "fixed") -> Kernel:
+    """Matern's kernel of order 3/2. Times are no smoother: order 5/2 and the rational quadratic erred as much or more."""
+    from sklearn.gaussian_process.kernels import Matern
+
+    return Matern(lengths, bounds, nu=1.5)
 
 
 def _spread(features: Array) -> tuple[Array, Array]:
-    """Mean and deviation of each column; a deviation of one where there is none."""
+    """Mean and standard deviation of each column; infinity for a constant one, so that its standardised value is 0."""
     deviation = features.std(axis=0)
-    return features.mean(axis=0), np.where(deviation > STILL, deviation, 1.0)
+    return features.mean(axis=0), np.where(deviation > CONSTANT_FEATURE, deviation, np.inf)
 
 
 def _standardise(features: Array, mean: Array, scale: Array) -> Array:

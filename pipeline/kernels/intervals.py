@@ -1,8 +1,8 @@
-"""Calibrated p10 to p90 intervals from the residuals of predictions that had not seen their rows.
+"""Calibrated p10 to p90 intervals from the residuals of out-of-fold predictions.
 
 Residuals log(measured / predicted) are collected over cross-validation folds. Their 10 % and 90 % quantiles, as
-functions of the predicted time, are the ends of the interval (conformal prediction, binned by difficulty). A bagged
-ensemble errs less than its members, which the folds measure: `bagging_shrink` corrects for it.
+functions of the predicted time, are the ends of the interval (conformal prediction, binned by predicted time). The folds
+measure the error of single members, which is larger than that of their mean: `bagging_shrink` corrects for it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import numpy as np
 from pipeline.kernels.work import Array
 
 ROWS_PER_BIN = 150
-MOST_BINS = 12
+"""Residuals per bin of predicted time: 15 lie outside each end of an interval."""
 
-LEAST_SHRINK = 0.95
-"""Members share most of their errors; a smaller factor made intervals of small families too narrow on new shapes."""
+MAX_BINS = 12
+"""Bins of predicted time at most."""
+
+MIN_SHRINK = 0.95
+"""Least factor on residuals. Members share most of their errors; a smaller factor made intervals of small families too narrow
+on new shapes."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +48,22 @@ class Quantiles:
 
     @classmethod
     def constant(cls, factor: float) -> Quantiles:
-        """The same factor up and down everywhere."""
+        """The same factor in both directions at all times."""
         return cls((0.0,), (-float(np.log(factor)),), (float(np.log(factor)),))
 
 
 def fit_quantiles(log_time: Array, residual: Array, shrink: float = 1.0, few: bool = False) -> Quantiles:
-    """Bin residuals by predicted log time and take their outer tenths.
+    """10 % and 90 % quantiles of residuals, in bins of predicted log time.
 
     Args:
         log_time: predicted log times, shape (rows,).
         residual: log(measured / predicted) of the same rows.
-        shrink: factor on residuals, for a final model that errs less than those that made them.
-        few: ends by order statistics: of n residuals, a new one lies below the k-th with probability k / (n + 1). For
-            many it is the same.
+        shrink: factor on residuals, for a final model whose errors are smaller than those of the fold members.
+        few: take order statistics: a new residual lies below the k-th of n with probability k / (n + 1). With many
+            residuals both ways agree.
     """
     order = np.argsort(log_time, kind="stable")
-    bins = np.array_split(order, int(np.clip(len(order) // ROWS_PER_BIN, 1, MOST_BINS)))
+    bins = np.array_split(order, int(np.clip(len(order) // ROWS_PER_BIN, 1, MAX_BINS)))
     knots, low, high = [], [], []
     for rows in bins:
         knots.append(float(np.median(log_time[rows])))
@@ -73,10 +77,10 @@ def fit_quantiles(log_time: Array, residual: Array, shrink: float = 1.0, few: bo
 
 
 def bagging_shrink(residual: Array, members: Array, mismatch: Array) -> float:
-    """Error of a bagged mean over that of one member.
+    """Ratio of the error of a mean of members to the error of one member.
 
-    A member's squared error is bias and noise plus its own variance v; a mean of n members keeps v/n. v shows as the
-    members' spread on rows that none of them has seen.
+    A member's squared error is bias and noise plus its own variance v; a mean of n members keeps v/n. The members' spread
+    on rows that none of them was trained on estimates v.
 
     Args:
         residual: out-of-fold log residuals, shape (rows,).
@@ -89,10 +93,10 @@ def bagging_shrink(residual: Array, members: Array, mismatch: Array) -> float:
         return 1.0
     variance = _core(np.ravel(members - members.mean(axis=0))) * count / (count - 1)
     square = 1.0 - variance / middle * (1.0 - 1.0 / count) + _core(mismatch) / middle
-    return float(np.sqrt(np.clip(square, LEAST_SHRINK**2, 1.2)))
+    return float(np.sqrt(np.clip(square, MIN_SHRINK**2, 1.2)))
 
 
 def _core(values: Array) -> float:
-    """Mean square without the outer tenths, which tails would dominate."""
+    """Mean square of values clipped to their central 80 %, so that tails do not dominate."""
     low, high = np.quantile(values, [0.1, 0.9])
     return float(np.mean(np.square(np.clip(values, low, high))))

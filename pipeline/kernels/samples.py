@@ -1,4 +1,4 @@
-"""Reading and checking samples: what is refused, what is dropped, and how shapes are split."""
+"""Reading, checking and splitting samples."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from pipeline.kernels.work import ELEMENT_BYTES, Dims
 from pipeline.schemas import read_arrow
 
 LONGEST_LATENCY_US = 1e8
-"""No single kernel runs for 100 seconds; beyond it a latency is taken for a slip of units or a clock gone wrong."""
+"""Largest plausible latency, 100 s. A longer one is a wrong unit or a wrong clock."""
 
 LARGEST_DIM = 1e12
-"""No dimension of a call is larger, bytes included."""
+"""Largest plausible dimension of a call; bytes count as a dimension."""
 
 LARGEST_SIDE = 2.0**31
-"""Most rows, columns or channels of one operand: libraries index them with 32 bits."""
+"""Largest number of rows, columns or channels of an operand: libraries index them with 32 bits."""
 
-MOST_BYTES = 1e13
-"""Traffic of one call beyond 10 TB fits no device's memory."""
+MAX_BYTES = 1e13
+"""Largest traffic of one call, 10 TB: more fits no device's memory."""
 
 TORCH_DTYPES = {
     "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16",
     "bfloat16": "bf16",
 }  # fmt: skip
-"""PyTorch's names of dtypes where they are not ours; capitals do not matter."""
+"""PyTorch's names of dtypes, in lower case, where they differ from ours."""
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
-    """A parquet table of samples or calls; a column that pandas wrote as a named index is a column again.
+    """Read a parquet table of samples or calls; a named pandas index becomes a column.
 
     Raises:
         TableError: the file is missing or not parquet.
@@ -47,12 +47,12 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 
 def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Add `family`, `phase` and `dtype` to a table by its `op` names (`families.OP_NAMES`); given ones are kept.
+    """Add `family`, `phase` and `dtype` to a table from its `op` names (`families.OP_NAMES`); existing values are kept.
 
-    A row that names a family only, in `op` or in `family`, means the family's first op.
+    A row that names only a family, in `op` or in `family`, stands for the family's first op.
 
     Raises:
-        TableError: there is neither `op` nor `family`, or one or a dtype is unknown; the message lists the choices.
+        TableError: both `op` and `family` are missing, or an op, family or dtype is unknown; the message lists the choices.
     """
     if "op" not in table.columns and "family" not in table.columns:
         raise TableError(f"{where}: misses column op; per row {_op_choices()}")
@@ -80,10 +80,10 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
 
 
 def named_dtypes(given: pd.Series, where: str) -> pd.Series:
-    """Names of dtypes as models know them, of names that may be PyTorch's (`torch.float16`); empty ones stay empty.
+    """Our names of dtypes, from ours or PyTorch's (`torch.float16`); missing values stay missing.
 
     Raises:
-        TableError: a dtype is unknown, which models would silently take for fp32.
+        TableError: a dtype is unknown; models would take it for fp32.
     """
     plain = {each: str(each).lower().removeprefix("torch.") for each in given.dropna().unique()}
     ours = {each: TORCH_DTYPES.get(name, name) for each, name in plain.items()}
@@ -97,13 +97,13 @@ def named_dtypes(given: pd.Series, where: str) -> pd.Series:
 
 
 def _op_choices() -> str:
-    """What a message offers: the ops of the public tables, and that families go by their names."""
+    """The choices that a message lists: ops of the public tables, and families."""
     families = ", ".join(name for name in FAMILIES if name in OP_NAMES)
     return f"choose one of {', '.join(NEUSIGHT_OPS)}, or a family: {families}"
 
 
 def with_launches(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `kernel_name`, `grid` and `block` where the table has them by NeuSight's names only (`main_kernel`, `grid_x`)."""
+    """Add `kernel_name`, `grid` and `block` where the table has only NeuSight's columns (`main_kernel`, `grid_x`)."""
     added: dict[str, pd.Series] = {}
     if "kernel_name" not in table.columns and "main_kernel" in table.columns:
         added["kernel_name"] = table["main_kernel"].astype(object)
@@ -116,7 +116,7 @@ def with_launches(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def bad_dims(table: pd.DataFrame) -> pd.Series:
-    """Per row what is wrong with its dims ("" where nothing is): missing, not a whole number, not positive, absurd."""
+    """Per row the problem of its dims ("" if none): missing, not a whole number, not positive, or implausibly large."""
     problem = np.full(len(table), "", dtype=object)
     rows = table.reset_index(drop=True)
     for name, group in rows.groupby("family", sort=False, observed=True):
@@ -139,7 +139,7 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
         if fine.any():
             calls = group[fine]
             traffic = entry.work(Dims(calls)).bytes
-            problem[at[fine]] = np.where(traffic > MOST_BYTES, "more than 10 TB of operands", "")
+            problem[at[fine]] = np.where(traffic > MAX_BYTES, "more than 10 TB of operands", "")
             if {"kernel_size", "input_size"} <= set(entry.required):
                 d = Dims(calls)
                 hollow = d("kernel_size") > d("input_size") + 2 * d("padding", 0.0)
@@ -148,10 +148,10 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
 
 
 def check_calls(table: pd.DataFrame, where: str) -> None:
-    """Refuse calls that cannot be predicted.
+    """Check that calls can be predicted.
 
     Raises:
-        TableError: naming the first bad row and what is wrong with it.
+        TableError: a row has bad dims; the message names the first one and its problem.
     """
     problem = bad_dims(table)
     if (problem != "").any():
@@ -165,8 +165,8 @@ def check_calls(table: pd.DataFrame, where: str) -> None:
 def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame:
     """Drop samples that cannot be measurements, with a warning that counts them.
 
-    Dropped are rows whose latency is not a number, not positive or longer than `LONGEST_LATENCY_US`, and rows with bad
-    dims. Row order is kept.
+    A row is dropped if its latency is not a number, not positive or longer than `LONGEST_LATENCY_US`, or if its dims are
+    bad. Row order is kept.
 
     Raises:
         TableError: a required column is missing, or no usable row is left.
@@ -190,7 +190,7 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
 
 
 def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.uint64]:
-    """One key per shape: equal dims give equal keys whatever op, dtype or phase ran on them."""
+    """One key per shape, from the dims only: rows that differ in op, dtype or phase share a key."""
     names = sorted(
         {dim for name in samples["family"].unique() for dim in family(str(name)).dims} & set(samples.columns)
     )
@@ -200,7 +200,10 @@ def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.uint64]:
 
 
 def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> npt.NDArray[np.int64]:
-    """A fold number per row, the same for all rows of one shape; folds hold equally many shapes."""
+    """A fold number per row, the same for all rows of a shape; folds have equal numbers of shapes.
+
+    Not scikit-learn's `GroupKFold`: published figures rest on these folds.
+    """
     shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
     numbers = np.arange(len(shapes)) % max(folds, 1)
     np.random.default_rng(seed).shuffle(numbers)
@@ -208,7 +211,10 @@ def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> npt.NDArray[np
 
 
 def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """True for held-out rows: a share of the shapes, each held out for all ops at once."""
+    """True for held-out rows: a share of the shapes, each held out for all ops.
+
+    Not scikit-learn's `GroupShuffleSplit`: published figures rest on this split.
+    """
     shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
     held = np.zeros(len(shapes), dtype=bool)
     held[np.random.default_rng(seed).permutation(len(shapes))[: round(share * len(shapes))]] = True
@@ -216,7 +222,7 @@ def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> npt.NDArra
 
 
 def families_of(samples: pd.DataFrame, wanted: Sequence[str] | None) -> list[str]:
-    """Families to fit, most samples first.
+    """Families to fit, in descending order of samples.
 
     Raises:
         UnknownNameError: a wanted family does not exist.

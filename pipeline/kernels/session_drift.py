@@ -1,10 +1,11 @@
-"""Disturbances of a measuring session: a cost per call that grows while samples are taken.
+"""Drift of a measuring session: a cost per call that grows while samples are taken.
 
-The public convolution latencies were taken one after another in random order of sizes, and the time of the smallest
-ones grows steadily with the row number: from 68 to 300 us on V100, from 108 to 760 us on P100, alike for small and
-large kernels. It belongs to the session, not to the kernel: knowing the row number halves the error of any model. So
-the disturbance is estimated as a function of the row's position, taken out before fitting, and only its typical size is
-added back to a predicted *latency*; kernel times are free of it. Samples in an order without drift are left alone.
+The public convolution latencies were measured in random order of sizes. The latency of the smallest ones grows steadily with
+the row number: from 68 to 300 us on V100, from 108 to 760 us on P100. The growth is the same for small and large kernels, so
+it belongs to the session and not to the kernel. Knowing the row number halves the error of any model.
+
+The drift is therefore estimated as a function of the row's position and subtracted before fitting. Only its typical size is
+added to a predicted *latency*; kernel times do not contain it. Samples without drift are not changed.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
 
 BINS = 30
-"""Positions are binned; within a bin the median residual is taken."""
+"""Bins of the row's position; the drift of a bin is its median residual."""
 
-FEWEST = 600
-"""Samples below which no drift can be told from noise (20 in a bin)."""
+MIN_SAMPLES = 600
+"""Samples below which drift cannot be distinguished from noise (20 per bin)."""
 
 ROUNDS = 4
-"""Rounds of fitting times and drift in turn; the drift has settled after three on all five GPUs."""
+"""Rounds that alternate between fitting times and drift; the drift converged after three on all five GPUs."""
 
-LEAST_GAIN = 0.2
-"""Share by which the error must fall for a drift to be believed."""
+MIN_ERROR_REDUCTION = 0.2
+"""Relative reduction of the median error from which a drift is accepted."""
 
-LEAST_HINT = 0.1
-"""Share by which the first round's drift alone must make the error fall for others to follow. The convolutions of the five
-public GPUs fall by 30 to 53 %, no other family by more than 4; three of four rounds are spared there."""
+MIN_FIRST_REDUCTION = 0.1
+"""Relative reduction by the first round's drift below which no further round runs. It is 30 to 53 % for convolutions of the
+five public GPUs and at most 4 % for other families, which so save three of four rounds."""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Microseconds that each sample's latency holds beyond the undisturbed one, shape (rows,), and its typical size."""
+    """Drift of each sample's latency in microseconds, shape (rows,), and its median."""
 
     extra_us: Array
     typical_us: float
 
     @property
     def found(self) -> bool:
-        """Whether there is any."""
+        """Whether there is a drift."""
         return self.typical_us > 0
 
 
@@ -56,20 +57,20 @@ def estimate_drift(
     seed: int = 0,
     crew: Crew | None = None,
 ) -> Drift:
-    """Estimate how latencies grew from row to row.
+    """Estimate the drift of a session.
 
     Args:
         features: shape (rows, columns), rows in the order of measurement.
-        baseline: log of the expected latency, shape (rows,); trees fit what is left.
+        baseline: log of the expected latency, shape (rows,); trees fit the residual.
         latency_us: measured, shape (rows,).
-        folds: fold number per row; every row is judged by trees that have not seen it.
+        folds: fold number per row; the residual of a row is that of trees trained on other folds.
         seed: of the trees.
         crew: trains them; this thread where None.
     """
     crew = crew or Crew()
     rows = len(latency_us)
     nothing = Drift(np.zeros(rows), 0.0)
-    if rows < FEWEST:
+    if rows < MIN_SAMPLES:
         return nothing
     position = np.arange(rows) / rows
     extra = np.zeros(rows)
@@ -83,11 +84,11 @@ def estimate_drift(
             expected[held] = np.exp(found + baseline[held])
         errors.append(_typical_error(expected, clean))
         extra = _smooth_drift(position, latency_us - expected, latency_us)
-        if len(errors) == 1:  # these times hold the typical drift already
+        if len(errors) == 1:  # predictions of the first round contain the median drift
             hinted = _typical_error(expected, np.maximum(latency_us - extra + np.median(extra), 0.2 * latency_us))
-            if hinted > (1.0 - LEAST_HINT) * errors[0]:
+            if hinted > (1.0 - MIN_FIRST_REDUCTION) * errors[0]:
                 return nothing
-    if errors[-1] > (1.0 - LEAST_GAIN) * errors[0]:
+    if errors[-1] > (1.0 - MIN_ERROR_REDUCTION) * errors[0]:
         return nothing
     return Drift(extra, float(np.median(extra)))
 
@@ -98,12 +99,12 @@ def _typical_error(expected: Array, measured: Array) -> float:
 
 
 def _unseen(features: Array, target: Array, asked: Array, seed: int) -> Array:
-    """What trees on features (rows, columns) and log times (rows,) say of other features."""
+    """Predictions for `asked` of trees trained on features (rows, columns) and log times (rows,)."""
     return train_trees(features, target, seed, rounds=250).predict(asked)
 
 
 def _smooth_drift(position: Array, residual: Array, latency_us: Array) -> Array:
-    """Median residual by position, from the shorter half of the samples, whose errors in us are small; least is 0."""
+    """Median residual by position, minus its minimum; from the shorter half of the samples, whose errors in us are small."""
     short = latency_us <= np.median(latency_us)
     edges = np.linspace(0.0, 1.0, BINS + 1)
     centres, values = [], []
@@ -122,19 +123,19 @@ def _smooth_drift(position: Array, residual: Array, latency_us: Array) -> Array:
 def best_extra(
     time_us: Array, noise: Array, drift: Drift, seed: int = 0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What to add to an undisturbed time so that the latency's geometric mean error is least, by size.
+    """Microseconds to add to a time without drift, by size, so that the geometric mean error of the latency is smallest.
 
-    A disturbance is not known in advance, only its distribution over the session. For a short kernel the relative error
-    depends on it much, and the best single guess is neither its mean nor its median; it is found by trying.
+    The drift of a future call is unknown; only its distribution over the session is known. The relative error of a short
+    kernel depends strongly on it. The best constant is neither the mean nor the median, and is found by a grid search.
 
     Args:
-        time_us: undisturbed times predicted for unseen samples, shape (rows,).
-        noise: measured over predicted undisturbed time of unseen samples, shape (rows,).
-        drift: the disturbances.
-        seed: of the draws.
+        time_us: out-of-fold predictions of the times without drift, shape (rows,).
+        noise: measured over predicted time without drift, of the same rows.
+        drift: of the session.
+        seed: of the random draws.
 
     Returns:
-        Knots of log time and microseconds to add at them.
+        Knots of log time, and the microseconds to add at each.
     """
     if not drift.found:
         return (0.0,), (0.0,)
@@ -149,7 +150,7 @@ def best_extra(
         actual = np.exp(knot) * ratio + extra
         relative = np.abs((np.exp(knot) + guesses[:, None]) / actual - 1.0)
         score = np.log(np.maximum(relative, 1e-3)).mean(axis=1)
-        # neighbouring guesses differ by chance alone: smooth before choosing
+        # neighbouring guesses differ by chance only: smooth before the minimum is taken
         smooth = np.convolve(np.pad(score, 4, mode="edge"), np.full(9, 1.0 / 9.0), mode="valid")
         found.append(float(guesses[int(np.argmin(smooth))]))
     return tuple(map(float, knots)), tuple(found)

@@ -17,21 +17,23 @@ PARAMETERS: dict[str, Any] = {
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.4, "verbose": -1, "num_threads": 1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-"""Chosen on development shapes of V100, A100 and T4: linear leaves err less than constant ones for bmm, convolutions
-and layer norm, and fit in half the time; the default loss beat L1 and Huber on average."""
+"""LightGBM's parameters for log times, chosen on development shapes of V100, A100 and T4. Linear leaves err less than constant
+ones for bmm, convolutions and layer norm, and fit in half the time. The squared error beat L1 and Huber on average."""
 
 ROUNDS = 600
+"""Boosting rounds for log times."""
 
 JUDGES: dict[str, Any] = {
     "objective": "binary", "learning_rate": 0.1, "num_leaves": 127, "min_data_in_leaf": 10, "lambda_l2": 1.0,
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.6, "verbose": -1, "num_threads": 1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-"""Of trees that judge candidates (`choice_teachers`). In cross-validation on the V100 trees of 31 leaves are right in
-63 %, of 63 in 66, of 127 in 68, of 255 in 69; in the end products err as much with 127 as with 255 (1.83 and 1.84 % on a
-development split), and are fitted in an eighth less time."""
+"""LightGBM's parameters for the classifier of kernel candidates (`choice_teachers`). In cross-validation on the V100, trees of
+31, 63, 127 and 255 leaves choose the right kernel in 63, 66, 68 and 69 % of the shapes. Final errors with 127 and 255 leaves
+are equal (1.83 and 1.84 % on a development split), and the fit with 127 takes an eighth less time."""
 
 JUDGES_ROUNDS = 200
+"""Boosting rounds of that classifier."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Trees:
         return np.asarray(self.booster.predict(features, num_threads=1), dtype=np.float64)
 
     def scores(self, features: Array) -> Array:
-        """Before they become probabilities, shape (rows,): of trees that `train_judges` made."""
+        """Log-odds, shape (rows,), of trees that `train_judges` made."""
         return np.asarray(self.booster.predict(features, num_threads=1, raw_score=True), dtype=np.float64)
 
     def text(self) -> str:
@@ -68,7 +70,7 @@ class Trees:
 
 
 def train_trees(features: Array, target: Array, seed: int, rounds: int | None = None) -> Trees:
-    """Boost trees on features (rows, columns) and log times (rows,), `ROUNDS` of them by default."""
+    """Boost trees on features (rows, columns) and log times (rows,), for `ROUNDS` rounds by default."""
     import lightgbm
 
     parameters = {**PARAMETERS, "seed": seed}
@@ -82,7 +84,7 @@ def train_trees(features: Array, target: Array, seed: int, rounds: int | None = 
 
 
 def train_judges(features: Array, true: npt.NDArray[np.bool_], seed: int) -> Trees:
-    """Boost trees that tell pairs which are true (rows,) from others, from features of shape (rows, columns)."""
+    """Train a binary classifier of labels (rows,) on features (rows, columns)."""
     import lightgbm
 
     data = lightgbm.Dataset(features, true.astype(np.float64), params={"verbose": -1})

@@ -49,7 +49,9 @@ def build_family(samples: pd.DataFrame, family: str, out: Path, cache: Path | No
     source = {"source": ", ".join(sorted(samples["source"].astype(str).unique()))}
     model = train_utilisation(samples, family, provenance=source)
     if family in DIMS:
-        train_mlp(samples, family, SHIPPED).save(out / f"mlp_{family}.safetensors")
+        network = out / f"mlp_{family}.safetensors"
+        train_mlp(samples, family, SHIPPED).save(network)
+        record_file(network)
     model, errors = finish(samples, model, folds(samples, family, cache=cache))
     model.save(out / f"{family}.safetensors")
     return errors

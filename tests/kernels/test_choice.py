@@ -108,7 +108,7 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
         (choice_fit, "CHOOSER", replace(choice_fit.CHOOSER, steps=400)), (trees, "JUDGES_ROUNDS", 30),
         (learned, "STEPS", (300, 300)), (distil, "STUDENT_STEPS", 600),
         (distil, "FEW_STUDENT_STEPS", 600), (learned, "FEW_STEPS", 200),
-        (fitter, "MOST_FOR_PROCESS", 100),
+        (fitter, "MAX_GAUSSIAN_PROCESS_SAMPLES", 100),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     fitted = fit_family(switching, v100, "gemm", test_share=0.2, seed=1)

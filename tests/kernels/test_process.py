@@ -13,7 +13,12 @@ from pipeline.kernels import gaussian_process as process
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fit_gpu import fit_family, fit_gpu
-from pipeline.kernels.gaussian_process import Process, find_settings, train_process
+from pipeline.kernels.gaussian_process import (
+    GaussianProcess,
+    Hyperparameters,
+    find_hyperparameters,
+    train_gaussian_process,
+)
 from pipeline.kernels.intervals import fit_quantiles
 from pipeline.kernels.samples import with_families
 
@@ -33,68 +38,105 @@ def curved(gemm_samples):
     return table.assign(latency_us=table["latency_us"] ** 1.3)
 
 
+def test_a_process_of_two_samples_answers_as_computed_by_hand():
+    """At a scaled distance of 1 the covariance is 2/e; the weights are 1 / (1.1 - 2/e), of opposite sign."""
+    features, target = np.array([[-1.0], [1.0]]), np.array([0.0, 2.0])
+    learned = train_gaussian_process(features, target, [Hyperparameters(np.array([2.0 * np.sqrt(3.0)]), 0.1)])
+    close = 2.0 / np.e
+    np.testing.assert_allclose(
+        learned.predict(features), [1 - (1 - close) / (1.1 - close), 1 + (1 - close) / (1.1 - close)]
+    )
+    np.testing.assert_allclose(learned.predict(np.array([[0.0]])), 1.0)
+
+
+def test_a_feature_that_is_constant_in_the_samples_is_ignored(wave):
+    features, target = wave
+    learned = train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
+    elsewhere = features.copy()
+    elsewhere[:, 3] = 1000.0
+    np.testing.assert_array_equal(learned.predict(elsewhere), learned.predict(features))
+
+
+def test_a_narrow_prior_fixes_the_lengths_at_its_median(wave, monkeypatch):
+    """The root of the number of features that are not constant, which are three."""
+    features, target = wave
+    monkeypatch.setattr(process, "LENGTH_SPREAD", 1e-3)
+    np.testing.assert_allclose(find_hyperparameters(features, target, 0).lengths, [3**0.5] * 3 + [np.inf], rtol=0.01)
+
+
+def test_one_feature_is_enough():
+    features = np.linspace(-3, 3, 40)[:, None]
+    learned = train_gaussian_process(
+        features, np.sin(features[:, 0]), [find_hyperparameters(features, np.sin(features[:, 0]), 0)]
+    )
+    np.testing.assert_allclose(learned.predict(np.array([[0.5]])), np.sin(0.5), atol=0.01)
+
+
 def test_a_process_finds_which_feature_matters(wave):
     features, target = wave
-    found = find_settings(features, target, 0)
-    assert found.nearness[0] > 3 * found.nearness[1:].max()
-    assert found.nearness[3] == 0.0
-    learned = train_process(features[:50], target[:50], [found])
+    found = find_hyperparameters(features, target, 0)
+    assert 3 * found.lengths[0] < found.lengths[1:].min()
+    assert np.isinf(found.lengths[3])
+    learned = train_gaussian_process(features[:50], target[:50], [found])
     np.testing.assert_allclose(learned.predict(features[50:]), target[50:], atol=0.1)
 
 
 def test_several_processes_answer_with_their_mean(wave):
     features, target = wave
-    settings = [find_settings(features[part], target[part], 0) for part in (slice(0, 30), slice(30, 60))]
-    each = [train_process(features, target, [one]).predict(features[:9] + 0.1) for one in settings]
-    both = train_process(features, target, settings).predict(features[:9] + 0.1)
+    settings = [find_hyperparameters(features[part], target[part], 0) for part in (slice(0, 30), slice(30, 60))]
+    each = [train_gaussian_process(features, target, [one]).predict(features[:9] + 0.1) for one in settings]
+    both = train_gaussian_process(features, target, settings).predict(features[:9] + 0.1)
     np.testing.assert_allclose(both, np.mean(each, axis=0))
     assert np.abs(each[0] - each[1]).max() > 1e-4
 
 
 def test_blocks_of_calls_change_nothing(wave, monkeypatch):
     features, target = wave
-    learned = train_process(features, target, [find_settings(features, target, 0)])
+    learned = train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
     whole = learned.predict(features)
-    monkeypatch.setattr(process, "CELLS_AT_ONCE", 7 * 60)
+    monkeypatch.setattr(process, "MAX_COVARIANCE_CELLS", 7 * 60)
     np.testing.assert_allclose(learned.predict(features), whole, rtol=1e-12)
 
 
 def test_what_cannot_be_told_apart_is_averaged():
     """Equal features, different times: the matrix is singular but for the noise."""
     features, target = np.ones((12, 2)), np.linspace(1.0, 2.0, 12)
-    learned = train_process(features, target, [find_settings(features, target, 0)])
+    learned = train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
     np.testing.assert_allclose(learned.predict(features), 1.5, atol=0.05)
 
 
 def test_lengths_are_found_on_some_rows_and_all_rows_are_used(wave, monkeypatch):
     features, target = wave
-    monkeypatch.setattr(process, "MOST_ROWS", 20)
-    found = find_settings(features, target, 1)
-    np.testing.assert_array_equal(found.nearness, find_settings(features, target, 1).nearness)
-    assert train_process(features, target, [found]).rows.shape == (60, 4)
+    monkeypatch.setattr(process, "MAX_HYPERPARAMETER_SAMPLES", 20)
+    found = find_hyperparameters(features, target, 1)
+    np.testing.assert_array_equal(found.lengths, find_hyperparameters(features, target, 1).lengths)
+    assert np.any(found.lengths != find_hyperparameters(features, target, 2).lengths)
+    assert train_gaussian_process(features, target, [found]).rows.shape == (60, 4)
 
 
 @pytest.mark.parametrize("damage", ["missing", "shape", "empty"])
 def test_a_damaged_process_is_refused(wave, damage):
     features, target = wave
-    learned = train_process(features, target, [find_settings(features, target, 0)])
+    learned = train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
     tensors = learned.tensors("member0.")
     np.testing.assert_array_equal(
-        Process.from_tensors(tensors, "member0.").predict(features), learned.predict(features)
+        GaussianProcess.from_tensors(tensors, "member0.").predict(features), learned.predict(features)
     )
     if damage == "missing":
-        del tensors["member0.process_pull"]
+        del tensors["member0.process_weights"]
     elif damage == "shape":
-        tensors["member0.process_pull"] = tensors["member0.process_pull"][:, :-1]
+        tensors["member0.process_weights"] = tensors["member0.process_weights"][:, :-1]
     else:
-        tensors |= {f"member0.process_{name}": tensors[f"member0.process_{name}"][:0] for name in ("pull", "nearness")}
+        tensors |= {
+            f"member0.process_{name}": tensors[f"member0.process_{name}"][:0] for name in ("weights", "lengths")
+        }
     with pytest.raises(PackError, match="rebuild"):
-        Process.from_tensors(tensors, "member0.")
+        GaussianProcess.from_tensors(tensors, "member0.")
 
 
 def test_auto_takes_processes_for_few_samples_and_networks_for_many(curved, v100, monkeypatch):
     assert fit_family(curved.head(60), v100, "gemm").model.variant == "process"
-    monkeypatch.setattr(fitter, "MOST_FOR_PROCESS", 59)
+    monkeypatch.setattr(fitter, "MAX_GAUSSIAN_PROCESS_SAMPLES", 59)
     assert fit_family(curved.head(60), v100, "gemm").model.variant == "average"
 
 
@@ -165,7 +207,7 @@ def test_errors_on_unseen_shapes_are_those_of_new_shapes(curved, v100):
 
 
 def test_too_many_samples_for_processes_are_refused_in_one_line(curved, v100, monkeypatch):
-    monkeypatch.setattr(fit, "LARGEST_PROCESS", 100)
+    monkeypatch.setattr(fit, "MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES", 100)
     with pytest.raises(InputError, match="gemm: 240 samples; the variant process takes 100"):
         fit_family(curved, v100, "gemm", "process")
 

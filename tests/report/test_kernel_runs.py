@@ -42,7 +42,7 @@ def fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlflowCl
     def quick(table: pd.DataFrame, gpu: Any, out: str, *, variants: Any, seed: int, on_fit: Any, **_: Any) -> Any:
         """Physics in the name of every variant, with errors as in `ERRORS`, or all physics where samples are few."""
         fitted = real(table, gpu, out, variants=("roofline",), seed=seed)["softmax"]
-        names = variants if len(table) >= fitter.FEWEST_TO_LEARN else ["roofline"] * len(variants)
+        names = variants if len(table) >= fitter.MIN_TREE_SAMPLES else ["roofline"] * len(variants)
         fits = [replace(fitted, metrics={**fitted.metrics, "gmae": ERRORS[name]},
                         parameters={**fitted.parameters, "variant": name}) for name in names]  # fmt: skip
         for each in fits:
