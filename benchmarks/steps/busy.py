@@ -22,18 +22,14 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline import predict
+from pipeline.evaluation.lin2022_steps import DLRM_LOOP
 from pipeline.evaluation.published_busy import read_busy
 from pipeline.paths import datasets_dir
 from pipeline.report.markdown import markdown, rewrite
 
 LOOPS: dict[str, dict[str, object]] = {
-    "their loop": {
-        "model.copies": "pageable",
-        "model.read_loss": "before_backward",
-        "model.foreach": False,
-        "model.set_to_none": False,
-    },
-    "their loop's waits alone": {"model.copies": "pageable", "model.read_loss": "before_backward"},
+    "their loop": DLRM_LOOP,
+    "their loop's waits alone": {name: DLRM_LOOP[name] for name in ("model.copies", "model.read_loss")},
     "the default loop": {},
 }
 """Options of the predicted steps, by their name in the tables."""

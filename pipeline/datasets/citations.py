@@ -78,6 +78,13 @@ SOURCES: dict[str, dict[str, str]] = {
         "what": "errors of predicted active times and steps of DLRM on V100, TITAN Xp and P100; times of embedding kernels on "
         "a V100",
     },
+    "lin2022": {
+        "files": "paper/lin2022_dlrm_batch_time.csv, paper/lin2022_cnn_batch_time.csv (typed from the paper)",
+        "citation": "Lin, Feng, Ardestani, Lee, Lundell, Kim, Kejariwal, Owens: Building a Performance Model for Deep "
+        "Learning Recommendation Model Training on GPUs, HiPC 2022",
+        "what": "time of training steps of DLRM, ResNet-50 and Inception v3 on V100, TITAN Xp and P100, and errors of three "
+        "predictions of the two networks",
+    },
     "liger": {
         "repository": "github.com/linkedin/Liger-Kernel",
         "files": "benchmark/data/all_benchmark_data.csv",

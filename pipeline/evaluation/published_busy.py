@@ -28,7 +28,7 @@ GPUS = {"V100": "V100", "Titan XP": "Xp", "P100": "P100"}
 MODELS = {"DLRM_default": "dlrm_default", "DLRM_MLPerf": "dlrm_mlperf", "DLRM_DDP": "dlrm_ddp"}
 """Our names of theirs."""
 
-COLUMNS = ("gpu", "model", "batch_size", "busy", "published_busy")
+COLUMNS = ("gpu", "model", "batch_size", "busy", "published_busy", "published_error")
 
 
 def read_busy(datasets: str | Path) -> pd.DataFrame:
@@ -39,7 +39,8 @@ def read_busy(datasets: str | Path) -> pd.DataFrame:
 
     Returns:
         A row per step, columns `COLUMNS`: `busy` is measured active time over measured step, `published_busy` the same of
-        that paper's predictions; both are shares of 1.
+        that paper's predictions; both are shares of 1. `published_error` is that paper's predicted step over the measured
+        one, less 1.
 
     Raises:
         TableError: the file is missing, or does not hold the errors in the known form.
@@ -48,7 +49,8 @@ def read_busy(datasets: str | Path) -> pd.DataFrame:
     batches, errors = _stated(file)
     try:
         rows = [
-            (GPUS[gpu], MODELS[model], batch, (1 + kernels / 100) / (1 + active / 100), (1 + kernels / 100) / (1 + step / 100))
+            (GPUS[gpu], MODELS[model], batch, (1 + kernels / 100) / (1 + active / 100),
+             (1 + kernels / 100) / (1 + step / 100), step / 100)
             for gpu, models in errors.items()
             for model, steps in models.items()
             for batch, (active, step, kernels) in zip(batches, steps, strict=True)

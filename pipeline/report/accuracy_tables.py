@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +16,9 @@ import pandas as pd
 from pipeline.errors import InputError
 from pipeline.evaluation import bars
 from pipeline.evaluation import replayed_traces as replays
+from pipeline.evaluation.published_lin2022 import METHODS
 from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.kernels.error_metrics import gmae
 from pipeline.model_files import REBUILD, read_arrays
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import in_order
@@ -52,6 +54,8 @@ class Evidence:
         left_out: `left_out_errors` of the cross-GPU models.
         pairs: errors of kernels between GPUs.
         models: errors of whole models between GPUs.
+        dlrm: `predicted_dlrm` of `pipeline.evaluation.lin2022_steps`, empty where the data is not at hand.
+        networks: `predicted_cnn`, likewise.
     """
 
     kernels: pd.DataFrame
@@ -60,6 +64,8 @@ class Evidence:
     left_out: pd.DataFrame
     pairs: pd.DataFrame
     models: pd.DataFrame
+    dlrm: pd.DataFrame = field(default_factory=pd.DataFrame)
+    networks: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def left_out_errors(folder: Path) -> pd.DataFrame:
@@ -161,6 +167,10 @@ def published_rows(page: str) -> list[list[str]]:
         dlrm = {row["step"]: row for row in table_rows(block(page, "dlrm"))}
         busy = {row["busy share predicted by"]: row["mean absolute"] for row in table_rows(block(page, "busy"))}
         theirs = next(name for name in busy if name.startswith("Lin et al."))
+        lin = {
+            row["36 DLRM steps, predicted by"].partition(",")[0]: row for row in table_rows(block(page, "lin2022 dlrm"))
+        }
+        cnn = {row["18 steps, mean absolute error %"]: row["all"] for row in table_rows(block(page, "lin2022 cnn"))}
         full, half = training.groups() if training else ("", "")
         column = "unseen: mean absolute error %"
         rows = [
@@ -172,6 +182,11 @@ def published_rows(page: str) -> list[list[str]]:
                "", ""] for gpu in ("V100", "A100")),
             ["busy share of a DLRM step (percentage points)", "36 steps of Lin et al.", busy["Steptime, their loop"],
              f"published {busy[theirs]}", ""],
+            ["whole DLRM step", "36 steps of Lin et al.",
+             f"GMAE {float(lin['Steptime']['GMAE %']):.1f}, mean {lin['Steptime']['mean absolute %']}",
+             f"published GMAE {lin['Lin et al.']['GMAE %']}", ""],
+            ["whole step of a convolutional network", "18 steps of Lin et al.", cnn["Steptime"],
+             f"published {cnn['Lin et al.']}; " + "; ".join(f"{n} {cnn[n]}" for n in ("Habitat", "MLPredict")), ""],
         ]  # fmt: skip
     except (KeyError, StopIteration) as error:
         raise InputError(
@@ -261,7 +276,8 @@ def kernel_table(kernels: pd.DataFrame) -> str:
 def stage_table(found: Evidence) -> str:
     """Ours, baseline, published and bar per stage beyond the single kernel."""
     step, shared, moved = (published(key)[0] for key in ("step", "step_shared", "transfer"))
-    rows = [*_replay_rows(replays.mean_errors(found.spans), step.percent, shared.percent), *_pass_rows(found.passes),
+    rows = [*_replay_rows(replays.mean_errors(found.spans), step.percent, shared.percent),
+            *lin2022_rows(found.dlrm, found.networks), *_pass_rows(found.passes),
             *_transfer_rows(found, moved.percent)]  # fmt: skip
     return markdown(["stage", "held against", "ours", "baseline", "published", "bar"], rows)
 
@@ -278,6 +294,23 @@ def _replay_rows(errors: pd.DataFrame, step: float, shared: float) -> Iterable[l
         yield ["the same, overheads of other hosts", f"mean of {len(known)} traces", _percent(known[replays.SHARED].mean()),
            f"sum of kernels {_percent(known[replays.KERNEL_SUM].mean())}", f"{shared:g}",
            f"{bars.SHARED_OVERHEADS:g}"]  # fmt: skip
+
+
+def lin2022_rows(dlrm: pd.DataFrame, networks: pd.DataFrame) -> Iterable[list[str]]:
+    """Rows of the steps that Lin et al. measured, none where the tables are empty.
+
+    Of DLRM the GMAE stands beside the mean, because the paper states the GMAE.
+    """
+    if len(dlrm):
+        ours = gmae(dlrm["predicted_us"].to_numpy(), dlrm["measured_us"].to_numpy())
+        yield ["whole DLRM step", f"{len(dlrm)} of Lin et al.",
+               f"{_percent(dlrm['error'].abs().mean())} (GMAE {_percent(ours)})", "",
+               f"GMAE {published('step')[0].percent:g}", ""]  # fmt: skip
+    if len(networks):
+        theirs = {name: _percent(networks[name].mean()) for name in METHODS.values()}
+        yield ["whole step, convolutional network", f"{len(networks)} of Lin et al.",
+               _percent(networks["error"].abs().mean()),
+               ", ".join(f"{name} {theirs[name]}" for name in ("Habitat", "MLPredict")), theirs["Lin et al."], ""]  # fmt: skip
 
 
 def _pass_rows(passes: pd.DataFrame) -> Iterable[list[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
+from pipeline.evaluation.lin2022_steps import at_hand, predicted_cnn, predicted_dlrm
 from pipeline.evaluation.replayed_traces import mean_errors
 from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, project_dir, transfer_dir
@@ -52,8 +53,10 @@ def gather(results: Path) -> Evidence:
     moved = transfer_dir()
     pairs, models = (read_any([str(path)] if path.is_file() else []) for path in
                      (moved / PAIR_ERRORS, moved / MODEL_ERRORS))  # fmt: skip
+    data = datasets_dir()
+    own = (predicted_dlrm(data), predicted_cnn(data)) if data is not None and at_hand(data) else ()
     return Evidence(tables.kernel_errors(shipped_families()), read_any([str(checks["replays"])]),
-                    read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models)  # fmt: skip
+                    read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models, *own)  # fmt: skip
 
 
 def write(found: Evidence, root: Path) -> list[Path]:

@@ -34,6 +34,7 @@ def test_shares_are_quotients_of_the_stated_errors(tmp_path):
     assert rows["batch_size"].tolist() == [512, 1024] * 2
     assert rows["busy"].tolist() == pytest.approx([0.5, 0.9, 0.5, 0.8])
     assert rows["published_busy"].tolist() == pytest.approx([0.625, 0.75, 0.4 / 1.05, 1.0])
+    assert rows["published_error"].tolist() == pytest.approx([0.0, 0.2, 0.05, -0.12])
 
 
 @pytest.mark.parametrize(

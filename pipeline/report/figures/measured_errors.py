@@ -1,4 +1,4 @@
-"""Errors of measured points: by part of the prediction, and of convolutional networks beside published errors."""
+"""Errors of measured points by part of the prediction, and steps of convolutional networks beside published errors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import numpy as np
 import pandas as pd
 
 from pipeline.evaluation.error_parts import ACTIVE as ACTIVE_TIME
+from pipeline.evaluation.published_lin2022 import METHODS
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.step_times import step_bars
 from pipeline.report.figures.style import (
     ACTIVE,
     COLOURS,
+    MARKERS,
     MEASURED,
     bar_height,
     footnote,
     label_rows,
+    legend_above,
     new_figure,
     new_panels,
 )
@@ -73,7 +76,7 @@ def _folded(name: str) -> str:
 
 
 def convolutional_networks(steps: pd.DataFrame) -> Figure:
-    """Predicted steps of ResNet-50 and Inception v3, and errors: ours where measured, the published mean hatched.
+    """Predicted steps of ResNet-50 and Inception v3, and errors: ours where measured, published means hatched.
 
     Args:
         steps: `steps` rows of these networks.
@@ -85,8 +88,8 @@ def convolutional_networks(steps: pd.DataFrame) -> Figure:
     label_rows(panels[0], labels)
     _errors(panels[1], steps)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False, fontsize=8)
-    footnote(figure, "The published mean is over five networks, these two among them; Habitat's figures for single "
-                     "networks, and MLPredict's, are not known here.")  # fmt: skip
+    footnote(figure, "Published: Lin et al., HiPC 2022; means over V100, TITAN Xp and P100 and batch 16, 32 and 64, "
+                     "on their hosts and software.")  # fmt: skip
     return figure
 
 
@@ -96,9 +99,8 @@ def _errors(axes: Axes, steps: pd.DataFrame) -> None:
         own = steps[(steps["model_variant"].str.split().str[0] == network) & steps["measured_us"].notna()]
         error = 100 * float((own["predicted_us"] / own["measured_us"] - 1).abs().mean()) if len(own) else np.nan
         rows.append((f"ours, {network}", error, "no measured step in this grid" if not len(own) else ""))
-    habitat = published("transfer")[0]
-    rows.append(("Habitat, mean of five networks\n(published)", habitat.percent, ""))
-    rows.append(("MLPredict\n(published)", np.nan, "no figure known here"))
+        for method in METHODS.values():
+            rows.append((f"{method}, {network} (published)", published(f"{network} {method}")[0].percent, ""))
     for y, (name, percent, remark) in enumerate(rows):
         theirs = "published" in name
         if np.isfinite(percent):
@@ -110,3 +112,33 @@ def _errors(axes: Axes, steps: pd.DataFrame) -> None:
     label_rows(axes, [name for name, _, _ in rows])
     axes.set(xlabel="mean error of a step (%)")
     axes.set_xlim(0, max(15.0, 1.2 * max((p for _, p, _ in rows if np.isfinite(p)), default=15.0)))
+
+
+def published_networks(rows: pd.DataFrame) -> Figure:
+    """Absolute errors of steps of convolutional networks by GPU: ours and the published ones, a colour and mark each.
+
+    Args:
+        rows: `predicted_cnn` of `pipeline.evaluation.lin2022_steps`.
+    """
+    gpus = list(dict.fromkeys(rows["gpu"]))
+    steps = list(dict.fromkeys(zip(rows["model"], rows["batch_size"], strict=True)))
+    rows = rows.assign(ours=rows["error"].abs())
+    series = {"ours": "Steptime", **{name: f"{name} (published)" for name in METHODS.values()}}
+    figure, panels = new_panels(len(gpus), width=9.0, height=bar_height(len(steps)) + 0.6)
+    for axes, gpu in zip(panels, gpus, strict=True):
+        own = rows[rows["gpu"] == gpu]
+        where = np.array([steps.index(step) for step in zip(own["model"], own["batch_size"], strict=True)], float)
+        for place, ((column, label), colour, marker) in enumerate(zip(series.items(), COLOURS, MARKERS, strict=False)):
+            shift = 0.18 * (place - (len(series) - 1) / 2)  # apart, so that equal errors do not hide each other
+            axes.plot(100 * own[column], where + shift, marker, color=colour, markersize=7 if column == "ours" else 5,
+                      markeredgecolor="black", markeredgewidth=0.5, label=label, clip_on=False)  # fmt: skip
+        for row in range(0, len(steps), 2):
+            axes.axhspan(row - 0.5, row + 0.5, color="0.95", zorder=0)
+        axes.tick_params(axis="y", length=0)
+        axes.set_title(gpu, loc="left", fontsize=10)
+        axes.set_xlim(0, 105 * float(rows[list(series)].to_numpy().max()))
+        axes.set_xlabel("|predicted / measured − 1| (%)")
+    label_rows(panels[0], [f"{model}, batch {batch}" for model, batch in steps])
+    legend_above(figure, panels[0])
+    footnote(figure, "Measured steps and published errors: Lin et al., HiPC 2022.")
+    return figure

@@ -1,0 +1,94 @@
+"""Reader of the training steps that Lin et al. (HiPC 2022) measured: 36 of DLRM, and 18 of convolutional networks.
+
+`SOURCES["lin2022"]` names the paper. The steps of DLRM are read off one of its figures, to 0.15 ms. Those of ResNet-50 and
+Inception v3 are exact, and come with the errors of three predictions: the paper's own, Habitat's and MLPredict's.
+
+The two tables lie under the datasets folder: `paper/lin2022_dlrm_batch_time.csv` and `paper/lin2022_cnn_batch_time.csv`. They
+are never copied into this project, and nothing was fitted to them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.errors import TableError
+from pipeline.evaluation.published_busy import MODELS as DLRM_MODELS
+from pipeline.evaluation.published_pages import missing
+
+DLRM_FILE = "paper/lin2022_dlrm_batch_time.csv"
+CNN_FILE = "paper/lin2022_cnn_batch_time.csv"
+
+GPUS = ("V100", "Xp", "P100")
+
+CNN_MODELS = {"ResNet50": "resnet50", "Inception-V3": "inception_v3"}
+"""Our names of theirs."""
+
+METHODS = {"err_lin_pct": "Lin et al.", "err_habitat_pct": "Habitat", "err_mlpredict_pct": "MLPredict"}
+"""Published predictions of convolutional networks, by the column of their errors in %."""
+
+DLRM_READING_MS = 0.15
+"""Largest error in ms of a DLRM step that is read off the paper's figure."""
+
+KEYS = ("gpu", "model", "batch_size")
+
+
+def read_dlrm(datasets: str | Path) -> pd.DataFrame:
+    """Measured steps of DLRM: columns `KEYS` and `measured_us`.
+
+    Raises:
+        TableError: the table is missing, or has other contents.
+    """
+    return _read(Path(datasets) / DLRM_FILE, DLRM_MODELS)
+
+
+def read_cnn(datasets: str | Path) -> pd.DataFrame:
+    """Measured steps of convolutional networks: columns `KEYS`, `measured_us`, and an error of each of `METHODS`.
+
+    The errors are absolute and relative to the measured step (0.1 is 10 %).
+
+    Raises:
+        TableError: the table is missing, or has other contents.
+    """
+    return _read(Path(datasets) / CNN_FILE, CNN_MODELS, METHODS)
+
+
+def _read(file: Path, models: dict[str, str], errors: dict[str, str] | None = None) -> pd.DataFrame:
+    errors = errors or {}
+    numbers = ["batch_size", "batch_time_ms", *errors]
+    try:
+        table = pd.read_csv(file, dtype=str, keep_default_na=False)
+    except FileNotFoundError:
+        raise missing(file) from None
+    except (ValueError, OSError):  # pandas' own errors of parsing are ValueErrors
+        raise TableError(f"{file}: not a readable CSV file") from None
+    if lacking := [name for name in ("gpu", "model", *numbers) if name not in table.columns]:
+        raise TableError(f"{file}: misses column {', '.join(lacking)}")
+    if table.empty:
+        raise TableError(f"{file}: holds no rows")
+    for column, known in (("gpu", GPUS), ("model", tuple(models))):
+        if strange := sorted(set(table[column]) - set(known)):
+            raise TableError(f"{file}: column {column} names {strange[0]!r}; known are {', '.join(known)}")
+    for name in numbers:
+        table[name] = pd.to_numeric(table[name], errors="coerce")
+        least = 0.0 if name in errors else np.nextafter(0.0, 1.0)
+        wrong = ~(np.isfinite(table[name]) & (table[name] >= least))
+        if name == "batch_size":
+            wrong |= table[name] % 1 != 0
+        if wrong.any():
+            kind = "0 or a positive number" if name in errors else "a positive number"
+            kind = "a positive whole number" if name == "batch_size" else kind
+            raise TableError(f"{file}: line {wrong.to_numpy().argmax() + 2}: {name} is not {kind}")
+    if (twice := table.duplicated(list(KEYS))).any():
+        raise TableError(f"{file}: line {twice.to_numpy().argmax() + 2}: repeats a GPU, model and batch size")
+    return pd.DataFrame(
+        {
+            "gpu": table["gpu"],
+            "model": table["model"].map(models),
+            "batch_size": table["batch_size"].astype("int64"),
+            "measured_us": 1e3 * table["batch_time_ms"],
+            **{title: table[name] / 100 for name, title in errors.items()},
+        }
+    )
