@@ -45,6 +45,8 @@ class Prediction:
     measured_us: float | None = None
     """Unprofiled step measured on this very device, where there is one."""
     overrides: tuple[str, ...] = ()
+    models_from: tuple[str, ...] = ()
+    """Folders that the kernel models of this GPU were read from, best first; empty where it has no models of its own."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     """Per operator and device call, in the `prediction` schema."""
 
@@ -84,6 +86,7 @@ class Prediction:
             "samples_per_s": self.samples_per_s, "memory_bytes": self.memory_bytes, "fits": self.fits,
             "evidence": self.evidence, "host_evidence": self.host_evidence,
             "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled, "families_us": self.families,
+            "models_from": list(self.models_from),
         }  # fmt: skip
         if self.measured_us is not None:
             keys |= {"measured_us": self.measured_us, "error": self.error}
@@ -91,8 +94,9 @@ class Prediction:
 
     def summary_row(self) -> pd.DataFrame:
         """One row in the `summary` schema."""
+        apart = ("samples_per_s", "families_us", "unmodelled_us", "models_from")
         row = {
-            **{k: [v] for k, v in self.as_dict().items() if k not in ("samples_per_s", "families_us", "unmodelled_us")},
+            **{k: [v] for k, v in self.as_dict().items() if k not in apart},
             "evidence": [json.dumps(self.evidence)],
             "host_evidence": [json.dumps(self.host_evidence)],
             "families": [json.dumps(self.families)],

@@ -147,6 +147,7 @@ def evaluate(
         bound=timeline.bound,
         measured_us=measured_us,
         overrides=subject.overrides,
+        models_from=kernels.folders,
         calls=timeline.to_frame(calls, predicted),
     )
     return prediction, timeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.config import LOCAL_GPU
+from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 
 PIPE_WIDTH = 140
@@ -62,6 +64,12 @@ def shares(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "none"
 
 
+def _short_path(folder: str) -> str:
+    """A folder as seen from the project, or as it is where it lies elsewhere."""
+    path = Path(folder).absolute()
+    return path.relative_to(project_dir()).as_posix() if path.is_relative_to(project_dir()) else folder
+
+
 def one(prediction: Prediction) -> RenderableType:
     """A single prediction, with its parts and its evidence."""
     p = prediction
@@ -84,6 +92,8 @@ def one(prediction: Prediction) -> RenderableType:
     table.add_row("memory", Text.assemble(f"{gibibytes(p.memory_bytes)}, ", verdict))
     table.add_row("device time rests on", shares(p.evidence))
     table.add_row("host time rests on", shares(p.host_evidence))
+    if p.models_from:
+        table.add_row("kernel models from", ", ".join(map(_short_path, p.models_from)))
     if p.unmodelled_share > 0:
         names = ", ".join(list(p.unmodelled)[:3])
         table.add_row("not modelled", f"{p.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}")

@@ -1,0 +1,65 @@
+"""Models that an earlier run left under `results/` answer only while the samples behind them are at hand."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.answers import kernel_models
+from pipeline.answers.kernel_models import models_at_hand, shipped_models
+from pipeline.answers.predict_point import predict_point
+from pipeline.answers.sources import Source
+from pipeline.config import expand
+from pipeline.flow import Flow
+from pipeline.paths import Artifacts, packs_dir
+
+POINT = expand(["gpu=V100", "model=dlrm_ddp", "batch_size=64"])[0]
+pytestmark = pytest.mark.skipif(not (packs_dir() / "V100" / "kernels").is_dir(), reason="no shipped pack of the V100")
+
+
+@pytest.fixture
+def leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Results with a gemm model that answers otherwise than the pack: the T4's, in the name of the V100."""
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    folder = Path(Artifacts(str(tmp_path)).kernels("V100")) / "gemm" / "auto"
+    shutil.copytree(packs_dir() / "T4" / "kernels" / "gemm", folder)
+    description = folder / "family.json"
+    description.write_text(
+        description.read_text().replace('"pack"', '"fitted"').replace('"gpu": "T4"', '"gpu": "V100"')
+    )
+    return tmp_path
+
+
+def from_public_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_models, "kernel_source", lambda gpu: Source.PUBLIC)
+
+
+def test_without_their_samples_they_are_not_used(leftover: Path) -> None:
+    with_results, without = predict_point(POINT, leftover), predict_point(POINT, None)
+    assert with_results.as_dict() == without.as_dict()
+    assert "fitted" not in with_results.evidence
+    assert with_results.models_from == (str(packs_dir() / "V100"),)
+
+
+def test_with_their_samples_they_answer_and_the_prediction_names_their_folder(
+    leftover: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_public_samples(monkeypatch)
+    found = predict_point(POINT, leftover)
+    assert found.evidence["fitted"] > 0
+    assert found.active_us != predict_point(POINT, None).active_us
+    assert found.models_from == (Artifacts(str(leftover)).kernels("V100"), str(packs_dir() / "V100"))
+
+
+def test_python_and_the_rules_declare_the_same_models(leftover: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Flow((POINT,), Artifacts(str(leftover)))
+    place = SimpleNamespace(gpu=POINT.gpu, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
+    here = [str(path) for path in models_at_hand("V100", "auto", leftover)]
+    assert flow.models_of_point(place) == here == [str(path) for path in shipped_models("V100")]
+    from_public_samples(monkeypatch)
+    monkeypatch.setattr("pipeline.flow.kernel_source", lambda gpu: Source.PUBLIC)
+    declared = flow.models_of_point(place)
+    assert {str(path) for path in models_at_hand("V100", "auto", leftover)} <= set(declared)
