@@ -52,6 +52,10 @@ MAX_COVARIANCE_CELLS = 1 << 20
 """Calls times samples whose covariance is computed at once (8 MB)."""
 
 
+INFINITE = ("scale", "lengths")
+"""Arrays that are infinite for a constant feature; no other feature has a scale or length of 0."""
+
+
 @dataclass(frozen=True)
 class Hyperparameters:
     """Hyperparameters: a length per standardised feature, shape (columns,), and noise over signal variance."""
@@ -92,9 +96,15 @@ class GaussianProcess:
         return found
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
-        """The arrays to save, in full precision: weights of neighbouring samples nearly cancel."""
+        """The arrays to save, in full precision: weights of neighbouring samples nearly cancel.
+
+        Files hold finite numbers only, so the infinite scale and length of a constant feature are saved as 0.
+        """
         names = ("mean", "scale", "rows", "lengths", "weights")
-        found: dict[str, npt.NDArray[np.generic]] = {f"{prefix}process_{name}": getattr(self, name) for name in names}
+        found: dict[str, npt.NDArray[np.generic]] = {}
+        for name in names:
+            values = getattr(self, name)
+            found[f"{prefix}process_{name}"] = np.where(np.isinf(values), 0.0, values) if name in INFINITE else values
         return found | {f"{prefix}process_centre": np.array([self.centre])}
 
     @classmethod
@@ -116,6 +126,7 @@ class GaussianProcess:
         }  # fmt: skip
         if not count or any(parts[name].shape != shape for name, shape in expected.items()):
             raise PackError("arrays of the Gaussian process do not fit each other; rebuild it")
+        parts |= {name: np.where(parts[name] == 0.0, np.inf, parts[name]) for name in INFINITE}
         centre = float(parts.pop("centre")[0])
         return cls(centre=centre, **parts)
 
