@@ -1,7 +1,7 @@
 """Time to move bytes: a start-up time, then a bandwidth that rises with size along a sigmoid.
 
-Lin et al. (section on memory-bound kernels): constant overhead for small sizes, size over peak bandwidth for
-large ones, and between the turning points a sigmoid in log10(bandwidth) against log2(size), fitted to measured points.
+The model is that of Lin et al. (section on memory-bound kernels). Small sizes take a constant overhead. Large sizes take
+size over peak bandwidth. Between them, log10(bandwidth) is a sigmoid of log2(size), fitted to measured points.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import numpy as np
 from pipeline.kernels.work import Array
 
 SMALLEST_KERNEL_US = 2.0
-"""Duration of a kernel that does next to nothing. Element-wise kernels on a few elements last 1.5 to 2.5 us in the
-public V100 trace with sub-microsecond stamps (`v100_ddp`), and 2 to 3 us in the A100 one (whole microseconds)."""
+"""Duration of a kernel with almost no work, us. Element-wise kernels on a few elements take 1.5 to 2.5 us in the public
+V100 trace with sub-microsecond time stamps (`v100_ddp`). They take 2 to 3 us in the A100 trace (whole microseconds)."""
 
 
 MOST_LOG_LOSS = -0.5
-"""The low bandwidth of a fitted curve is at least 1 / (1 + e^-0.5) = 62 % of the peak: start-up time and event offset
-describe small sizes, and a lower one would take their place in the fit."""
+"""Upper bound of the log ratio in the fit: the low bandwidth is at least 1 / (1 + e^-0.5) = 62 % of the peak.
+
+Start-up time and event offset already describe small sizes. A lower bandwidth would replace them in the fit."""
 
 
 LEAST_OFFSET_US = 8.0
-"""Two event records and one launch cost at least this; free fits give 10 to 16 us on the public GPUs with small caches,
-where nothing else bends the curve."""
+"""Lower bound of the event offset, us: two event records and one launch take at least this.
+
+Fits without this bound give 10 to 16 us on the public GPUs with small caches, where no cache bends the curve."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class BandwidthCurve:
 
     @classmethod
     def flat(cls, peak_gb_per_s: float, start_us: float = SMALLEST_KERNEL_US) -> BandwidthCurve:
-        """Start-up time plus one bandwidth: what a spec file alone can say."""
+        """Start-up time plus one bandwidth, where only a spec file is known."""
         return cls(start_us, peak_gb_per_s, peak_gb_per_s, 20.0, 1.0)
 
     def bandwidth(self, size: Array) -> Array:
@@ -54,11 +56,11 @@ class BandwidthCurve:
         return np.asarray(self.start_us + np.maximum(size, 0.0) / (1e3 * self.bandwidth(size)))
 
     def moving_us(self, size: Array) -> Array:
-        """Time that bytes add to a kernel's start."""
+        """Time of `size` bytes without the start-up time, microseconds."""
         return np.asarray(self.time_us(size) - self.start_us)
 
     def faster(self, factor: float) -> BandwidthCurve:
-        """The same curve with every bandwidth times `factor`; the start-up time stays."""
+        """The same curve with every bandwidth times `factor`; the start-up time does not change."""
         return replace(self, peak_gb_per_s=factor * self.peak_gb_per_s, low_gb_per_s=factor * self.low_gb_per_s)
 
     def to_json(self) -> dict[str, float]:
@@ -67,13 +69,13 @@ class BandwidthCurve:
 
     @classmethod
     def from_json(cls, values: Mapping[str, float]) -> BandwidthCurve:
-        """Back from `to_json`."""
+        """Read the result of `to_json`."""
         return cls(**{key: float(value) for key, value in values.items()})
 
 
 @dataclass(frozen=True)
 class CurveFit:
-    """A curve with what the measurement added: latency = max(`floor_us`, `offset_us` + curve), microseconds."""
+    """A curve and the offset of the measurement: latency = max(`floor_us`, `offset_us` + curve), microseconds."""
 
     curve: BandwidthCurve
     offset_us: float
@@ -94,9 +96,9 @@ def fit_curve(
         size: bytes moved, shape (points,).
         latency_us: their latencies, shape (points,).
         start_us: duration of the smallest kernel, which an event latency cannot separate from its own offset.
-        peak_hint_gb_per_s: where the search for the peak bandwidth starts.
-        offset: whether the latencies hold a constant besides the kernel (event timing), to be fitted too.
-        most_log_loss: bound of the low bandwidth, as `MOST_LOG_LOSS`; more where the start-up is well seen.
+        peak_hint_gb_per_s: start value of the peak bandwidth in the search.
+        offset: whether the latencies contain a constant besides the kernel (event timing), which is then fitted too.
+        most_log_loss: bound of the low bandwidth, as `MOST_LOG_LOSS`; larger where samples show the start-up time well.
     """
     from scipy.optimize import least_squares
 

@@ -1,9 +1,12 @@
 """Collectives over NVLink: bandwidth curves fitted to public NCCL times, by operation and number of ranks.
 
-The time is a start-up that grows with the ranks, then bytes on a rank's bus (buffer times the factor of the algorithm,
-DESIGN section 2) over a bandwidth that rises with size along a sigmoid, as for memory (Lin et al.). Curves of A100,
-H100, H200 and B200 ship; another GPU with NVLink takes those of the nearest in link bandwidth, scaled by it. GPUs without
-NVLink stay with the formula: what their collectives reach depends on the machine's PCIe switches.
+The time is a start-up time that grows with the ranks, plus bytes on a rank's bus over a bandwidth. The bytes are the buffer
+times the factor of the algorithm: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the other operations below.
+The bandwidth rises with size along a sigmoid, as for memory (Lin et al.).
+
+Steptime ships curves of A100, H100, H200 and B200. Another GPU with NVLink uses the curves of the GPU with the nearest link
+bandwidth, scaled by the ratio of the two. GPUs without NVLink use the formula, because the bandwidth of their collectives
+depends on the machine's PCIe switches.
 """
 
 from __future__ import annotations
@@ -38,14 +41,17 @@ OPS = {
     "reduce_scatter": "reduce_?scatter",
     "all_to_all": "all_?to_?all",
 }
-"""Operations with curves, and what the names of their calls contain."""
+"""Operations with curves, and a pattern that the names of their calls contain."""
 
 SPREAD, TRANSFERRED_SPREAD = 1.12, 1.55
-"""Factor up and down of the p10 to p90 interval: on the GPU of the samples, and on another one, by what sizes between
-the fitted ones and the other GPUs' curves show (`benchmarks/kernels/collectives.py`)."""
+"""Factors up and down of the p10 to p90 interval: on the GPU of the samples, and on another GPU.
+
+The first comes from the errors at sizes between the fitted ones. The second comes from the errors of the other GPUs' curves
+(`benchmarks/kernels/collectives.py`)."""
 
 MOST_LOG_LOSS = 3.0
-"""The low bandwidth of a curve is at least 5 % of its peak: NCCL's protocols for small buffers carry that little."""
+"""Bound of the fit: the low bandwidth of a curve is at least 5 % of its peak. NCCL's protocols for small buffers are that
+slow."""
 
 Curves = dict[str, dict[int, BandwidthCurve]]
 
@@ -60,7 +66,7 @@ def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
 
     Args:
         samples: op, ranks, bytes, kernel_us.
-        gpu: whose link the search for the peak starts from.
+        gpu: its link bandwidth is the start value of the peak in the search.
     """
     found: Curves = {}
     d = Dims(samples)
@@ -76,7 +82,7 @@ def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
 
 @dataclass(frozen=True)
 class CollectiveModel(KernelModel):
-    """Curves of a measured GPU, scaled to the link of `gpu`."""
+    """Curves of a measured GPU, scaled to the link bandwidth of `gpu`."""
 
     gpu: GpuSpec
     measured: GpuSpec
@@ -84,16 +90,16 @@ class CollectiveModel(KernelModel):
 
     @property
     def evidence(self) -> str:
-        """`pack` on the GPU that was measured."""
+        """`pack` on the GPU that was measured, else `transferred`."""
         return "pack" if self.gpu.name == self.measured.name else "transferred"
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Calls of several ranks of an operation that has curves."""
+        """Calls with several ranks whose operation has curves."""
         d = Dims(calls)
         return np.asarray((self._kinds(d) != "") & (d("ranks", 1.0) > 1.0))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Times of calls; those of other numbers of ranks than measured by the curve of the nearest (in log)."""
+        """Times of calls. A number of ranks that was not measured uses the curve of the nearest number (in log)."""
         d = Dims(calls)
         work = work_of(FAMILY, calls)
         ranks, factor = bus_factor(d)

@@ -1,13 +1,14 @@
-"""What gradients of convolutions in fp32 take beyond a forward pass of the same arithmetic.
+"""Extra time of fp32 convolution gradients over a forward pass of the same arithmetic.
 
-Read off the backward kernels of the V100 trace (`benchmarks/kernels/image_kernels.py --convolutions`); the RTX 2080 Ti's
-are the check. The data gradient at stride 1 is a convolution like any other. But:
+The rules come from the backward kernels of the V100 trace (`benchmarks/kernels/image_kernels.py --convolutions`). The
+RTX 2080 Ti's kernels check them. The data gradient at stride 1 takes as long as a forward convolution. Other gradients
+differ:
 
-- at a stride it runs in `dgrad_engine`, for which cuDNN has no Winograd and no modern implicit product;
-- the weight gradient of a 1 x 1 window is a product with a long reduction and few outputs: it is split over blocks, which
-  read both images once and add up in between, so that traffic does not overlap with arithmetic;
-- the weight gradient of a 3 x 3 window at stride 1 is never the fused Winograd kernel that the forward pass takes on large
-  images with few channels, but the transformed one, through DRAM.
+- A data gradient with a larger stride runs in `dgrad_engine`, where cuDNN has no Winograd and no modern implicit product.
+- The weight gradient of a 1 x 1 window is a product with a long reduction and few outputs. It is split over blocks. They
+  read both images once and add up partial sums, so traffic does not overlap with arithmetic.
+- The weight gradient of a 3 x 3 window at stride 1 never runs the fused Winograd kernel, which the forward pass uses on
+  large images with few channels. It runs the unfused one, which stores transformed tiles in DRAM.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.work import Array, ConvShape, Dims
 
 STRIDED_GRADIENT = 1.5
-"""Arithmetic of a data gradient at a stride over the attainable peak's time: 8.2 to 9.2 of 14 TFLOP/s for five of six
-such gradients in the V100 trace, 1 x 1 and 3 x 3 alike."""
+"""Time of a data gradient with a stride above 1, over the time of its arithmetic at the attainable peak.
+
+Five of six such gradients in the V100 trace reach 8.2 to 9.2 of 14 TFLOP/s, with 1 x 1 and with 3 x 3 windows."""
 
 WINOGRAD_POINTS, WINOGRAD_OUTPUTS = 36.0, 4.0
-"""F(4x4, 3x3): products, and outputs on a tile's edge."""
+"""Winograd F(4x4, 3x3): products per tile, and outputs along a tile's edge."""
 
 
 def gradient_us(name: str, d: Dims, kernel_us: Array, product_us: Array, peak: Array, memory: BandwidthCurve) -> Array:
-    """Times of gradients from those of forward convolutions or products of the same arithmetic, us, shape (rows,).
+    """Times of gradients, from times of forward convolutions or products of the same arithmetic; us, shape (rows,).
 
     Args:
-        name: family; other families' and forward times stay.
+        name: family; times of other families and of forward passes do not change.
         d: dims of the calls.
         kernel_us: time as a forward convolution or plain product.
-        product_us: time as an implicit product by physics, which the library has for everything.
+        product_us: time as an implicit product by physics; the library has such a kernel for every gradient.
         peak: attainable FLOP per us by the rows' dtypes.
         memory: bandwidth of DRAM.
     """
@@ -42,7 +44,7 @@ def gradient_us(name: str, d: Dims, kernel_us: Array, product_us: Array, peak: A
         return np.where(strided, np.fmax(kernel_us, STRIDED_GRADIENT * shape.flops / peak), kernel_us)
     if name != "conv2d_backward_weight":
         return kernel_us
-    # rows of pixels between those that a stride visits are not read
+    # with a stride, rows of pixels between the visited ones are not read
     images = memory.moving_us(size * (shape.inputs / stride + shape.outputs))
     tiles = shape.batch * np.ceil(shape.out_height / WINOGRAD_OUTPUTS) * np.ceil(shape.out_width / WINOGRAD_OUTPUTS)
     held = size * WINOGRAD_POINTS * tiles * (shape.in_channels + shape.out_channels)

@@ -1,9 +1,11 @@
-"""What a library's choice of kernel is learned with: a scorer, and boosted trees that judge what it finds likely.
+"""Teachers of a library's choice of kernel: a scorer, and boosted trees that rate the choices that the scorer finds likely.
 
-The scorer is the same small network for every choice on the menu, from the waves and the steps that the choice would
-make (a conditional logit): it knows what has been seen a few times only, but smooths. The rules of a library are
-tables with sharp edges, which trees over pairs of a size and a choice find: on unseen shapes of the V100 the scorers'
-mean is right in 61 %, trees of 255 leaves on top of it in 70. `choice_fit` teaches one network what their averages say.
+The scorer is one small network for every choice on the menu (a conditional logit). Its inputs are the waves and the steps
+that the choice would make. It learns choices with few samples, but it smooths.
+
+The rules of a library are tables with sharp edges. Trees over pairs of a size and a choice find these edges. On unseen
+shapes of the V100, the mean of the scorers is right in 61 % of cases. Trees of 255 leaves on top of it are right in 70 %.
+`cublas_choice_fit` trains one network on the averages of the teachers.
 """
 
 from __future__ import annotations
@@ -23,38 +25,43 @@ if TYPE_CHECKING:
     import torch
 
 CELLS_AT_ONCE = 1 << 12
-"""Rows times choices that a scorer looks at together: activations stay in the processor's cache."""
+"""Rows times choices that a scorer computes at once; their activations fit the processor's cache."""
 
 WIDTH = 32
-"""Units of the scorer; 96 learned the samples by heart."""
+"""Units of each layer of the scorer. With 96 units it overfits the samples."""
 
 STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 1200, 64, 3e-3, 0.05
-"""Trained for longer, it is right more often, but trees on top of it are not: with 2,000, 1,200 and 800 steps they are right in
-66.7, 67.0 and 65.9 % on the V100, in 79.8, 79.3 and 80.3 % on the A100 (half of the folds of a development split)."""
+"""Optimiser settings of the scorer. Longer training makes the scorer right more often, but not the trees on top of it.
+
+With 2,000, 1,200 and 800 steps the trees are right in 66.7, 67.0 and 65.9 % on the V100. On the A100 they are right in 79.8,
+79.3 and 80.3 % (half of the folds of a development split)."""
 
 CANDIDATES = 12
-"""Choices of a sample that trees learn to judge, the scorer's likeliest: the one that was made is among them in 98 %
-(V100)."""
+"""Number of choices of a sample that the trees learn to rate: those that the scorer finds most likely. The true choice is
+among them in 98 % of samples (V100)."""
 
 ASKED = 8
-"""Choices of other sizes that they are asked about."""
+"""Number of choices that the trees rate at a size to be predicted."""
 
 JUDGES_SHARE = 2.0 / 3.0
-"""Weight of the trees' odds beside the scorer's: 0.93 nats on unseen shapes, trees alone 0.97, the scorer 1.19 (V100)."""
+"""Weight of the trees' probabilities; the rest is the scorer's. On unseen shapes of the V100, cross-entropy is 0.93 nats with
+this weight, 0.97 for the trees alone, and 1.19 for the scorer alone."""
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """How much the library prefers each choice of a menu, by the same small network for all of them (a conditional logit):
-    two layers on what moves with size and choice, with an offset for the choice and one for the features.
+    """Score of each choice of a menu, by one small network for all of them (a conditional logit).
+
+    The network has two layers on the columns that depend on size and choice. Offsets of the choice and of the features are
+    added in the first layer.
 
     Attributes:
-        mean, scale: of the features, shape (columns,).
-        moving_mean, moving_scale: of `Menu.moving`, shape (`MOVING`,).
+        mean, scale: mean and scale of the features, shape (columns,).
+        moving_mean, moving_scale: mean and scale of `Menu.moving`, shape (`MOVING`,).
         context_in, context_bias, context_out: two layers on the features, shapes (columns, width), (width,) and
             (width, width).
-        moving_in: of the moving columns, shape (`MOVING`, width).
-        choice_offset: of each choice, shape (choices, width).
+        moving_in: weights of the columns of `Menu.moving`, shape (`MOVING`, width).
+        choice_offset: offset of each choice, shape (choices, width).
         hidden, hidden_bias, out: the second layer, and the score, shapes (width, width), (width,) and (width,).
         prior: added to each choice's score, shape (choices,).
     """
@@ -100,10 +107,10 @@ class Scorer:
 
 
 def train_scorer(menu: Menu, features: Array, made: Labels, seed: int) -> Scorer:
-    """Learn how likely each choice is, by cross-entropy.
+    """Train a scorer of the choices by cross-entropy.
 
     Args:
-        menu: what there is to choose from.
+        menu: the choices.
         features: shape (rows, columns).
         made: the choice of each row, shape (rows,).
         seed: of the weights and batches.
@@ -152,7 +159,7 @@ def train_scorer(menu: Menu, features: Array, made: Labels, seed: int) -> Scorer
 
 @dataclass(frozen=True)
 class Teacher:
-    """A scorer, and the trees that judge its candidates."""
+    """A scorer, and the trees that rate its candidates."""
 
     scorer: Scorer
     judges: Trees
@@ -169,20 +176,22 @@ class Teacher:
 
 
 def train_teacher(menu: Menu, features: Array, made: Labels, seed: int) -> Teacher:
-    """Learn the choices of rows, all of them known: features of shape (rows, columns), choices of shape (rows,)."""
+    """Train a teacher on rows whose choices are all known: features (rows, columns), choices (rows,)."""
     scorer = train_scorer(menu, features, made, seed)
     top = _candidates(scorer.odds(menu, features), CANDIDATES)
     return Teacher(scorer, train_judges(_pairs(menu, features, top), (top == made[:, None]).ravel(), seed))
 
 
 def _candidates(odds: Float32, most: int) -> Labels:
-    """The likeliest choices of each row, best first, shape (rows, at most `most`)."""
+    """The most likely choices of each row, best first, shape (rows, at most `most`)."""
     return np.asarray(np.argsort(-odds, axis=1, kind="stable")[:, :most], dtype=np.int64)
 
 
 def _pairs(menu: Menu, features: Array, top: Labels) -> Array:
-    """What trees see of rows and their candidates, shape (rows x candidates, columns): sizes, alignment, the candidate's
-    tile, slices and split, and what they make of the sizes (its waves and steps as `Menu.moving` has them).
+    """Inputs of the trees for rows and their candidates, shape (rows x candidates, columns).
+
+    The columns are sizes and their alignment, the candidate's tile, slices and split, and its waves and steps
+    (`Menu.moving`).
     """
     choice = top.ravel()
     rows = np.repeat(features, top.shape[1], axis=0)

@@ -1,14 +1,15 @@
 """Times of calls that no sample covers, derived from models of related calls on the same GPU.
 
-The related call is predicted by its model, and scaled by what physics says the two differ by:
-- a backward of softmax or layer norm moves more bytes than the forward at the same efficiency;
-- another dtype moves fewer bytes and runs at another peak;
-- a convolution whose window the samples lack is the matrix product that it amounts to (implicit GEMM), where products
-  of such sizes were sampled;
-- a convolution's data gradient is a convolution with the channels swapped, its weight gradient takes as long as the
-  forward pass, where such a convolution was sampled; else both are implicit products; `gradients` adds what they take
-  beyond that;
-- one batched product with a single batch is a plain product, and the other way round.
+The model of the related call predicts its time. The ratio of the two calls' times by physics scales it:
+
+- A backward pass of softmax or layer norm moves more bytes than the forward pass, at the same efficiency.
+- Another dtype moves fewer bytes and has another peak.
+- A convolution whose window the samples lack is computed as its matrix product (implicit GEMM), where products of such
+  sizes were sampled.
+- A convolution's data gradient is a convolution with the channels swapped. Its weight gradient takes as long as the forward
+  pass. Where no such convolution was sampled, both are implicit products. `conv_gradients` adds their extra time.
+- A batched product with a single batch is a plain product, and the other way round.
+
 Intervals widen by `SPREAD`.
 """
 
@@ -25,8 +26,9 @@ from pipeline.kernels.tensor_core_convolution import on_tensor_cores
 from pipeline.kernels.work import Dims, implicit_product
 
 SPREAD = 1.7
-"""Factor up and down that physics' scaling adds to the base model's interval, taken as independent of it; TF32 products
-and layer norm's backward in the A100 DLRM trace leave about three of four kernels inside."""
+"""Factor up and down by which the scaling widens the interval of the related model; its error counts as independent.
+
+With it, the interval contains about three of four kernels: TF32 products and layer norm's backward in the A100 DLRM trace."""
 
 
 def derive(
@@ -46,7 +48,7 @@ def derive(
     model = models[base_name]
     scale = physics.kernel_us(name, calls) / physics.kernel_us(base_name, base)
     if base_name != name:
-        # a batched product of one does the same arithmetic; physics' tile counts must not interfere
+        # a batch of one product has the same arithmetic; the tile counts of physics must not change the time
         scale = np.where(np.isfinite(scale), 1.0, np.nan)
     return model.predict(base).scale(scale).widen(SPREAD), model.evidence
 
@@ -54,12 +56,17 @@ def derive(
 def _convolution(
     name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel], physics: Physics
 ) -> tuple[Estimate | None, str]:
-    """Row by row: a gradient by the sampled forward convolution of the same arithmetic, else by an implicit product.
+    """Estimate each row by the sampled forward convolution of the same arithmetic, else by an implicit product.
 
-    Images make products far taller than any that was sampled; a model's guess there is off by up to ten, physics by a
-    quarter (1x1 convolutions of ResNet-50 on the V100), so that such rows are left to physics. So are those that tensor
-    cores compute: fp32 models know nothing of their peak, nor of the images that cuDNN turns for them. Only where TF32 is
-    allowed and the card has little of it (GeForce), Winograd in fp32 may be quicker, and is what the library takes.
+    Two kinds of rows are left to physics:
+
+    - Products with more rows than any sampled product. On 1x1 convolutions of ResNet-50 on the V100, a model is wrong there
+      by a factor of up to ten, physics by a quarter.
+    - Convolutions on tensor cores. Models of fp32 samples contain neither the peak of tensor cores nor the layout changes
+      of images that cuDNN makes for them.
+
+    Where TF32 is allowed and the GPU has a low TF32 peak (GeForce), Winograd in fp32 can be faster. The library then uses
+    Winograd, and so does the estimate.
     """
     dtype = Dims(calls).text("dtype", "fp32")
     tensor = on_tensor_cores(Dims(calls), physics.gpu)
@@ -76,7 +83,7 @@ def _convolution(
 def _on_fp32_cores(
     name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel], physics: Physics
 ) -> tuple[Estimate | None, str]:
-    """Estimates of all rows as fp32 convolutions, with what gradients take beyond a forward pass."""
+    """Estimates of all rows as fp32 convolutions, with the extra time of gradients over a forward pass."""
     found: Estimate | None = None
     evidence = ""
     if "gemm" in models:
@@ -102,7 +109,7 @@ def _on_fp32_cores(
 
 
 def _product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
-    """The matrix product that each convolution amounts to."""
+    """The matrix product that computes each convolution (implicit GEMM)."""
     rows, depth, columns, groups = implicit_product(name, Dims(calls))
     return pd.DataFrame(
         {"family": "gemm", "op": "linear", "phase": "forward", "dtype": "fp32", "B": 1.0,
@@ -112,7 +119,7 @@ def _product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _related(name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]) -> tuple[str, pd.DataFrame] | None:
-    """(family, calls) that stand in for calls of family `name`, row by row; None where no model is related."""
+    """(family, calls) that replace calls of family `name`, row by row; None where no model is related."""
     own = models.get(name)
     if name in ("softmax", "layer_norm", "gemm", "bmm") and own is not None:
         drop = [column for column in ("flops", "bytes_read", "bytes_written", "inputs", "outputs") if column in calls]

@@ -1,8 +1,8 @@
-"""Members of kernel models are trained in several processes, whatever family they belong to.
+"""Train members of kernel models in several processes that all families share.
 
-A family's fit is a thread of this process, which prepares, waits and judges; what takes long (trees, networks and settings of
-its folds, which do not depend on each other) goes to processes that all families share. So a fit is as fast as the
-processors allow, and the longest family is not waited for alone.
+The fit of a family is a thread of this process, which prepares data, waits for results and evaluates them. The long tasks
+are the trees, networks and settings of its folds. They do not depend on each other, and run in processes that all families
+share. All processors are used until the end, because the tasks of the longest family are shared out too.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pipeline.errors import SteptimeError
 
 T = TypeVar("T")
 Job = Callable[[Executor | None], T]
-"""Work of a thread, given the processes to train in; none: it trains where it is."""
+"""Work of a thread. Its argument is the pool of processes to train in; with None, it trains in its own thread."""
 
 AHEAD = 1
-"""Families that are begun beyond one for each process, so that there is always something to train."""
+"""Number of extra families kept in flight beyond one per process, so that no worker idles."""
 
 
 @dataclass
 class Crew:
-    """What trains the members of one fit: the processes of `pool`, or this thread.
+    """Trains the members of one fit, in the processes of `pool` or in this thread.
 
     Attributes:
         pool: None for this thread.
@@ -43,7 +43,7 @@ class Crew:
     spent_s: float = 0.0
 
     def start(self, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:
-        """Begin a call of a function that a fresh process can import; what comes back waits for its answer."""
+        """Start a call of a function that a new process can import; the returned function waits for the result."""
         if self.pool is None:
             answer = function(*arguments)
             return lambda: answer
@@ -57,36 +57,36 @@ class Crew:
         return wait
 
     def all(self, function: Callable[..., T], calls: Iterable[Sequence[Any]]) -> list[T]:
-        """Answers of one function to several lists of arguments, in their order."""
+        """Results of one function for several lists of arguments, in their order."""
         waiting = [self.start(function, *arguments) for arguments in calls]
         return [wait() for wait in waiting]
 
 
 def _timed(function: Callable[..., T], arguments: Sequence[Any]) -> tuple[T, float]:
-    """A call's answer, and the processor seconds that it took."""
+    """The result of a call, and its processor time in seconds."""
     started = time.thread_time()
     answer = function(*arguments)
     return answer, time.thread_time() - started
 
 
 def run_jobs(jobs: Sequence[Job[T]], workers: int) -> Iterator[T]:
-    """Run jobs, which begin in this order, and yield their results as they end.
+    """Start jobs in this order, and yield their results as they end.
 
     Args:
-        jobs: each is given the pool of processes that all share.
-        workers: processes; with one, jobs run one after the other, here and without a pool.
+        jobs: each receives the pool of processes that all jobs share.
+        workers: number of processes; with one, jobs run one after the other in this process, without a pool.
 
     Raises:
-        SteptimeError: a process was ended from outside, most likely for memory.
+        SteptimeError: a process was killed from outside, most likely because memory ran out.
     """
     if workers <= 1:
         yield from (job(None) for job in jobs)
         return
-    # fresh processes: torch does not survive a fork
+    # new processes by spawn: torch does not work after a fork
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
-    with _interrupts_are_for_this_process():  # these are started by the first calls that find no idle one
+    with _interrupts_are_for_this_process():  # a call that finds no idle process starts one
         for _ in range(workers):
             pool.submit(os.getpid)
     threads = ThreadPoolExecutor(workers + AHEAD, thread_name_prefix="fit")
@@ -95,7 +95,7 @@ def run_jobs(jobs: Sequence[Job[T]], workers: int) -> Iterator[T]:
             yield done.result()
     except BaseException as error:
         threads.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - others:  # what they train is of no use any more
+        for process in set(multiprocessing.active_children()) - others:  # their results are not needed any more
             process.terminate()
         if isinstance(error, BrokenProcessPool):
             raise SteptimeError(
@@ -108,10 +108,10 @@ def run_jobs(jobs: Sequence[Job[T]], workers: int) -> Iterator[T]:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it is gone, however that ended.
+    """End this process when its parent process has ended, for any reason.
 
-    A parent that is killed (by a scheduler, for memory) tells its workers nothing: they would fit to the end and then wait
-    for ever for more.
+    A parent that is killed (by a scheduler, or because memory ran out) sends its workers no message. Without this function
+    they would finish their tasks and then wait for ever.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -126,7 +126,7 @@ def end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_are_for_this_process() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C, which a terminal sends to all: else each prints its own traceback."""
+    """Let processes started inside ignore Ctrl-C. A terminal sends it to all of them, and each would print a traceback."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
