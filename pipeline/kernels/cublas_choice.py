@@ -1,11 +1,11 @@
 """Which kernel the library runs for a matrix product, and how long that kernel takes.
 
-cuBLAS has a menu of kernels. They differ in the tile of the output, some slice the reduction within a block, and cuBLAS may
-split the reduction over blocks (split-K). A few rows more can select another kernel or split, and the time jumps. Most of the
+cuBLAS has a menu of kernels. They differ in the tile of the output. Some slice the reduction within a block, and cuBLAS may
+split the reduction over blocks (split-K). A few more rows can select another kernel or split, and the time jumps. Most of the
 error of a model that sees only sizes comes from these jumps.
 
 Samples with kernel name and grid show each choice. So two networks are trained: one predicts the choice, one predicts the
-time of a given choice. `choice_fit` trains them, with the teachers of `choice_teachers`.
+time of a given choice. `cublas_choice_fit` trains them, with the teachers of `cublas_choice_teachers`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MOVING = 11
 """Number of columns of `Menu.moving`."""
 
 MIN_READABLE_SHARE = 0.9
-"""Least share of samples with a readable kernel for which a menu is made."""
+"""Smallest share of samples with a readable kernel for which a menu is made."""
 
 MIN_CHOICE_SAMPLES = 2
-"""Samples with a choice from which it is on the menu."""
+"""Smallest number of samples with a choice for which it is on the menu."""
 
 MAX_CHOICE_SHARE = 0.95
 """Largest share of samples with one and the same choice for which a menu is made."""
@@ -50,7 +50,7 @@ class Menu:
         choices: tile along K, tile along M, slices and split of each choice, shape (choices, 4).
         sms: multiprocessors of the GPU.
         batched: whether B counts products (bmm) rather than rows of one product.
-        at: columns of `DIMS` among the features.
+        at: positions of the columns `DIMS` among the features.
     """
 
     choices: Float32
@@ -70,7 +70,7 @@ class Menu:
 
         Args:
             features: derived features, shape (rows, columns).
-            choice: indices of choices, shape (rows,), or (1, choices) for all of them at every row.
+            choice: indices of choices, shape (rows,), or (1, choices) for all choices at every row.
 
         Returns:
             Shape (rows, `MOVING`) or (rows, choices, `MOVING`).
@@ -106,8 +106,8 @@ class Menu:
         """Inputs of a model of the choice: the features, and columns for every tile on the menu.
 
         Returns:
-            Shape (rows, columns + `tile_columns`). Remainders by 4 of M, N and K follow the features. Then, for each tile,
-            its blocks, whole waves, mean occupancy of these waves, and used share of the blocks along K and along M.
+            Shape (rows, columns + `tile_columns`): the features, then the remainders of M, N and K by 4. Then follow, for
+            each tile, its blocks, whole waves, mean occupancy of these waves, and used share of the blocks along K and M.
         """
         batch, m, n, k = product_sizes(features, self.at, self.batched).T
         found = [features, np.column_stack([m % 4, n % 4, k % 4])]
@@ -138,7 +138,7 @@ class Menu:
 
 
 def product_sizes(features: Array, at: tuple[int, ...], batched: bool) -> Array:
-    """Number of products, and M, N and K of each, shape (rows, 4). Unless `batched`, B multiplies M."""
+    """Number of products, and M, N and K of each product, shape (rows, 4). Unless `batched`, M is multiplied by B."""
     sizes = np.rint(np.exp2(features[:, list(at)]))
     if not batched:
         sizes[:, 1] *= sizes[:, 0]
@@ -157,17 +157,17 @@ class Observed:
 def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int) -> Observed | None:
     """Read the kernels of product samples.
 
-    A kernel is readable if its name contains a tile and the grid agrees with that tile and the sizes. The grid's depth over
-    the number of products is the split.
+    A kernel is readable if its name contains a tile and the grid agrees with that tile and the sizes. The split is the
+    grid's depth over the number of products.
 
     Args:
         samples: samples of gemm or bmm, with `kernel_name` and `grid` ("[x,y,z]").
         features: their derived features, shape (rows, columns).
-        columns: names of these.
+        columns: names of the columns of `features`.
         sms: multiprocessors of the GPU.
 
     Returns:
-        None where too few samples have a readable kernel, or nearly all have the same.
+        None where too few samples have a readable kernel, or nearly all samples have the same choice.
     """
     if not {"kernel_name", "grid"} <= set(samples.columns) or not set(DIMS) <= set(columns):
         return None
@@ -204,8 +204,8 @@ class ChosenKernel:
 
     Attributes:
         menu: the possible choices.
-        chooser: from `Menu.sizes` to a score for each choice.
-        network: from `Menu.inputs` to log time.
+        chooser: network from `Menu.sizes` to a score for each choice.
+        network: network from `Menu.inputs` to log time.
     """
 
     menu: Menu
@@ -230,7 +230,7 @@ class ChosenKernel:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> ChosenKernel:
-        """Back from `tensors`.
+        """Read the arrays that `tensors` returns.
 
         Raises:
             PackError: an array is missing or has the wrong shape.

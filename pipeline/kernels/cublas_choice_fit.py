@@ -1,7 +1,7 @@
-"""Train the two networks of `choice.ChosenKernel`.
+"""Train the two networks of `cublas_choice.ChosenKernel`.
 
 The choice and the time are learned from the same few thousand samples. Teachers are therefore trained on folds and averaged.
-One network for the choice and one for the time then learn the averages' predictions at many more sizes.
+Two networks then learn the averages' predictions at many more sizes: one the choice, one the time.
 """
 
 from __future__ import annotations
@@ -28,30 +28,37 @@ from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array
 
 FOLDS = 8
-"""More than in `learned`: with the kernel known, more samples and more members still reduce the error (V100, averages on two
-splits by shape: 2.02 % GMAE with five folds, 1.96 with ten)."""
+"""Number of folds, more than in `learned_variants`: where the kernel is known, more samples and members still reduce the error.
+
+On the V100, averages on two splits by shape, GMAE is 2.02 % with five folds and 1.96 % with ten."""
 
 PERIODIC_WIDTH = (128, 4)
-"""Width and layers of the networks of odd folds, whose inputs include sines and cosines. Both kinds together err less than one
-kind (V100, two splits by shape, with trees in the average: eight plain networks 1.87 %, four of each 1.83, eight of each
-1.86). Alone and with the kernel known, they err by 6 to 11 % more than plain ones on A100, P4 and T4 (one development split)."""
+"""Width and layers of the networks of odd folds, whose inputs include sines and cosines (periodic networks).
+
+Both kinds of networks together have a smaller error than one kind. On the V100 (two splits by shape, trees in the average),
+eight plain networks give 1.87 %, four of each kind 1.83 %, and eight of each kind 1.86 %. Alone, with the kernel known, the
+error of periodic networks is 6 to 11 % larger than that of plain ones on A100, P4 and T4 (one development split)."""
 
 SYNTHETIC_ROWS = 30_000
-"""Sizes at which teachers are evaluated, more than in `distil`, because kernels change from one size to the next. With 30,000
-and 20,000 sizes the student's error is 1.83 and 1.97 % (V100), 1.80 and 1.84 % (A100; one development split)."""
+"""Number of sizes at which teachers are evaluated, more than in `distillation`: kernels change from one size to the next.
+
+With 30,000 and 20,000 sizes, the student's error is 1.83 and 1.97 % on the V100, and 1.80 and 1.84 % on the A100 (one
+development split)."""
 
 CHOOSER = Recipe(
     width=256, layers=3, steps=4000, weight_decay=0.05, loss="odds", frequencies=4, units=4
 )  # fmt: skip
-"""Recipe of the network that learns the teachers' choices. It is right for 69 % of the V100's unseen shapes, the teachers for 70.
-Without sines and cosines it is right for 67 %; the scorer's form reaches 61 to 65 %. Training three times as long did not help."""
+"""Recipe of the network that learns the teachers' choices.
+
+It is right for 69 % of the V100's unseen shapes, and the teachers for 70 %. Without sines and cosines it is right for 67 %. A
+network in the form of the scorer is right for 61 to 65 %. Training three times as long did not help."""
 
 SHARPER = 2.0
-"""Power applied to the probabilities that it learns, since only the most probable choice is used."""
+"""Power applied to the teachers' probabilities before the network learns them; only the most probable choice is used."""
 
 
 def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
-    """Per fold, train a teacher of the choice, and trees and a network of the time; distil each kind into one network.
+    """Train a teacher of the choice, and trees and a network of the time, per fold; distil each kind into one network.
 
     Out-of-fold predictions of the time use the teacher's choice, not the true one.
     """
@@ -59,7 +66,8 @@ def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
     recipe = member_recipe(len(problem.target), problem.law)
     width, layers = PERIODIC_WIDTH
     periodic = replace(recipe, width=width, layers=layers, frequencies=FREQUENCIES)
-    # a student without sines errs more than its teachers: 1.86 and 1.99 % on two splits of the V100, they 1.85 and 1.88
+    # without sines, a student's error is larger than its teachers': on two splits of the V100, 1.86 and 1.99 %
+    # against 1.85 and 1.88 %
     student = replace(student_recipe(recipe), frequencies=FREQUENCIES)
     known = made >= 0  # other rows are predicted but not trained on
     told = menu.inputs(problem.features, made)
@@ -106,7 +114,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class FoldMembers:
-    """A fold's members, their predictions of the fold's own rows, and probabilities of the choices at synthetic sizes."""
+    """Members of a fold, their predictions for its held-out rows, and probabilities of choices at synthetic sizes."""
 
     trees: Trees
     network: Network
@@ -117,7 +125,7 @@ class FoldMembers:
 
 
 def _train_fold(menu: Menu, seen: Seen, kind: Recipe, seed: int, held: Array, invented: Array) -> FoldMembers:
-    """Train on `seen`; `held` are features of the fold's own rows, `invented` of synthetic sizes."""
+    """Train on `seen`; `held` are features of the fold's held-out rows, `invented` are features of synthetic sizes."""
     teacher = train_teacher(menu, seen.features, seen.made, seed)
     trees = train_trees(seen.told, seen.target, seed)
     network = train_network(seen.told, seen.target, kind, seed)
@@ -129,7 +137,7 @@ def _train_fold(menu: Menu, seen: Seen, kind: Recipe, seed: int, held: Array, in
 
 
 def _train_chooser(menu: Menu, sampled: Array, made: Labels, invented: Array, likely: Float32, seed: int) -> Network:
-    """Learn the samples' choices, shape (samples,), and the teachers' probabilities at synthetic sizes (rows, choices)."""
+    """Train on the samples' choices, shape (samples,), and the teachers' probabilities at synthetic sizes (rows, choices)."""
     sharp = likely**SHARPER
     odds = np.vstack([
         *[np.eye(len(menu.choices), dtype=np.float32)[made]] * LABEL_REPEATS, sharp / sharp.sum(axis=1, keepdims=True)
@@ -139,7 +147,7 @@ def _train_chooser(menu: Menu, sampled: Array, made: Labels, invented: Array, li
 
 
 def _drawn(odds: Float32, seed: int) -> Labels:
-    """One random choice per row by its probability, so that a student is trained on all probable choices of a size."""
+    """Draw one choice per row by its probability, so that a student is trained on all probable choices of a size."""
     sums = np.cumsum(odds, axis=1)
     at = np.random.default_rng(seed).random((len(odds), 1)) * sums[:, -1:]
     return np.asarray(np.minimum((sums < at).sum(axis=1), odds.shape[1] - 1), dtype=np.int64)

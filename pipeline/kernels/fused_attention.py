@@ -1,10 +1,12 @@
 """Fused attention in bf16 and fp16: tiles of queries over SMs, with constants fitted to public kernel times.
 
-A block takes a tile of queries of one head and walks over the keys, so that the score matrix never leaves the SM
-(Dao, FlashAttention-2, arXiv:2307.08691). Its time is a prologue, and two products with the keys it sees at a share of the
-tensor peak. Blocks fill the SMs in waves; a causal block sees half of the keys on average and the longest ones end the
-kernel. Short sequences are bound by traffic or by the kernel's start. Constants of the measured GPUs ship; another GPU
-takes those of the one whose kernels it runs, with its own peak, SMs, bandwidth and L2.
+A block takes a tile of queries of one head and loops over the keys, so the score matrix stays in the SM (Dao,
+FlashAttention-2, arXiv:2307.08691). The time of a block is a prologue, plus two products with its keys at a share of the
+tensor-core peak. Blocks fill the SMs in waves. A causal block processes half of the keys on average, and the longest blocks
+determine the end of the kernel. Short sequences are bound by traffic or by the kernel's start.
+
+Steptime ships constants of the measured GPUs. Another GPU uses the constants of the GPU whose kernels it runs, with its own
+peak, SMs, bandwidth and L2.
 """
 
 from __future__ import annotations
@@ -28,62 +30,73 @@ from pipeline.kernels.work import Array, Dims, is_one_of
 FAMILY = "attention"
 
 OP = "flash"
-"""Op of the fused kernel of half precision, whichever library it comes from."""
+"""Op of the fused kernel of half precision, for every library."""
 
 MASKED = "efficient"
-"""Op of the memory-efficient kernel, which half precision gets with a mask: it computes the same products, a mask's zeros
-included, and reads the mask beside. No samples exist: it takes the fused kernel's time with the mask's traffic."""
+"""Op of the memory-efficient kernel, which runs in half precision with a mask.
+
+It computes the same products, including those that the mask sets to zero, and also reads the mask. No samples exist, so it
+gets the fused kernel's time plus the traffic of the mask."""
 
 MASKED_SPREAD = 1.25
-"""Factor up and down that this adds to the interval: one public pair, of cross-attention on an H100, has it 1.25 times as
-long as FlashAttention-2 (amap-cvlab/ABot-World, pull request 14)."""
+"""Factor up and down by which `MASKED` widens the interval.
+
+In the one public pair, cross-attention on an H100, this kernel takes 1.25 times as long as FlashAttention-2
+(amap-cvlab/ABot-World, pull request 14)."""
 
 WIDTHS = (64.0, 80.0, 128.0, 256.0)
-"""Head widths between which the sustained share is interpolated (in log); flat outside."""
+"""Head widths between which the sustained share of the peak is interpolated (in log); outside them it is constant."""
 
 KEYS, WIDTH_STEP = 64.0, 32.0
-"""Keys and head widths are padded to these in the kernels' products."""
+"""The kernels' products pad the keys and the head width to multiples of these."""
 
 WIDEST = 256.0
-"""Head width up to which the fused kernels exist."""
+"""Largest head width of the fused kernels."""
 
 BACKWARD_WORK, BACKWARD_SHARE = 2.5, 0.9
-"""Five products instead of two, at this much of the forward's rate: FlashAttention-2 reaches 63 % of the A100's peak
-backward and 73 % forward (its paper, section 4.1), the serial traffic below included. No samples exist;
-`benchmarks/kernels/attention.py` compares with published pairs."""
+"""Arithmetic of the backward pass over that of the forward pass (five products instead of two), and ratio of their rates.
+
+On the A100, FlashAttention-2 reaches 63 % of the peak backward and 73 % forward (section 4.1 of its paper). The 63 % include
+the serial traffic below. No samples exist; `benchmarks/kernels/attention.py` compares with published pairs."""
 
 BACKWARD_TRAFFIC = 14.0
-"""Bytes per element of q that the backward moves before and after its main kernel: output and its gradient are read (4),
-the fp32 gradient of q is cleared (4), read (4) and written in half precision (2)."""
+"""Bytes per element of q that the backward pass moves before and after its main kernel.
+
+The output and its gradient are read (4). The fp32 gradient of q is cleared (4), read (4), and written in half
+precision (2)."""
 
 BACKWARD_SPREAD = 1.2
-"""Factor up and down that the backward adds to the interval: what published pairs leave, doubled."""
+"""Factor up and down by which a backward pass widens the interval: twice the error on published pairs."""
 
 OUTSIDE_SPREAD = 1.2
-"""The same for head widths that a GPU's samples lack, and for all keys seen where they only have causal rows: what the
-share differs by between neighbouring widths."""
+"""The same for head widths that a GPU's samples lack, and for calls without a causal mask where samples are all causal.
+
+The value is the difference of the sustained share between neighbouring head widths."""
 
 TRANSFERRED_SPREAD = 1.45
-"""The same on a GPU that was not measured, by what measured ones say of each other (`benchmarks/kernels/attention.py`)."""
+"""The same on a GPU that was not measured. The value comes from predicting each measured GPU with the constants of another
+(`benchmarks/kernels/attention.py`)."""
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What a fit finds; times in microseconds, shares of the specification's figures.
+    """Fitted constants: times in microseconds, and shares of the figures in the specification.
 
     Args:
-        start_us: the kernel at negligible size.
-        tile_us: a causal block's prologue; `open_tile_us` without the causal mask.
-        idle_gain: by how much SMs are faster while most are idle, long sequences split over them included.
-        tail: share of the longest causal block that runs after all others.
-        waves: 1 where blocks without a mask run in whole waves, 0 where the rest of a wave costs nothing.
-        diagonal_keys: keys that a causal block sees beyond half of the sequence: its tile on the diagonal is whole.
-        share_*: share of the tensor peak that a causal block sustains, by head width; `open_gain` is the factor without
+        start_us: time of a kernel of negligible size.
+        tile_us: prologue of a causal block; `open_tile_us` is that of a block without the causal mask.
+        idle_gain: relative gain in the rate of an SM when nearly all SMs are idle. It includes the effect of long sequences
+            that are split over SMs.
+        tail: share of the longest causal block's time that runs after all other blocks.
+        waves: 1 where blocks without a mask run in whole waves, 0 where a partly filled wave takes only its share of time.
+        diagonal_keys: keys that a causal block processes beyond half of the sequence, because its diagonal tile is whole.
+        share_*: share of the tensor-core peak that a causal block sustains, by head width; `open_gain` is the factor without
             the mask.
-        dram_share: of the bandwidth; `l2_gain` is by how much L2 is faster, `l2_edge` the share of it that may fill.
-        sharpness: how well arithmetic and traffic hide behind each other.
-        cache_start_us, cache_share: the write of keys and values to the serving cache, which causal samples contain and
-            predictions leave out.
+        dram_share: share of the DRAM bandwidth that traffic reaches; L2 is faster by the factor 1 + `l2_gain`.
+        l2_edge: traffic as a share of the L2 size, around which it moves from L2 to DRAM.
+        sharpness: how completely arithmetic and traffic overlap; larger is more complete.
+        cache_start_us, cache_share: start time and share of the bandwidth of writing keys and values to the serving cache.
+            Samples that are marked `cached` contain this write; other calls do not.
     """
 
     start_us: float = 6.0
@@ -108,9 +121,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of calls, each of shape (rows,): heads of all samples, queries, keys, head width, what kind they are, and the
-    bytes of a mask.
-    """
+    """Sizes of calls, each of shape (rows,): heads of all samples, queries, keys, head width, kind, and mask bytes."""
 
     heads: Array
     queries: Array
@@ -124,7 +135,7 @@ class Shape:
 
     @classmethod
     def of(cls, calls: pd.DataFrame) -> Shape:
-        """From `B`, `M`, `N`, `K`, and `causal`, `mask` (its bytes) and `cached` (of serving's samples) in `attributes`."""
+        """Read `B`, `M`, `N`, `K`, and from `attributes` `causal`, `mask` (bytes) and `cached` (samples of serving)."""
         d = Dims(calls)
         queries = d("M")
         mask = np.array([float(said.get("mask", 0.0)) for said in attributes_of(d)], dtype=np.float64)
@@ -133,7 +144,7 @@ class Shape:
 
     @property
     def bytes(self) -> Array:
-        """Traffic of q, k, v, the output and a mask."""
+        """Bytes of q, k, v, the output and a mask."""
         return self.element * self.heads * self.width * 2.0 * (self.queries + self.keys) + self.mask
 
 
@@ -142,10 +153,10 @@ def attention_us(c: Constants, tiles: tuple[float, float], gpu: GpuSpec, peak: A
 
     Args:
         c: constants of the kernels that the GPU runs.
-        tiles: queries per block for heads of up to 96, and wider.
-        gpu: whose SMs, bandwidth and L2 count.
+        tiles: queries per block for heads of width up to 96, and for wider heads.
+        gpu: gives the SMs, the bandwidth and L2.
         peak: FLOP per microsecond of the tensor cores for each row, shape (rows,).
-        s: what is computed.
+        s: sizes of the calls.
     """
     sms = float(max(gpu.sms, 1))
     rows = np.where(s.width <= 96.0, tiles[0], tiles[1])
@@ -173,7 +184,7 @@ def attention_us(c: Constants, tiles: tuple[float, float], gpu: GpuSpec, peak: A
 
 
 def _moving_us(size: Array, share: float, c: Constants, gpu: GpuSpec) -> Array:
-    """Time of traffic: from L2 while it fits, from DRAM where it does not, blended around the edge."""
+    """Time of traffic: from L2 if it fits, else from DRAM, with a gradual change around the edge."""
     dram = 1e3 * gpu.peak_dram_gb_per_s() * share
     beyond = np.clip((size / (c.l2_edge * gpu.l2_bytes) - 0.75) / 0.5, 0.0, 1.0)
     return np.asarray(size / dram * (beyond + (1.0 - beyond) / (1.0 + c.l2_gain)))
@@ -181,7 +192,10 @@ def _moving_us(size: Array, share: float, c: Constants, gpu: GpuSpec) -> Array:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What ships of one GPU: constants, tiles, error quantiles, and which rows its samples had."""
+    """Saved results for one GPU: constants, tiles, error quantiles, and the range of its samples.
+
+    `widths` is the range of head widths; `open` says whether there were rows without a causal mask.
+    """
 
     constants: Constants
     tiles: tuple[float, float]
@@ -197,7 +211,7 @@ class Fitted:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Fitted:
-        """Back from `to_json`."""
+        """Read the result of `to_json`."""
         constants = Constants(**{key: float(value) for key, value in values["constants"].items()})
         tiles, widths = ((float(values[key][0]), float(values[key][1])) for key in ("tiles", "widths"))
         return cls(constants, tiles, Quantiles.from_json(values["quantiles"]), widths, bool(values["open"]))
@@ -205,7 +219,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class AttentionModel(KernelModel):
-    """Fused attention on `gpu` by what was fitted on `measured`."""
+    """Fused attention on `gpu`, with constants fitted on `measured`."""
 
     gpu: GpuSpec
     measured: GpuSpec
@@ -213,22 +227,22 @@ class AttentionModel(KernelModel):
 
     @property
     def evidence(self) -> str:
-        """`pack` on the GPU that was measured."""
+        """`pack` on the GPU that was measured, else `transferred`."""
         return "pack" if self.gpu.name == self.measured.name else "transferred"
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
-        """Evidence of each row: backward passes and masks were measured nowhere."""
+        """Evidence of each row; backward passes and masks are `transferred`, because no GPU has samples of them."""
         d = Dims(calls)
         return np.where(d.backward() | d.op_in((MASKED,)), "transferred", self.evidence).astype(object)
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Fused calls of half precision with all their sizes."""
+        """Fused calls of half precision whose sizes are all known."""
         d = Dims(calls)
         sized = np.isfinite(d("B") * d("M") * d("K")) & (d("K") <= WIDEST)
         return np.asarray(d.op_in((OP, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Times of calls; intervals widen off the samples' widths and masks, backward, and on another GPU."""
+        """Times of calls. Intervals widen outside the samples' widths and masks, for backward passes, and on another GPU."""
         shape = Shape.of(calls)
         peak = Physics.of(self.gpu).peak_flop_per_us(Dims(calls))
         time = attention_us(self.fitted.constants, self.fitted.tiles, self.gpu, peak, shape)

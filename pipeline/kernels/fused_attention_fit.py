@@ -1,7 +1,7 @@
-"""Fitting the constants of fused attention, and what held-out sizes say of them.
+"""Fit the constants of fused attention, and evaluate them on held-out sizes.
 
-All measured rows of one GPU make one least-squares problem in log time, in which every kind of row (mask, head width,
-decade of time) weighs the same. Constants that a GPU's rows do not show stay where the fit started.
+All measured rows of one GPU make one least-squares problem in log time. Every kind of row (mask, head width, range of time)
+has the same total weight. Constants that a GPU's rows do not determine keep their start values.
 """
 
 from __future__ import annotations
@@ -24,38 +24,41 @@ TILES: Mapping[str, tuple[float, float]] = {
     "A100-SXM4-80GB": (128.0, 128.0), "L40S": (128.0, 64.0), "H100": (192.0, 128.0), "H200": (192.0, 128.0),
     "B200": (256.0, 256.0),
 }  # fmt: skip
-"""Queries per block for heads of up to 96, and wider: FlashAttention-2 halves them for wide heads where an SM has little
-shared memory (8.6, 8.9), FlashAttention-3 takes 192 for narrow ones, Blackwell's kernels keep two tiles of 128 at once."""
+"""Queries per block for heads of width up to 96, and for wider heads.
+
+FlashAttention-2 halves them for wide heads where an SM has little shared memory (compute capability 8.6, 8.9).
+FlashAttention-3 uses 192 for narrow heads. Blackwell's kernels process two tiles of 128 at once."""
 
 START_FROM: Mapping[str, str] = {"A100-SXM4-80GB": "L40S"}
-"""GPUs whose rows show one head width and causal masks only; the rest is that of another with the same kernels."""
+"""GPUs whose rows have one head width and causal masks only, and the GPU with the same kernels whose constants start the
+fit."""
 
 NAMES = tuple(entry.name for entry in fields(Constants))
 
 LOW = Constants(0.5, 0.01, 0.01, 0.01, 0.05, 0.02, 8.0, 0.1, 0.1, 0.1, 0.1, 0.8, 0.3, 0.05, 0.1, 0.01, 0.05, 0.2)
 HIGH = Constants(15.0, 6.0, 6.0, 3.0, 1.5, 1.0, 128.0, 1.0, 1.0, 1.0, 1.0, 1.6, 1.0, 6.0, 2.0, 20.0, 8.0, 1.0)
-"""Bounds of the constants, in their order."""
+"""Lower and upper bounds of the constants, in the order of `Constants`."""
 
 EDGES = (0.4, 0.8, 1.5)
-"""Shares of L2 from which the search starts: its error has a minimum on either side of a jump."""
+"""Start values of `l2_edge`, as shares of the L2 size. Times jump there, so the error can have a minimum on either side."""
 
 PULL = 0.03
-"""Weight of the start (in log) against a hundred rows."""
+"""Weight of the distance (in log) from the start values, for a fit of 100 rows; it grows with the root of the rows."""
 
 TIMES_US = (0.0, 20.0, 50.0, 200.0, 1000.0, np.inf)
-"""Ranges of time that weigh the same."""
+"""Edges of the ranges of time, us, that have the same total weight."""
 
 FOLDS = 5
 
 
 def fit_constants(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], start: Constants) -> Constants:
-    """The constants that explain a GPU's samples best.
+    """Fit the constants to a GPU's samples.
 
     Args:
-        samples: fused attention's B, M, N, K, dtype, attributes, `kernel_us`.
-        gpu: where they were taken.
+        samples: columns B, M, N, K, dtype, attributes and `kernel_us` of fused attention.
+        gpu: the GPU of the samples.
         tiles: queries per block for narrow and wide heads.
-        start: where the search starts, and where constants stay that the rows do not show.
+        start: start values of the search; constants that the rows do not determine keep them.
     """
     from scipy.optimize import least_squares
 
@@ -85,7 +88,7 @@ def fit_constants(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float
 
 
 def _weights(samples: pd.DataFrame, shape: Shape) -> Array:
-    """Square roots of weights under which every kind of row counts the same, mean square 1."""
+    """Square roots of the row weights; every kind of row has the same total weight, and the mean weight is 1."""
     times = pd.cut(samples["kernel_us"], TIMES_US).cat.codes.to_numpy()
     kinds = pd.DataFrame({"causal": shape.causal, "width": shape.width, "time": times})
     size = kinds.groupby(list(kinds))["time"].transform("size")
@@ -94,14 +97,14 @@ def _weights(samples: pd.DataFrame, shape: Shape) -> Array:
 
 
 def folds_of(samples: pd.DataFrame, seed: int = 0) -> npt.NDArray[np.int64]:
-    """Fold of each row; all rows of one (heads, sequence) share theirs."""
+    """Fold of each row; all rows with the same heads and sequence length are in one fold."""
     kinds = samples.groupby(["heads", "M"], sort=True).ngroup().to_numpy()
     order = np.random.default_rng(seed).permutation(kinds.max() + 1)
     return np.asarray(order[kinds] % FOLDS, dtype=np.int64)
 
 
 def held_out(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], start: Constants) -> Array:
-    """Times predicted by fits that had not seen a row's heads and sequence length together, us, shape (rows,)."""
+    """Times by fits without any row of the same heads and sequence length; us, shape (rows,)."""
     fold, found = folds_of(samples), np.full(len(samples), np.nan)
     for number in range(FOLDS):
         seen = samples[fold != number].reset_index(drop=True)
@@ -116,7 +119,7 @@ def _plain(constants: Constants, tiles: tuple[float, float]) -> Fitted:
 
 
 def fitted_on(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], start: Constants) -> Fitted:
-    """Constants from all rows, intervals from what folds of them say of unseen ones."""
+    """Fit constants to all rows, and intervals to the errors of held-out folds."""
     unseen = held_out(samples, gpu, tiles, start)
     residual = np.log(samples["kernel_us"].to_numpy(dtype=np.float64) / unseen)
     widths, causal = samples["K"].to_numpy(dtype=np.float64), Shape.of(samples).causal
@@ -125,7 +128,7 @@ def fitted_on(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], s
 
 
 def fit_gpus(samples: Mapping[str, pd.DataFrame]) -> dict[str, Fitted]:
-    """What ships, by GPU."""
+    """Fitted constants and intervals of each GPU, as they are saved."""
     found: dict[str, Fitted] = {}
     for gpu in sorted(samples, key=lambda name: name in START_FROM):
         start = found[START_FROM[gpu]].constants if gpu in START_FROM else Constants()
