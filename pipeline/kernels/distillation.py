@@ -1,8 +1,8 @@
-"""Trees and networks, averaged and distilled into one small network: the variant `average`, and the last step of `choice`.
+"""Average trees and networks, and distil them into one small network (variant `average`, and the last step of `choice`).
 
 The members of the cross-validation folds are averaged with the weights that minimise the out-of-fold error. One student
 network then learns the labels of the samples, and the average's predictions at many sizes between them. The student is as
-accurate, predicts a million calls in seconds, and makes a pack of a few hundred kilobytes.
+accurate as the average. It predicts a million calls in seconds, and its pack has a few hundred kilobytes.
 """
 
 from __future__ import annotations
@@ -33,32 +33,35 @@ from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array, Dims
 
 NETWORK_FOLDS = 3
-"""Folds for which networks are trained, of five; rows of the other folds have no out-of-fold prediction of a network.
-Families with fewer than `FEW_ROWS` samples train networks for all folds."""
+"""Number of folds, of five, for which networks are trained. Rows of the other folds have no out-of-fold prediction of a
+network. Families with fewer than `FEW_ROWS` samples train networks for all folds."""
 
 TREE_SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
 """Candidate weights of the trees in the average; the one with the smallest out-of-fold error is taken."""
 
 STUDENT_STEPS = 4500
-"""Minimum of the student's optimiser steps."""
+"""Smallest number of the student's optimiser steps."""
 
 FEW_STUDENT_STEPS = 2250
-"""The same for families with fewer than `FEW_ROWS` samples. With 4500 and 2250 steps, GMAE on development shapes is 0.44 and
-0.41 % (layer norm, V100), 0.62 and 0.59 to 0.61 (layer norm, A100), 0.43 and 0.44 (softmax, V100), 0.82 and 0.78 (softmax,
-A100), 7.55 and 7.60 (1,500 convolutions, V100)."""
+"""The same for families with fewer than `FEW_ROWS` samples. GMAE on development shapes, in %, with 4500 and 2250 steps:
+
+- layer norm: 0.44 and 0.41 on the V100, 0.62 and 0.59 to 0.61 on the A100;
+- softmax: 0.43 and 0.44 on the V100, 0.82 and 0.78 on the A100;
+- 1,500 convolutions on the V100: 7.55 and 7.60.
+"""
 
 SYNTHETIC_ROWS = 20_000
-"""Sizes at which the average is evaluated for the student. With 30,000, errors of layer norm, softmax and convolutions are the
-same (`docs/notes/kernels.md`); evaluating trees takes an eighth of a fit."""
+"""Number of sizes at which the average is evaluated for the student. With 30,000, the errors of layer norm, softmax and
+convolutions are the same (`docs/notes/kernels.md`). Evaluating the trees takes an eighth of the time of a fit."""
 
 JITTER = 0.25
-"""Standard deviation, in log, of a synthetic size around a sample's."""
+"""Standard deviation, in log, of a synthetic size around a sample's size."""
 
 KEEP_SHARE = 0.35
 """Probability that a synthetic row keeps a sampled dim, so that round, aligned sizes stay frequent."""
 
 LABEL_REPEATS = 2
-"""Copies of each sample in the student's training set, beside the synthetic rows."""
+"""Number of copies of each sample in the student's training set, to which the synthetic rows are added."""
 
 MIN_NETWORK_SAMPLES = 100
 """Samples below which only trees are trained."""
@@ -136,7 +139,7 @@ class Teachers:
     shares: Shares
 
     def answers(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> tuple[Array, Array]:
-        """The average, shape (rows,), and the average of each fold that has both kinds of members, shape (folds, rows)."""
+        """The average, shape (rows,), and the averages of the folds that have both kinds of members, shape (folds, rows)."""
         members = [*self.trees, *self.networks]
         each_says = np.array(problem.crew.all(_says, [(member, inputs) for member in members]))
         by_trees, by_networks = each_says[: len(self.trees)], each_says[len(self.trees) :]

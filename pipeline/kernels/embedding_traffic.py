@@ -1,9 +1,13 @@
-"""Embedding lookup and its backward: traffic in sectors, and how much of it L2 serves.
+"""Memory traffic of embedding lookups and their backward passes, in sectors, and the share of it that L2 serves.
 
-Formulas: Lin et al. (plain and enhanced embedding lookup models), generalised to index distributions. B samples, T
-tables of E rows and width D, L lookups per sample and table. One call may cover several tables of different heights:
-`attributes` then holds `rows` (E per table) and `lookups` (mean L per table); `distribution` is `uniform` or
-`zipf:ALPHA`, or `recorded` with `distinct` (distinct rows per table); `index_bytes` is 4 or 8.
+The formulas are those of Lin et al. (plain and enhanced embedding lookup models), generalised to index distributions. A call
+has B samples and T tables of E rows and width D, with L lookups per sample and table. One call may cover several tables of
+different heights. Its `attributes` can have:
+
+- `rows`: E of each table.
+- `lookups`: mean L of each table.
+- `distribution`: `uniform`, `zipf:ALPHA`, or `recorded` with `distinct` (distinct rows of each table).
+- `index_bytes`: 4 or 8.
 """
 
 from __future__ import annotations
@@ -20,25 +24,25 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.work import Array, Dims, Work, sectors
 
 RESIDENT_WARPS_PER_SM = 45.0
-"""Warps of FBGEMM's lookup kernel that run at once on one SM (Lin et al., from its register use)."""
+"""Number of warps of FBGEMM's lookup kernel that run at once on one SM (Lin et al., from its register use)."""
 
 CACHEABLE_SHARE = 0.9
 """Share of L2 that weight rows can occupy (Lin et al.)."""
 
 SMALL_WIDTH_FACTORS = ((32, 1.55), (64, 1.1))
-"""Empirical slowdown of narrow rows: D up to 32, D up to 64, else 1 (Lin et al.)."""
+"""Empirical slowdown of narrow rows, as (largest D, factor); wider rows have factor 1 (Lin et al.)."""
 
 ROW_LATENCY_US = 0.5
-"""A warp adds up the rows of its sample one after another, so that a few samples of many lookups wait for memory's
-latency. From the lookups of the V100 DLRM trace (128 samples, 2 to 35 lookups: 7 to 66 us)."""
+"""Memory latency per row that a warp adds up, us. A warp adds the rows of its sample one after another, so a call with few
+samples and many lookups is bound by latency. From the V100 DLRM trace (128 samples, 2 to 35 lookups: 7 to 66 us)."""
 
 HARMONIC_TERMS = 4096
-"""Zipf ranks that are summed one by one; higher ranks are summed in logarithmic bins."""
+"""Number of Zipf ranks that are summed one by one; higher ranks are summed in logarithmic bins."""
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """One table of one call: sizes, and how its indices are distributed."""
+    """One table of one call: its sizes, and the distribution of its indices."""
 
     batch: float
     rows: float
@@ -64,8 +68,8 @@ class Lookup:
     def hit_rate(self, cached_rows: float) -> float:
         """Share of row reads that L2 serves when it holds `cached_rows` of this table.
 
-        Uniform indices follow the paper. For a skewed distribution the rows that stay cached are the popular ones, so
-        every access after the first to one of the `cached_rows` most popular rows hits.
+        Uniform indices use the formula of the paper. With a skewed distribution, the most popular rows stay cached. So every
+        access to one of the `cached_rows` most popular rows hits, except the first.
         """
         n = max(self.accesses, 1.0)
         distinct = self.distinct_rows()
@@ -77,9 +81,10 @@ class Lookup:
             share, held = _zipf_head(int(self.rows), n, alpha, cached)
             return float(np.clip(share - held / n, 0.0, 1.0))
         if self.distinct is not None:
-            # recorded indices: as many repeats as recorded, thinned by what L2 cannot hold
+            # recorded indices: the recorded share of repeats, times the share of distinct rows that L2 can hold
             return float(np.clip((1.0 - distinct / n) * cached / distinct, 0.0, 1.0))
-        # the published form counts no hits while L2 fills; past half of the accesses it would fall with a larger cache
+        # the published formula counts no hits while L2 fills; without the bound of half of the accesses, a larger cache
+        # would give a smaller hit rate
         filling = min(cached, n / 2.0)
         missed = filling + (n - filling) * (self.rows - filling) / self.rows
         return float(np.clip(1.0 - missed / n, 0.0, 1.0))
@@ -87,7 +92,7 @@ class Lookup:
 
 @lru_cache(maxsize=256)
 def _zipf_bins(rows: int, alpha: float) -> tuple[Array, Array, Array]:
-    """Ranks in bins: (first rank, ranks per bin, probability of one rank in the bin); probabilities sum to 1."""
+    """Bins of ranks: (first rank, ranks per bin, probability of one rank in the bin); probabilities sum to 1."""
     head = np.arange(1, min(rows, HARMONIC_TERMS) + 1, dtype=np.float64)
     edges = np.unique(np.floor(np.geomspace(HARMONIC_TERMS + 1, rows + 1, 400))) if rows > HARMONIC_TERMS else head[:0]
     first = np.concatenate([head, edges[:-1]])
@@ -103,7 +108,7 @@ def _zipf_distinct(rows: int, accesses: int, alpha: float) -> float:
 
 
 def _zipf_head(rows: int, accesses: float, alpha: float, cached: float) -> tuple[float, float]:
-    """Share of accesses to the `cached` most popular rows, and how many of these rows are touched at all."""
+    """Share of accesses to the `cached` most popular rows, and the expected number of these rows that are accessed."""
     first, count, share = _zipf_bins(rows, alpha)
     inside = np.clip(cached - (first - 1.0), 0.0, count)
     touched = inside * -np.expm1(accesses * np.log1p(-np.minimum(share, 1.0 - 1e-12)))
@@ -129,7 +134,7 @@ def tables_of(d: Dims, row: int, attributes: dict[str, Any]) -> list[Lookup]:
 
 
 def attributes_of(d: Dims) -> list[dict[str, Any]]:
-    """The parsed `attributes` column; a row without or with damaged JSON gives an empty dict."""
+    """Parse the `attributes` column; a row without JSON, or with damaged JSON, gives an empty dict."""
     parsed: dict[str, dict[str, Any]] = {}
     for text in set(d.text("attributes", "{}")):
         try:
@@ -142,7 +147,10 @@ def attributes_of(d: Dims) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class EmbeddingTraffic:
-    """Sector traffic of calls, each of shape (rows,): `fixed` bytes always from DRAM, `weights` bytes of row reads."""
+    """Traffic of calls in sectors, each array of shape (rows,).
+
+    `fixed` is bytes that always come from DRAM; `weights` is bytes of row reads.
+    """
 
     fixed: Array
     weights: Array
@@ -152,7 +160,7 @@ class EmbeddingTraffic:
 
 
 def forward_traffic(d: Dims, gpu: GpuSpec | None) -> EmbeddingTraffic:
-    """Traffic of a forward lookup; without a GPU no L2 hits are counted (the plain model)."""
+    """Traffic of a forward lookup; without a GPU, no L2 hits are counted (the plain model)."""
     size = d.element_bytes()
     fixed, weights, hits, longest = (np.zeros(d.rows) for _ in range(4))
     memo: dict[tuple[Any, ...], tuple[float, float, float, float]] = {}
@@ -183,7 +191,7 @@ def _call_traffic(
 
 
 def distinct_weight_bytes(d: Dims) -> Array:
-    """Bytes of the different rows that each call touches, in sectors; what a fused or sparse update rewrites."""
+    """Bytes of the distinct rows that each call reads, in sectors; a fused or sparse update rewrites these rows."""
     size = d.element_bytes()
     found = np.zeros(d.rows)
     for row, attributes in enumerate(attributes_of(d)):
@@ -194,7 +202,7 @@ def distinct_weight_bytes(d: Dims) -> Array:
 
 
 def small_width_factor(width: Array) -> Array:
-    """Slowdown of narrow rows."""
+    """Slowdown factor of narrow rows (`SMALL_WIDTH_FACTORS`), shape (rows,)."""
     factor = np.ones_like(width)
     for limit, value in reversed(SMALL_WIDTH_FACTORS):
         factor = np.where(width <= limit, value, factor)
@@ -202,7 +210,7 @@ def small_width_factor(width: Array) -> Array:
 
 
 def embedding_forward(d: Dims) -> Work:
-    """Plain traffic: every looked-up row, index, offset and output sector from DRAM."""
+    """Traffic without L2 hits: all sectors of rows, indices, offsets and outputs come from DRAM."""
     traffic = forward_traffic(d, None)
     written = np.maximum(d("T", 1.0), 1.0) * d("B") * sectors(d.element_bytes() * d("D"))
     read = traffic.fixed + traffic.weights - written
@@ -211,10 +219,13 @@ def embedding_forward(d: Dims) -> Work:
 
 
 def embedding_backward(d: Dims) -> Work:
-    """Plain traffic of a backward: by op; `lookups.lookup_us` refines it with L2.
+    """Traffic of a backward pass without L2 hits; `lookup_time.lookup_us` adds the effect of L2.
 
-    `fused_sgd` reads and writes each looked-up row and reads the output gradient once; `sparse` writes one gradient
-    row per lookup; `dense` scatters into a gradient of the whole table (clearing it is a memset call of its own).
+    The traffic depends on the op:
+
+    - `fused_sgd` reads and writes each looked-up row, and reads the output gradient once.
+    - `sparse` writes one gradient row per lookup.
+    - `dense` scatters into a gradient of the whole table. A separate memset call clears that gradient.
     """
     traffic = forward_traffic(d, None)
     gradient = np.maximum(d("T", 1.0), 1.0) * d("B") * sectors(d.element_bytes() * d("D"))

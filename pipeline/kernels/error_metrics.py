@@ -8,14 +8,14 @@ import pandas as pd
 from pipeline.kernels.work import Array
 
 SMALLEST_ERROR = 1e-6
-"""Errors are clipped below, so that one exact hit does not make a geometric mean zero (DESIGN section 13)."""
+"""Lower bound of a relative error, so that one exact prediction does not make the geometric mean zero."""
 
 
 DECILES = tuple(f"gmae_size_{tenth}0" for tenth in range(1, 11))
-"""GMAE of each tenth of the calls by their traffic in bytes: the smallest tenth is `gmae_size_10`, the largest `_100`."""
+"""Names of the GMAE of each tenth of the calls by traffic in bytes: `gmae_size_10` (smallest) to `gmae_size_100`."""
 
 FEWEST_BY_SIZE = 100
-"""Rows from which errors are told by size: ten in each tenth, fewer say little."""
+"""Smallest number of rows for errors by size: each tenth then has ten rows, and fewer would be too noisy."""
 
 
 def gmae(predicted: Array, measured: Array) -> float:
@@ -29,7 +29,7 @@ def mape(predicted: Array, measured: Array) -> float:
 
 
 def metrics(test: pd.DataFrame) -> dict[str, float]:
-    """Figures of a table with `latency_us`, `predicted_us`, `p10_us`, `p90_us` (of the latency) and `floor_us`.
+    """Error figures of a table with `latency_us`, `predicted_us`, `p10_us`, `p90_us` (of the latency) and `floor_us`.
 
     Returns:
         gmae, mape, bias (geometric), coverage, and gmae and rows of samples above twice the floor.
@@ -51,7 +51,7 @@ def metrics(test: pd.DataFrame) -> dict[str, float]:
 
 
 def gmae_by_size(test: pd.DataFrame, size: Array) -> dict[str, float]:
-    """GMAE of each tenth of the calls by size, as `DECILES`; empty where there are too few rows (`FEWEST_BY_SIZE`).
+    """GMAE of each tenth of the calls by size, named as in `DECILES`; empty with fewer than `FEWEST_BY_SIZE` rows.
 
     Args:
         test: table with `latency_us` and `predicted_us`.

@@ -1,4 +1,4 @@
-"""What every kernel model answers: kernel time, latency as samples measure it, interval, and where it comes from."""
+"""The result of every kernel model: kernel time, latency as samples measure it, interval, and evidence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pipeline.kernels.work import Array, values_of
 class Estimate:
     """Times of calls in microseconds, each array of shape (rows,).
 
-    `latency` is what a measurement around the call reads, floor included; `kernel`, `p10` and `p90` are of the kernel
-    alone. `inside` says whether the sizes lie within the range of the model's samples.
+    `latency` is the time that a measurement around the call gives, floor included. `kernel`, `p10` and `p90` are times of
+    the kernel alone. `inside` says whether the sizes lie within the range of the model's samples.
     """
 
     latency: Array
@@ -31,18 +31,18 @@ class Estimate:
 
     @classmethod
     def around(cls, latency: Array, kernel: Array, spread: float, floor: Array) -> Estimate:
-        """Kernel times with the same factor up and down; the latency's interval follows, not below the floor."""
+        """Kernel times with the same factor up and down; the latency interval is derived from it, not below the floor."""
         low, high = kernel / spread, kernel * spread
         rest = np.maximum(latency - kernel, 0.0)
         ends = np.maximum(rest + low, np.minimum(floor, latency)), np.maximum(rest + high, latency)
         return cls(latency, kernel, low, high, np.ones(len(kernel), dtype=bool), *ends)
 
     def rows(self, kept: npt.NDArray[np.bool_]) -> Estimate:
-        """The rows of a mask of shape (rows,)."""
+        """Select the rows of a mask of shape (rows,)."""
         return Estimate(*(getattr(self, name)[kept] for name in ESTIMATE_COLUMNS))
 
     def scale(self, factor: Array | float, spread: Array | float = 1.0) -> Estimate:
-        """Kernel times times `factor`; the interval's half-widths (in log) grow by `spread`. The offset stays."""
+        """Multiply kernel times by `factor`, and the interval's half-widths (in log) by `spread`. The offset does not change."""
         kernel = self.kernel * factor
         low = kernel * (self.p10 / self.kernel) ** spread
         high = kernel * (self.p90 / self.kernel) ** spread
@@ -52,12 +52,12 @@ class Estimate:
         return Estimate(latency, kernel, low, high, self.inside, bottom, top)
 
     def floored(self, floor: Array) -> Estimate:
-        """No latency below a host's floor, shape (rows,), µs; kernels and lower ends stay."""
+        """Raise latencies to at least a host's floor, shape (rows,), µs; kernel times and lower ends do not change."""
         latency = np.maximum(self.latency, floor)
         return replace(self, latency=latency, latency_p90=np.maximum(self.latency_p90, latency))
 
     def widen(self, spread: Array | float) -> Estimate:
-        """Add an independent uncertainty of a factor `spread` up and down to the kernel's interval; the latency's follows."""
+        """Add an independent uncertainty, a factor `spread` up and down, to the intervals of kernel and latency."""
         extra = np.log(spread)
         low = self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), extra))
         high = self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), extra))
@@ -84,25 +84,25 @@ class KernelModel(Protocol):
 
     @property
     def evidence(self) -> str:
-        """What the samples are: one of measured, fitted, pack, transferred."""
+        """Source of the samples: one of measured, fitted, pack, transferred."""
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
-        """Evidence of each row, shape (rows,); several kinds only where a model is made of several."""
+        """Evidence of each row, shape (rows,); it differs between rows only where a model combines several models."""
         return np.full(len(calls), self.evidence, dtype=object)
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows whose op, dtype, phase and window the samples had; others must be derived."""
+        """Rows whose op, dtype, phase and window are in the samples; other rows must be derived."""
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Estimate calls of the family; ops and dtypes that the samples lack are taken as the nearest known ones."""
+        """Estimate calls of the family; ops and dtypes that the samples lack are treated as the nearest known ones."""
 
 
 @dataclass(frozen=True)
 class Floor:
-    """How event timing maps a kernel's time k to a latency: max(`floor_us`, `offset_us` + k).
+    """Latency that event timing gives for a kernel of time k: max(floor, `offset_us` + k).
 
-    The offset is the time from the first event to the kernel's start and from its end to the second event; the floor is
-    reached when the host cannot enqueue faster. Floors are per op, with a default for others.
+    The offset is the time from the first event to the kernel's start, plus the time from its end to the second event. The
+    floor is the shortest latency, when the host cannot enqueue faster. Floors are per op, with a default for other ops.
     """
 
     offset_us: float
@@ -114,14 +114,14 @@ class Floor:
         return values_of(ops, self.by_op, self.default_us)
 
     def latency(self, kernel_us: Array, ops: npt.NDArray[np.object_]) -> Array:
-        """The latency that samples would show."""
+        """Latency of kernels as a measurement would give it."""
         return np.maximum(self.of(ops), self.offset_us + kernel_us)
 
     def kernel(self, latency_us: Array, prior_us: Array, ops: npt.NDArray[np.object_]) -> Array:
-        """The kernel within a latency: latency minus offset well above the floor, the prior where the floor hides it.
+        """Kernel time of a latency: latency minus offset well above the floor, and the prior at the floor.
 
-        Between `BLEND_FROM` and `BLEND_TO` times the floor the two are blended in log time; the prior is never allowed
-        above what fits under the floor.
+        Between `BLEND_FROM` and `BLEND_TO` times the floor, the two are blended in log time. The prior is never longer than
+        the latency minus the offset.
         """
         floor = self.of(ops)
         if self.default_us <= 0 and not self.by_op:
@@ -133,8 +133,10 @@ class Floor:
 
 
 SHORTEST_US = 1.0
-"""No kernel of the public traces is shorter."""
+"""Shortest kernel time, us: no kernel of the public traces is shorter."""
 
 BLEND_FROM, BLEND_TO = 1.02, 1.25
-"""Latencies up to 2 % above the floor say nothing about the kernel (the spread of repeated floors); from 25 % above,
-the latency is the kernel plus the offset."""
+"""Multiples of the floor between which a latency begins to show its kernel.
+
+Latencies up to 2 % above the floor do not show the kernel: repeated floors differ by as much. From 25 % above the floor, the
+latency is the kernel plus the offset."""

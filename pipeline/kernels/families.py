@@ -1,7 +1,7 @@
-"""The registry of kernel families: their dimensions, their ops, and how work follows from them.
+"""The registry of kernel families: their dimensions, their ops, and the formulas of their work.
 
-Adding a family means adding an entry here (and, where bytes over bandwidth is not good enough, a model in
-`heuristics.py` or `learned.py`).
+A new family needs an entry here. Where bytes over bandwidth is not accurate enough, it also needs a formula in `physics.py`
+or samples for a fitted model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.kernels.work import Dims, Work
 
 
 class Law(Enum):
-    """The physics that the heuristic model of a family follows."""
+    """The formula that estimates a family's times without samples."""
 
     COMPUTE = "compute"  # the larger of FLOPs over throughput and bytes over bandwidth
     MOVEMENT = "movement"  # bytes over the device-memory bandwidth curve
@@ -35,9 +35,9 @@ class Law(Enum):
 class Family:
     """Kernels that one model predicts.
 
-    `required` dims must be there for a row to be predicted from dims; rows that lack them fall back to the table's
-    own `flops` and `bytes_*`. `ops` are the kinds known within the family (others are allowed in calls tables).
-    `passes` counts how often the traffic crosses memory compared with `work` (multi-pass algorithms).
+    A row is predicted from dims only if it has all `required` dims; other rows use the table's own `flops` and `bytes_*`.
+    `ops` are the known ops of the family (tables of calls may have others). `passes` is the number of times that the traffic
+    of `work` crosses memory (multi-pass algorithms).
     """
 
     name: str
@@ -55,7 +55,7 @@ class Family:
 
     @property
     def phase(self) -> str:
-        """The pass that the family's kernels belong to unless a table says otherwise."""
+        """The default pass of the family's kernels, where a table does not give one."""
         return "backward" if "backward" in self.name else "forward"
 
 
@@ -117,7 +117,7 @@ NEUSIGHT_OPS: Mapping[str, str] = {
 
 
 def _op_names() -> dict[str, str]:
-    """Every op that only one family has, and every family under its own name; the public ops mean what they mean there."""
+    """Ops that only one family has, families under their own names, and NeuSight's ops with their meaning there."""
     owners = Counter(op for entry in _REGISTERED for op in entry.ops)
     known = [entry for entry in _REGISTERED if entry.required]
     alone = {op: entry.name for entry in known for op in entry.ops if owners[op] == 1 and op != "other"}
@@ -125,14 +125,14 @@ def _op_names() -> dict[str, str]:
 
 
 OP_NAMES: Mapping[str, str] = _op_names()
-"""Family by what a table of calls may say in its column `op`: NeuSight's ops, ops that one family has, families."""
+"""Family of each value that the column `op` of a table of calls may have: NeuSight's ops, ops of one family, families."""
 
 
 def family(name: str) -> Family:
     """Look a family up.
 
     Raises:
-        UnknownNameError: there is none of that name; the message lists the names.
+        UnknownNameError: no family has that name; the message lists the names.
     """
     if name not in FAMILIES:
         raise UnknownNameError("kernel family", name, list(FAMILIES))
@@ -142,8 +142,8 @@ def family(name: str) -> Family:
 def work_of(name: str, calls: pd.DataFrame, own_columns: bool = True) -> Work:
     """FLOPs and traffic of calls of one family, each of shape (rows,).
 
-    The table's own `flops`, `bytes_read` and `bytes_written` (a calls table has them, from real operand shapes) outrank
-    the formula where `own_columns`; the formula fills what they lack. NaN where neither is known.
+    With `own_columns`, the table's own `flops`, `bytes_read` and `bytes_written` are used first; a calls table has them, from
+    real operand shapes. The formula fills missing values. The result is NaN where neither is known.
     """
     d = Dims(calls)
     formula = family(name).work(d)

@@ -96,7 +96,7 @@ class Constants:
         l2_edge: traffic as a share of the L2 size, around which it moves from L2 to DRAM.
         sharpness: how completely arithmetic and traffic overlap; larger is more complete.
         cache_start_us, cache_share: start time and share of the bandwidth of writing keys and values to the serving cache.
-            Samples that are marked `cached` contain this write; other calls do not.
+            Causal samples contain this write (`cached`); predictions leave it out.
     """
 
     start_us: float = 6.0
