@@ -57,7 +57,10 @@ class Estimate:
         return replace(self, latency=latency, latency_p90=np.maximum(self.latency_p90, latency))
 
     def widen(self, spread: Array | float) -> Estimate:
-        """Add an independent uncertainty, a factor `spread` up and down, to the intervals of kernel and latency."""
+        """Add an independent uncertainty, a factor `spread` up and down, to the kernel's interval.
+
+        The latency's interval widens by at most the same time.
+        """
         extra = np.log(spread)
         low = self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), extra))
         high = self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), extra))

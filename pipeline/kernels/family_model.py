@@ -35,13 +35,13 @@ ARRAYS = "networks.safetensors"
 REFIT = "refit the family"
 
 HIDDEN_SPREAD = 1.6
-"""Factor up and down of the interval of a kernel whose latency is at the floor: physics alone gives its time."""
+"""Factor up and down of the interval of a kernel whose latency is at the floor: its time comes from physics alone."""
 
 WIDENING_PER_OCTAVE = 1.0
-"""Growth of the interval's log half-widths per octave outside the range of the samples, up to those of physics."""
+"""Relative growth of the interval's log half-widths per octave outside the samples' range, up to the width of physics."""
 
 AT_FLOOR = 0.02
-"""Predictions within 2 % of the floor are at the floor."""
+"""Log difference (2 %) from the floor within which a prediction counts as at the floor."""
 
 Member = Network | Trees | ChosenKernel | GaussianProcess
 MEMBERS: dict[type[Member], str] = {
@@ -52,18 +52,17 @@ MEMBERS: dict[type[Member], str] = {
 
 @dataclass(frozen=True)
 class FittedModel(KernelModel):
-    """One family's model of one GPU.
+    """The model of one family on one GPU.
 
     Attributes:
-        members: networks, trees, chosen kernels or processes whose predictions are averaged with `weights`; empty for the bare
-            baseline.
-        inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, the paper's), or `constant` (all
+        members: networks, trees, chosen kernels or Gaussian processes, averaged with `weights`; empty for the baseline alone.
+        inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, as in the paper), or `constant` (all
             samples were equal: the floor).
-        floor: how latencies relate to kernels; `prior_scale` corrects physics for kernels under the floor.
+        floor: the relation of latencies to kernel times; `prior_scale` corrects physics for kernels under the floor.
         memory: the bandwidth curve that the baseline uses.
         floor_trust: factor on the learned part of latencies at the floor, 0 to 1.
-        extra: (log undisturbed latency, microseconds) knots of the session disturbance added to predicted latencies.
-        latency_quantiles, kernel_quantiles: interval of the latency, and of the undisturbed time.
+        extra: knots (log undisturbed latency, microseconds) of the session disturbance, which is added to latencies.
+        latency_quantiles, kernel_quantiles: intervals of the latency, and of the undisturbed time.
         description: further entries of `family.json`: metrics, provenance, seed, split.
     """
 
@@ -85,7 +84,7 @@ class FittedModel(KernelModel):
 
     @property
     def evidence(self) -> str:
-        """Where the samples come from: `fitted` or `pack` or `measured`."""
+        """Source of the samples: `fitted`, `pack` or `measured`."""
         return str(self.description.get("evidence", "fitted"))
 
     @property
@@ -94,19 +93,19 @@ class FittedModel(KernelModel):
         return Physics.of(self.gpu).calibrate(self.memory, self.evidence)
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows that the samples' scope covers."""
+        """Rows that the scope of the samples covers."""
         return self.scope.covers(calls)
 
     def baseline(self, calls: pd.DataFrame) -> Array:
-        """Log of the latency that physics and floor expect, shape (rows,); learned members fit what is left."""
+        """Log latency by physics and floor, shape (rows,); learned members fit the difference from it."""
         kernel = self.prior_scale * self.physics.reference_us(self.family, calls)
         return np.asarray(np.log(self.floor.latency(kernel, Dims(calls).text("op"))))
 
     def prior(self, calls: pd.DataFrame) -> Array:
         """Kernel time by physics for kernels that the floor may hide, shape (rows,).
 
-        Samples scale physics by what their shortest visible kernels show (`prior_scale`). That holds where kernels
-        become visible; down to the shortest kernels, which lie by physics, the scale fades to one.
+        The shortest kernels above the floor give a factor on physics (`prior_scale`). It applies in full where kernels rise
+        above the floor. Towards the shortest kernels, whose time is that of physics, it falls to one.
         """
         physics = self.physics
         start = physics.start_us(self.family)
@@ -126,7 +125,7 @@ class FittedModel(KernelModel):
         return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
 
     def undisturbed(self, calls: pd.DataFrame) -> Array:
-        """Log latency without the session's disturbance, for calls inside the range of the samples."""
+        """Log latency without the session's disturbance, for calls within the range of the samples."""
         if self.inputs == "constant":
             return np.full(len(calls), np.log(self.floor.default_us))
         start = np.zeros(len(calls)) if self.inputs == "raw" else self.baseline(calls)
@@ -137,7 +136,7 @@ class FittedModel(KernelModel):
         return np.asarray(start + self.damp(calls, start, np.asarray(learned)))
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
-        """Multiply the learned part at the floor by `floor_trust`: differences there are mostly noise of the samples."""
+        """Multiply the learned part at the floor by `floor_trust`, because differences there are mostly noise of the samples."""
         if self.inputs == "raw" or self.floor_trust >= 1.0 or self.floor.default_us <= 0:
             return learned
         floor = np.log(self.floor.of(Dims(calls).text("op")))
@@ -145,7 +144,7 @@ class FittedModel(KernelModel):
         return np.where(at_floor, self.floor_trust * learned, learned)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Estimate calls; sizes outside the samples' range are scaled from the nearest inside by physics."""
+        """Estimate calls; physics scales the nearest size within the samples' range to sizes outside it."""
         clamped, octaves = self.scope.clamp(calls, self.gpu.l2_bytes)
         outside = octaves > 0
         ops = Dims(clamped).text("op")
@@ -167,15 +166,15 @@ class FittedModel(KernelModel):
         return estimate
 
     def _growth(self, inside: Estimate, octaves: Array) -> Array:
-        """Growth of log half-widths outside the samples' range, shape (rows,): no wider than physics alone would be."""
+        """Growth factor of log half-widths outside the samples' range, shape (rows,), limited by the width of physics alone."""
         half = 0.5 * np.log(inside.p90 / inside.p10)
         most = np.log(PHYSICS_SPREAD[FAMILIES[self.family].law]) / np.maximum(half, 1e-9)
         return np.asarray(np.clip(1.0 + WIDENING_PER_OCTAVE * octaves, 1.0, np.maximum(most, 1.0)))
 
     def save(self, folder: str | Path) -> None:
-        """Write the family's folder: `family.json`, `networks.safetensors`, `trees0.txt`...; each file atomically.
+        """Write the family's folder: `family.json`, `networks.safetensors`, `trees0.txt`... Each write is atomic.
 
-        Files of a former model that this one does not have are deleted.
+        Files of a former model that this model does not have are deleted.
 
         Raises:
             SteptimeError: a file cannot be written.

@@ -1,8 +1,8 @@
-"""Derived features: what a kernel's time depends on, computed from dims and the GPU's spec.
+"""Derived features: inputs of kernel models, computed from dims and the GPU's spec.
 
-Sizes enter as log2, so that products become sums. Matrix families add tile and wave counts for the tile shapes that the
-libraries' kernels have, since whole tiles run in whole waves: a product that needs 81 tiles on 80 SMs takes twice as
-long as one that needs 80. `VERSION` changes with the meaning of any column; saved models name the version they need.
+Sizes are given as log2, so that products become sums. Matrix families add tile and wave counts for the tile shapes of the
+libraries' kernels. Whole tiles run in whole waves: a product of 81 tiles on 80 SMs takes twice as long as one of 80 tiles.
+`VERSION` changes with the meaning of any column; saved models store the version that they need.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONV_TILES = ((128, 128), (128, 64), (128, 32), (64, 64))
 """Tiles (along positions, along channels) in the names of the cuDNN and cuBLAS kernels of convolutions."""
 
 WARP_WIDTH = 1024
-"""Longest row that a warp of PyTorch's softmax holds in registers (`softmax_warp_forward`)."""
+"""Longest row, in elements, that a warp of PyTorch's softmax holds in registers (`softmax_warp_forward`)."""
 
 LOG_FLOOR = 1e-9
 
@@ -52,7 +52,7 @@ class Columns:
 
 
 def raw_features(name: str, calls: pd.DataFrame) -> tuple[Array, list[str]]:
-    """The paper's inputs: log2 of the dims, nothing else. Shape (rows, dims)."""
+    """Inputs of the paper (Lin et al.): only log2 of the dims, shape (rows, dims)."""
     columns, d = Columns(), Dims(calls)
     for dim in family(name).dims:
         if dim in calls.columns and calls[dim].notna().any():
@@ -69,11 +69,11 @@ def derived_features(
         name: the family.
         calls: its calls or samples.
         gpu: the device, for waves and peaks.
-        ops: ops to tell apart, as one column each; in the order of a fitted model.
+        ops: ops that get one column each, in the order of a fitted model.
 
     Returns:
-        Matrix of shape (rows, columns), and the columns' names. The columns depend on the family, the dims present and
-        `ops` only.
+        Matrix of shape (rows, columns), and the columns' names. The columns depend only on the family, the dims present
+        and `ops`.
     """
     columns, d = Columns(), Dims(calls)
     found = work_of(name, calls)
@@ -107,7 +107,7 @@ def alignment(values: Array, largest: int = 5) -> Array:
 
 
 def wave_columns(columns: Columns, label: str, blocks: Array, useful: Array, sms: int) -> None:
-    """Waves on one block per SM, how full the last one is, and the share of the tiles' area that is useful."""
+    """Add columns: waves at one block per SM, mean occupancy of these waves, and the useful share of the tiles' area."""
     waves = blocks / max(sms, 1)
     columns.log(f"waves {label}", waves)
     columns.log(f"whole waves {label}", np.ceil(waves))
@@ -123,7 +123,7 @@ def _product_columns(columns: Columns, d: Dims, gpu: GpuSpec) -> None:
         blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
         useful = b * k * m / (blocks * tile_k * tile_m)
         wave_columns(columns, f"{tile_k}x{tile_m}", blocks, useful, gpu.sms)
-    # large tiles leave room for two to four blocks on an SM, so that waves are that much wider
+    # two to four blocks with large tiles fit on an SM, so that a wave has as many times more blocks
     for tile_k, tile_m in ((128, 128), (128, 64), (64, 64)):
         blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
         for resident in (2.0, 4.0):
@@ -132,7 +132,7 @@ def _product_columns(columns: Columns, d: Dims, gpu: GpuSpec) -> None:
     for label, values in (("M", m), ("N", n), ("K", k)):
         columns.add(f"alignment {label}", alignment(values))
     columns.log("aspect", k / m)
-    # kernels step through the reduction by 8 (16 in the sliced ones); the last step may be partly empty
+    # a step of the reduction is 8 wide (16 in sliced kernels); the last step may be partly empty
     columns.log("steps", np.ceil(n / 8.0))
     columns.add("step efficiency", n / (8.0 * np.ceil(n / 8.0)))
     for tile_k, tile_m in ((128, 128), (64, 64)):
@@ -158,13 +158,13 @@ def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
         columns.log(f"winograd {edge:.0f} flops", 2.0 * products * tiles * c.in_channels * c.out_channels)
         columns.log(f"winograd {edge:.0f} tiles", tiles)
         columns.add(f"edge {edge:.0f} efficiency", c.out_height / (edge * np.ceil(c.out_height / edge)))
-    # products of the unfused variant, as their grids show: tiles along x, out channels along y, 36 along z
+    # products of the unfused variant; their grids have tiles along x, out channels along y, and 36 along z
     tiles = c.batch * np.ceil(c.out_height / 4.0) * np.ceil(c.out_width / 4.0)
     for tile_m, tile_k in ((128, 128), (64, 64), (32, 128)):
         blocks = 36.0 * np.ceil(tiles / tile_m) * np.ceil(c.out_channels / tile_k)
         useful = 36.0 * tiles * c.out_channels / (blocks * tile_m * tile_k)
         wave_columns(columns, f"unfused {tile_m}x{tile_k}", blocks, useful, gpu.sms)
-    # the fused variant: `tileNHW` in its kernel name counts images and 2 x 2 outputs, with 32 out channels a block
+    # the fused variant: `tileNHW` in its kernel name counts images and 2 x 2 outputs; a block has 32 out channels
     for images, high, wide in ((1.0, 4.0, 8.0), (4.0, 4.0, 2.0), (2.0, 4.0, 4.0)):
         tall, broad = np.ceil(c.out_height / (2.0 * high)), np.ceil(c.out_width / (2.0 * wide))
         blocks = np.ceil(c.batch / images) * np.ceil(c.out_channels / 32.0) * tall * broad
@@ -181,7 +181,7 @@ def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
 
 
 def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
-    """Dims of other families; rows x width families add how rows map to warps, blocks and vectors."""
+    """Add the dims of other families; for families of rows x width, also the mapping of rows to warps, blocks and vectors."""
     for dim in family(name).dims:
         if dim in d.table.columns and dim not in ("inputs", "outputs"):
             columns.log(dim, d(dim, 1.0))
@@ -198,7 +198,7 @@ def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
             wave_columns(
                 columns, f"{rows_per_block:.0f} rows", np.ceil(rows / rows_per_block), np.ones_like(rows), gpu.sms
             )
-        # a block per row and 128 threads that take four elements each: layer norm, long softmax
+        # layer norm and long softmax: one block per row, with 128 threads of four elements each
         per_step = 512.0
         steps = np.ceil(width / per_step)
         columns.log("row steps", steps)

@@ -32,32 +32,34 @@ from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array, Dims
 
 MAX_GAUSSIAN_PROCESS_SAMPLES = 1000
-"""Samples up to which `auto` takes Gaussian processes. Networks take two minutes for any number of samples, and err as much or
-more (`benchmarks/kernels/small_fits.py`)."""
+"""Largest number of samples for which `auto` uses Gaussian processes. Networks take two minutes for any number of samples, and
+their error is as large or larger (`benchmarks/kernels/small_fits.py`)."""
 
 CHOSEN_BY_AUTO = ("gemm",)
-"""Families for which `auto` predicts the kernel. In bmm, half of the GPUs ran a single kernel; on the T4 the error falls only
-from 3.6 to 3.4 %, for twice the fitting time."""
+"""Families for which `auto` predicts the choice of kernel. bmm is not one of them: half of the GPUs ran a single kernel, and on
+the T4 the error falls only from 3.6 to 3.4 %, for twice the fitting time."""
 
 MIN_TREE_SAMPLES = 20
-"""Samples below which no trees or networks are trained, and the default interval is kept for physics."""
+"""Smallest number of samples for trees and networks. With fewer, physics keeps the default interval."""
 
 MIN_GAUSSIAN_PROCESS_SAMPLES = 8
-"""Samples below which physics is scaled by their median ratio (variant `roofline`). With 8 to 20 samples, Gaussian processes
-err by 19 to 23 % less than that on development shapes (V100 and T4, six families)."""
+"""Smallest number of samples for Gaussian processes. With fewer, physics is scaled by their median ratio (variant `roofline`).
+
+With 8 to 20 samples, the error of Gaussian processes is 19 to 23 % smaller than that of `roofline` on development shapes
+(V100 and T4, six families)."""
 
 EQUAL_LOG_RANGE = 1e-9
-"""Range of log times below which all samples count as equal; the model is then a constant."""
+"""Range of log times below which all samples count as equal, so that the model is a constant."""
 
 FLOOR_TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Candidate factors on learned differences at the latency floor; the one with the smallest out-of-fold error is taken."""
+"""Candidate factors on learned differences at the latency floor; the one with the smallest out-of-fold error is used."""
 
 FEW_SPREAD = 1.6
-"""Factor from the prediction to both ends of the interval where there are too few samples to calibrate it."""
+"""Factor up and down of the interval where there are too few samples to calibrate it."""
 
 
 def judge(model: FittedModel, test: pd.DataFrame) -> pd.DataFrame:
-    """Held-out rows with their predictions: the table behind `FittedFamily.metrics`."""
+    """Held-out rows with their predictions; `FittedFamily.metrics` is computed from this table."""
     estimate = model.predict(test)
     dims = [dim for dim in family(model.family).dims if dim in test.columns]
     return test[["op", "phase", "dtype", *dims, "latency_us"]].assign(
@@ -100,12 +102,12 @@ class Fitter:
         if not shown.any():
             return 1.0
         ratio = (self.measured - self.base.floor.offset_us)[shown] / expected[shown]
-        # the shortest visible tenth is most similar to kernels under the floor; at least 20 samples
+        # the shortest tenth above the floor, at least 20 samples, is most similar to kernels under the floor
         order = np.argsort(self.measured[shown])[: max(20, int(0.1 * shown.sum()))]
         return float(np.clip(np.median(ratio[order]), 0.05, 20.0))
 
     def fit(self, variant: str) -> tuple[FittedModel, Array]:
-        """The model, and out-of-fold predictions of the log time without drift, shape (rows,)."""
+        """Fit the model; also return out-of-fold predictions of the log time without drift, shape (rows,)."""
         log_measured = np.log(self.measured)
         if len(self.train) > 1 and np.ptp(log_measured) < EQUAL_LOG_RANGE:
             floor = Floor(self.base.floor.offset_us, float(self.measured[0]), {})
@@ -157,12 +159,12 @@ class Fitter:
         """Set `floor_trust`, intervals, and the typical drift of latencies of a model with members.
 
         Args:
-            model: with members, not calibrated.
+            model: a model with members, not yet calibrated.
             start: log time to which the members' predictions are added, shape (rows,).
             learned_log: out-of-fold predictions of the members, shape (rows,); NaN where there are none.
             clean: log times without drift, shape (rows,).
-            disturbed: the drift.
-            shrink: factor on residuals.
+            disturbed: the drift of the session.
+            shrink: factor on the residuals.
 
         Returns:
             The model, and out-of-fold predictions of the log time.
@@ -195,7 +197,7 @@ class Fitter:
         return replace(model, floor_trust=best)
 
     def observed(self) -> choice.Observed | None:
-        """The kernels that ran; None where the samples do not name them."""
+        """Kernels that the samples ran; None where the samples do not name them."""
         if self.name not in ("gemm", "bmm") or len(self.train) < distil.MIN_NETWORK_SAMPLES:
             return None
         inputs, columns = features.derived_features(self.name, self.clamped, self.gpu, self.base.scope.ops)
@@ -229,7 +231,7 @@ class Fitter:
             return np.asarray(self.base.baseline(calls) - np.log(floor))
 
     def _roofline(self, baseline: Array, log_measured: Array) -> tuple[FittedModel, Array]:
-        """Physics scaled to the samples, with an interval from its residuals where there are enough."""
+        """Scale physics to the samples; with enough samples, the interval comes from its residuals."""
         finite = np.isfinite(baseline)
         if not finite.any():
             raise InputError(f"{self.name}: neither dims nor bytes say how much work the samples are")
@@ -253,7 +255,7 @@ class Fitter:
     def judge_each_by_others(self, variant: str) -> pd.DataFrame:
         """Each training row with the prediction of a model of the other rows, in the form of `judge`.
 
-        So few rows only scale physics by their median ratio, which depends on every row.
+        With so few rows, a fit only scales physics by their median ratio. Every row changes that ratio.
         """
         tables = []
         for row in range(len(self.train)):
@@ -264,5 +266,5 @@ class Fitter:
 
 
 def typical_error(found: Array, measured: Array, few: bool) -> float:
-    """Error of log times: GMAE, or the mean log error for few rows, where one small error dominates a geometric mean."""
+    """GMAE of log times, or their mean log error for few rows, where one small error dominates a geometric mean."""
     return float(np.mean(np.abs(found - measured))) if few else gmae(np.exp(found), np.exp(measured))

@@ -1,4 +1,7 @@
-"""Fit the families of one GPU: clean and split samples, fit, evaluate and save models. `fitter` has the steps of a fit."""
+"""Fit the families of one GPU: clean and split samples, fit, evaluate and save models.
+
+`fit_family` has the steps of one fit.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,23 @@ from pipeline.kernels.samples import clean_samples, families_of, split_by_shape
 from pipeline.kernels.saved_families import write_physics
 
 VARIANTS = ("auto", "process", "choice", "average", "trees", "mlp", "mlp_paper", "roofline")
-"""`process`: Gaussian processes. `average`: trees and networks, distilled. `choice`: the same, with a predicted kernel as input.
-`auto`: `process` for few samples; else `choice` for gemm where samples name their kernels, else `average`; `roofline` where
-its error on unseen shapes is smaller."""
+"""Variants of kernel models:
+
+- `process`: Gaussian processes.
+- `average`: trees and networks, distilled.
+- `choice`: as `average`, with the predicted kernel as an input.
+- `trees`, `mlp`: one kind of member alone.
+- `mlp_paper`: the published network, on sizes only.
+- `roofline`: physics, scaled to the samples.
+- `auto`: `process` for few samples. With more samples, `choice` for gemm if the samples name their kernels, else `average`.
+  It takes `roofline` instead where that has the smaller error on unseen shapes.
+"""
 
 MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES = 5000
-"""Samples above which the variant `process` is refused: its covariance matrix would need more than 200 MB."""
+"""Largest number of samples for the variant `process`; with more, its covariance matrix would need more than 200 MB."""
 
 DEFAULT_OFFSET_US = 13.5
-"""Event offset in microseconds without element-wise samples; see `predictor.UNKNOWN_LATENCY_FLOOR`."""
+"""Event offset in microseconds without element-wise samples; see `kernel_predictor.UNKNOWN_LATENCY_FLOOR`."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +57,11 @@ class FittedFamily:
     """A fitted model and its errors.
 
     Attributes:
-        model: ready to predict and to save.
-        metrics: gmae, mape, coverage, ... as fractions, of the held-out shapes. Without held-out shapes they come from
+        model: the model, ready to predict and to save.
+        metrics: gmae, mape, coverage, ... of the held-out shapes, as fractions. Without held-out shapes they come from
             cross-validation; with a single sample they are NaN. Also `fit_s` (processor time of all processes) and
             `predict_us_per_row`.
-        test: measured and predicted rows behind the metrics: dims, latency_us, predicted_us, p10_us, p90_us, floor_us.
+        test: the rows of the metrics: dims, latency_us, predicted_us, p10_us, p90_us, floor_us.
         parameters: variant, seed and recipe, for tracking.
     """
 
@@ -61,7 +72,7 @@ class FittedFamily:
 
     @property
     def rank(self) -> float:
-        """Figure by which variants of a family are ranked, smallest first: GMAE, or the mean log error for few samples."""
+        """Error that ranks the variants of a family, smallest first: GMAE, or the mean log error for few samples."""
         if int(self.model.description["samples"]) > fitter.MAX_GAUSSIAN_PROCESS_SAMPLES:
             return self.metrics["gmae"]
         predicted, measured = (
@@ -97,15 +108,15 @@ def fit_family(
         variant: one of `VARIANTS`.
         seed: of split, folds and weights; the same seed gives the same model on one machine.
         test_share: share of the family's shapes held out for the metrics.
-        memory: bandwidth curve fitted on this GPU's samples; the spec's where None.
+        memory: bandwidth curve fitted on this GPU's samples; if None, that of the spec.
         offset_us: microseconds that event timing adds to a kernel.
         evidence: label of the predictions: fitted, pack or measured.
         held_out: rows of `samples` to hold out, instead of a split by `test_share`.
-        pool: processes that train members; this thread where None.
+        pool: processes that train members; if None, this thread trains them.
 
     Raises:
         UnknownNameError: no such family or variant.
-        TableError: no usable sample, or samples faster than the GPU (`rates.check_rates`).
+        TableError: no usable sample, or samples faster than the GPU (`sample_sanity.check_rates`).
         InputError: no training shape is left, or there are too many samples for the variant `process`.
     """
     family(name)
@@ -165,7 +176,7 @@ def _describe(
 
 
 def calibrate_physics(samples: pd.DataFrame, gpu: GpuSpec) -> tuple[BandwidthCurve | None, float, float | None]:
-    """(memory curve, event offset, error of the curve) from element-wise samples; curve and error None with too few."""
+    """(memory curve, event offset, error of the curve) from element-wise samples; with too few, None for curve and error."""
     found = floors.memory_curve(samples, gpu)
     if found is None:
         return None, DEFAULT_OFFSET_US, None
@@ -188,13 +199,13 @@ def fit_gpu(
     """Fit every family of one GPU and save the best variant of each under `out_dir/<family>/`.
 
     Args:
-        samples: samples of that GPU (of its sibling for families without own samples).
+        samples: samples of that GPU, or of its sibling for families without samples of their own.
         gpu: the device.
         out_dir: receives one folder per family, and `copy` with the bandwidth curve where it can be fitted.
-        families: families to fit; all that have samples where None.
+        families: families to fit; if None, all that have samples.
         variants: variants to fit; the one with the smallest `FittedFamily.rank` is saved.
         seed, test_share, evidence: as for `fit_family`.
-        workers: processes that train members of all families.
+        workers: number of processes that train members of all families.
         on_fit: called in this process after every fit (for tracking).
 
     Raises:
@@ -213,7 +224,7 @@ def fit_gpu(
             held_out=held[own], pool=pool,
         )  # fmt: skip
 
-    # the longest fits first, so that none runs alone at the end; families with a predicted kernel take longest
+    # the longest fits start first, so that none runs alone at the end; families with a predicted kernel take longest
     counts = samples["family"].value_counts()
     ordered = sorted(wanted, key=lambda name: (name not in fitter.CHOSEN_BY_AUTO, -counts[name]))
     jobs = [partial(job, name, variant) for name in ordered for variant in variants]
