@@ -1,7 +1,7 @@
 """Time to move bytes: a start-up time, then a bandwidth that rises with size along a sigmoid.
 
-The model is that of Lin et al. (section on memory-bound kernels). Small sizes take a constant overhead. Large sizes take
-size over peak bandwidth. Between them, log10(bandwidth) is a sigmoid of log2(size), fitted to measured points.
+The model is that of Lin et al. (section on memory-bound kernels). Small sizes take a constant overhead. Large sizes
+take size over peak bandwidth. Between them, log10(bandwidth) is a sigmoid of log2(size), fitted to measured points.
 """
 
 from __future__ import annotations

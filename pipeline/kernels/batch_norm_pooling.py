@@ -18,17 +18,18 @@ BATCH_NORM_SHARE = 0.86
 """Bandwidth of batch norm over that of element-wise kernels, from the sum of all 106 kernels of the V100 trace.
 
 A block works on one channel: it sums the channel, waits, and reads it again. If the channel fits the block's registers
-(`singleread`), it is read once. But then loads and stores do not overlap, so these kernels take as long as three passes."""
+(`singleread`), it is read once. But then loads and stores do not overlap, so these kernels take as long as three
+passes."""
 
 POOL_CLOCKS = 5.3
 """SM clock cycles per pixel of the larger image in the gradient of a max pooling (NCHW layout).
 
-For each pixel, the kernel checks every window over it for the position of the maximum, with 8-byte indices. The V100 trace
-has 1,113 us for 25.7 million pixels on 80 SMs at 1.53 GHz."""
+For each pixel, the kernel checks every window over it for the position of the maximum, with 8-byte indices. The V100
+trace has 1,113 us for 25.7 million pixels on 80 SMs at 1.53 GHz."""
 
 
 def image_us(name: str, d: Dims, moving_us: Array, gpu: GpuSpec) -> Array:
-    """Time of batch norm and pooling without the start, us, shape (rows,); `moving_us` is the time of the bytes alone."""
+    """Time of batch norm and pooling without the start, us, shape (rows,); `moving_us` is the time of the bytes."""
     if name == "batch_norm":
         return moving_us / BATCH_NORM_SHARE
     asked = d.backward() & pd.Series(d.text("op")).str.startswith("max").to_numpy(dtype=bool) & ~channels_last(d)

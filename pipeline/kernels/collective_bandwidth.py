@@ -1,12 +1,12 @@
 """Collectives over NVLink: bandwidth curves fitted to public NCCL times, by operation and number of ranks.
 
-The time is a start-up time that grows with the ranks, plus bytes on a rank's bus over a bandwidth. The bytes are the buffer
-times the factor of the algorithm: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the other operations below.
-The bandwidth rises with size along a sigmoid, as for memory (Lin et al.).
+The time is a start-up time that grows with the ranks, plus bytes on a rank's bus over a bandwidth. The bytes are the
+buffer times the factor of the algorithm: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the other
+operations below. The bandwidth rises with size along a sigmoid, as for memory (Lin et al.).
 
-Steptime ships curves of A100, H100, H200 and B200. Another GPU with NVLink uses the curves of the GPU with the nearest link
-bandwidth, scaled by the ratio of the two. GPUs without NVLink use the formula, because the bandwidth of their collectives
-depends on the machine's PCIe switches.
+Steptime ships curves of A100, H100, H200 and B200. Another GPU with NVLink uses the curves of the GPU with the nearest
+link bandwidth, scaled by the ratio of the two. GPUs without NVLink use the formula, because the bandwidth of their
+collectives depends on the machine's PCIe switches.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ OPS = {
 SPREAD, TRANSFERRED_SPREAD = 1.12, 1.55
 """Factors up and down of the p10 to p90 interval: on the GPU of the samples, and on another GPU.
 
-The first comes from the errors at sizes between the fitted ones. The second comes from the errors of the other GPUs' curves
-(`benchmarks/kernels/collectives.py`)."""
+The first comes from the errors at sizes between the fitted ones. The second comes from the errors of the other GPUs'
+curves (`benchmarks/kernels/collectives.py`)."""
 
 MOST_LOG_LOSS = 3.0
-"""Bound of the fit: the low bandwidth of a curve is at least 5 % of its peak. NCCL's protocols for small buffers are that
-slow."""
+"""Bound of the fit: the low bandwidth of a curve is at least 5 % of its peak. NCCL's protocols for small buffers are
+that slow."""
 
 Curves = dict[str, dict[int, BandwidthCurve]]
 

@@ -4,9 +4,10 @@ The rules come from the backward kernels of the V100 trace (`benchmarks/kernels/
 RTX 2080 Ti's kernels check them. The data gradient at stride 1 takes as long as a forward convolution. Other gradients
 differ:
 
-- A data gradient with a larger stride runs in `dgrad_engine`, where cuDNN has no Winograd and no modern implicit product.
-- The weight gradient of a 1 x 1 window is a product with a long reduction and few outputs. It is split over blocks. They
-  read both images once and add up partial sums, so traffic does not overlap with arithmetic.
+- A data gradient with a larger stride runs in `dgrad_engine`, where cuDNN has no Winograd and no modern implicit
+  product.
+- The weight gradient of a 1 x 1 window is a product with a long reduction and few outputs. It is split over blocks.
+  They read both images once and add up partial sums, so traffic does not overlap with arithmetic.
 - The weight gradient of a 3 x 3 window at stride 1 never runs the fused Winograd kernel, which the forward pass uses on
   large images with few channels. It runs the unfused one, which stores transformed tiles in DRAM.
 """

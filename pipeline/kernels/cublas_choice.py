@@ -1,11 +1,11 @@
 """Which kernel the library runs for a matrix product, and how long that kernel takes.
 
-cuBLAS has a menu of kernels. They differ in the tile of the output. Some slice the reduction within a block, and cuBLAS may
-split the reduction over blocks (split-K). A few more rows can select another kernel or split, and the time jumps. Most of the
-error of a model that sees only sizes comes from these jumps.
+cuBLAS has a menu of kernels. They differ in the tile of the output. Some slice the reduction within a block, and cuBLAS
+may split the reduction over blocks (split-K). A few more rows can select another kernel or split, and the time jumps.
+Most of the error of a model that sees only sizes comes from these jumps.
 
-Samples with kernel name and grid show each choice. So two networks are trained: one predicts the choice, one predicts the
-time of a given choice. `cublas_choice_fit` trains them, with the teachers of `cublas_choice_teachers`.
+Samples with kernel name and grid show each choice. So two networks are trained: one predicts the choice, one predicts
+the time of a given choice. `cublas_choice_fit` trains them, with the teachers of `cublas_choice_teachers`.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ class Menu:
         """Inputs of a model of the choice: the features, and columns for every tile on the menu.
 
         Returns:
-            Shape (rows, columns + `tile_columns`): the features, then the remainders of M, N and K by 4. Then follow, for
-            each tile, its blocks, whole waves, mean occupancy of these waves, and used share of the blocks along K and M.
+            Shape (rows, columns + `tile_columns`): the features, then the remainders of M, N and K by 4. Then follow,
+            for each tile, its blocks, whole waves, mean occupancy of these waves, and used share of the blocks along K
+            and M.
         """
         batch, m, n, k = product_sizes(features, self.at, self.batched).T
         found = [features, np.column_stack([m % 4, n % 4, k % 4])]

@@ -1,7 +1,7 @@
 """Train the two networks of `cublas_choice.ChosenKernel`.
 
-The choice and the time are learned from the same few thousand samples. Teachers are therefore trained on folds and averaged.
-Two networks then learn the averages' predictions at many more sizes: one the choice, one the time.
+The choice and the time are learned from the same few thousand samples. Teachers are therefore trained on folds and
+averaged. Two networks then learn the averages' predictions at many more sizes: one the choice, one the time.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array
 
 FOLDS = 8
-"""Number of folds, more than in `learned_variants`: where the kernel is known, more samples and members still reduce the error.
+"""Number of folds, more than in `learned_variants`, because more samples and members still reduce the error here.
 
-On the V100, averages on two splits by shape, GMAE is 2.02 % with five folds and 1.96 % with ten."""
+With the kernel known (V100, averages on two splits by shape), GMAE is 2.02 % with five folds and 1.96 % with ten."""
 
 PERIODIC_WIDTH = (128, 4)
 """Width and layers of the networks of odd folds, whose inputs include sines and cosines (periodic networks).
 
-Both kinds of networks together have a smaller error than one kind. On the V100 (two splits by shape, trees in the average),
-eight plain networks give 1.87 %, four of each kind 1.83 %, and eight of each kind 1.86 %. Alone, with the kernel known, the
-error of periodic networks is 6 to 11 % larger than that of plain ones on A100, P4 and T4 (one development split)."""
+Both kinds of networks together have a smaller error than one kind. On the V100 (two splits by shape, trees in the
+average), eight plain networks give 1.87 %, four of each kind 1.83 %, and eight of each kind 1.86 %. Alone, with the
+kernel known, the error of periodic networks is 6 to 11 % larger than that of plain ones on A100, P4 and T4 (one
+development split)."""
 
 SYNTHETIC_ROWS = 30_000
-"""Number of sizes at which teachers are evaluated, more than in `distillation`: kernels change from one size to the next.
+"""Number of sizes for the teachers, more than in `distillation`: kernels change from one size to the next.
 
 With 30,000 and 20,000 sizes, the student's error is 1.83 and 1.97 % on the V100, and 1.80 and 1.84 % on the A100 (one
 development split)."""
@@ -50,11 +51,11 @@ CHOOSER = Recipe(
 )  # fmt: skip
 """Recipe of the network that learns the teachers' choices.
 
-It is right for 69 % of the V100's unseen shapes, and the teachers for 70 %. Without sines and cosines it is right for 67 %. A
-network in the form of the scorer is right for 61 to 65 %. Training three times as long did not help."""
+It is right for 69 % of the V100's unseen shapes, and the teachers for 70 %. Without sines and cosines it is right for
+67 %. A network in the form of the scorer is right for 61 to 65 %. Training three times as long did not help."""
 
 SHARPER = 2.0
-"""Power applied to the teachers' probabilities before the network learns them; only the most probable choice is used."""
+"""Power applied to the probabilities that the network learns, because only the most probable choice is used."""
 
 
 def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
@@ -104,7 +105,8 @@ def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
 
 @dataclass(frozen=True)
 class Seen:
-    """Training data of a fold: features, inputs with the choice (`Menu.inputs`), choices and log times, one row per sample."""
+    """Training data of a fold, a row per sample: features, inputs with the choice (`Menu.inputs`), choices, log
+    times."""
 
     features: Array
     told: Array
@@ -137,7 +139,7 @@ def _train_fold(menu: Menu, seen: Seen, kind: Recipe, seed: int, held: Array, in
 
 
 def _train_chooser(menu: Menu, sampled: Array, made: Labels, invented: Array, likely: Float32, seed: int) -> Network:
-    """Train on the samples' choices, shape (samples,), and the teachers' probabilities at synthetic sizes (rows, choices)."""
+    """Train on the samples' choices, shape (samples,), and on the teachers' odds at synthetic sizes (rows, choices)."""
     sharp = likely**SHARPER
     odds = np.vstack([
         *[np.eye(len(menu.choices), dtype=np.float32)[made]] * LABEL_REPEATS, sharp / sharp.sum(axis=1, keepdims=True)

@@ -1,11 +1,11 @@
-"""Teachers of a library's choice of kernel: a scorer, and boosted trees that rate the choices that the scorer finds likely.
+"""Teachers of a library's choice of kernel: a scorer, and boosted trees that rate the choices it finds likely.
 
-The scorer is one small network for every choice on the menu (a conditional logit). Its inputs are the waves and the steps
-that the choice would make. It learns choices with few samples, but it smooths.
+The scorer is one small network for every choice on the menu (a conditional logit). Its inputs are the waves and the
+steps that the choice would make. It learns choices with few samples, but it smooths.
 
 The rules of a library are tables with sharp edges. Trees over pairs of a size and a choice find these edges. On unseen
-shapes of the V100, the mean of the scorers is right in 61 % of cases. Trees of 255 leaves on top of it are right in 70 %.
-`cublas_choice_fit` trains one network on the averages of the teachers.
+shapes of the V100, the mean of the scorers is right in 61 % of cases. Trees of 255 leaves on top of it are right in
+70 %. `cublas_choice_fit` trains one network on the averages of the teachers.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ WIDTH = 32
 STEPS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 1200, 64, 3e-3, 0.05
 """Optimiser settings of the scorer. Longer training makes the scorer right more often, but not the trees on top of it.
 
-With 2,000, 1,200 and 800 steps the trees are right in 66.7, 67.0 and 65.9 % on the V100. On the A100 they are right in 79.8,
-79.3 and 80.3 % (half of the folds of a development split)."""
+With 2,000, 1,200 and 800 steps the trees are right in 66.7, 67.0 and 65.9 % on the V100. On the A100 they are right in
+79.8, 79.3 and 80.3 % (half of the folds of a development split)."""
 
 CANDIDATES = 12
-"""Number of choices of a sample that the trees learn to rate: those that the scorer finds most likely. The true choice is
-among them in 98 % of samples (V100)."""
+"""Number of choices of a sample that the trees learn to rate: those that the scorer finds most likely. The true choice
+is among them in 98 % of samples (V100)."""
 
 ASKED = 8
 """Number of choices that the trees rate at a size to be predicted."""
 
 JUDGES_SHARE = 2.0 / 3.0
-"""Weight of the trees' probabilities; the rest is the scorer's. On unseen shapes of the V100, cross-entropy is 0.93 nats with
-this weight, 0.97 for the trees alone, and 1.19 for the scorer alone."""
+"""Weight of the trees' probabilities; the rest is the scorer's. On unseen shapes of the V100, cross-entropy is 0.93
+nats with this weight, 0.97 for the trees alone, and 1.19 for the scorer alone."""
 
 
 @dataclass(frozen=True)
 class Scorer:
     """Score of each choice of a menu, by one small network for all of them (a conditional logit).
 
-    The network has two layers on the columns that depend on size and choice. Offsets of the choice and of the features are
-    added in the first layer.
+    The network has two layers on the columns that depend on size and choice. Offsets of the choice and of the features
+    are added in the first layer.
 
     Attributes:
         mean, scale: mean and scale of the features, shape (columns,).

@@ -6,8 +6,9 @@ The model of the related call predicts its time. The ratio of the two calls' tim
 - Another dtype moves fewer bytes and has another peak.
 - A convolution whose window the samples lack is computed as its matrix product (implicit GEMM), where products of such
   sizes were sampled.
-- A convolution's data gradient is a convolution with the channels swapped. Its weight gradient takes as long as the forward
-  pass. Where no such convolution was sampled, both are implicit products. `conv_gradients` adds their extra time.
+- A convolution's data gradient is a convolution with the channels swapped. Its weight gradient takes as long as the
+  forward pass. Where no such convolution was sampled, both are implicit products. `conv_gradients` adds their extra
+  time.
 - A batched product with a single batch is a plain product, and the other way round.
 
 Intervals widen by `SPREAD`.
@@ -28,7 +29,8 @@ from pipeline.kernels.work import Dims, implicit_product
 SPREAD = 1.7
 """Factor up and down by which the scaling widens the interval of the related model; its error counts as independent.
 
-With it, the interval contains about three of four kernels: TF32 products and layer norm's backward in the A100 DLRM trace."""
+With it, the interval contains about three of four kernels: TF32 products and layer norm's backward in the A100 DLRM
+trace."""
 
 
 def derive(
@@ -60,13 +62,13 @@ def _convolution(
 
     Two kinds of rows are left to physics:
 
-    - Products with more rows than any sampled product. On 1x1 convolutions of ResNet-50 on the V100, a model is wrong there
-      by a factor of up to ten, physics by a quarter.
-    - Convolutions on tensor cores. Models of fp32 samples contain neither the peak of tensor cores nor the layout changes
-      of images that cuDNN makes for them.
+    - Products with more rows than any sampled product. On 1x1 convolutions of ResNet-50 on the V100, a model is wrong
+      there by a factor of up to ten, physics by a quarter.
+    - Convolutions on tensor cores. Models of fp32 samples contain neither the peak of tensor cores nor the layout
+      changes of images that cuDNN makes for them.
 
-    Where TF32 is allowed and the GPU has a low TF32 peak (GeForce), Winograd in fp32 can be faster. The library then uses
-    Winograd, and so does the estimate.
+    Where TF32 is allowed and the GPU has a low TF32 peak (GeForce), Winograd in fp32 can be faster. The library then
+    uses Winograd, and so does the estimate.
     """
     dtype = Dims(calls).text("dtype", "fp32")
     tensor = on_tensor_cores(Dims(calls), physics.gpu)

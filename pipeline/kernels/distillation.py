@@ -1,8 +1,8 @@
-"""Average trees and networks, and distil them into one small network (variant `average`, and the last step of `choice`).
+"""Average trees and networks, and distil them into one network: variant `average`, and last step of `choice`.
 
 The members of the cross-validation folds are averaged with the weights that minimise the out-of-fold error. One student
-network then learns the labels of the samples, and the average's predictions at many sizes between them. The student is as
-accurate as the average. It predicts a million calls in seconds, and its pack has a few hundred kilobytes.
+network then learns the labels of the samples, and the average's predictions at many sizes between them. The student is
+as accurate as the average. It predicts a million calls in seconds, and its pack has a few hundred kilobytes.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Teachers:
     shares: Shares
 
     def answers(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> tuple[Array, Array]:
-        """The average, shape (rows,), and the averages of the folds that have both kinds of members, shape (folds, rows)."""
+        """The average, shape (rows,), and that of each fold with both kinds of members, shape (folds, rows)."""
         members = [*self.trees, *self.networks]
         each_says = np.array(problem.crew.all(_says, [(member, inputs) for member in members]))
         by_trees, by_networks = each_says[: len(self.trees)], each_says[len(self.trees) :]
@@ -182,7 +182,7 @@ def distil(problem: Problem, lesson: Lesson, teachers: Teachers, unseen: Array, 
 
 
 def synthetic_calls(calls: pd.DataFrame, rows: int, seed: int) -> pd.DataFrame:
-    """Random calls with sizes near those of the samples and within their range; ops and windows are those of samples."""
+    """Random calls with sizes near those of the samples and within their range; ops and windows are from samples."""
     rng = np.random.default_rng(seed)
     chosen = calls.iloc[rng.integers(0, len(calls), rows)].reset_index(drop=True)
     d = Dims(chosen)

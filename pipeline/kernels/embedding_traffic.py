@@ -1,8 +1,8 @@
 """Memory traffic of embedding lookups and their backward passes, in sectors, and the share of it that L2 serves.
 
-The formulas are those of Lin et al. (plain and enhanced embedding lookup models), generalised to index distributions. A call
-has B samples and T tables of E rows and width D, with L lookups per sample and table. One call may cover several tables of
-different heights. Its `attributes` can have:
+The formulas are those of Lin et al. (plain and enhanced embedding lookup models), generalised to index distributions. A
+call has B samples and T tables of E rows and width D, with L lookups per sample and table. One call may cover several
+tables of different heights. Its `attributes` can have:
 
 - `rows`: E of each table.
 - `lookups`: mean L of each table.
@@ -33,8 +33,9 @@ SMALL_WIDTH_FACTORS = ((32, 1.55), (64, 1.1))
 """Empirical slowdown of narrow rows, as (largest D, factor); wider rows have factor 1 (Lin et al.)."""
 
 ROW_LATENCY_US = 0.5
-"""Memory latency per row that a warp adds up, us. A warp adds the rows of its sample one after another, so a call with few
-samples and many lookups is bound by latency. From the V100 DLRM trace (128 samples, 2 to 35 lookups: 7 to 66 us)."""
+"""Memory latency per row that a warp adds up, us. A warp adds the rows of its sample one after another, so a call with
+few samples and many lookups is bound by latency. From the V100 DLRM trace (128 samples, 2 to 35 lookups:
+7 to 66 us)."""
 
 HARMONIC_TERMS = 4096
 """Number of Zipf ranks that are summed one by one; higher ranks are summed in logarithmic bins."""
@@ -68,8 +69,8 @@ class Lookup:
     def hit_rate(self, cached_rows: float) -> float:
         """Share of row reads that L2 serves when it holds `cached_rows` of this table.
 
-        Uniform indices use the formula of the paper. With a skewed distribution, the most popular rows stay cached. So every
-        access to one of the `cached_rows` most popular rows hits, except the first.
+        Uniform indices use the formula of the paper. With a skewed distribution, the most popular rows stay cached. So
+        every access to one of the `cached_rows` most popular rows hits, except the first.
         """
         n = max(self.accesses, 1.0)
         distinct = self.distinct_rows()

@@ -17,8 +17,8 @@ from pipeline.kernels.work import Array, values_of
 class Estimate:
     """Times of calls in microseconds, each array of shape (rows,).
 
-    `latency` is the time that a measurement around the call gives, floor included. `kernel`, `p10` and `p90` are times of
-    the kernel alone. `inside` says whether the sizes lie within the range of the model's samples.
+    `latency` is the time that a measurement around the call gives, floor included. `kernel`, `p10` and `p90` are times
+    of the kernel alone. `inside` says whether the sizes lie within the range of the model's samples.
     """
 
     latency: Array
@@ -31,7 +31,7 @@ class Estimate:
 
     @classmethod
     def around(cls, latency: Array, kernel: Array, spread: float, floor: Array) -> Estimate:
-        """Kernel times with the same factor up and down; the latency interval is derived from it, not below the floor."""
+        """Kernel times with one factor up and down; the latency's interval follows from it, not below the floor."""
         low, high = kernel / spread, kernel * spread
         rest = np.maximum(latency - kernel, 0.0)
         ends = np.maximum(rest + low, np.minimum(floor, latency)), np.maximum(rest + high, latency)
@@ -42,7 +42,7 @@ class Estimate:
         return Estimate(*(getattr(self, name)[kept] for name in ESTIMATE_COLUMNS))
 
     def scale(self, factor: Array | float, spread: Array | float = 1.0) -> Estimate:
-        """Multiply kernel times by `factor`, and the interval's half-widths (in log) by `spread`. The offset does not change."""
+        """Multiply kernel times by `factor`, and the intervals' log half-widths by `spread`; the offset stays."""
         kernel = self.kernel * factor
         low = kernel * (self.p10 / self.kernel) ** spread
         high = kernel * (self.p90 / self.kernel) ** spread
@@ -104,8 +104,9 @@ class KernelModel(Protocol):
 class Floor:
     """Latency that event timing gives for a kernel of time k: max(floor, `offset_us` + k).
 
-    The offset is the time from the first event to the kernel's start, plus the time from its end to the second event. The
-    floor is the shortest latency, when the host cannot enqueue faster. Floors are per op, with a default for other ops.
+    The offset is the time from the first event to the kernel's start, plus the time from its end to the second event.
+    The floor is the shortest latency: it is reached when the host cannot enqueue faster. Floors are per op, with a
+    default for other ops.
     """
 
     offset_us: float
@@ -123,8 +124,8 @@ class Floor:
     def kernel(self, latency_us: Array, prior_us: Array, ops: npt.NDArray[np.object_]) -> Array:
         """Kernel time of a latency: latency minus offset well above the floor, and the prior at the floor.
 
-        Between `BLEND_FROM` and `BLEND_TO` times the floor, the two are blended in log time. The prior is never longer than
-        the latency minus the offset.
+        Between `BLEND_FROM` and `BLEND_TO` times the floor, the two are blended in log time. The prior is never longer
+        than the latency minus the offset.
         """
         floor = self.of(ops)
         if self.default_us <= 0 and not self.by_op:
@@ -141,5 +142,5 @@ SHORTEST_US = 1.0
 BLEND_FROM, BLEND_TO = 1.02, 1.25
 """Multiples of the floor between which a latency begins to show its kernel.
 
-Latencies up to 2 % above the floor do not show the kernel: repeated floors differ by as much. From 25 % above the floor, the
-latency is the kernel plus the offset."""
+Latencies up to 2 % above the floor do not show the kernel: repeated floors differ by as much. From 25 % above the
+floor, the latency is the kernel plus the offset."""

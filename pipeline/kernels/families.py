@@ -1,7 +1,7 @@
 """The registry of kernel families: their dimensions, their ops, and the formulas of their work.
 
-A new family needs an entry here. Where bytes over bandwidth is not accurate enough, it also needs a formula in `physics.py`
-or samples for a fitted model.
+A new family needs an entry here. Where bytes over bandwidth is not accurate enough, it also needs a formula in
+`physics.py` or samples for a fitted model.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Law(Enum):
 class Family:
     """Kernels that one model predicts.
 
-    A row is predicted from dims only if it has all `required` dims; other rows use the table's own `flops` and `bytes_*`.
-    `ops` are the known ops of the family (tables of calls may have others). `passes` is the number of times that the traffic
-    of `work` crosses memory (multi-pass algorithms).
+    A row is predicted from dims only if it has all `required` dims; other rows use the table's own `flops` and
+    `bytes_*`. `ops` are the known ops of the family (tables of calls may have others). `passes` is the number of times
+    that the traffic of `work` crosses memory (multi-pass algorithms).
     """
 
     name: str
@@ -125,7 +125,7 @@ def _op_names() -> dict[str, str]:
 
 
 OP_NAMES: Mapping[str, str] = _op_names()
-"""Family of each value that the column `op` of a table of calls may have: NeuSight's ops, ops of one family, families."""
+"""Family of each value of the column `op` in tables of calls: NeuSight's ops, ops of one family only, families."""
 
 
 def family(name: str) -> Family:
@@ -142,8 +142,8 @@ def family(name: str) -> Family:
 def work_of(name: str, calls: pd.DataFrame, own_columns: bool = True) -> Work:
     """FLOPs and traffic of calls of one family, each of shape (rows,).
 
-    With `own_columns`, the table's own `flops`, `bytes_read` and `bytes_written` are used first; a calls table has them, from
-    real operand shapes. The formula fills missing values. The result is NaN where neither is known.
+    With `own_columns`, the table's own `flops`, `bytes_read` and `bytes_written` are used first; a calls table has
+    them, from real operand shapes. The formula fills missing values. The result is NaN where neither is known.
     """
     d = Dims(calls)
     formula = family(name).work(d)

@@ -38,7 +38,7 @@ HIDDEN_SPREAD = 1.6
 """Factor up and down of the interval of a kernel whose latency is at the floor: its time comes from physics alone."""
 
 WIDENING_PER_OCTAVE = 1.0
-"""Relative growth of the interval's log half-widths per octave outside the samples' range, up to the width of physics."""
+"""Relative growth of the log half-widths per octave outside the samples' range, up to the width of physics."""
 
 AT_FLOOR = 0.02
 """Log difference (2 %) from the floor within which a prediction counts as at the floor."""
@@ -55,9 +55,9 @@ class FittedModel(KernelModel):
     """The model of one family on one GPU.
 
     Attributes:
-        members: networks, trees, chosen kernels or Gaussian processes, averaged with `weights`; empty for the baseline alone.
-        inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, as in the paper), or `constant` (all
-            samples were equal: the floor).
+        members: networks, trees, chosen kernels or Gaussian processes, averaged with `weights`; empty: baseline only.
+        inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, as in the paper), or `constant`
+            (all samples were equal: the floor).
         floor: the relation of latencies to kernel times; `prior_scale` corrects physics for kernels under the floor.
         memory: the bandwidth curve that the baseline uses.
         floor_trust: factor on the learned part of latencies at the floor, 0 to 1.
@@ -104,8 +104,8 @@ class FittedModel(KernelModel):
     def prior(self, calls: pd.DataFrame) -> Array:
         """Kernel time by physics for kernels that the floor may hide, shape (rows,).
 
-        The shortest kernels above the floor give a factor on physics (`prior_scale`). It applies in full where kernels rise
-        above the floor. Towards the shortest kernels, whose time is that of physics, it falls to one.
+        The shortest kernels above the floor give a factor on physics (`prior_scale`). It applies in full where kernels
+        rise above the floor. Towards the shortest kernels, whose time is that of physics, it falls to one.
         """
         physics = self.physics
         start = physics.start_us(self.family)
@@ -136,7 +136,7 @@ class FittedModel(KernelModel):
         return np.asarray(start + self.damp(calls, start, np.asarray(learned)))
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
-        """Multiply the learned part at the floor by `floor_trust`, because differences there are mostly noise of the samples."""
+        """Multiply the learned part at the floor by `floor_trust`, because differences there are mostly noise."""
         if self.inputs == "raw" or self.floor_trust >= 1.0 or self.floor.default_us <= 0:
             return learned
         floor = np.log(self.floor.of(Dims(calls).text("op")))
@@ -166,7 +166,7 @@ class FittedModel(KernelModel):
         return estimate
 
     def _growth(self, inside: Estimate, octaves: Array) -> Array:
-        """Growth factor of log half-widths outside the samples' range, shape (rows,), limited by the width of physics alone."""
+        """Growth factor of log half-widths outside the samples' range, shape (rows,), limited by physics' width."""
         half = 0.5 * np.log(inside.p90 / inside.p10)
         most = np.log(PHYSICS_SPREAD[FAMILIES[self.family].law]) / np.maximum(half, 1e-9)
         return np.asarray(np.clip(1.0 + WIDENING_PER_OCTAVE * octaves, 1.0, np.maximum(most, 1.0)))

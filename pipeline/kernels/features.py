@@ -1,8 +1,8 @@
 """Derived features: inputs of kernel models, computed from dims and the GPU's spec.
 
-Sizes are given as log2, so that products become sums. Matrix families add tile and wave counts for the tile shapes of the
-libraries' kernels. Whole tiles run in whole waves: a product of 81 tiles on 80 SMs takes twice as long as one of 80 tiles.
-`VERSION` changes with the meaning of any column; saved models store the version that they need.
+Sizes are given as log2, so that products become sums. Matrix families add tile and wave counts for the tile shapes of
+the libraries' kernels. Whole tiles run in whole waves: a product of 81 tiles on 80 SMs takes twice as long as one of 80
+tiles. `VERSION` changes with the meaning of any column; saved models store the version that they need.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def alignment(values: Array, largest: int = 5) -> Array:
 
 
 def wave_columns(columns: Columns, label: str, blocks: Array, useful: Array, sms: int) -> None:
-    """Add columns: waves at one block per SM, mean occupancy of these waves, and the useful share of the tiles' area."""
+    """Add waves at one block per SM, mean occupancy of these waves, and the useful share of the tiles' area."""
     waves = blocks / max(sms, 1)
     columns.log(f"waves {label}", waves)
     columns.log(f"whole waves {label}", np.ceil(waves))
@@ -181,7 +181,7 @@ def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
 
 
 def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
-    """Add the dims of other families; for families of rows x width, also the mapping of rows to warps, blocks and vectors."""
+    """Add dims of other families, and for rows x width families the mapping of rows to warps, blocks and vectors."""
     for dim in family(name).dims:
         if dim in d.table.columns and dim not in ("inputs", "outputs"):
             columns.log(dim, d(dim, 1.0))

@@ -32,27 +32,27 @@ from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array, Dims
 
 MAX_GAUSSIAN_PROCESS_SAMPLES = 1000
-"""Largest number of samples for which `auto` uses Gaussian processes. Networks take two minutes for any number of samples, and
-their error is as large or larger (`benchmarks/kernels/small_fits.py`)."""
+"""Largest number of samples for which `auto` uses Gaussian processes. Networks take two minutes for any number of
+samples, and their error is as large or larger (`benchmarks/kernels/small_fits.py`)."""
 
 CHOSEN_BY_AUTO = ("gemm",)
-"""Families for which `auto` predicts the choice of kernel. bmm is not one of them: half of the GPUs ran a single kernel, and on
-the T4 the error falls only from 3.6 to 3.4 %, for twice the fitting time."""
+"""Families for which `auto` predicts the choice of kernel. bmm is not one of them: half of the GPUs ran a single
+kernel, and on the T4 the error falls only from 3.6 to 3.4 %, for twice the fitting time."""
 
 MIN_TREE_SAMPLES = 20
 """Smallest number of samples for trees and networks. With fewer, physics keeps the default interval."""
 
 MIN_GAUSSIAN_PROCESS_SAMPLES = 8
-"""Smallest number of samples for Gaussian processes. With fewer, physics is scaled by their median ratio (variant `roofline`).
+"""Smallest number of samples for Gaussian processes; with fewer, their median ratio scales physics (`roofline`).
 
-With 8 to 20 samples, the error of Gaussian processes is 19 to 23 % smaller than that of `roofline` on development shapes
-(V100 and T4, six families)."""
+With 8 to 20 samples, the error of Gaussian processes is 19 to 23 % smaller than that of `roofline` on development
+shapes (V100 and T4, six families)."""
 
 EQUAL_LOG_RANGE = 1e-9
 """Range of log times below which all samples count as equal, so that the model is a constant."""
 
 FLOOR_TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Candidate factors on learned differences at the latency floor; the one with the smallest out-of-fold error is used."""
+"""Candidate factors on learned differences at the floor; the one with the smallest out-of-fold error is used."""
 
 FEW_SPREAD = 1.6
 """Factor up and down of the interval where there are too few samples to calibrate it."""

@@ -41,8 +41,8 @@ VARIANTS = ("auto", "process", "choice", "average", "trees", "mlp", "mlp_paper",
 - `trees`, `mlp`: one kind of member alone.
 - `mlp_paper`: the published network, on sizes only.
 - `roofline`: physics, scaled to the samples.
-- `auto`: `process` for few samples. With more samples, `choice` for gemm if the samples name their kernels, else `average`.
-  It takes `roofline` instead where that has the smaller error on unseen shapes.
+- `auto`: `process` for few samples. With more samples, `choice` for gemm if the samples name their kernels, else
+  `average`. It takes `roofline` instead where that has the smaller error on unseen shapes.
 """
 
 MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES = 5000
@@ -176,7 +176,7 @@ def _describe(
 
 
 def calibrate_physics(samples: pd.DataFrame, gpu: GpuSpec) -> tuple[BandwidthCurve | None, float, float | None]:
-    """(memory curve, event offset, error of the curve) from element-wise samples; with too few, None for curve and error."""
+    """(memory curve, event offset, curve error) from element-wise samples; with too few, None for curve and error."""
     found = floors.memory_curve(samples, gpu)
     if found is None:
         return None, DEFAULT_OFFSET_US, None

@@ -1,8 +1,8 @@
 """Train members of kernel models in several processes that all families share.
 
-The fit of a family is a thread of this process, which prepares data, waits for results and evaluates them. The long tasks
-are the trees, networks and settings of its folds. They do not depend on each other, and run in processes that all families
-share. All processors are used until the end, because the tasks of the longest family are shared out too.
+The fit of a family is a thread of this process, which prepares data, waits for results and evaluates them. The long
+tasks are the trees, networks and settings of its folds. They do not depend on each other, and run in processes that all
+families share. All processors are used until the end, because the tasks of the longest family are shared out too.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def run_jobs(jobs: Sequence[Job[T]], workers: int) -> Iterator[T]:
 def end_with_parent() -> None:
     """End this process when its parent process has ended, for any reason.
 
-    A parent that is killed (by a scheduler, or because memory ran out) sends its workers no message. Without this function
-    they would finish their tasks and then wait for ever.
+    A parent that is killed (by a scheduler, or because memory ran out) sends its workers no message. Without this
+    function they would finish their tasks and then wait for ever.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -126,7 +126,7 @@ def end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_are_for_this_process() -> Iterator[None]:
-    """Let processes started inside ignore Ctrl-C. A terminal sends it to all of them, and each would print a traceback."""
+    """Let processes started inside ignore Ctrl-C; a terminal sends it to all, and each would print a traceback."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

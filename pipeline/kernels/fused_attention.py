@@ -1,12 +1,12 @@
 """Fused attention in bf16 and fp16: tiles of queries over SMs, with constants fitted to public kernel times.
 
 A block takes a tile of queries of one head and loops over the keys, so the score matrix stays in the SM (Dao,
-FlashAttention-2, arXiv:2307.08691). The time of a block is a prologue, plus two products with its keys at a share of the
-tensor-core peak. Blocks fill the SMs in waves. A causal block processes half of the keys on average, and the longest blocks
-determine the end of the kernel. Short sequences are bound by traffic or by the kernel's start.
+FlashAttention-2, arXiv:2307.08691). The time of a block is a prologue, plus two products with its keys at a share of
+the tensor-core peak. Blocks fill the SMs in waves. A causal block processes half of the keys on average, and the
+longest blocks determine the end of the kernel. Short sequences are bound by traffic or by the kernel's start.
 
-Steptime ships constants of the measured GPUs. Another GPU uses the constants of the GPU whose kernels it runs, with its own
-peak, SMs, bandwidth and L2.
+Steptime ships constants of the measured GPUs. Another GPU uses the constants of the GPU whose kernels it runs, with its
+own peak, SMs, bandwidth and L2.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ OP = "flash"
 MASKED = "efficient"
 """Op of the memory-efficient kernel, which runs in half precision with a mask.
 
-It computes the same products, including those that the mask sets to zero, and also reads the mask. No samples exist, so it
-gets the fused kernel's time plus the traffic of the mask."""
+It computes the same products, including those that the mask sets to zero, and also reads the mask. No samples exist, so
+it gets the fused kernel's time plus the traffic of the mask."""
 
 MASKED_SPREAD = 1.25
 """Factor up and down by which `MASKED` widens the interval.
@@ -54,10 +54,10 @@ WIDEST = 256.0
 """Largest head width of the fused kernels."""
 
 BACKWARD_WORK, BACKWARD_SHARE = 2.5, 0.9
-"""Arithmetic of the backward pass over that of the forward pass (five products instead of two), and ratio of their rates.
+"""Ratio of backward to forward arithmetic (five products instead of two), and ratio of their rates.
 
-On the A100, FlashAttention-2 reaches 63 % of the peak backward and 73 % forward (section 4.1 of its paper). The 63 % include
-the serial traffic below. No samples exist; `benchmarks/kernels/attention.py` compares with published pairs."""
+On the A100, FlashAttention-2 reaches 63 % of the peak backward and 73 % forward (section 4.1 of its paper). The 63 %
+include the serial traffic below. No samples exist; `benchmarks/kernels/attention.py` compares with published pairs."""
 
 BACKWARD_TRAFFIC = 14.0
 """Bytes per element of q that the backward pass moves before and after its main kernel.
@@ -74,8 +74,8 @@ OUTSIDE_SPREAD = 1.2
 The value is the difference of the sustained share between neighbouring head widths."""
 
 TRANSFERRED_SPREAD = 1.45
-"""The same on a GPU that was not measured. The value comes from predicting each measured GPU with the constants of another
-(`benchmarks/kernels/attention.py`)."""
+"""The same on a GPU that was not measured. The value comes from predicting each measured GPU with the constants of
+another (`benchmarks/kernels/attention.py`)."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +85,20 @@ class Constants:
     Args:
         start_us: time of a kernel of negligible size.
         tile_us: prologue of a causal block; `open_tile_us` is that of a block without the causal mask.
-        idle_gain: relative gain in the rate of an SM when nearly all SMs are idle. It includes the effect of long sequences
-            that are split over SMs.
+        idle_gain: relative gain in the rate of an SM when nearly all SMs are idle. It includes the effect of long
+            sequences that are split over SMs.
         tail: share of the longest causal block's time that runs after all other blocks.
-        waves: 1 where blocks without a mask run in whole waves, 0 where a partly filled wave takes only its share of time.
-        diagonal_keys: keys that a causal block processes beyond half of the sequence, because its diagonal tile is whole.
-        share_*: share of the tensor-core peak that a causal block sustains, by head width; `open_gain` is the factor without
-            the mask.
+        waves: 1 where blocks without a mask run in whole waves, 0 where a partly filled wave takes only its share of
+            the time.
+        diagonal_keys: keys that a causal block processes beyond half of the sequence, because its tile on the diagonal
+            is whole.
+        share_*: share of the tensor-core peak that a causal block sustains, by head width; `open_gain` is the factor
+            without the mask.
         dram_share: share of the DRAM bandwidth that traffic reaches; L2 is faster by the factor 1 + `l2_gain`.
         l2_edge: traffic as a share of the L2 size, around which it moves from L2 to DRAM.
         sharpness: how completely arithmetic and traffic overlap; larger is more complete.
-        cache_start_us, cache_share: start time and share of the bandwidth of writing keys and values to the serving cache.
-            Causal samples contain this write (`cached`); predictions leave it out.
+        cache_start_us, cache_share: start time of writing keys and values to the serving cache, and its share of the
+            bandwidth. Causal samples contain this write (`cached`); predictions leave it out.
     """
 
     start_us: float = 6.0
@@ -242,7 +244,7 @@ class AttentionModel(KernelModel):
         return np.asarray(d.op_in((OP, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Times of calls. Intervals widen outside the samples' widths and masks, for backward passes, and on another GPU."""
+        """Times of calls; intervals widen outside the samples' widths and masks, for backward, and on another GPU."""
         shape = Shape.of(calls)
         peak = Physics.of(self.gpu).peak_flop_per_us(Dims(calls))
         time = attention_us(self.fitted.constants, self.fitted.tiles, self.gpu, peak, shape)

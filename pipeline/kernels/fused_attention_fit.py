@@ -1,7 +1,7 @@
 """Fit the constants of fused attention, and evaluate them on held-out sizes.
 
-All measured rows of one GPU make one least-squares problem in log time. Every kind of row (mask, head width, range of time)
-has the same total weight. Constants that a GPU's rows do not determine keep their start values.
+All measured rows of one GPU make one least-squares problem in log time. Every kind of row (mask, head width, range of
+time) has the same total weight. Constants that a GPU's rows do not determine keep their start values.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FlashAttention-2 halves them for wide heads where an SM has little shared memory
 FlashAttention-3 uses 192 for narrow heads. Blackwell's kernels process two tiles of 128 at once."""
 
 START_FROM: Mapping[str, str] = {"A100-SXM4-80GB": "L40S"}
-"""GPUs whose rows have one head width and causal masks only, and the GPU with the same kernels whose constants start the
-fit."""
+"""GPUs whose rows have one head width and causal masks only, and the GPU with the same kernels whose constants start
+the fit."""
 
 NAMES = tuple(entry.name for entry in fields(Constants))
 
@@ -40,7 +40,7 @@ HIGH = Constants(15.0, 6.0, 6.0, 3.0, 1.5, 1.0, 128.0, 1.0, 1.0, 1.0, 1.0, 1.6, 
 """Lower and upper bounds of the constants, in the order of `Constants`."""
 
 EDGES = (0.4, 0.8, 1.5)
-"""Start values of `l2_edge`, as shares of the L2 size. Times jump there, so the error can have a minimum on either side."""
+"""Start values of `l2_edge` (shares of the L2 size): times jump there, and the error has a minimum on either side."""
 
 PULL = 0.03
 """Weight of the distance (in log) from the start values, for a fit of 100 rows; it grows with the root of the rows."""
