@@ -105,8 +105,7 @@ def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
 
 @dataclass(frozen=True)
 class Seen:
-    """Training data of a fold, a row per sample: features, inputs with the choice (`Menu.inputs`), choices, log
-    times."""
+    """Training data of a fold, a row per sample: features, inputs with choices (`Menu.inputs`), choices, log times."""
 
     features: Array
     told: Array

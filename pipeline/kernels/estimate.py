@@ -59,7 +59,7 @@ class Estimate:
     def widen(self, spread: Array | float) -> Estimate:
         """Add an independent uncertainty, a factor `spread` up and down, to the kernel's interval.
 
-        The latency's interval widens by at most the same time.
+        The latency's interval becomes at least as wide as the kernel's, in microseconds.
         """
         extra = np.log(spread)
         low = self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), extra))

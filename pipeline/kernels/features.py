@@ -123,7 +123,7 @@ def _product_columns(columns: Columns, d: Dims, gpu: GpuSpec) -> None:
         blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
         useful = b * k * m / (blocks * tile_k * tile_m)
         wave_columns(columns, f"{tile_k}x{tile_m}", blocks, useful, gpu.sms)
-    # two to four blocks with large tiles fit on an SM, so that a wave has as many times more blocks
+    # two to four blocks with large tiles fit on an SM, so that a wave has two to four times as many
     for tile_k, tile_m in ((128, 128), (128, 64), (64, 64)):
         blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
         for resident in (2.0, 4.0):

@@ -1,6 +1,6 @@
 """Fit the families of one GPU: clean and split samples, fit, evaluate and save models.
 
-`fit_family` has the steps of one fit.
+The module `fit_family` has the steps of one fit.
 """
 
 from __future__ import annotations
