@@ -1,12 +1,15 @@
-"""Gaussian processes (scikit-learn): what few samples are learned with.
+"""Gaussian processes (scikit-learn), the model for families with few samples.
 
-A Gaussian process expects similar times of two calls whose features are close. How close is measured by one length per
-feature, found by maximising the likelihood of the samples times a prior (Rasmussen and Williams, "Gaussian Processes for
-Machine Learning", MIT Press 2006, chapters 2 and 5). With a few hundred samples that takes a second, and errs less than
-networks and trees. Memory and time grow with the square and the cube of the number of samples.
+A Gaussian process predicts similar times for two calls whose features are close. Each feature has a length scale, in
+which its distances are measured. The length scales maximise the likelihood of the samples times a prior (Rasmussen and
+Williams, "Gaussian Processes for Machine Learning", MIT Press 2006, chapters 2 and 5).
 
-Several processes share the samples; each has hyperparameters found on another subset of them. Their mean errs less than
-each one (development shapes of V100 and T4, 60 to 150 samples: by 3 to 4 %).
+With a few hundred samples the fit takes a second, and the error is smaller than that of networks and trees. Memory grows
+with the square of the number of samples, and time with the cube.
+
+The model is the mean of several processes. All use the same samples, but each takes its hyperparameters from a different
+subset. The error of the mean is 3 to 4 % smaller than that of a single process (development shapes of V100 and T4, 60 to
+150 samples).
 """
 
 from __future__ import annotations
@@ -27,29 +30,31 @@ if TYPE_CHECKING:
     from sklearn.gaussian_process.kernels import Kernel
 
 MAX_ITERATIONS = 30
-"""Iterations of the optimiser of hyperparameters; 60 gave the same errors."""
+"""Maximum iterations of the hyperparameter optimiser. 60 iterations gave the same errors."""
 
 MAX_HYPERPARAMETER_SAMPLES = 300
-"""Samples on which hyperparameters are found; the processes themselves are conditioned on all samples."""
+"""Maximum number of samples used to find hyperparameters. The processes themselves are conditioned on all samples."""
 
 LENGTH_SPREAD = 2.0
-"""Standard deviation of the prior of log lengths, whose mean is log(number of features) / 2. A narrow prior over-regularises
-informative features: with 1 the error is 2 % larger (V100 and T4, 30 to 150 samples), with 0.5 it is 7 % larger."""
+"""Standard deviation of the prior of log length scales; the prior's mean is log(number of features) / 2. A narrow prior
+over-regularises informative features: with 1 the error is 2 % larger (V100 and T4, 30 to 150 samples), with 0.5 it is 7 %
+larger."""
 
 MIN_NOISE = 1e-4
-"""Variance added to that of the noise, as a share of the samples' variance, so that the covariance can be factored."""
+"""Variance added to the noise variance, as a share of the samples' variance. With it the covariance matrix can always be
+factored."""
 
 TYPICAL_NOISE = 0.02
-"""Median of the prior of that share."""
+"""Median of the prior of the noise variance, as a share of the samples' variance."""
 
 BOUNDS = (np.exp(-12.0), np.exp(12.0))
-"""Least and largest hyperparameter: the optimiser's steps must not overflow."""
+"""Minimum and maximum of a hyperparameter, so that the optimiser's steps do not overflow."""
 
 CONSTANT_FEATURE = 1e-9
-"""Standard deviation below which a feature is taken as constant, and ignored."""
+"""Standard deviation below which a feature counts as constant and is ignored."""
 
 MAX_COVARIANCE_CELLS = 1 << 20
-"""Calls times samples whose covariance is computed at once (8 MB)."""
+"""Maximum size of a covariance block (calls x samples) that is computed at once: 8 MB in float64."""
 
 
 INFINITE = ("scale", "lengths")
@@ -58,7 +63,7 @@ INFINITE = ("scale", "lengths")
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Hyperparameters: a length per standardised feature, shape (columns,), and noise over signal variance."""
+    """Hyperparameters: a length scale per standardised feature, shape (columns,), and the ratio of noise to signal variance."""
 
     lengths: Array
     noise: float
@@ -66,14 +71,14 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class GaussianProcess:
-    """Gaussian processes on the same samples, fitted; their mean is the prediction.
+    """Fitted Gaussian processes on the same samples; the prediction is their mean.
 
     Attributes:
         mean, scale: of the features, shape (columns,); the scale of a constant feature is infinite.
-        centre: log time far from all samples.
+        centre: log time that is predicted far from all samples.
         rows: standardised features of the samples, shape (samples, columns).
-        lengths: shape (processes, columns).
-        weights: of each sample's covariance with a call, shape (processes, samples).
+        lengths: length scales, shape (processes, columns).
+        weights: factor on each sample's covariance with a call, shape (processes, samples).
     """
 
     mean: Array
@@ -109,7 +114,7 @@ class GaussianProcess:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> GaussianProcess:
-        """Back from `tensors`.
+        """Rebuild the object from the arrays of `tensors`.
 
         Raises:
             PackError: an array is missing or has the wrong shape.
@@ -132,7 +137,7 @@ class GaussianProcess:
 
 
 def train_gaussian_process(features: Array, target: Array, settings: Sequence[Hyperparameters]) -> GaussianProcess:
-    """Condition processes with these hyperparameters on features (rows, columns) and log times (rows,)."""
+    """Condition one process per entry of `settings` on features (rows, columns) and log times (rows,)."""
     from sklearn.gaussian_process import GaussianProcessRegressor
 
     mean, scale = _spread(features)
@@ -148,9 +153,9 @@ def train_gaussian_process(features: Array, target: Array, settings: Sequence[Hy
 
 
 def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperparameters:
-    """Hyperparameters of the largest posterior density, from features (rows, columns) and log times (rows,).
+    """Hyperparameters with the largest posterior density, from features (rows, columns) and log times (rows,).
 
-    The seed draws `MAX_HYPERPARAMETER_SAMPLES` where there are more.
+    If there are more than `MAX_HYPERPARAMETER_SAMPLES` rows, that many are drawn at random with the seed.
     """
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
@@ -165,7 +170,7 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     rows = _standardise(features[:, moves], *_spread(features[:, moves]))
     typical = np.full(rows.shape[1], np.sqrt(rows.shape[1]))
     kernel = ConstantKernel(1.0, BOUNDS) * _matern(typical, BOUNDS) + WhiteKernel(TYPICAL_NOISE, BOUNDS)
-    # standard deviations of the priors of log variance, log lengths and log noise, in the order of the kernel
+    # prior standard deviations of log variance, log length scales and log noise, in the kernel's parameter order
     spread = np.array([1.5, *[LENGTH_SPREAD] * len(typical), 2.0])
     regressor = GaussianProcessRegressor(kernel, alpha=MIN_NOISE, optimizer=partial(_optimise, spread))
     regressor.fit(rows, (target - np.median(target)) / max(float(target.std()), 1e-6))
@@ -177,7 +182,7 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
 def _optimise(
     spread: Array, objective: Callable[[Array], tuple[float, Array]], start: Array, bounds: Array
 ) -> tuple[Array, float]:
-    """Minimise scikit-learn's objective plus that of a normal prior of each parameter, centred on the start."""
+    """Minimise scikit-learn's objective plus the penalty of a normal prior on each parameter, centred on `start`."""
     from scipy.optimize import minimize
 
     def penalised(theta: Array) -> tuple[float, Array]:
@@ -191,14 +196,14 @@ def _optimise(
 
 
 def _matern(lengths: Array, bounds: tuple[float, float] | str = "fixed") -> Kernel:
-    """Matern's kernel of order 3/2. Times are no smoother: order 5/2 and the rational quadratic erred as much or more."""
+    """Matern kernel of order 3/2. Smoother kernels (order 5/2, rational quadratic) had equal or larger errors."""
     from sklearn.gaussian_process.kernels import Matern
 
     return Matern(lengths, bounds, nu=1.5)
 
 
 def _spread(features: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of each column; infinity for a constant one, so that its standardised value is 0."""
+    """Mean and standard deviation of each column. A constant column gets infinity, so that its standardised value is 0."""
     deviation = features.std(axis=0)
     return features.mean(axis=0), np.where(deviation > CONSTANT_FEATURE, deviation, np.inf)
 

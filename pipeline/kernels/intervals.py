@@ -1,8 +1,10 @@
 """Calibrated p10 to p90 intervals from the residuals of out-of-fold predictions.
 
-Residuals log(measured / predicted) are collected over cross-validation folds. Their 10 % and 90 % quantiles, as
-functions of the predicted time, are the ends of the interval (conformal prediction, binned by predicted time). The folds
-measure the error of single members, which is larger than that of their mean: `bagging_shrink` corrects for it.
+Residuals log(measured / predicted) are collected over cross-validation folds. Their 10 % and 90 % quantiles are the ends
+of the interval. The quantiles are a function of the predicted time (conformal prediction, binned by predicted time).
+
+The folds measure the error of single members, which is larger than the error of the members' mean. `bagging_shrink`
+corrects for this.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ import numpy as np
 from pipeline.kernels.work import Array
 
 ROWS_PER_BIN = 150
-"""Residuals per bin of predicted time: 15 lie outside each end of an interval."""
+"""Residuals per bin of predicted time. With 150, 15 residuals lie beyond each end of the interval."""
 
 MAX_BINS = 12
-"""Bins of predicted time at most."""
+"""Maximum number of bins of predicted time."""
 
 MIN_SHRINK = 0.95
-"""Least factor on residuals. Members share most of their errors; a smaller factor made intervals of small families too narrow
-on new shapes."""
+"""Minimum factor on residuals. Members share most of their errors. A smaller factor made the intervals of families with few
+samples too narrow on new shapes."""
 
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Ends of the interval as factors in log, at knots of log predicted time; interpolated, flat outside."""
+    """Ends of the interval as log factors on the predicted time.
+
+    They are given at knots of log predicted time, interpolated between knots, and constant outside them.
+    """
 
     knots: tuple[float, ...]
     low: tuple[float, ...]
@@ -38,12 +43,12 @@ class Quantiles:
         return np.interp(log_time, self.knots, self.low), np.interp(log_time, self.knots, self.high)
 
     def to_json(self) -> dict[str, list[float]]:
-        """Plain lists."""
+        """The fields as plain lists, for JSON."""
         return {key: [round(value, 6) for value in getattr(self, key)] for key in ("knots", "low", "high")}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Sequence[float]]) -> Quantiles:
-        """Back from `to_json`."""
+        """Rebuild from the values of `to_json`."""
         return cls(*(tuple(float(value) for value in values[key]) for key in ("knots", "low", "high")))
 
     @classmethod
@@ -59,15 +64,15 @@ def fit_quantiles(log_time: Array, residual: Array, shrink: float = 1.0, few: bo
         log_time: predicted log times, shape (rows,).
         residual: log(measured / predicted) of the same rows.
         shrink: factor on residuals, for a final model whose errors are smaller than those of the fold members.
-        few: take order statistics: a new residual lies below the k-th of n with probability k / (n + 1). With many
-            residuals both ways agree.
+        few: take order statistics, for few residuals: a new residual lies below the k-th of n with probability
+            k / (n + 1). With many residuals both methods agree.
     """
     order = np.argsort(log_time, kind="stable")
     bins = np.array_split(order, int(np.clip(len(order) // ROWS_PER_BIN, 1, MAX_BINS)))
     knots, low, high = [], [], []
     for rows in bins:
         knots.append(float(np.median(log_time[rows])))
-        # order statistics of a small bin are too narrow on average: n + 1 spacings (split conformal)
+        # plain quantiles of a small bin are too narrow on average, so n + 1 spacings are counted (split conformal)
         edge = (0.1 * (len(rows) + 1) - 1) / max(len(rows) - 1, 1) if few else 0.1 * (1.0 - 1.0 / (len(rows) + 1))
         edge = np.clip(edge, 0.0, 0.5)
         ends = np.quantile(shrink * residual[rows], [edge, 1.0 - edge])
@@ -79,8 +84,8 @@ def fit_quantiles(log_time: Array, residual: Array, shrink: float = 1.0, few: bo
 def bagging_shrink(residual: Array, members: Array, mismatch: Array) -> float:
     """Ratio of the error of a mean of members to the error of one member.
 
-    A member's squared error is bias and noise plus its own variance v; a mean of n members keeps v/n. The members' spread
-    on rows that none of them was trained on estimates v.
+    A member's squared error is the sum of bias, noise and its own variance v. A mean of n members has the variance v/n.
+    The spread of the members on rows that no member was trained on estimates v.
 
     Args:
         residual: out-of-fold log residuals, shape (rows,).
@@ -97,6 +102,6 @@ def bagging_shrink(residual: Array, members: Array, mismatch: Array) -> float:
 
 
 def _core(values: Array) -> float:
-    """Mean square of values clipped to their central 80 %, so that tails do not dominate."""
+    """Mean square of values. Values are clipped to their central 80 % range, so that outliers do not dominate."""
     low, high = np.quantile(values, [0.1, 0.9])
     return float(np.mean(np.square(np.clip(values, low, high))))

@@ -1,8 +1,8 @@
-"""The latency floor of event-timed samples, and the bandwidth curve, both estimated from the samples of one GPU.
+"""Estimates of the latency floor of event-timed samples, and of the bandwidth curve, from the samples of one GPU.
 
-An event latency of a kernel that lasts k is max(floor, offset + k): see `prediction.Floor`. The offset and the device's
-bandwidth curve follow from element-wise ops, whose traffic is known exactly; the floor of each op from its smallest
-samples.
+A kernel that lasts k has an event latency of max(floor, offset + k): see `estimate.Floor`. The offset and the GPU's
+bandwidth curve are fitted on element-wise ops, whose traffic is known exactly. The floor of each op comes from its
+smallest samples.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array
 
 STREAMING_OPS = ("relu", "tanh", "add", "mul")
-"""Ops that only stream memory; the others' arithmetic may add to it on GPUs with little of it."""
+"""Element-wise ops whose time is memory traffic alone. Other ops may be limited by arithmetic on GPUs with low peak FLOP/s."""
 
 ABOVE_FLOOR = 1.25
-"""Latencies from this multiple of the floor on show the kernel."""
+"""Multiple of the floor above which a latency depends on the kernel's own time."""
 
 SMALL_WORK_US = 3.0
-"""A sample whose physics says less than this is at the floor."""
+"""Samples for which the physical model predicts less than this many microseconds are taken to be at the floor."""
 
 FEWEST = 30
-"""Samples that a curve fit needs above the floor."""
+"""Minimum number of samples above the floor for a curve fit."""
 
 NEAR_FLOOR = 5
-"""Smallest samples whose median is the floor."""
+"""Number of smallest samples whose median latency is taken as the floor."""
 
 HIDING = 4.0
-"""Latencies this many times longer than physics expects are the floor's, not the kernel's."""
+"""Ratio of latency to physical prediction above which the latency is taken to be the floor, not the kernel's time."""
 
 UNSEEN_FLOOR_US = 32.0
-"""Floor where no sample shows it: the median over ops and GPUs of the public samples."""
+"""Upper bound of an op's floor where no sample is at the floor, microseconds: the median floor over ops and GPUs of the
+public samples."""
 
 
 def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
-    """Floor of each op: the median latency of its smallest samples (by physics), microseconds."""
+    """Floor of each op, microseconds: the median latency of the samples with the smallest predicted kernel times."""
     found: dict[str, float] = {}
     for op, rows in samples.reset_index(drop=True).groupby("op", observed=True).groups.items():
         at = np.asarray(rows)
@@ -52,13 +53,13 @@ def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
         shortest = np.argsort(expected)[:NEAR_FLOOR]
         typical = float(np.median(latency[shortest]))
         hidden = typical > HIDING * float(np.median(expected[shortest]))
-        # where even the smallest samples may show their kernels, the floor is not visible: at most the least latency
+        # even the smallest samples may be above the floor; then the floor is at most the minimum latency
         found[str(op)] = typical if hidden else float(min(latency[shortest].min(), UNSEEN_FLOOR_US))
     return found
 
 
 def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:
-    """Fit the device-memory curve on element-wise samples; None where there are too few above the floor."""
+    """Fit the bandwidth curve of device memory on element-wise samples; None if too few samples are above the floor."""
     rows = samples[(samples["family"] == "elementwise") & samples["op"].isin(STREAMING_OPS)].reset_index(drop=True)
     if len(rows) < FEWEST:
         return None
@@ -84,7 +85,11 @@ def kernel_times(samples: pd.DataFrame) -> tuple[Array, bool]:
 
 
 def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) -> Floor:
-    """Floors of the ops of one family's samples; with kernel times at hand, the offset is what latencies add."""
+    """Floors of the ops of one family's samples.
+
+    If the samples have kernel times, the offset is the median difference between latency and kernel time, at most
+    `offset_us`.
+    """
     name = str(samples["family"].iloc[0])
     measured, timed = kernel_times(samples)
     latency = samples["latency_us"].to_numpy(dtype=np.float64)
@@ -92,6 +97,6 @@ def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) ->
         extra = float(np.median(np.maximum(latency - measured, 0.0)))
         return Floor(min(extra, offset_us) if extra else 0.0, 0.0 if not extra else float(latency.min()), {})
     floors = op_floors(samples, physics.reference_us(name, samples))
-    # a kernel cannot be shorter than nothing: the offset stays below the least floor
+    # a kernel time cannot be negative: the offset stays below the smallest floor
     offset = min(offset_us, 0.9 * min(floors.values()))
     return Floor(offset, float(np.median(list(floors.values()))), floors)

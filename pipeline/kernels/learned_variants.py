@@ -1,7 +1,8 @@
 """Learned variants: members are trained on folds and evaluated on out-of-fold rows.
 
-Members are trees, networks, and Gaussian processes (`process.py`), which err less with few samples and take seconds. `distil`
-replaces many members by one small network. `mlp_paper` is the published network, on sizes only.
+Members are trees, networks and Gaussian processes (`gaussian_process.py`). Gaussian processes have smaller errors with few
+samples and are fitted in seconds. `distil` replaces many members by one small network. `mlp_paper` is the network that Lin
+et al. published; its only inputs are sizes.
 """
 
 from __future__ import annotations
@@ -30,43 +31,45 @@ from pipeline.kernels.trees import Trees
 from pipeline.kernels.work import Array
 
 FOLDS = 5
-"""Cross-validation folds of the trees."""
+"""Number of cross-validation folds of the trees."""
 
 WIDTHS = {Law.COMPUTE: (192, 5)}
-"""Width and layers of networks for families of a law: times of matrix kernels jump from wave to wave."""
+"""Width and layers of networks, by the law of the family. Times of matrix kernels jump from wave to wave, so their networks
+are wider and deeper."""
 
 PLAIN_WIDTH = (128, 4)
-"""Width and layers for all other laws, whose times are smooth."""
+"""Width and layers of networks for all other laws, whose times are smooth."""
 
 FEW_ROWS = 3000
-"""Samples below which a family gets the settings below; a wide network costs little there."""
+"""Number of samples below which a family gets the `FEW_` settings. With so few samples a wide network costs little time."""
 
 FEW_WIDTH = (256, 4)
-"""Width and layers for few samples."""
+"""Width and layers of networks for few samples."""
 
 FEW_BATCH = 128
-"""Batch size for few samples: smaller batches reduce the error above the floor (layer norm, A100 and T4)."""
+"""Batch size for few samples. Smaller batches reduce the error above the latency floor (layer norm, A100 and T4)."""
 
 FEW_STEPS = 1500
-"""Optimiser steps for few samples: half of what networks without sines and cosines need."""
+"""Minimum optimiser steps for few samples: half of the steps that networks without sines and cosines need."""
 
 AT_FLOOR = 1.1
-"""Multiple of the latency floor up to which samples differ mostly by the floor's noise. There the average of trees and
-networks has weights of its own."""
+"""Multiple of the latency floor up to which samples differ mostly by the floor's noise. Calls below it get separate
+weights in the average of trees and networks."""
 
 FREQUENCIES = 8
-"""Sines and cosines of each input in networks for few samples. Where samples are sparse, plain layers smooth the jumps between
-waves (layer norm on development shapes: A100 0.92 to 0.67 % GMAE, V100 0.50 to 0.46). In matrix families the mean of several
-networks improved, but a single network did not (out of fold, convolutions of A100 8.1 to 8.5)."""
+"""Number of frequencies per input, each with a sine and a cosine, in networks for few samples. Where samples are sparse,
+plain layers smooth the jumps between waves. With sines and cosines the error (GMAE) of layer norm on development shapes fell
+from 0.92 to 0.67 % on A100, and from 0.50 to 0.46 % on V100. In matrix families the mean of several networks improved, but a
+single network did not (out of fold, convolutions of A100: 8.1 to 8.5 %)."""
 
 BATCH = 256
 """Batch size of member networks."""
 
 EPOCHS = 120
-"""Passes of a member network over the samples, within the limits of `STEPS`."""
+"""Epochs of a member network, within the limits of `STEPS`."""
 
 STEPS = (1200, 4500)
-"""Minimum and maximum of a member network's optimiser steps."""
+"""Minimum and maximum number of optimiser steps of a member network."""
 
 T = TypeVar("T")
 
@@ -76,7 +79,10 @@ Trainer = Callable[[Array, Array, int], Network | Trees]
 
 @dataclass(frozen=True)
 class Problem:
-    """One family's regression: `target` is log time minus `baseline`, both of shape (rows,); `crew` trains members."""
+    """The regression problem of one family.
+
+    `target` is log time minus `baseline`, both of shape (rows,). `crew` runs the training of members.
+    """
 
     calls: pd.DataFrame
     features: Array
@@ -89,7 +95,7 @@ class Problem:
     crew: Crew = field(default_factory=Crew)
 
     def at_floor(self, calls: pd.DataFrame, learned: Array) -> npt.NDArray[np.bool_]:
-        """Calls at the latency floor, given the members' predictions, which add to the baseline."""
+        """Whether each call is at the latency floor, given the members' predictions (`learned`), which add to the baseline."""
         return np.asarray(self.height(calls) + learned < np.log(AT_FLOOR))
 
 
@@ -105,7 +111,7 @@ class Outcome:
 
 
 def member_recipe(rows: int, law: Law, base: Recipe | None = None) -> Recipe:
-    """Recipe of a member network for a number of samples and a law."""
+    """Training recipe of a member network, by the number of samples and the law."""
     width, layers = WIDTHS.get(law, PLAIN_WIDTH if rows >= FEW_ROWS else FEW_WIDTH)
     few = rows < FEW_ROWS
     recipe = base or Recipe(
@@ -120,19 +126,23 @@ def member_recipe(rows: int, law: Law, base: Recipe | None = None) -> Recipe:
 def cross_validate(
     problem: Problem, train: Trainer, seed: int, folds: int = FOLDS
 ) -> tuple[Array, list[Network | Trees]]:
-    """One member per fold, trained on the other folds: (out-of-fold predictions, members)."""
+    """Train one member per fold on the other folds: (out-of-fold predictions, members)."""
     return _fold_by_fold(problem, partial(_judged, train), seed, folds)
 
 
 def _fold_by_fold(
     problem: Problem, judged: Callable[[Array, Array, int, Array], tuple[T, Array]], seed: int, folds: int = FOLDS
 ) -> tuple[Array, list[T]]:
-    """Call `judged` per fold with the other folds' rows: (predictions of each fold's own rows, its first results)."""
+    """Call `judged` once per fold with the rows of the other folds.
+
+    Returns:
+        The predictions of each fold's own rows, and the first result of each call.
+    """
     unseen = np.full(len(problem.target), np.nan)
     parts, calls = [], []
     for number in np.unique(problem.folds)[:folds]:
         held = problem.folds == number
-        # a single fold is trained on itself
+        # if there is only one fold, its member is trained on that fold
         fit = ~held if (~held).any() else held
         parts.append(held)
         calls.append((problem.features[fit], problem.target[fit], seed + int(number), problem.features[held]))
@@ -144,42 +154,43 @@ def _fold_by_fold(
 
 
 def _judged(train: Trainer, features: Array, target: Array, seed: int, asked: Array) -> tuple[Network | Trees, Array]:
-    """A trained member, and its predictions for `asked`."""
+    """Train a member on features and log times: (member, its predictions for the features `asked`)."""
     member = train(features, target, seed)
     return member, member.predict(asked)
 
 
 def train_by_recipe(recipe: Recipe, features: Array, target: Array, seed: int) -> Network:
-    """`train_network` with its recipe first, so that `partial` makes a `Trainer` of it."""
+    """`train_network` with the recipe as the first argument, so that `partial` can turn it into a `Trainer`."""
     return train_network(features, target, recipe, seed)
 
 
 def fit_single(problem: Problem, train: Trainer, seed: int) -> Outcome:
-    """One member on all rows, evaluated by cross-validation: the variants `trees`, `mlp` and `mlp_paper`."""
+    """Train one member on all rows and evaluate it by cross-validation: the variants `trees`, `mlp` and `mlp_paper`."""
     member = problem.crew.start(train, problem.features, problem.target, seed)
     unseen, _ = cross_validate(problem, train, seed)
     return Outcome((member(),), (1.0,), unseen, 1.0, {})
 
 
 def fit_process(problem: Problem, seed: int) -> Outcome:
-    """Gaussian processes on all rows; each has the hyperparameters found on all folds but one.
+    """Fit Gaussian processes on all rows, one per fold, with hyperparameters found on all other folds.
 
-    The out-of-fold prediction of a row comes from a process of the other folds' rows.
+    The out-of-fold prediction of a row comes from a process that was conditioned on the rows of the other folds.
     """
     unseen, settings = _fold_by_fold(problem, _judged_gaussian_process, seed)
     return Outcome((train_gaussian_process(problem.features, problem.target, settings),), (1.0,), unseen, 1.0, {})
 
 
 def _judged_gaussian_process(features: Array, target: Array, seed: int, asked: Array) -> tuple[Hyperparameters, Array]:
-    """Hyperparameters from features and log times, and predictions for `asked` of a process with them."""
+    """Hyperparameters from features and log times, and the predictions of such a process for the features `asked`."""
     found = find_hyperparameters(features, target, seed)
     return found, train_gaussian_process(features, target, [found]).predict(asked)
 
 
 def search_recipe(problem: Problem, seed: int, trials: int = 6) -> Recipe:
-    """The paper's search: 3 to 7 layers, width 64 to 512, learning rate 1e-4 to 1e-2, Adam, squared error.
+    """Random search over settings of networks: 3 to 7 layers, width 64 to 512, learning rate 1e-4 to 1e-2.
 
-    Trials are trained on all folds but the first and evaluated on it (Lin et al. search such a grid).
+    All trials use Adam and the squared error. Each trial is trained on all folds except the first, and evaluated on the
+    first. Lin et al. search a grid of such settings.
     """
     rng = np.random.default_rng(seed)
     held = problem.folds == problem.folds.min()

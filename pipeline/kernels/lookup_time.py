@@ -1,10 +1,16 @@
-"""Time of lookups and of their gradients on a GPU: bytes that move, and rows that wait for memory.
+"""Time of embedding lookups and of their gradients on a GPU: the larger of bandwidth time and load latency.
 
-A lookup reads rows that lie anywhere, each after the index that names it, so that its kernel is as fast as bytes move or as
-loads follow one another, whichever is slower. Bytes from DRAM and rows that L2 holds take their time in turn: both
-pass L2. How many loads follow one another, and how many of them a GPU has under way, is counted in the kernels'
-sources: FBGEMM's `codegen/training/backward`, PyTorch's `ATen/native/cuda/Embedding.cu` and `EmbeddingBackwardKernel.cu`.
-Nothing here is fitted to a measurement but `ROW_LATENCY_US`; `benchmarks/kernels/lookups.py` holds it against some.
+A lookup reads rows from random addresses, each after the index of the row. Its kernel is limited either by bandwidth or by
+the latency of dependent loads (loads that must follow one another), whichever is slower. The times of bytes from DRAM and
+of rows that hit L2 add up, because both pass through L2.
+
+The number of dependent loads, and the number of loads in flight on a GPU, follow from the kernels' sources:
+
+- FBGEMM: `codegen/training/backward`
+- PyTorch: `ATen/native/cuda/Embedding.cu` and `EmbeddingBackwardKernel.cu`
+
+`ROW_LATENCY_US` is the only constant that is fitted to a measurement. `benchmarks/kernels/lookups.py` compares this model
+with measurements.
 """
 
 from __future__ import annotations
@@ -33,46 +39,49 @@ from pipeline.kernels.work import Array, Dims, sectors
 WARP = 32
 
 FLOATS_PER_LANE = 4
-"""FBGEMM's lanes load four elements at once; a row of up to 32 elements takes 8 lanes, of up to 64 takes 16."""
+"""Elements that one lane of FBGEMM's kernels loads at once. A row of up to 32 elements uses 8 lanes, one of up to 64 uses
+16."""
 
 BLOCK_ROWS = 32
-"""Lookups of one row that its block adds up side by side; a row with fewer is a single warp's."""
+"""Lookups of one row that a thread block adds up in parallel. A row with fewer lookups is handled by a single warp."""
 
 BLOCK_REGISTERS = 42
-"""Registers of a thread of the kernel with a block for each row (A100 trace, launch parameters): one block an SM."""
+"""Registers per thread of the kernel with one block for each row (A100 trace, launch parameters). With 42, one block fits on
+an SM."""
 
 LONGEST_RUN = 1024
-"""Lookups that one block adds up at most (`max_segment_length_per_cta`); more are split over blocks."""
+"""Maximum number of lookups that one block adds up (`max_segment_length_per_cta`). More lookups are split over blocks."""
 
 UPDATE_LOADS = 7.0
-"""Loads that follow one another when FBGEMM updates a row, besides its gradients: the run's number, its ends, its first
-entry, the table's width and start, the entries, the weight's place, the row."""
+"""Dependent loads when FBGEMM updates a row, not counting the loads of its gradients. They are: the run's number, its ends,
+its first entry, the table's width and start, the entries, the address of the weight, and the row."""
 
 SUM_ROWS = 10.0
-"""Gradient rows that one thread of PyTorch's dense gradient adds up (`NROWS_PER_THREAD`); a second kernel adds their sums."""
+"""Gradient rows that one thread of PyTorch's dense gradient adds up (`NROWS_PER_THREAD`). A second kernel adds these
+partial sums."""
 
 FEW_INDICES = 16.0
-"""Indices that a block of PyTorch's kernel for few indices handles at once (`BLOCKDIMY`); it takes the next when these
-are done: a gradient row, then the row it is added to."""
+"""Indices that a block of PyTorch's kernel for few indices handles at once (`BLOCKDIMY`). The block takes the next indices
+when these are done. Each index costs two dependent loads: a gradient row, then the row to which it is added."""
 
 FEW_BLOCKS_PER_SM = 4.0
-"""Blocks of that kernel on one SM: 512 threads each, for 32 columns."""
+"""Blocks of PyTorch's kernel for few indices on one SM. A block has 512 threads and handles 32 columns."""
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Repeated rows of calls, each of shape (rows,), added up over a call's tables."""
+    """Counts of repeated rows in calls, each of shape (rows,), summed over a call's tables."""
 
     accesses: Array
     distinct: Array
     sums: Array  # partial sums of PyTorch's dense gradient
-    sum_loads: Array  # loads that follow one another in all of them
-    update_us: Array  # FBGEMM's update, waiting alone
-    slice_bytes: Array  # output gradient of one table, mean
+    sum_loads: Array  # dependent loads of all partial sums
+    update_us: Array  # FBGEMM's update: load latency only
+    slice_bytes: Array  # output gradient of one table, mean over tables
 
 
 def lookup_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_per_s: float) -> Array:
-    """Time beyond the start of lookups or of their gradients, us, shape (rows,); NaN where sizes are not known."""
+    """Time of lookups or of their gradients without the kernel's start, us, shape (rows,); NaN where sizes are unknown."""
     traffic = forward_traffic(d, gpu)
     narrow = small_width_factor(traffic.width)
 
@@ -89,10 +98,14 @@ def lookup_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
 def _gradient_us(
     d: Dims, gpu: GpuSpec, moving_us: Callable[[Array, Array], Array], fixed: Array, weights: Array
 ) -> Array:
-    """By op: FBGEMM's fused update, PyTorch's dense gradient of many or few rows, and rows for a sparse gradient."""
+    """Time of lookup gradients, us, shape (rows,).
+
+    The op selects the kernel: FBGEMM's fused update, PyTorch's dense gradient (of many or of few rows), or PyTorch's sparse
+    gradient, which only writes rows.
+    """
     repeats = _repeats(d, gpu)
     row = sectors(d.element_bytes() * d("D"))
-    again = np.maximum(weights - row * d("B") * np.maximum(d("T", 1.0), 1.0), 0.0)  # gradients beyond each one's first
+    again = np.maximum(weights - row * d("B") * np.maximum(d("T", 1.0), 1.0), 0.0)  # repeated reads of gradient rows
     held = np.minimum(1.0, CACHEABLE_SHARE * gpu.l2_bytes / np.maximum(repeats.slice_bytes, 1.0))
     fixed, warm = fixed + (1.0 - held) * again, held * again
     fused = np.maximum(moving_us(fixed + 2.0 * repeats.distinct * row, warm), repeats.update_us)
@@ -114,7 +127,7 @@ def _gradient_us(
 
 
 def _repeats(d: Dims, gpu: GpuSpec) -> Repeats:
-    """How often rows repeat in each call, and what follows from it."""
+    """Counts of repeated rows in each call, and the loads and times that follow from them."""
     found = np.zeros((6, d.rows))
     memo: dict[tuple[Any, ...], tuple[float, ...]] = {}
     keys = zip(*(d(name, -1.0) for name in ("B", "D", "T", "L", "E")), d.text("attributes"), strict=True)
@@ -127,7 +140,7 @@ def _repeats(d: Dims, gpu: GpuSpec) -> Repeats:
 
 
 def _repeats_of(tables: list[Lookup], gpu: GpuSpec) -> tuple[float, ...]:
-    """(accesses, distinct rows, partial sums, their loads, update in us, elements of one table's gradient)."""
+    """(accesses, distinct rows, partial sums, their loads, update time in us, elements of one table's gradient)."""
     accesses = distinct = sums = loads = blocks = block_loads = warp_loads = 0.0
     for table, count in Counter(tables).items():
         rows = max(table.distinct_rows(), 1.0)
@@ -151,5 +164,5 @@ def _repeats_of(tables: list[Lookup], gpu: GpuSpec) -> tuple[float, ...]:
 
 
 def _lanes(width: float) -> int:
-    """Lanes of a warp that one row takes in FBGEMM's kernels."""
+    """Lanes of a warp that FBGEMM's kernels use for one row."""
     return 8 if width <= 8 * FLOATS_PER_LANE else 16 if width <= 16 * FLOATS_PER_LANE else WARP

@@ -1,4 +1,4 @@
-"""The shortest that a kernel can be: what a transfer predicts below it is raised, in one place for every method."""
+"""Minimum kernel durations. All transfer methods raise shorter predictions to them here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ Array = npt.NDArray[np.float64]
 
 
 def not_shorter(kernel_us: Array, family: str, gpu: GpuSpec, measured_us: Array | None = None) -> Array:
-    """Kernel times raised to the duration of a family's kernel at negligible size (`heuristics.START_US`).
+    """Kernel times raised to the duration of a family's kernel at negligible size (`physics.START_US`).
 
-    Latencies above a host's floor do not show how long the shortest kernels take, and scaling a traced one knows no end.
+    Two transfer methods need this limit. Latencies above a host's floor do not show how long the shortest kernels take.
+    Scaling a traced kernel has no lower limit.
 
     Args:
         kernel_us: predicted times, shape (rows,).
         family: a kernel family.
-        gpu: the GPU that they are predicted for; a CPU has no kernels to start.
+        gpu: the GPU of the prediction; a CPU starts no kernels, so its times are returned unchanged.
         measured_us: times of the same calls on another GPU; a call that was shorter there may be as short here.
     """
     if gpu.limits is None:

@@ -1,8 +1,7 @@
-"""Small neural networks: trained with torch, stored as safetensors, evaluated with numpy alone.
+"""Small neural networks. They are trained with torch, stored as safetensors, and evaluated with numpy only.
 
 A network is a stack of layers of equal width with SiLU activations; `residual` adds each hidden layer's input to its
-output. Inputs are standardised and clipped. The output is standardised log time, or one score for each of several
-choices.
+output. Inputs are standardised and clipped. The output is standardised log time, or one score per choice.
 
 Times jump where another kernel, tile or wave begins, and smooth layers fit such jumps poorly. The first layer can
 therefore take periodic embeddings of each input, with learned frequencies ("PLR" in Gorishniy et al., "On Embeddings for
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 
 CLIP = 6.0
-"""Standardised inputs are clipped to this many standard deviations from the mean."""
+"""Standard deviations from the mean to which standardised inputs are clipped."""
 
 ROWS_AT_ONCE = 4096
-"""Rows predicted in one block, so that its activations fit into the processor's cache."""
+"""Rows predicted in one block, so that the activations of a block fit into the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,9 @@ class Recipe:
         learning_rate: peak of a one-cycle schedule.
         weight_decay: of AdamW.
         loss: `l1` (aims at the median), `l2`, or `odds`: cross-entropy between scores and the odds of each choice.
-        frequencies: sines and cosines of each input; 0 for none.
-        spread: standard deviation of the frequencies at first, in periods per deviation of the input.
-        units: units made of them, for each input.
+        frequencies: frequencies of sines and cosines per input; 0 for no periodic embedding.
+        spread: initial standard deviation of the frequencies, in periods per standard deviation of the input.
+        units: units made of these sines and cosines, per input.
     """
 
     width: int = 256
@@ -71,8 +70,8 @@ class Periodic:
     """Units made of sines and cosines of each input.
 
     Attributes:
-        frequency: periods per deviation of the input, shape (inputs, frequencies).
-        weight: from cosines, then sines, to units, shape (inputs, 2 x frequencies, units).
+        frequency: periods per standard deviation of the input, shape (inputs, frequencies).
+        weight: factors from waves to units, cosines first, then sines, shape (inputs, 2 x frequencies, units).
         bias: shape (inputs, units).
     """
 
@@ -81,9 +80,9 @@ class Periodic:
     bias: Float32
 
     def extend(self, x: Float32) -> Float32:
-        """Inputs of shape (rows, inputs), followed by their units: (rows, inputs x (1 + units)).
+        """Append the units to inputs of shape (rows, inputs): shape (rows, inputs x (1 + units)).
 
-        Rows are the last axis inside, so that sines, cosines and products read contiguous memory.
+        Internally, rows are the last axis, so that sines, cosines and products read contiguous memory.
         """
         columns = np.ascontiguousarray(x.T)
         (inputs, rows), count = columns.shape, self.frequency.shape[1]
@@ -101,8 +100,8 @@ class Periodic:
 class Network:
     """A trained network: standardisation and weights, float32.
 
-    `weights[i]` has shape (inputs, outputs); the last one has one output, or one for each choice. The first layer's
-    inputs are those of `periodic` where there is one.
+    `weights[i]` has shape (inputs, outputs). The last layer has one output, or one per choice. If there is `periodic`, the
+    first layer takes the outputs of `periodic.extend`.
     """
 
     mean: Float32
@@ -137,7 +136,7 @@ class Network:
         return np.asarray(x @ self.weights[-1] + self.biases[-1])
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
-        """The arrays to save; weights in half precision, which changes log times by about 1e-4."""
+        """The arrays to save. Weights are saved in half precision, which changes log times by about 1e-4."""
         found: dict[str, npt.NDArray[np.generic]] = {
             f"{prefix}mean": self.mean,
             f"{prefix}scale": self.scale,
@@ -154,7 +153,7 @@ class Network:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> Network:
-        """Back from `tensors`.
+        """Rebuild the network from the arrays of `tensors`.
 
         Raises:
             PackError: an array is missing or has the wrong shape.
@@ -183,7 +182,7 @@ class Network:
 
 
 def standardise(features: Array, mean: Float32, scale: Float32) -> Float32:
-    """Centred, scaled, clipped, float32."""
+    """Features after centring, scaling and clipping, as float32."""
     x = (features - mean) / scale
     return np.asarray(np.clip(x, -CLIP, CLIP), dtype=np.float32)
 
@@ -196,15 +195,15 @@ def _silu(x: Float32) -> Float32:
 
 
 def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> Network:
-    """Train on features (rows, columns) and log times (rows,), or on odds (rows, choices) with the loss `odds`.
+    """Train on features (rows, columns) and log times (rows,); with the loss `odds`, on odds (rows, choices) instead.
 
-    The same seed gives the same network on one machine.
+    On one machine, the same seed gives the same network.
     """
     import torch
 
     mean = features.mean(axis=0).astype(np.float32)
     scale = (features.std(axis=0) + 1e-6).astype(np.float32)
-    # where all targets are equal there is nothing to learn: the network stays at their mean
+    # if all targets are equal, the minimum scale avoids a division by 0, and the network predicts their mean
     chooses = recipe.loss == "odds"
     target_mean, target_scale = (0.0, 1.0) if chooses else (float(target.mean()), max(float(target.std()), 1e-6))
     x = torch.from_numpy(standardise(features, mean, scale))
@@ -237,7 +236,7 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
 
 
 def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generator) -> list[torch.Tensor]:
-    """What `Periodic` holds, untrained."""
+    """Initial values of the fields of `Periodic`."""
     import torch
 
     frequency = torch.randn(columns, recipe.frequencies, generator=generator) * recipe.spread
@@ -247,7 +246,7 @@ def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generato
 
 
 def _extend(x: torch.Tensor, embedding: list[torch.Tensor]) -> torch.Tensor:
-    """`Periodic.extend`, in torch."""
+    """The same as `Periodic.extend`, in torch."""
     import torch
 
     if not embedding:
