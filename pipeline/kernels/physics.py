@@ -1,7 +1,7 @@
 """Kernel times from physics: roofline with waves, bandwidth curves, embedding traffic, links and collectives.
 
-They are the fallback for every family that has no fitted model, and the prior for kernels that are too short for the
-samples to show (DESIGN section 2). Times are kernel times: no launch, no latency floor.
+They are the fallback for every family without a fitted model. They are also the prior for kernels that are shorter than the
+latency floor of the samples. Times are kernel times, without the launch and without the latency floor.
 """
 
 from __future__ import annotations
@@ -29,32 +29,34 @@ from pipeline.kernels.tensor_core_convolution import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
 
 TILE = 64.0
-"""Edge of the output tile that a thread block computes in the physical model of matrix products: the smallest common
-one in the public kernel names (64x64, 128x64, 32x128); what suits small products, where waves matter."""
+"""Edge of a thread block's output tile in the physical model of matrix products, in elements. 64 is the smallest common edge
+in the public kernel names (64x64, 128x64, 32x128). It suits small products, where waves matter."""
 
 SHORTEST_REDUCTION = 256.0
-"""Reduction length that one block keeps when the library splits a long reduction over blocks (split-K), ..."""
+"""Minimum reduction length of one block when the library splits a long reduction over blocks (split-K)."""
 
 SHORTEST_OF_PRODUCTS = 128.0
-"""... and in small matrix products, whose blocks are sliced as well: by the V100 DLRM trace."""
+"""The same minimum for matrix products, from the V100 DLRM trace. It is smaller, because the blocks of small matrix products
+are sliced as well."""
 
 LINK_START_US = {"pinned": 1.5, "pageable": 1.5}
-"""Duration of a tiny host copy on the stream; the V100 and A100 DLRM traces show 1 to 2 us."""
+"""Duration of a tiny host copy on the stream, microseconds. The V100 and A100 DLRM traces show 1 to 2 us."""
 
 PAGEABLE_SHARE = 0.5
-"""Bandwidth of a pageable copy relative to a pinned one: the driver stages it through a pinned buffer."""
+"""Bandwidth of a pageable copy relative to a pinned one. It is lower, because the driver stages the copy through a pinned
+buffer."""
 
 COLLECTIVE_START_US = 20.0
-"""Latency of a small NCCL collective; the V100 and A100 DLRM traces show 17 us and more."""
+"""Latency of a small NCCL collective, microseconds. The V100 and A100 DLRM traces show 17 us and more."""
 
 SORT_PASSES = 4.0
 """Read-and-write passes of a radix sort over 32 significant bits, 8 bits a pass (CUB's onesweep)."""
 
 WHOLE_SORTS = ("sort", "unique", "topk", "")
-"""Ops that stand for all passes of a sort; the others (histogram, scan, one pass) are single kernels."""
+"""Ops that include all passes of a sort. The other ops of the family (histogram, scan, one pass) are single kernels."""
 
 BLOCK_SORTS = ("radix_sort_single_tile",)
-"""Sorts that one block does alone."""
+"""Sorts that run in a single thread block."""
 
 START_US = {
     "gemm": 5.0, "bmm": 5.0, "conv2d_forward": 7.0, "conv2d_backward_data": 7.0, "conv2d_backward_weight": 7.0,
@@ -63,21 +65,23 @@ START_US = {
     "tril_index_backward": 8.0, "index": 5.0, "sort": 15.0, "memset": 1.5, "memcpy_d2d": 1.5, "attention": 6.0,
     "rnn": 6.0, "optimizer": 3.0,
 }  # fmt: skip
-"""Duration of each family's kernels at negligible sizes, microseconds: chains of dependent loads, a reduction's last
-step, a tile's prologue. The least to typical durations among the smallest calls of the V100 and A100 DLRM traces
-(`benchmarks/kernels/public_traces.py`); families that are not listed take the bandwidth curve's start."""
+"""Duration of each family's kernels at negligible sizes, microseconds. It covers, for example, chains of dependent loads, the
+last step of a reduction, and the prologue of a tile. The values lie between the minimum and the typical duration of the
+smallest calls in the V100 and A100 DLRM traces (`benchmarks/kernels/public_traces.py`). Families that are not listed take the
+start time of the bandwidth curve."""
 
 PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
                   Law.SORT: 2.0}  # fmt: skip
-"""Factor between a formula's time and the ends of its p10-p90 interval; from the checks against kernels of public
-traces (docs/kernels.md), where about 80 % fall inside."""
+"""Factor between a formula's time and the ends of its p10-p90 interval. The factors come from comparisons with kernels of public
+traces (docs/kernels.md), where about 80 % of the kernels lie inside the interval."""
 
 
 @dataclass(frozen=True)
 class Physics:
-    """The figures of one GPU that the formulas need: from its spec file, or with a bandwidth curve fitted on its samples.
+    """The figures of one GPU that the formulas need, from its spec file, or with a bandwidth curve fitted on its samples.
 
-    `memory` moves bytes to and from DRAM, `link` over PCIe; `evidence` says what times over `memory` rest on.
+    `memory` is the bandwidth curve of DRAM, and `link` that of PCIe. `evidence` names the source of the times that use
+    `memory`.
     """
 
     gpu: GpuSpec
@@ -87,26 +91,26 @@ class Physics:
     evidence: str = "roofline"
 
     def streaming(self) -> Physics:
-        """With the bandwidth that the architecture's cards stream at, where that is known to be more than the median's.
+        """The same figures with the architecture's sustained streaming bandwidth, if it is known and higher than the peak used.
 
-        Not the default: saved models hold corrections of formulas without it.
+        It is not the default, because saved models hold corrections of formulas that do not use it.
         """
         peak = max(self.gpu.peak_dram_gb_per_s(), sustained_dram_gb_per_s(self.gpu))
         return replace(self, memory=BandwidthCurve.flat(peak)) if self.gpu.limits is not None else self
 
     @classmethod
     def of(cls, gpu: GpuSpec) -> Physics:
-        """From the spec file alone."""
+        """Figures from the GPU's spec file only."""
         memory = BandwidthCurve.flat(gpu.peak_dram_gb_per_s())
         link = BandwidthCurve.flat(max(gpu.pcie_gb_per_s, 1.0), LINK_START_US["pinned"])
         return cls(gpu, memory, link, gpu.peak_l2_gb_per_s())
 
     def calibrate(self, memory: BandwidthCurve, evidence: str) -> Physics:
-        """With a bandwidth curve of device memory that was fitted, and what it rests on."""
+        """The same figures with a fitted bandwidth curve of device memory, and the evidence for it."""
         return replace(self, memory=memory, evidence=evidence)
 
     def kernel_us(self, name: str, calls: pd.DataFrame) -> Array:
-        """Kernel time of calls of one family, us, shape (rows,); NaN where neither dims nor bytes are known."""
+        """Kernel times of calls of one family, us, shape (rows,); NaN where neither dims nor bytes are known."""
         entry = family(name)
         d = Dims(calls)
         found = work_of(name, calls)
@@ -130,9 +134,9 @@ class Physics:
         return self._movement(name, entry.passes, found)
 
     def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
-        """The time that learned models correct: as `kernel_us`, without what the public traces say of short kernels.
+        """Reference times that learned models correct, us: `kernel_us` without what public traces show about short kernels.
 
-        Saved models depend on it: what changes it needs a new `features.VERSION`.
+        Saved models depend on these times. A change of them needs a new `features.VERSION`.
         """
         if family(name).law is Law.COMPUTE:
             found = self._compute(name, Dims(calls), work_of(name, calls), SHORTEST_REDUCTION)
@@ -145,18 +149,18 @@ class Physics:
         return found - self.start_us(name) + self.memory.start_us
 
     def start_us(self, name: str) -> float:
-        """Duration of a family's kernel at negligible size; a CPU has no kernels to start."""
+        """Duration of a family's kernel at negligible size, us. A CPU starts no kernels and takes the memory curve's start."""
         return START_US.get(name, self.memory.start_us) if self.gpu.limits is not None else self.memory.start_us
 
     def _movement(self, name: str, passes: float, found: Work) -> Array:
-        """Traffic over the memory curve, or arithmetic where that takes longer."""
+        """Time of memory traffic, or of arithmetic where that takes longer."""
         arithmetic = found.flops / self.gpu.peak_gflop_per_s() / 1e3
         return np.asarray(self.start_us(name) + np.maximum(self.memory.moving_us(passes * found.bytes), arithmetic))
 
     def _compute(self, name: str, d: Dims, found: Work, shortest: float) -> Array:
-        """Roofline whose compute side counts whole waves of tiles; without tile counts, plain throughput.
+        """Roofline time whose compute part counts whole waves of tiles; without tile counts, FLOPs over peak throughput.
 
-        A long reduction is split over idle SMs, down to `shortest`.
+        A long reduction is split over idle SMs, but no part is shorter than `shortest`.
         """
         tiles, depth = tile_counts(name, d)
         peak = self.peak_flop_per_us(d)
@@ -168,7 +172,10 @@ class Physics:
         return np.asarray(self.start_us(name) + np.maximum(compute, self.memory.moving_us(found.bytes)))
 
     def _convolution(self, name: str, calls: pd.DataFrame, plain: Array) -> Array:
-        """Convolutions from what plain products of their arithmetic take: gradients, and those on tensor cores."""
+        """Convolution times, from `plain`: the times of matrix products with the same arithmetic.
+
+        Gradients on a GPU and convolutions on tensor cores have formulas of their own.
+        """
         if not name.startswith("conv2d"):
             return plain
         if self.gpu.limits is not None:
@@ -181,26 +188,29 @@ class Physics:
         return plain
 
     def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
-        """Times of fp32 gradients from those of forward convolutions or products of the same arithmetic (`gradients`)."""
+        """Times of fp32 gradients, from the times of forward convolutions or products with the same arithmetic.
+
+        See `conv_gradients`.
+        """
         d = Dims(calls)
         if product_us is None:
             product_us = self._compute(name, d, work_of(name, calls), SHORTEST_REDUCTION)
         return gradient_us(name, d, kernel_us, product_us, self.peak_flop_per_us(d), self.memory)
 
     def peak_flop_per_us(self, d: Dims) -> Array:
-        """Attainable throughput by the dtype of each row, FLOP per microsecond."""
+        """Attainable throughput for the dtype of each row, FLOP per microsecond."""
         peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
         return values_of(d.text("dtype", "fp32"), peaks, peaks["fp32"])
 
     def _lookups(self, name: str, d: Dims, found: Work) -> Array:
-        """Lookups and their gradients: bytes and waiting rows on a GPU; a CPU's have no such kernels."""
+        """Times of lookups and their gradients: `lookup_us` on a GPU, and the model of Lin et al. on a CPU."""
         if self.gpu.limits is None:
             return self._embedding(name, d, found)
         time = lookup_us(name, d, self.gpu, self.memory, self.l2_gb_per_s)
         return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
 
     def _embedding(self, name: str, d: Dims, found: Work) -> Array:
-        """Enhanced model of Lin et al.: cold traffic over DRAM, hits over L2, whichever takes longer; narrow rows are slower."""
+        """Enhanced model of Lin et al.: the larger of DRAM time (cold traffic) and L2 time (hits); narrow rows are slower."""
         traffic = forward_traffic(d, self.gpu)
         cold = traffic.fixed + (1.0 - traffic.hits) * traffic.weights
         warm = traffic.hits * traffic.weights
@@ -213,10 +223,10 @@ class Physics:
         return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
 
     def _backward_traffic(self, d: Dims, fixed: Array, weights: Array) -> tuple[Array, Array]:
-        """(DRAM, L2) bytes of a backward: each distinct row is read and written once when the indices are sorted.
+        """(DRAM, L2) bytes of a backward. If the indices are sorted, each distinct row is read and written once.
 
-        The output gradient is read once per lookup; repeats of one output row hit L2. Without sorting (`dense`, atomic
-        adds) every lookup reads and writes its row, repeats within L2.
+        The output gradient is read once per lookup, and repeated reads of one output row hit L2. Without sorting (`dense`,
+        atomic adds) every lookup reads and writes its row, and repeats stay within L2.
         """
         distinct = distinct_weight_bytes(d)
         repeated = np.maximum(weights - distinct, 0.0)
@@ -226,17 +236,21 @@ class Physics:
         return cold, warm
 
     def _collective(self, d: Dims, found: Work) -> Array:
-        """S x factor over the bus (DESIGN section 2); NVLink where the GPU has it, else PCIe."""
+        """Times of collectives: start plus size x bus factor / bandwidth of the bus (NVLink if the GPU has it, else PCIe)."""
         ranks, factor = bus_factor(d)
         bus = self.gpu.nvlink_gb_per_s or self.gpu.pcie_gb_per_s
         size = np.maximum(found.read, found.written)
         time = COLLECTIVE_START_US + size * factor / (1e3 * max(bus, 1.0))
-        # one rank: the library copies within the device, or does nothing
+        # with one rank, the library copies within the device or does nothing
         return np.where(ranks <= 1.0, self.memory.time_us(2.0 * size), time)
 
 
 def bus_factor(d: Dims) -> tuple[Array, Array]:
-    """(ranks, bytes on a rank's bus per byte of its buffer) of collectives, each of shape (rows,); DESIGN section 2."""
+    """(ranks, bytes on a rank's bus per byte of its buffer) of collectives, each of shape (rows,).
+
+    With n ranks the factor is 2 (n - 1) / n for all-reduce, 1 for broadcast, reduce and send/receive, and (n - 1) / n for all
+    others.
+    """
     ranks = np.maximum(d("ranks", 1.0), 1.0)
     op = pd.Series(d.text("op")).str.lower()
     share = (ranks - 1.0) / ranks
@@ -245,7 +259,7 @@ def bus_factor(d: Dims) -> tuple[Array, Array]:
 
 
 def tile_counts(name: str, d: Dims) -> tuple[Array, Array]:
-    """Output tiles of TILE x TILE and the reduction length, by family; NaN for families without tiles."""
+    """(number of TILE x TILE output tiles, reduction length) of each call; NaN for families without tiles."""
     if name in ("gemm", "bmm"):
         b, m, depth, k = d("B", 1.0), d("M"), d("N"), d("K")
         return b * np.ceil(m / TILE) * np.ceil(k / TILE), depth

@@ -1,17 +1,18 @@
-"""Recurrent layers as the kernels that cuDNN makes of them: products, element-wise cells, and the chain of time steps.
+"""Times of recurrent layers from the kernels that cuDNN runs: products, element-wise cells, and the chain of time steps.
 
-A recurrent layer of G gates computes the input's share of all T steps in one product, (T·B) x I times I x G·H. What is left
-is a chain: at each step a product B x H times H x G·H, then one element-wise kernel. The backward pass goes the same way
-with the transposed weights, and ends with the gradients of both matrices as two long products (Appleyard, Kocisky,
-Blunsom 2016, arXiv 1604.01946). Products take what the GPU's model of `gemm` says, whichever that is.
+A recurrent layer of G gates multiplies the inputs of all T steps in one product, (T·B) x I times I x G·H. The rest is a
+chain: each step runs a product B x H times H x G·H, then one element-wise kernel. The backward pass runs the same chain with
+the transposed weights. It ends with two long products, the gradients of both matrices (Appleyard, Kocisky, Blunsom 2016,
+arXiv 1604.01946). The times of products come from the GPU's model of family `gemm`.
 
-- Layers of one stack overlap along the diagonal, directions of one layer beside each other: kernels that run at once
-  are taken as one product with as many more columns. A bidirectional layer needs all steps of the one below.
-- The host launches every kernel of the chain: no step is shorter than its launches.
-- A projection of the output (`proj_size`) is one more product at each step, of B x H times H x P, and P is what the next step
-  and the next layer see. cuDNN takes no persistent kernel then (`get_algo` in ATen/native/cudnn/RNN.cpp).
-- Where a matrix lies in registers for the whole sequence (cuDNN's persistent kernels), a step is a synchronisation and
-  arithmetic. Which layers get them is PyTorch's rule (ATen/native/cudnn/RNN.cpp), which knows GPU, sizes and dtype.
+- Layers of one stack run in parallel along the diagonal, and so do the directions of one layer. Products that run at the
+  same time are counted as one product with correspondingly more columns. A bidirectional layer needs all steps of the layer
+  below.
+- The host launches every kernel of the chain, so no step is shorter than its launches.
+- A projection of the output (`proj_size`) is one more product at each step, of B x H times H x P. The next step and the next
+  layer then take P inputs. cuDNN uses no persistent kernel in this case (`get_algo` in ATen/native/cudnn/RNN.cpp).
+- cuDNN's persistent kernels keep a matrix in registers for the whole sequence. A step then consists of one synchronisation
+  and arithmetic. PyTorch decides which layers get them, from the GPU, sizes and dtype (ATen/native/cudnn/RNN.cpp).
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array, Dims
 
 Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]
-"""Estimate and evidence of rows of family `gemm`."""
+"""Function from rows of family `gemm` to their estimates and evidence."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Sizes of recurrent calls, each of shape (rows,): batch, steps, input and hidden width, layers, directions, gates, and
-    the width of the output, which is fed back: `hidden`, or less where an LSTM projects it.
+    """Sizes of recurrent calls, each of shape (rows,).
+
+    `inputs`, `hidden` and `output` are widths. The output is fed back to the next step. Its width is `hidden`, or less where
+    an LSTM projects the output (`projected`).
     """
 
     batch: Array
@@ -52,7 +55,10 @@ class Layers:
 
     @classmethod
     def of(cls, calls: pd.DataFrame) -> Layers:
-        """From a table of calls; one direction, four gates and no projection where `attributes` does not say."""
+        """Read the sizes from a table of calls.
+
+        Where `attributes` does not name them, there are one direction, four gates and no projection.
+        """
         d = Dims(calls)
         said = attributes_of(d)
         directions, gates, output = (
@@ -65,45 +71,55 @@ class Layers:
 
 
 LAUNCH_US = 3.2
-"""Host time of one launch within a cuDNN call: two launches a step in 6.5 to 6.8 us where kernels are next to nothing (four
-layers of 40 to 152 units, batches of 1 to 8, in the table of `RESIDENT_US`)."""
+"""Host time of one launch within a cuDNN call, microseconds. Steps with negligible kernels take 6.5 to 6.8 us for two launches
+(four layers of 40 to 152 units, batches of 1 to 8, in the table of `RESIDENT_US`)."""
 
 LAUNCHES, BACKWARD_LAUNCHES = 2.0, 3.0
-"""Kernels of a step: product and cell; on the way back 9.0 to 9.5 us say one more (the product's sum is split)."""
+"""Kernels of a step, forward and backward. Forward there are two: product and cell. Backward, the measured 9.0 to 9.5 us per
+step show one more, because the product's sum is split."""
 
 GAP_US = 1.0
-"""From the end of one kernel to the start of the next in the stream (Lin et al.'s walk has the same)."""
+"""Time from the end of one kernel to the start of the next in the stream, microseconds. The algorithm of Lin et al. uses the
+same value."""
 
 RESIDENT_WEIGHTS = 65536.0
-"""Recurrent weights (gates x hidden width squared) that one SM's registers hold in fp32: beyond it PyTorch's own rule takes
-the small persistent kernel only on the way forward, and its times jump."""
+"""Number of recurrent weights (gates x hidden width squared) that the registers of one SM hold in fp32. For more weights,
+PyTorch's rule uses the small persistent kernel only in the forward pass, and the kernel's times jump."""
 
 RESIDENT_US, RESIDENT_WORK_US, RESIDENT_BATCH = 0.5, 1.4, 32.0
-"""A step of the small persistent kernel: start, what `RESIDENT_WEIGHTS` take, and the batch that doubles it. The table in
-pull request 62143 of PyTorch (its author's repository `xwang233/code-snippet`, cudnn-rnn-bench-62143): 80 layers in fp32
-and fp16 on one card that it does not name, before and after; docs/notes/recurrent.md."""
+"""Time of one step of the small persistent kernel:
+
+- its start, in microseconds;
+- the time for `RESIDENT_WEIGHTS` weights, in microseconds;
+- the batch size that doubles that time.
+
+The source is the table in pull request 62143 of PyTorch (its author's repository `xwang233/code-snippet`,
+cudnn-rnn-bench-62143). It has 80 layers in fp32 and fp16, before and after the change, on one GPU that it does not name; see
+docs/notes/recurrent.md."""
 
 SPILLED_US, SPILLED_BATCH = 3.9, 8.0
-"""The same for weights beyond the registers: proportional to them, and to batches beyond this."""
+"""Time of a step for `RESIDENT_WEIGHTS` weights, microseconds, if the weights exceed the registers; and a batch size. The time
+is proportional to the number of weights, and to the batch above this batch size. Same table as `RESIDENT_US`."""
 
 SMALL_BACKWARD = 2.0
-"""The way back over the way forward in the small persistent kernel; same table, 1.3 to 2.4."""
+"""Ratio of backward to forward time of the small persistent kernel. The table of `RESIDENT_US` shows 1.3 to 2.4."""
 
 TABLE_CLOCK_MHZ = 1455.0
-"""Boost clock that the table's card is taken to have: between A100 (1410) and V100 (1530)."""
+"""Assumed boost clock of the unnamed GPU in the table of `RESIDENT_US`, MHz: between A100 (1410) and V100 (1530)."""
 
 PERSISTENT_SMS = 98
-"""Least SMs on which PyTorch takes the large persistent kernel from compute capability 8 on."""
+"""Minimum number of SMs for which PyTorch uses the large persistent kernel, from compute capability 8 on."""
 
 PERSISTENT_US, PERSISTENT_SHARE = 5.0, 0.5
-"""A step of the large persistent kernel: one synchronisation of the whole GPU, and the share of peak at which it multiplies.
-Not measured: PyTorch's comment says that it is as good as the plain one or better, and no prediction is longer than that."""
+"""A step of the large persistent kernel: the time of one synchronisation of the whole GPU, microseconds, and the share of peak
+FLOP/s of its products. Both are assumed, not measured. A comment in PyTorch says that this kernel is at least as fast as the
+plain one, so no prediction is longer than that of the plain one."""
 
 NO_FLOOR = Floor(0.0, 0.0, {})
-"""Times as they are."""
+"""No latency floor: latencies equal kernel times."""
 
 SPREAD = 1.25
-"""Factor up and down beyond the products' own intervals."""
+"""Factor by which each end of the interval is widened beyond the products' own intervals."""
 
 
 def recurrent_us(
@@ -133,7 +149,7 @@ def recurrent_us(
     kernel, low, high = total
     evidence = np.full(len(calls), "roofline", dtype=object)
     longest = np.argsort(times * found.kernel, kind="stable")
-    evidence[at[longest]] = kinds[longest]  # of what takes longest, which comes last
+    evidence[at[longest]] = kinds[longest]  # evidence of the longest product, which is sorted last
     known = np.isfinite(sizes.batch + sizes.steps + sizes.inputs + sizes.hidden)
     kernel = np.where(known, kernel, np.nan)
     latency = floor.latency(kernel, Dims(calls).text("op"))
@@ -145,7 +161,12 @@ def recurrent_us(
 def _parts(
     sizes: Layers, dtypes: npt.NDArray[np.object_]
 ) -> tuple[pd.DataFrame, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_]]:
-    """Products of all calls, the call of each, how often it occurs there, and whether it belongs to the chain of steps."""
+    """Matrix products of all calls.
+
+    Returns:
+        A table of products of family `gemm`; and for each product the row of its call, the number of times that it occurs
+        there, and whether it belongs to the chain of steps.
+    """
     tokens, wide = sizes.batch * sizes.steps, sizes.gates * sizes.hidden
     upper = sizes.directions * sizes.output
     projects = np.where(sizes.projected, 1.0, 0.0)
@@ -187,12 +208,12 @@ def _parts(
 
 
 def _steps(sizes: Layers) -> Array:
-    """Steps of the chain: diagonals of a stack, or every layer's steps where layers are bidirectional."""
+    """Number of steps of the chain: the diagonals of a stack, or all steps of all layers if layers are bidirectional."""
     return np.where(sizes.directions > 1.0, sizes.steps * sizes.layers, sizes.steps + sizes.layers - 1.0)
 
 
 def _cell_us(sizes: Layers, physics: Physics) -> Array:
-    """The element-wise kernel of a step: both products' results and the states read, gates and states written."""
+    """Time of a step's element-wise kernel, us. It reads the results of both products and the states, and writes gates and states."""
     forward, backward = 3.0 * sizes.gates + 3.0, 2.0 * sizes.gates + 5.0
     at_once = sizes.layers * sizes.directions * sizes.steps / _steps(sizes)
     moved = np.where(sizes.backward, backward, forward) * sizes.batch * sizes.hidden * sizes.bytes
@@ -200,7 +221,7 @@ def _cell_us(sizes: Layers, physics: Physics) -> Array:
 
 
 def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics) -> Array:
-    """All steps one after another: by the host's launches or the device, or in a persistent kernel."""
+    """Time of all steps in sequence, us: limited by the host's launches or by the GPU, or in a persistent kernel."""
     d, steps = Dims(calls), _steps(sizes)
     kernels = np.where(sizes.backward, BACKWARD_LAUNCHES, LAUNCHES) + np.where(sizes.projected, 1.0, 0.0)
     launched = sizes.layers * sizes.directions * sizes.steps * kernels * LAUNCH_US
@@ -214,14 +235,14 @@ def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics)
 
 
 def _small(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
-    """Layers that get the small persistent kernel: `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp."""
+    """Whether layers get the small persistent kernel, as `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp decides."""
     widest = np.where(sizes.gates > 1.0, np.where(sizes.backward, 128.0, 192.0), np.where(sizes.backward, 256.0, 384.0))
     plain = ~sizes.projected & (dtype != "fp64")
     return np.asarray((sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain)
 
 
 def _small_us(sizes: Layers, physics: Physics) -> Array:
-    """A step of the small persistent kernel."""
+    """Time of one step of the small persistent kernel, us."""
     weights = sizes.gates * sizes.hidden**2 / RESIDENT_WEIGHTS
     resident = RESIDENT_US + RESIDENT_WORK_US * weights * (1.0 + sizes.batch / RESIDENT_BATCH)
     spilled = SPILLED_US * weights * np.maximum(sizes.batch / SPILLED_BATCH, 1.0)
@@ -231,7 +252,7 @@ def _small_us(sizes: Layers, physics: Physics) -> Array:
 
 
 def _large(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
-    """Layers that get the large persistent kernel: `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp."""
+    """Whether layers get the large persistent kernel, as `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp decide."""
     b, t, capability = sizes.batch, sizes.steps, physics.gpu.compute_capability
     shape = (sizes.layers == 1) & (sizes.directions == 1) & (sizes.hidden <= 1024) & ~sizes.projected
     aligned = (np.mod(sizes.hidden, 128) == 0) & (np.mod(sizes.inputs, 128) == 0) & (dtype == "fp16")

@@ -1,4 +1,4 @@
-"""What the samples of one family covered: which calls a fitted model answers itself, and how far others are outside."""
+"""The range that the samples of one family cover. It decides which calls a fitted model predicts, and how far others are outside."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import pandas as pd
 from pipeline.kernels.work import Array, Dims, is_one_of
 
 WINDOW = ("kernel_size", "stride", "padding", "groups", "dilation")
-"""Dims of a convolution's window; other windows are other algorithms, so that none is interpolated."""
+"""Dims of a convolution's window. Other windows use other algorithms, so the model does not interpolate between windows."""
 
 WINDOW_DEFAULTS = {"stride": 1.0, "padding": 0.0, "groups": 1.0, "dilation": 1.0}
 
 FLAT = ("elementwise",)
-"""Families whose kernels see B x H elements in a row and nothing of the two dims: (458752, 14) is timed as (16384, 392)."""
+"""Families whose time depends only on the number of elements B x H: (458752, 14) takes as long as (16384, 392)."""
 
 LEAST_MOVED_BYTES = 8
-"""The least that an fp32 element of a flat family moves: it is read once, and one is written."""
+"""Minimum traffic per fp32 element of a flat family, in bytes: 4 bytes are read and 4 bytes are written."""
 
 PHASELESS = ("gemm", "bmm")
-"""Families whose kernels are the same in every phase: a gradient of a product is a product."""
+"""Families whose kernels are the same in every phase, because the gradient of a product is a product."""
 
 
 def without_phase(name: str, calls: pd.DataFrame) -> pd.DataFrame:
-    """Calls of family `name`, as forward ones where the phase does not matter."""
+    """Calls of family `name`; their phase becomes `forward` in families whose kernels do not depend on it."""
     return calls.assign(phase="forward") if name in PHASELESS else calls
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What the samples covered: ops, dtypes, phases, windows (convolutions), and the range of each dim."""
+    """The ops, dtypes, phases and windows (of convolutions) in the samples, and the range of each dim."""
 
     ops: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -53,7 +53,7 @@ class Scope:
         return cls(kinds[0], kinds[1], kinds[2], ranges, found, name)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows of an op, dtype, phase and window that the samples had, with all dims that they had."""
+        """Whether each call has an op, dtype, phase and window that occur in the samples, and all dims that the samples have."""
         d = Dims(calls)
         fine = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
         fine &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
@@ -69,11 +69,12 @@ class Scope:
         return np.asarray(fine, dtype=bool)
 
     def clamp(self, calls: pd.DataFrame, cache_bytes: float = 0.0) -> tuple[pd.DataFrame, Array]:
-        """Calls with every dim moved into its range, and by how many octaves the farthest was outside, (rows,).
+        """Calls with every dim moved into its range, and the distance of the farthest dim from its range, octaves, (rows,).
 
         Args:
             calls: calls of the family.
-            cache_bytes: of the GPU's last cache; flat calls keep their elements where fewer would lie in it.
+            cache_bytes: size of the GPU's last-level cache. Flat calls keep their number of elements if clipping would leave
+                so few elements that they fit into this cache.
         """
         d, clamped, octaves = Dims(calls), {}, np.zeros(len(calls))
         folded = self._folded(d, cache_bytes) if self.name in FLAT and {"B", "H"} <= set(self.ranges) else {}
@@ -84,13 +85,15 @@ class Scope:
                 distance = np.abs(np.log2(np.maximum(values, 0.5) / np.maximum(inside, 0.5)))
             octaves = np.maximum(octaves, np.nan_to_num(distance))
             clamped[dim] = inside
-        # other columns would change what the features see; the model knows these dims alone
+        # other columns would change the features; the model was fitted on these dims only
         keep = [column for column in ("family", "op", "phase", "dtype", "attributes") if column in calls.columns]
         return calls[keep].assign(**clamped), octaves
 
     def _folded(self, d: Dims, cache_bytes: float) -> dict[str, Array]:
-        """B and H of flat calls. Where moving both into their ranges would leave what the cache holds: as many elements in
-        another form with both inside, as far as there is one. A cache's time says nothing about the memory's.
+        """B and H of flat calls, reshaped where clipping both would make the call fit into the cache.
+
+        A reshaped call has the same number of elements, with B and H inside their ranges as far as possible. Clipping alone
+        would give the time of the cache, from which the time of device memory cannot be predicted.
         """
         dims = {name: d(name, self.ranges[name][0]) for name in ("B", "H")}
         left = np.prod([np.clip(values, *self.ranges[name]) for name, values in dims.items()], axis=0)
@@ -104,13 +107,13 @@ class Scope:
         return dims
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists."""
+        """The fields as plain lists, for JSON."""
         return {"ops": self.ops, "dtypes": self.dtypes, "phases": self.phases, "ranges": self.ranges,
                 "windows": self.windows, "name": self.name}  # fmt: skip
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Scope:
-        """Back from `to_json`."""
+        """Rebuild from the values of `to_json`."""
         ranges = {str(key): (float(low), float(high)) for key, (low, high) in values["ranges"].items()}
         found = tuple(tuple(float(v) for v in window) for window in values["windows"])
         ops, dtypes, phases = (tuple(map(str, values[key])) for key in ("ops", "dtypes", "phases"))

@@ -1,4 +1,7 @@
-"""Samples that compute faster than their GPU can: milliseconds where microseconds belong, or TF32 under the name of fp32."""
+"""Detection of samples that are faster than their GPU can compute.
+
+Typical causes are latencies in milliseconds instead of microseconds, and TF32 products that are labelled fp32.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,25 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.work import Dims, matrix_product
 
 PRODUCTS = ("gemm", "bmm")
-"""Families whose FLOPs nothing saves: convolutions by Winograd need fewer than they count."""
+"""Families whose kernels need at least the counted FLOPs. Convolutions are excluded: Winograd kernels need fewer."""
 
 BEYOND = 4.0
-"""Times a GPU's peak that no sample reaches: boost clocks and peaks measured low stay below 2, TF32 on an A100 is 8 times its
-fp32, milliseconds are off by 1000."""
+"""Multiple of the GPU's peak FLOP/s that no correct sample reaches. Boost clocks and peaks that were measured too low give
+ratios below 2. TF32 on an A100 is 8 times as fast as its fp32, and milliseconds give a factor of 1000."""
 
 FEW = 0.05
-"""Share of a family's samples up to which such rows are taken for slips of single measurements."""
+"""Share of a family's samples up to which such rows are accepted as errors of single measurements."""
 
 
 def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
-    """Refuse a family's samples (one row per call) if more than a few compute at several times the GPU's peak.
+    """Reject a family's samples (one row per call) if more than a share `FEW` exceed the GPU's peak FLOP/s `BEYOND` times.
 
     Raises:
-        TableError: they do; the message names the first.
+        TableError: the samples are rejected; the message names the first such row.
     """
-    if name not in PRODUCTS or samples.empty or gpu.name == LOCAL:  # some of this machine's figures are assumed
+    if name not in PRODUCTS or samples.empty or gpu.name == LOCAL:  # some figures of the local machine are assumed
         return
-    if samples["latency_us"].nunique() == 1:  # a constant, in whatever unit, is what is learned from such samples
+    if samples["latency_us"].nunique() == 1:  # the model learns a constant from such samples, in any unit
         return
     dtype = (
         samples["dtype"].fillna("fp32").astype(str) if "dtype" in samples.columns else pd.Series("fp32", samples.index)
