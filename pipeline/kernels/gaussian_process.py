@@ -4,12 +4,12 @@ A Gaussian process predicts similar times for two calls whose features are close
 which its distances are measured. The length scales maximise the likelihood of the samples times a prior (Rasmussen and
 Williams, "Gaussian Processes for Machine Learning", MIT Press 2006, chapters 2 and 5).
 
-With a few hundred samples the fit takes a second, and the error is smaller than that of networks and trees. Memory grows
-with the square of the number of samples, and time with the cube.
+With a few hundred samples the fit takes a second, and the error is smaller than that of networks and trees. Memory
+grows with the square of the number of samples, and time with the cube.
 
-The model is the mean of several processes. All use the same samples, but each takes its hyperparameters from a different
-subset. The error of the mean is 3 to 4 % smaller than that of a single process (development shapes of V100 and T4, 60 to
-150 samples).
+The model is the mean of several processes. All use the same samples, but each takes its hyperparameters from a
+different subset. The error of the mean is 3 to 4 % smaller than that of a single process (development shapes of V100
+and T4, 60 to 150 samples).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ MAX_HYPERPARAMETER_SAMPLES = 300
 
 LENGTH_SPREAD = 2.0
 """Standard deviation of the prior of log length scales; the prior's mean is log(number of features) / 2. A narrow prior
-over-regularises informative features: with 1 the error is 2 % larger (V100 and T4, 30 to 150 samples), with 0.5 it is 7 %
-larger."""
+over-regularises informative features: with 1 the error is 2 % larger (V100 and T4, 30 to 150 samples), with 0.5 it is 7
+% larger."""
 
 MIN_NOISE = 1e-4
-"""Variance added to the noise variance, as a share of the samples' variance. With it the covariance matrix can always be
-factored."""
+"""Variance added to the noise variance, as a share of the samples' variance. With it the covariance matrix can always
+be factored."""
 
 TYPICAL_NOISE = 0.02
 """Median of the prior of the noise variance, as a share of the samples' variance."""
@@ -63,7 +63,9 @@ INFINITE = ("scale", "lengths")
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Hyperparameters: a length scale per standardised feature, shape (columns,), and the ratio of noise to signal variance."""
+    """Hyperparameters: a length scale per standardised feature, shape (columns,), and the ratio of noise to signal
+    variance.
+    """
 
     lengths: Array
     noise: float
@@ -203,7 +205,9 @@ def _matern(lengths: Array, bounds: tuple[float, float] | str = "fixed") -> Kern
 
 
 def _spread(features: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of each column. A constant column gets infinity, so that its standardised value is 0."""
+    """Mean and standard deviation of each column. A constant column gets infinity, so that its standardised value is
+    0.
+    """
     deviation = features.std(axis=0)
     return features.mean(axis=0), np.where(deviation > CONSTANT_FEATURE, deviation, np.inf)
 

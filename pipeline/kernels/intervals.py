@@ -1,7 +1,8 @@
 """Calibrated p10 to p90 intervals from the residuals of out-of-fold predictions.
 
-Residuals log(measured / predicted) are collected over cross-validation folds. Their 10 % and 90 % quantiles are the ends
-of the interval. The quantiles are a function of the predicted time (conformal prediction, binned by predicted time).
+Residuals log(measured / predicted) are collected over cross-validation folds. Their 10 % and 90 % quantiles are the
+ends of the interval. The quantiles are a function of the predicted time (conformal prediction, binned by predicted
+time).
 
 The folds measure the error of single members, which is larger than the error of the members' mean. `bagging_shrink`
 corrects for this.
@@ -23,8 +24,8 @@ MAX_BINS = 12
 """Maximum number of bins of predicted time."""
 
 MIN_SHRINK = 0.95
-"""Minimum factor on residuals. Members share most of their errors. A smaller factor made the intervals of families with few
-samples too narrow on new shapes."""
+"""Minimum factor on residuals. Members share most of their errors. A smaller factor made the intervals of families with
+few samples too narrow on new shapes."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array
 
 STREAMING_OPS = ("relu", "tanh", "add", "mul")
-"""Element-wise ops whose time is memory traffic alone. Other ops may be limited by arithmetic on GPUs with low peak FLOP/s."""
+"""Element-wise ops whose time is memory traffic alone. Other ops may be limited by arithmetic on GPUs with low peak
+FLOP/s."""
 
 ABOVE_FLOOR = 1.25
 """Multiple of the floor above which a latency depends on the kernel's own time."""

@@ -1,8 +1,8 @@
 """Learned variants: members are trained on folds and evaluated on out-of-fold rows.
 
-Members are trees, networks and Gaussian processes (`gaussian_process.py`). Gaussian processes have smaller errors with few
-samples and are fitted in seconds. `distil` replaces many members by one small network. `mlp_paper` is the network that Lin
-et al. published; its only inputs are sizes.
+Members are trees, networks and Gaussian processes (`gaussian_process.py`). Gaussian processes have smaller errors with
+few samples and are fitted in seconds. `distil` replaces many members by one small network. `mlp_paper` is the network
+that Lin et al. published; its only inputs are sizes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ FOLDS = 5
 """Number of cross-validation folds of the trees."""
 
 WIDTHS = {Law.COMPUTE: (192, 5)}
-"""Width and layers of networks, by the law of the family. Times of matrix kernels jump from wave to wave, so their networks
-are wider and deeper."""
+"""Width and layers of networks, by the law of the family. Times of matrix kernels jump from wave to wave, so their
+networks are wider and deeper."""
 
 PLAIN_WIDTH = (128, 4)
 """Width and layers of networks for all other laws, whose times are smooth."""
 
 FEW_ROWS = 3000
-"""Number of samples below which a family gets the `FEW_` settings. With so few samples a wide network costs little time."""
+"""Number of samples below which a family gets the `FEW_` settings. With so few samples a wide network costs little
+time."""
 
 FEW_WIDTH = (256, 4)
 """Width and layers of networks for few samples."""
@@ -57,10 +58,10 @@ AT_FLOOR = 1.1
 weights in the average of trees and networks."""
 
 FREQUENCIES = 8
-"""Number of frequencies per input, each with a sine and a cosine, in networks for few samples. Where samples are sparse,
-plain layers smooth the jumps between waves. With sines and cosines the error (GMAE) of layer norm on development shapes fell
-from 0.92 to 0.67 % on A100, and from 0.50 to 0.46 % on V100. In matrix families the mean of several networks improved, but a
-single network did not (out of fold, convolutions of A100: 8.1 to 8.5 %)."""
+"""Number of frequencies per input, each with a sine and a cosine, in networks for few samples. Where samples are
+sparse, plain layers smooth the jumps between waves. With sines and cosines the error (GMAE) of layer norm on
+development shapes fell from 0.92 to 0.67 % on A100, and from 0.50 to 0.46 % on V100. In matrix families the mean of
+several networks improved, but a single network did not (out of fold, convolutions of A100: 8.1 to 8.5 %)."""
 
 BATCH = 256
 """Batch size of member networks."""
@@ -95,7 +96,9 @@ class Problem:
     crew: Crew = field(default_factory=Crew)
 
     def at_floor(self, calls: pd.DataFrame, learned: Array) -> npt.NDArray[np.bool_]:
-        """Whether each call is at the latency floor, given the members' predictions (`learned`), which add to the baseline."""
+        """Whether each call is at the latency floor, given the members' predictions (`learned`), which add to the
+        baseline.
+        """
         return np.asarray(self.height(calls) + learned < np.log(AT_FLOOR))
 
 

@@ -1,16 +1,16 @@
 """Time of embedding lookups and of their gradients on a GPU: the larger of bandwidth time and load latency.
 
-A lookup reads rows from random addresses, each after the index of the row. Its kernel is limited either by bandwidth or by
-the latency of dependent loads (loads that must follow one another), whichever is slower. The times of bytes from DRAM and
-of rows that hit L2 add up, because both pass through L2.
+A lookup reads rows from random addresses, each after the index of the row. Its kernel is limited either by bandwidth or
+by the latency of dependent loads (loads that must follow one another), whichever is slower. The times of bytes from
+DRAM and of rows that hit L2 add up, because both pass through L2.
 
 The number of dependent loads, and the number of loads in flight on a GPU, follow from the kernels' sources:
 
 - FBGEMM: `codegen/training/backward`
 - PyTorch: `ATen/native/cuda/Embedding.cu` and `EmbeddingBackwardKernel.cu`
 
-`ROW_LATENCY_US` is the only constant that is fitted to a measurement. `benchmarks/kernels/lookups.py` compares this model
-with measurements.
+`ROW_LATENCY_US` is the only constant that is fitted to a measurement. `benchmarks/kernels/lookups.py` compares this
+model with measurements.
 """
 
 from __future__ import annotations
@@ -39,30 +39,31 @@ from pipeline.kernels.work import Array, Dims, sectors
 WARP = 32
 
 FLOATS_PER_LANE = 4
-"""Elements that one lane of FBGEMM's kernels loads at once. A row of up to 32 elements uses 8 lanes, one of up to 64 uses
-16."""
+"""Elements that one lane of FBGEMM's kernels loads at once. A row of up to 32 elements uses 8 lanes, one of up to 64
+uses 16."""
 
 BLOCK_ROWS = 32
 """Lookups of one row that a thread block adds up in parallel. A row with fewer lookups is handled by a single warp."""
 
 BLOCK_REGISTERS = 42
-"""Registers per thread of the kernel with one block for each row (A100 trace, launch parameters). With 42, one block fits on
-an SM."""
+"""Registers per thread of the kernel with one block for each row (A100 trace, launch parameters). With 42, one block
+fits on an SM."""
 
 LONGEST_RUN = 1024
-"""Maximum number of lookups that one block adds up (`max_segment_length_per_cta`). More lookups are split over blocks."""
+"""Maximum number of lookups that one block adds up (`max_segment_length_per_cta`). More lookups are split over
+blocks."""
 
 UPDATE_LOADS = 7.0
-"""Dependent loads when FBGEMM updates a row, not counting the loads of its gradients. They are: the run's number, its ends,
-its first entry, the table's width and start, the entries, the address of the weight, and the row."""
+"""Dependent loads when FBGEMM updates a row, not counting the loads of its gradients. They are: the run's number, its
+ends, its first entry, the table's width and start, the entries, the address of the weight, and the row."""
 
 SUM_ROWS = 10.0
 """Gradient rows that one thread of PyTorch's dense gradient adds up (`NROWS_PER_THREAD`). A second kernel adds these
 partial sums."""
 
 FEW_INDICES = 16.0
-"""Indices that a block of PyTorch's kernel for few indices handles at once (`BLOCKDIMY`). The block takes the next indices
-when these are done. Each index costs two dependent loads: a gradient row, then the row to which it is added."""
+"""Indices that a block of PyTorch's kernel for few indices handles at once (`BLOCKDIMY`). The block takes the next
+indices when these are done. Each index costs two dependent loads: a gradient row, then the row to which it is added."""
 
 FEW_BLOCKS_PER_SM = 4.0
 """Blocks of PyTorch's kernel for few indices on one SM. A block has 512 threads and handles 32 columns."""
@@ -81,7 +82,9 @@ class Repeats:
 
 
 def lookup_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_per_s: float) -> Array:
-    """Time of lookups or of their gradients without the kernel's start, us, shape (rows,); NaN where sizes are unknown."""
+    """Time of lookups or of their gradients without the kernel's start, us, shape (rows,); NaN where sizes are
+    unknown.
+    """
     traffic = forward_traffic(d, gpu)
     narrow = small_width_factor(traffic.width)
 
@@ -100,8 +103,8 @@ def _gradient_us(
 ) -> Array:
     """Time of lookup gradients, us, shape (rows,).
 
-    The op selects the kernel: FBGEMM's fused update, PyTorch's dense gradient (of many or of few rows), or PyTorch's sparse
-    gradient, which only writes rows.
+    The op selects the kernel: FBGEMM's fused update, PyTorch's dense gradient (of many or of few rows), or PyTorch's
+    sparse gradient, which only writes rows.
     """
     repeats = _repeats(d, gpu)
     row = sectors(d.element_bytes() * d("D"))

@@ -4,8 +4,8 @@ A network is a stack of layers of equal width with SiLU activations; `residual` 
 output. Inputs are standardised and clipped. The output is standardised log time, or one score per choice.
 
 Times jump where another kernel, tile or wave begins, and smooth layers fit such jumps poorly. The first layer can
-therefore take periodic embeddings of each input, with learned frequencies ("PLR" in Gorishniy et al., "On Embeddings for
-Numerical Features in Tabular Deep Learning", NeurIPS 2022).
+therefore take periodic embeddings of each input, with learned frequencies ("PLR" in Gorishniy et al., "On Embeddings
+for Numerical Features in Tabular Deep Learning", NeurIPS 2022).
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Periodic:
 class Network:
     """A trained network: standardisation and weights, float32.
 
-    `weights[i]` has shape (inputs, outputs). The last layer has one output, or one per choice. If there is `periodic`, the
-    first layer takes the outputs of `periodic.extend`.
+    `weights[i]` has shape (inputs, outputs). The last layer has one output, or one per choice. If there is `periodic`,
+    the first layer takes the outputs of `periodic.extend`.
     """
 
     mean: Float32

@@ -1,7 +1,7 @@
 """Kernel times from physics: roofline with waves, bandwidth curves, embedding traffic, links and collectives.
 
-They are the fallback for every family without a fitted model. They are also the prior for kernels that are shorter than the
-latency floor of the samples. Times are kernel times, without the launch and without the latency floor.
+They are the fallback for every family without a fitted model. They are also the prior for kernels that are shorter than
+the latency floor of the samples. Times are kernel times, without the launch and without the latency floor.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from pipeline.kernels.tensor_core_convolution import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
 
 TILE = 64.0
-"""Edge of a thread block's output tile in the physical model of matrix products, in elements. 64 is the smallest common edge
-in the public kernel names (64x64, 128x64, 32x128). It suits small products, where waves matter."""
+"""Edge of a thread block's output tile in the physical model of matrix products, in elements. 64 is the smallest common
+edge in the public kernel names (64x64, 128x64, 32x128). It suits small products, where waves matter."""
 
 SHORTEST_REDUCTION = 256.0
 """Minimum reduction length of one block when the library splits a long reduction over blocks (split-K)."""
 
 SHORTEST_OF_PRODUCTS = 128.0
-"""The same minimum for matrix products, from the V100 DLRM trace. It is smaller, because the blocks of small matrix products
-are sliced as well."""
+"""The same minimum for matrix products, from the V100 DLRM trace. It is smaller, because the blocks of small matrix
+products are sliced as well."""
 
 LINK_START_US = {"pinned": 1.5, "pageable": 1.5}
 """Duration of a tiny host copy on the stream, microseconds. The V100 and A100 DLRM traces show 1 to 2 us."""
 
 PAGEABLE_SHARE = 0.5
-"""Bandwidth of a pageable copy relative to a pinned one. It is lower, because the driver stages the copy through a pinned
-buffer."""
+"""Bandwidth of a pageable copy relative to a pinned one. It is lower, because the driver stages the copy through a
+pinned buffer."""
 
 COLLECTIVE_START_US = 20.0
 """Latency of a small NCCL collective, microseconds. The V100 and A100 DLRM traces show 17 us and more."""
@@ -65,20 +65,21 @@ START_US = {
     "tril_index_backward": 8.0, "index": 5.0, "sort": 15.0, "memset": 1.5, "memcpy_d2d": 1.5, "attention": 6.0,
     "rnn": 6.0, "optimizer": 3.0,
 }  # fmt: skip
-"""Duration of each family's kernels at negligible sizes, microseconds. It covers, for example, chains of dependent loads, the
-last step of a reduction, and the prologue of a tile. The values lie between the minimum and the typical duration of the
-smallest calls in the V100 and A100 DLRM traces (`benchmarks/kernels/public_traces.py`). Families that are not listed take the
-start time of the bandwidth curve."""
+"""Duration of each family's kernels at negligible sizes, microseconds. It covers, for example, chains of dependent
+loads, the last step of a reduction, and the prologue of a tile. The values lie between the minimum and the typical
+duration of the smallest calls in the V100 and A100 DLRM traces (`benchmarks/kernels/public_traces.py`). Families that
+are not listed take the start time of the bandwidth curve."""
 
 PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
                   Law.SORT: 2.0}  # fmt: skip
-"""Factor between a formula's time and the ends of its p10-p90 interval. The factors come from comparisons with kernels of public
-traces (docs/kernels.md), where about 80 % of the kernels lie inside the interval."""
+"""Factor between a formula's time and the ends of its p10-p90 interval. The factors come from comparisons with kernels
+of public traces (docs/kernels.md), where about 80 % of the kernels lie inside the interval."""
 
 
 @dataclass(frozen=True)
 class Physics:
-    """The figures of one GPU that the formulas need, from its spec file, or with a bandwidth curve fitted on its samples.
+    """The figures of one GPU that the formulas need, from its spec file, or with a bandwidth curve fitted on its
+    samples.
 
     `memory` is the bandwidth curve of DRAM, and `link` that of PCIe. `evidence` names the source of the times that use
     `memory`.
@@ -91,7 +92,7 @@ class Physics:
     evidence: str = "roofline"
 
     def streaming(self) -> Physics:
-        """The same figures with the architecture's sustained streaming bandwidth, if it is known and higher than the peak used.
+        """The same figures with the architecture's sustained streaming bandwidth, if it exceeds `peak_dram_gb_per_s`.
 
         It is not the default, because saved models hold corrections of formulas that do not use it.
         """
@@ -134,7 +135,8 @@ class Physics:
         return self._movement(name, entry.passes, found)
 
     def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
-        """Reference times that learned models correct, us: `kernel_us` without what public traces show about short kernels.
+        """Reference times that learned models correct, us: `kernel_us` without what public traces show about short
+        kernels.
 
         Saved models depend on these times. A change of them needs a new `features.VERSION`.
         """
@@ -149,7 +151,9 @@ class Physics:
         return found - self.start_us(name) + self.memory.start_us
 
     def start_us(self, name: str) -> float:
-        """Duration of a family's kernel at negligible size, us. A CPU starts no kernels and takes the memory curve's start."""
+        """Duration of a family's kernel at negligible size, us. A CPU starts no kernels and takes the memory curve's
+        start.
+        """
         return START_US.get(name, self.memory.start_us) if self.gpu.limits is not None else self.memory.start_us
 
     def _movement(self, name: str, passes: float, found: Work) -> Array:
@@ -158,7 +162,8 @@ class Physics:
         return np.asarray(self.start_us(name) + np.maximum(self.memory.moving_us(passes * found.bytes), arithmetic))
 
     def _compute(self, name: str, d: Dims, found: Work, shortest: float) -> Array:
-        """Roofline time whose compute part counts whole waves of tiles; without tile counts, FLOPs over peak throughput.
+        """Roofline time whose compute part counts whole waves of tiles; without tile counts, FLOPs over peak
+        throughput.
 
         A long reduction is split over idle SMs, but no part is shorter than `shortest`.
         """
@@ -210,7 +215,9 @@ class Physics:
         return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
 
     def _embedding(self, name: str, d: Dims, found: Work) -> Array:
-        """Enhanced model of Lin et al.: the larger of DRAM time (cold traffic) and L2 time (hits); narrow rows are slower."""
+        """Enhanced model of Lin et al.: the larger of DRAM time (cold traffic) and L2 time (hits); narrow rows are
+        slower.
+        """
         traffic = forward_traffic(d, self.gpu)
         cold = traffic.fixed + (1.0 - traffic.hits) * traffic.weights
         warm = traffic.hits * traffic.weights
@@ -225,8 +232,8 @@ class Physics:
     def _backward_traffic(self, d: Dims, fixed: Array, weights: Array) -> tuple[Array, Array]:
         """(DRAM, L2) bytes of a backward. If the indices are sorted, each distinct row is read and written once.
 
-        The output gradient is read once per lookup, and repeated reads of one output row hit L2. Without sorting (`dense`,
-        atomic adds) every lookup reads and writes its row, and repeats stay within L2.
+        The output gradient is read once per lookup, and repeated reads of one output row hit L2. Without sorting
+        (`dense`, atomic adds) every lookup reads and writes its row, and repeats stay within L2.
         """
         distinct = distinct_weight_bytes(d)
         repeated = np.maximum(weights - distinct, 0.0)
@@ -236,7 +243,9 @@ class Physics:
         return cold, warm
 
     def _collective(self, d: Dims, found: Work) -> Array:
-        """Times of collectives: start plus size x bus factor / bandwidth of the bus (NVLink if the GPU has it, else PCIe)."""
+        """Times of collectives: start plus size x bus factor / bandwidth of the bus (NVLink if the GPU has it, else
+        PCIe).
+        """
         ranks, factor = bus_factor(d)
         bus = self.gpu.nvlink_gb_per_s or self.gpu.pcie_gb_per_s
         size = np.maximum(found.read, found.written)
@@ -248,8 +257,8 @@ class Physics:
 def bus_factor(d: Dims) -> tuple[Array, Array]:
     """(ranks, bytes on a rank's bus per byte of its buffer) of collectives, each of shape (rows,).
 
-    With n ranks the factor is 2 (n - 1) / n for all-reduce, 1 for broadcast, reduce and send/receive, and (n - 1) / n for all
-    others.
+    With n ranks the factor is 2 (n - 1) / n for all-reduce, 1 for broadcast, reduce and send/receive, and (n - 1) / n
+    for all others.
     """
     ranks = np.maximum(d("ranks", 1.0), 1.0)
     op = pd.Series(d.text("op")).str.lower()

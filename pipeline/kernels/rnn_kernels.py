@@ -1,18 +1,20 @@
-"""Times of recurrent layers from the kernels that cuDNN runs: products, element-wise cells, and the chain of time steps.
+"""Times of recurrent layers from the kernels that cuDNN runs: products, element-wise cells, and the chain of time
+steps.
 
 A recurrent layer of G gates multiplies the inputs of all T steps in one product, (T·B) x I times I x G·H. The rest is a
-chain: each step runs a product B x H times H x G·H, then one element-wise kernel. The backward pass runs the same chain with
-the transposed weights. It ends with two long products, the gradients of both matrices (Appleyard, Kocisky, Blunsom 2016,
-arXiv 1604.01946). The times of products come from the GPU's model of family `gemm`.
+chain: each step runs a product B x H times H x G·H, then one element-wise kernel. The backward pass runs the same chain
+with the transposed weights. It ends with two long products, the gradients of both matrices (Appleyard, Kocisky, Blunsom
+2016, arXiv 1604.01946). The times of products come from the GPU's model of family `gemm`.
 
-- Layers of one stack run in parallel along the diagonal, and so do the directions of one layer. Products that run at the
-  same time are counted as one product with correspondingly more columns. A bidirectional layer needs all steps of the layer
-  below.
+- Layers of one stack run in parallel along the diagonal, and so do the directions of one layer. Products that run at
+  the same time are counted as one product with correspondingly more columns. A bidirectional layer needs all steps of
+  the layer below.
 - The host launches every kernel of the chain, so no step is shorter than its launches.
-- A projection of the output (`proj_size`) is one more product at each step, of B x H times H x P. The next step and the next
-  layer then take P inputs. cuDNN uses no persistent kernel in this case (`get_algo` in ATen/native/cudnn/RNN.cpp).
-- cuDNN's persistent kernels keep a matrix in registers for the whole sequence. A step then consists of one synchronisation
-  and arithmetic. PyTorch decides which layers get them, from the GPU, sizes and dtype (ATen/native/cudnn/RNN.cpp).
+- A projection of the output (`proj_size`) is one more product at each step, of B x H times H x P. The next step and the
+  next layer then take P inputs. cuDNN uses no persistent kernel in this case (`get_algo` in ATen/native/cudnn/RNN.cpp).
+- cuDNN's persistent kernels keep a matrix in registers for the whole sequence. A step then consists of one
+  synchronisation and arithmetic. PyTorch decides which layers get them, from the GPU, sizes and dtype
+  (ATen/native/cudnn/RNN.cpp).
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]
 class Layers:
     """Sizes of recurrent calls, each of shape (rows,).
 
-    `inputs`, `hidden` and `output` are widths. The output is fed back to the next step. Its width is `hidden`, or less where
-    an LSTM projects the output (`projected`).
+    `inputs`, `hidden` and `output` are widths. The output is fed back to the next step. Its width is `hidden`, or less
+    where an LSTM projects the output (`projected`).
     """
 
     batch: Array
@@ -71,20 +73,20 @@ class Layers:
 
 
 LAUNCH_US = 3.2
-"""Host time of one launch within a cuDNN call, microseconds. Steps with negligible kernels take 6.5 to 6.8 us for two launches
-(four layers of 40 to 152 units, batches of 1 to 8, in the table of `RESIDENT_US`)."""
+"""Host time of one launch within a cuDNN call, microseconds. Steps with negligible kernels take 6.5 to 6.8 us for two
+launches (four layers of 40 to 152 units, batches of 1 to 8, in the table of `RESIDENT_US`)."""
 
 LAUNCHES, BACKWARD_LAUNCHES = 2.0, 3.0
-"""Kernels of a step, forward and backward. Forward there are two: product and cell. Backward, the measured 9.0 to 9.5 us per
-step show one more, because the product's sum is split."""
+"""Kernels of a step, forward and backward. Forward there are two: product and cell. Backward, the measured 9.0 to 9.5
+us per step show one more, because the product's sum is split."""
 
 GAP_US = 1.0
-"""Time from the end of one kernel to the start of the next in the stream, microseconds. The algorithm of Lin et al. uses the
-same value."""
+"""Time from the end of one kernel to the start of the next in the stream, microseconds. The algorithm of Lin et al.
+uses the same value."""
 
 RESIDENT_WEIGHTS = 65536.0
-"""Number of recurrent weights (gates x hidden width squared) that the registers of one SM hold in fp32. For more weights,
-PyTorch's rule uses the small persistent kernel only in the forward pass, and the kernel's times jump."""
+"""Number of recurrent weights (gates x hidden width squared) that the registers of one SM hold in fp32. For more
+weights, PyTorch's rule uses the small persistent kernel only in the forward pass, and the kernel's times jump."""
 
 RESIDENT_US, RESIDENT_WORK_US, RESIDENT_BATCH = 0.5, 1.4, 32.0
 """Time of one step of the small persistent kernel:
@@ -94,12 +96,13 @@ RESIDENT_US, RESIDENT_WORK_US, RESIDENT_BATCH = 0.5, 1.4, 32.0
 - the batch size that doubles that time.
 
 The source is the table in pull request 62143 of PyTorch (its author's repository `xwang233/code-snippet`,
-cudnn-rnn-bench-62143). It has 80 layers in fp32 and fp16, before and after the change, on one GPU that it does not name; see
-docs/notes/recurrent.md."""
+cudnn-rnn-bench-62143). It has 80 layers in fp32 and fp16, before and after the change, on one GPU that it does not
+name; see docs/notes/recurrent.md."""
 
 SPILLED_US, SPILLED_BATCH = 3.9, 8.0
-"""Time of a step for `RESIDENT_WEIGHTS` weights, microseconds, if the weights exceed the registers; and a batch size. The time
-is proportional to the number of weights, and to the batch above this batch size. Same table as `RESIDENT_US`."""
+"""Time of a step for `RESIDENT_WEIGHTS` weights, microseconds, if the weights exceed the registers; and a batch size.
+The time is proportional to the number of weights, and to the batch above this batch size. Same table as
+`RESIDENT_US`."""
 
 SMALL_BACKWARD = 2.0
 """Ratio of backward to forward time of the small persistent kernel. The table of `RESIDENT_US` shows 1.3 to 2.4."""
@@ -111,9 +114,9 @@ PERSISTENT_SMS = 98
 """Minimum number of SMs for which PyTorch uses the large persistent kernel, from compute capability 8 on."""
 
 PERSISTENT_US, PERSISTENT_SHARE = 5.0, 0.5
-"""A step of the large persistent kernel: the time of one synchronisation of the whole GPU, microseconds, and the share of peak
-FLOP/s of its products. Both are assumed, not measured. A comment in PyTorch says that this kernel is at least as fast as the
-plain one, so no prediction is longer than that of the plain one."""
+"""A step of the large persistent kernel: the time of one synchronisation of the whole GPU, microseconds, and the share
+of peak FLOP/s of its products. Both are assumed, not measured. A comment in PyTorch says that this kernel is at least
+as fast as the plain one, so no prediction is longer than that of the plain one."""
 
 NO_FLOOR = Floor(0.0, 0.0, {})
 """No latency floor: latencies equal kernel times."""
@@ -128,7 +131,8 @@ def recurrent_us(
     """Times of recurrent layers.
 
     Args:
-        calls: rows of family `rnn`: B, T, I, H, `layers`, `dtype`, `phase`, and `attributes` with `directions` and `gates`.
+        calls: rows of family `rnn`: B, T, I, H, `layers`, `dtype`, `phase`, and `attributes` with `directions` and
+            `gates`.
         products: estimates of matrix products on the same GPU.
         physics: the GPU's figures.
         floor: what event timing adds to a kernel.
@@ -164,7 +168,7 @@ def _parts(
     """Matrix products of all calls.
 
     Returns:
-        A table of products of family `gemm`; and for each product the row of its call, the number of times that it occurs
+        A table of products of family `gemm`. For each product: the row of its call, the number of times that it occurs
         there, and whether it belongs to the chain of steps.
     """
     tokens, wide = sizes.batch * sizes.steps, sizes.gates * sizes.hidden
@@ -208,12 +212,17 @@ def _parts(
 
 
 def _steps(sizes: Layers) -> Array:
-    """Number of steps of the chain: the diagonals of a stack, or all steps of all layers if layers are bidirectional."""
+    """Number of steps of the chain: the diagonals of a stack, or all steps of all layers if layers are
+    bidirectional.
+    """
     return np.where(sizes.directions > 1.0, sizes.steps * sizes.layers, sizes.steps + sizes.layers - 1.0)
 
 
 def _cell_us(sizes: Layers, physics: Physics) -> Array:
-    """Time of a step's element-wise kernel, us. It reads the results of both products and the states, and writes gates and states."""
+    """Time of a step's element-wise kernel, us.
+
+    The kernel reads the results of both products and the states, and writes the gates and the states.
+    """
     forward, backward = 3.0 * sizes.gates + 3.0, 2.0 * sizes.gates + 5.0
     at_once = sizes.layers * sizes.directions * sizes.steps / _steps(sizes)
     moved = np.where(sizes.backward, backward, forward) * sizes.batch * sizes.hidden * sizes.bytes
@@ -235,7 +244,9 @@ def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics)
 
 
 def _small(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
-    """Whether layers get the small persistent kernel, as `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp decides."""
+    """Whether layers get the small persistent kernel, as `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp
+    decides.
+    """
     widest = np.where(sizes.gates > 1.0, np.where(sizes.backward, 128.0, 192.0), np.where(sizes.backward, 256.0, 384.0))
     plain = ~sizes.projected & (dtype != "fp64")
     return np.asarray((sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain)
@@ -252,7 +263,9 @@ def _small_us(sizes: Layers, physics: Physics) -> Array:
 
 
 def _large(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
-    """Whether layers get the large persistent kernel, as `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp decide."""
+    """Whether layers get the large persistent kernel, as `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp
+    decide.
+    """
     b, t, capability = sizes.batch, sizes.steps, physics.gpu.compute_capability
     shape = (sizes.layers == 1) & (sizes.directions == 1) & (sizes.hidden <= 1024) & ~sizes.projected
     aligned = (np.mod(sizes.hidden, 128) == 0) & (np.mod(sizes.inputs, 128) == 0) & (dtype == "fp16")

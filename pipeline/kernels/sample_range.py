@@ -1,4 +1,7 @@
-"""The range that the samples of one family cover. It decides which calls a fitted model predicts, and how far others are outside."""
+"""The range that the samples of one family cover.
+
+It decides which calls a fitted model predicts, and how far other calls are outside.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ import pandas as pd
 from pipeline.kernels.work import Array, Dims, is_one_of
 
 WINDOW = ("kernel_size", "stride", "padding", "groups", "dilation")
-"""Dims of a convolution's window. Other windows use other algorithms, so the model does not interpolate between windows."""
+"""Dims of a convolution's window. Other windows use other algorithms, so the model does not interpolate between
+windows."""
 
 WINDOW_DEFAULTS = {"stride": 1.0, "padding": 0.0, "groups": 1.0, "dilation": 1.0}
 
@@ -53,7 +57,9 @@ class Scope:
         return cls(kinds[0], kinds[1], kinds[2], ranges, found, name)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Whether each call has an op, dtype, phase and window that occur in the samples, and all dims that the samples have."""
+        """Whether each call has an op, dtype, phase and window that occur in the samples, and all dims that the samples
+        have.
+        """
         d = Dims(calls)
         fine = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
         fine &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
@@ -69,12 +75,13 @@ class Scope:
         return np.asarray(fine, dtype=bool)
 
     def clamp(self, calls: pd.DataFrame, cache_bytes: float = 0.0) -> tuple[pd.DataFrame, Array]:
-        """Calls with every dim moved into its range, and the distance of the farthest dim from its range, octaves, (rows,).
+        """Calls with every dim moved into its range, and the distance of the farthest dim from its range, octaves,
+        (rows,).
 
         Args:
             calls: calls of the family.
-            cache_bytes: size of the GPU's last-level cache. Flat calls keep their number of elements if clipping would leave
-                so few elements that they fit into this cache.
+            cache_bytes: size of the GPU's last-level cache. Flat calls keep their number of elements if clipping would
+                leave so few elements that they fit into this cache.
         """
         d, clamped, octaves = Dims(calls), {}, np.zeros(len(calls))
         folded = self._folded(d, cache_bytes) if self.name in FLAT and {"B", "H"} <= set(self.ranges) else {}
@@ -92,8 +99,8 @@ class Scope:
     def _folded(self, d: Dims, cache_bytes: float) -> dict[str, Array]:
         """B and H of flat calls, reshaped where clipping both would make the call fit into the cache.
 
-        A reshaped call has the same number of elements, with B and H inside their ranges as far as possible. Clipping alone
-        would give the time of the cache, from which the time of device memory cannot be predicted.
+        A reshaped call has the same number of elements, with B and H inside their ranges as far as possible. Clipping
+        alone would give the time of the cache, from which the time of device memory cannot be predicted.
         """
         dims = {name: d(name, self.ranges[name][0]) for name in ("B", "H")}
         left = np.prod([np.clip(values, *self.ranges[name]) for name, values in dims.items()], axis=0)

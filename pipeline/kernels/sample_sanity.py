@@ -17,15 +17,15 @@ PRODUCTS = ("gemm", "bmm")
 """Families whose kernels need at least the counted FLOPs. Convolutions are excluded: Winograd kernels need fewer."""
 
 BEYOND = 4.0
-"""Multiple of the GPU's peak FLOP/s that no correct sample reaches. Boost clocks and peaks that were measured too low give
-ratios below 2. TF32 on an A100 is 8 times as fast as its fp32, and milliseconds give a factor of 1000."""
+"""Multiple of the GPU's peak FLOP/s that no correct sample reaches. Boost clocks and peaks that were measured too low
+give ratios below 2. TF32 on an A100 is 8 times as fast as its fp32, and milliseconds give a factor of 1000."""
 
 FEW = 0.05
 """Share of a family's samples up to which such rows are accepted as errors of single measurements."""
 
 
 def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
-    """Reject a family's samples (one row per call) if more than a share `FEW` exceed the GPU's peak FLOP/s `BEYOND` times.
+    """Reject a family's samples (one row per call) if more than a share `FEW` is `BEYOND` times faster than its peak.
 
     Raises:
         TableError: the samples are rejected; the message names the first such row.

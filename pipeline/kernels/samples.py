@@ -1,4 +1,4 @@
-"""Reading, checking and splitting samples."""
+"""Functions to read, check and split samples."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pipeline.kernels.work import ELEMENT_BYTES, Dims
 from pipeline.schemas import read_arrow
 
 LONGEST_LATENCY_US = 1e8
-"""Largest plausible latency, 100 s. A longer one is a wrong unit or a wrong clock."""
+"""Largest plausible latency, microseconds (100 s). A longer latency indicates a wrong unit or a wrong clock."""
 
 LARGEST_DIM = 1e12
-"""Largest plausible dimension of a call; bytes count as a dimension."""
+"""Largest plausible dimension of a call. A number of bytes is also a dimension."""
 
 LARGEST_SIDE = 2.0**31
-"""Largest number of rows, columns or channels of an operand: libraries index them with 32 bits."""
+"""Largest number of rows, columns or channels of an operand, because libraries index them with 32 bits."""
 
 MAX_BYTES = 1e13
-"""Largest traffic of one call, 10 TB: more fits no device's memory."""
+"""Largest traffic of one call, bytes (10 TB). No GPU's memory holds more."""
 
 TORCH_DTYPES = {
     "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16",
@@ -49,10 +49,11 @@ def read_table(path: str | Path) -> pd.DataFrame:
 def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
     """Add `family`, `phase` and `dtype` to a table from its `op` names (`families.OP_NAMES`); existing values are kept.
 
-    A row that names only a family, in `op` or in `family`, stands for the family's first op.
+    A row that names only a family, in `op` or in `family`, gets the family's first op.
 
     Raises:
-        TableError: both `op` and `family` are missing, or an op, family or dtype is unknown; the message lists the choices.
+        TableError: both `op` and `family` are missing, or an op, family or dtype is unknown; the message lists the
+            choices.
     """
     if "op" not in table.columns and "family" not in table.columns:
         raise TableError(f"{where}: misses column op; per row {_op_choices()}")
@@ -83,7 +84,7 @@ def named_dtypes(given: pd.Series, where: str) -> pd.Series:
     """Our names of dtypes, from ours or PyTorch's (`torch.float16`); missing values stay missing.
 
     Raises:
-        TableError: a dtype is unknown; models would take it for fp32.
+        TableError: a dtype is unknown; models would treat it as fp32.
     """
     plain = {each: str(each).lower().removeprefix("torch.") for each in given.dropna().unique()}
     ours = {each: TORCH_DTYPES.get(name, name) for each, name in plain.items()}
@@ -97,13 +98,13 @@ def named_dtypes(given: pd.Series, where: str) -> pd.Series:
 
 
 def _op_choices() -> str:
-    """The choices that a message lists: ops of the public tables, and families."""
+    """The choices to list in an error message: ops of the public tables, and families."""
     families = ", ".join(name for name in FAMILIES if name in OP_NAMES)
     return f"choose one of {', '.join(NEUSIGHT_OPS)}, or a family: {families}"
 
 
 def with_launches(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `kernel_name`, `grid` and `block` where the table has only NeuSight's columns (`main_kernel`, `grid_x`)."""
+    """Add `kernel_name`, `grid` and `block` if the table has only NeuSight's columns (`main_kernel`, `grid_x`)."""
     added: dict[str, pd.Series] = {}
     if "kernel_name" not in table.columns and "main_kernel" in table.columns:
         added["kernel_name"] = table["main_kernel"].astype(object)
@@ -116,7 +117,7 @@ def with_launches(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def bad_dims(table: pd.DataFrame) -> pd.Series:
-    """Per row the problem of its dims ("" if none): missing, not a whole number, not positive, or implausibly large."""
+    """The problem of each row's dims ("" if none): missing, not a whole number, not positive, or implausibly large."""
     problem = np.full(len(table), "", dtype=object)
     rows = table.reset_index(drop=True)
     for name, group in rows.groupby("family", sort=False, observed=True):
@@ -165,8 +166,8 @@ def check_calls(table: pd.DataFrame, where: str) -> None:
 def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame:
     """Drop samples that cannot be measurements, with a warning that counts them.
 
-    A row is dropped if its latency is not a number, not positive or longer than `LONGEST_LATENCY_US`, or if its dims are
-    bad. Row order is kept.
+    A row is dropped if its latency is not a number, not positive or longer than `LONGEST_LATENCY_US`, or if its dims
+    are bad. Row order is kept.
 
     Raises:
         TableError: a required column is missing, or no usable row is left.
@@ -190,7 +191,7 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
 
 
 def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.uint64]:
-    """One key per shape, from the dims only: rows that differ in op, dtype or phase share a key."""
+    """A key for each row's shape, from the dims only. Rows that differ only in op, dtype or phase share a key."""
     names = sorted(
         {dim for name in samples["family"].unique() for dim in family(str(name)).dims} & set(samples.columns)
     )
@@ -202,7 +203,7 @@ def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.uint64]:
 def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> npt.NDArray[np.int64]:
     """A fold number per row, the same for all rows of a shape; folds have equal numbers of shapes.
 
-    Not scikit-learn's `GroupKFold`: published figures rest on these folds.
+    scikit-learn's `GroupKFold` is not used, because the published figures depend on these folds.
     """
     shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
     numbers = np.arange(len(shapes)) % max(folds, 1)
@@ -211,9 +212,9 @@ def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> npt.NDArray[np
 
 
 def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """True for held-out rows: a share of the shapes, each held out for all ops.
+    """True for held-out rows: a share of the shapes is held out, each shape for all ops.
 
-    Not scikit-learn's `GroupShuffleSplit`: published figures rest on this split.
+    scikit-learn's `GroupShuffleSplit` is not used, because the published figures depend on this split.
     """
     shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
     held = np.zeros(len(shapes), dtype=bool)
@@ -222,7 +223,7 @@ def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> npt.NDArra
 
 
 def families_of(samples: pd.DataFrame, wanted: Sequence[str] | None) -> list[str]:
-    """Families to fit, in descending order of samples.
+    """Families to fit: the wanted ones, or all in descending order of their number of samples.
 
     Raises:
         UnknownNameError: a wanted family does not exist.

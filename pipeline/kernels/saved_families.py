@@ -1,4 +1,4 @@
-"""Folders of fitted families: each holds a description (`family.json`) and the files of its members."""
+"""Folders of fitted families. Each holds a description (`family.json`) and the files of the family's members."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def find_families(model_dirs: Sequence[str | Path], variant: str = "auto") -> di
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """A family's `family.json`.
+    """Read a family's `family.json`.
 
     Raises:
-        PackError: it is missing, not JSON, or lacks its keys.
+        PackError: the file is missing, is not JSON, or lacks required keys.
     """
     remedy = "rebuild it with `steptime kernels fit`"
     return read_json(Path(folder) / DESCRIPTION, remedy, ("family", "evidence", "variant"))
@@ -42,7 +42,7 @@ def write_physics(
     out_dir: str | Path, gpu: GpuSpec, memory: BandwidthCurve, floor: Floor, error: float, evidence: str,
     samples: pd.DataFrame,
 ) -> None:  # fmt: skip
-    """Write the bandwidth curve that families without samples share, as the folder of family `copy`."""
+    """Write the bandwidth curve that all families without samples use, into the folder of family `copy`."""
     sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
     values = {
         "family": "copy", "gpu": gpu.name, "variant": "curve", "evidence": evidence, "source": sources,

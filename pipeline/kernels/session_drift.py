@@ -1,11 +1,12 @@
-"""Drift of a measuring session: a cost per call that grows while samples are taken.
+"""Drift of a measuring session: an extra time per call that grows while samples are taken.
 
-The public convolution latencies were measured in random order of sizes. The latency of the smallest ones grows steadily with
-the row number: from 68 to 300 us on V100, from 108 to 760 us on P100. The growth is the same for small and large kernels, so
-it belongs to the session and not to the kernel. Knowing the row number halves the error of any model.
+The public convolution latencies were measured in random order of sizes. The latency of the smallest ones grows steadily
+with the row number: from 68 to 300 us on V100, from 108 to 760 us on P100. The growth is the same for small and large
+kernels, so it belongs to the session and not to the kernel. With the row number as an input, the error of any model is
+halved.
 
-The drift is therefore estimated as a function of the row's position and subtracted before fitting. Only its typical size is
-added to a predicted *latency*; kernel times do not contain it. Samples without drift are not changed.
+The drift is therefore estimated as a function of the row's position and subtracted before fitting. Only its typical
+size is added to a predicted *latency*. Kernel times do not contain it. Samples without drift are not changed.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
 
 BINS = 30
-"""Bins of the row's position; the drift of a bin is its median residual."""
+"""Number of bins of the row's position. The drift of a bin is its median residual."""
 
 MIN_SAMPLES = 600
-"""Samples below which drift cannot be distinguished from noise (20 per bin)."""
+"""Minimum number of samples (20 per bin). With fewer, drift cannot be distinguished from noise."""
 
 ROUNDS = 4
-"""Rounds that alternate between fitting times and drift; the drift converged after three on all five GPUs."""
+"""Rounds, each of which fits times and then the drift. The drift converged after three rounds on all five GPUs."""
 
 MIN_ERROR_REDUCTION = 0.2
-"""Relative reduction of the median error from which a drift is accepted."""
+"""Minimum relative reduction of the median error with which a drift is accepted."""
 
 MIN_FIRST_REDUCTION = 0.1
-"""Relative reduction by the first round's drift below which no further round runs. It is 30 to 53 % for convolutions of the
-five public GPUs and at most 4 % for other families, which so save three of four rounds."""
+"""Minimum relative reduction of the median error by the first round's drift. Below it, no further round runs. The
+reduction is 30 to 53 % for convolutions of the five public GPUs, and at most 4 % for other families. Other families
+thus skip three of four rounds."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,10 @@ def estimate_drift(
     Args:
         features: shape (rows, columns), rows in the order of measurement.
         baseline: log of the expected latency, shape (rows,); trees fit the residual.
-        latency_us: measured, shape (rows,).
-        folds: fold number per row; the residual of a row is that of trees trained on other folds.
-        seed: of the trees.
-        crew: trains them; this thread where None.
+        latency_us: measured latency, shape (rows,).
+        folds: fold number per row; the residual of a row comes from trees trained on other folds.
+        seed: random seed of the trees.
+        crew: trains the trees; if None, this thread trains them.
     """
     crew = crew or Crew()
     rows = len(latency_us)
@@ -94,17 +96,20 @@ def estimate_drift(
 
 
 def _typical_error(expected: Array, measured: Array) -> float:
-    """Median error in log time."""
+    """Median absolute error of log time."""
     return float(np.median(np.abs(np.log(expected / measured))))
 
 
 def _unseen(features: Array, target: Array, asked: Array, seed: int) -> Array:
-    """Predictions for `asked` of trees trained on features (rows, columns) and log times (rows,)."""
+    """Predictions for the features `asked`, from trees trained on features (rows, columns) and log times (rows,)."""
     return train_trees(features, target, seed, rounds=250).predict(asked)
 
 
 def _smooth_drift(position: Array, residual: Array, latency_us: Array) -> Array:
-    """Median residual by position, minus its minimum; from the shorter half of the samples, whose errors in us are small."""
+    """Median residual by position, minus its minimum, us.
+
+    Only the half of the samples with the shorter latencies is used, because their errors in us are small.
+    """
     short = latency_us <= np.median(latency_us)
     edges = np.linspace(0.0, 1.0, BINS + 1)
     centres, values = [], []
@@ -123,16 +128,17 @@ def _smooth_drift(position: Array, residual: Array, latency_us: Array) -> Array:
 def best_extra(
     time_us: Array, noise: Array, drift: Drift, seed: int = 0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Microseconds to add to a time without drift, by size, so that the geometric mean error of the latency is smallest.
+    """Microseconds to add to a time without drift, by its size, to minimise the geometric mean error of the latency.
 
-    The drift of a future call is unknown; only its distribution over the session is known. The relative error of a short
-    kernel depends strongly on it. The best constant is neither the mean nor the median, and is found by a grid search.
+    The drift of a future call is unknown; only its distribution over the session is known. The relative error of a
+    short kernel depends strongly on the added time. The best value is neither the mean nor the median of the drift. It
+    is found by a grid search.
 
     Args:
         time_us: out-of-fold predictions of the times without drift, shape (rows,).
-        noise: measured over predicted time without drift, of the same rows.
-        drift: of the session.
-        seed: of the random draws.
+        noise: ratio of measured to predicted time, both without drift, of the same rows.
+        drift: drift of the session.
+        seed: seed of the random draws.
 
     Returns:
         Knots of log time, and the microseconds to add at each.

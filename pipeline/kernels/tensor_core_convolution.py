@@ -1,17 +1,23 @@
-"""Convolutions on tensor cores (fp16, bf16, TF32), of which there are no public samples: physics, and three constants.
+"""Times of convolutions on tensor cores (fp16, bf16, TF32), from physics and three constants.
 
-A convolution is the implicit product of `heuristics.implicit_product`, with channels padded to what a tensor core loads at
-once, in whole waves of output tiles. A tile takes as long as its arithmetic with the operands that warps load for it, or as
-those operands take through L2; of the tiles that the library has, it takes the quickest. Cards with a small power budget
-throttle. Traffic over DRAM overlaps with that in part. Reductions that are split over blocks (weight gradients) write
-their parts in fp32 and read them back.
+There are no public samples of such convolutions. The model has these parts:
 
-Kernels for halves exist with channels innermost (NHWC) alone. Where a step keeps its images in NCHW, PyTorch's default,
-cuDNN turns both images around each kernel (`nchwToNhwcKernel`, `nhwcToNchwKernel`). TF32 has NCHW kernels of its own
-(`sm80_xmma_fprop_..._nchwkcrs_nchw`), which gather their operands; they are taken where that costs less than turning.
+- A convolution is the matrix product of `work.implicit_product`. Its channels are padded to the size that a tensor core
+  loads at once. It runs in whole waves of output tiles.
+- The time of a tile is the larger of two times: its arithmetic together with the operand loads of its warps, and the
+  transfer of these operands through L2. The model uses the fastest of the tiles that the library has.
+- GPUs with a small power budget throttle.
+- DRAM traffic partly overlaps with the tiles' time.
+- Reductions that are split over blocks (weight gradients) write their parts in fp32 and read them back.
 
-The constants were set on whole steps of ResNet-50 as NVIDIA and Lambda Labs published them for V100, A100 PCIe and
-RTX 3090 and for NVIDIA's own training rows; docs/notes/kernels.md has these, and others that were left out.
+Kernels for half precision exist only with channels innermost (NHWC). PyTorch's default layout is NCHW. Where a step
+keeps its images in NCHW, cuDNN converts both images around each kernel (`nchwToNhwcKernel`, `nhwcToNchwKernel`). TF32
+also has NCHW kernels (`sm80_xmma_fprop_..._nchwkcrs_nchw`), which gather their operands. The model uses them where they
+cost less than the conversion.
+
+The constants were fitted to whole steps of ResNet-50 that NVIDIA and Lambda Labs published. These are the steps of
+V100, A100 PCIe and RTX 3090, and NVIDIA's own training rows. docs/notes/kernels.md lists them, and the steps that were
+left out.
 """
 
 from __future__ import annotations
@@ -29,56 +35,60 @@ from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product, valu
 Flags = npt.NDArray[np.bool_]
 
 ALIGNMENT = {"fp16": 8.0, "bf16": 8.0, "tf32": 4.0}
-"""Channels are padded to multiples of 16 bytes."""
+"""Multiple to which channels are padded, in elements, by dtype: 16 bytes."""
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Output tiles (rows, columns) in the names of cuDNN's tensor-core kernels."""
 
 SHORTEST_REDUCTION = 256.0
-"""Reduction length that one block keeps when a long reduction is split, as `heuristics` has it."""
+"""Minimum reduction length of one block when a long reduction is split over blocks; the same as in `physics`."""
 
 SHARED_BYTES_PER_CLOCK, WARP_TILE = 128.0, 64.0
-"""Shared memory of an SM delivers 128 bytes a clock (CUDA C Programming Guide), and a warp makes 64 x 64 outputs of its
-block's tile (most `warpgroupsize1x1x1` and `_64x64` kernels), ..."""
+"""Bytes that the shared memory of an SM delivers per clock (CUDA C Programming Guide), and the edge of a warp's part of
+the block's tile: 64 x 64 outputs (most `warpgroupsize1x1x1` and `_64x64` kernels)."""
 
 SHARED_FLOP_BYTES = SHARED_BYTES_PER_CLOCK * WARP_TILE
-"""... so that one clock's loads serve this over an element's bytes floating-point operations: 4096 in halves. An A100 does
-2048 a clock and SM, and loses a third of its peak by it; an RTX 3090 does 512."""
+"""Floating-point operations that the loads of one clock can feed, times the bytes of an element. In half precision
+these are 4096 operations per clock and SM. An A100 computes 2048 per clock and SM, so the loads cost it a third of its
+peak. An RTX 3090 computes 512."""
 
 TURNING_SHARE = 0.85
-"""Bandwidth of the kernels that turn images, over that of element-wise ones: they write in another order than they read.
-Half-precision steps in NCHW against those in NHWC; 0.95 does as well."""
+"""Bandwidth of the kernels that convert the layout of images, relative to element-wise kernels. It is lower, because
+they write in another order than they read. The value comes from half-precision steps in NCHW compared with those in
+NHWC; 0.95 fits equally well."""
 
 NCHW_LOADS = 5.5
-"""How much longer a TF32 kernel loads its operands from NCHW images: element by element, and not 16 bytes at once by
-asynchronous copies. TF32 steps; 4 or 7 move their mean by 4 %."""
+"""Ratio of the operand load times of TF32 kernels, NCHW to NHWC. From NCHW images they load element by element, instead
+of 16 bytes at once by asynchronous copies. The value was fitted to TF32 steps; 4 or 7 changes their mean by 4 %."""
 
 OVERLAP = 3.0
-"""Exponent of the norm over arithmetic and traffic: a block's prologue and epilogue move bytes while it computes nothing,
-which other blocks fill in part (`transfer.convolution` has 2 for fp32). 2 does nearly as well."""
+"""Exponent of the norm that combines arithmetic and traffic times. During its prologue and epilogue a block moves bytes
+but does not compute, and other blocks fill this time only in part. An exponent of 2, which the transfer of fp32
+convolutions uses, fits nearly as well."""
 
 FLOP_PER_JOULE = {"fp16": 2.0, "bf16": 2.0, "tf32": 1.0}
-"""Operations of a tensor core in units of TF32's, for the same energy, ..."""
+"""Tensor-core operations per joule, relative to TF32, by dtype."""
 
 ENERGY = {"volta": 4.0, "turing": 4.0}
 ENERGY_SINCE_AMPERE = 8.0
-"""... and those units over fp32 operations outside tensor cores: boards of Volta and Turing feed eight times their fp32 rate
-in halves from the same power, an A100 sixteen times."""
+"""TF32 tensor-core operations per joule, relative to fp32 operations outside tensor cores: by architecture (`ENERGY`),
+and from Ampere on. At the same power, Volta and Turing GPUs sustain eight times their fp32 rate in half precision, and
+an A100 sixteen times."""
 
 
 def on_tensor_cores(d: Dims, gpu: GpuSpec) -> Flags:
-    """Rows whose dtype the GPU's tensor cores take, shape (rows,)."""
+    """Whether the GPU's tensor cores support the dtype of each row, shape (rows,)."""
     able = {dtype: 1.0 for dtype in DTYPES if peak_gflop_per_s(gpu, dtype) is not None}
     return np.asarray(values_of(d.text("dtype", "fp32"), able, 0.0) > 0)
 
 
 def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_per_s: float) -> Array:
-    """Time of convolutions on tensor cores beyond a kernel's start, us, shape (rows,); NaN without dims.
+    """Time of convolutions on tensor cores without the kernel's start, us, shape (rows,); NaN where dims are missing.
 
     Args:
         name: conv2d_forward, conv2d_backward_data or conv2d_backward_weight.
-        d: dims of the calls, all of them rows that `on_tensor_cores` names.
-        gpu: its tensor peaks, clock, SMs and power.
+        d: dims of the calls; `on_tensor_cores` is true for all of them.
+        gpu: the GPU, for its tensor-core peaks, clock, SMs and power.
         memory: bandwidth of DRAM.
         l2_gb_per_s: bandwidth of L2.
     """
@@ -95,7 +105,7 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     power, product = _power_limit(dtype, gpu), implicit_product(name, padded)
 
     def kernel(loads: float) -> Array:
-        # arithmetic, and the operands that warps load for it from shared memory while tensor cores wait
+        # arithmetic plus operand loads: tensor cores wait while warps load operands from shared memory
         rate = 1.0 / (1.0 / peak + loads * size / loading)
         found = []
         for tile in TILES:
@@ -108,7 +118,7 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     tf32 = dtype == "tf32"
     stored = np.where(tf32, np.minimum(kernel(NCHW_LOADS), turned), turned) if tf32.any() else turned
     found = np.where(channels_last(d), innermost, stored)
-    # few channels a group would fill tensor cores too badly: the library computes such convolutions without them
+    # few channels per group use tensor cores poorly: the library computes such convolutions without tensor cores
     plain = np.hypot(shape.flops / (1e3 * gpu.peak_gflop_per_s()), dram)
     return np.asarray(np.where(groups > 1.0, np.minimum(found, plain), found))
 
@@ -122,16 +132,16 @@ def _tiled(
     gpu: GpuSpec,
     l2: float,
 ) -> tuple[Array, Array]:
-    """(time of the waves of one tile, us; bytes that joining a split reduction moves), each of shape (rows,).
+    """(time of all waves of tiles of one size, us; bytes moved to join a split reduction), each of shape (rows,).
 
     Args:
         product: rows, reduction, columns and groups.
         tile: rows and columns of outputs.
         size: bytes of an element.
-        rate: FLOP per us that tensor cores do when they are fed from L2.
+        rate: FLOP per us of the tensor cores, including operand loads from shared memory.
         power: FLOP per us that the power budget sustains.
-        gpu: its SMs.
-        l2: bytes per us.
+        gpu: the GPU, for its number of SMs.
+        l2: bandwidth of L2, bytes per us.
     """
     rows, depth, columns, groups = product
     (high, wide), sms = tile, float(max(gpu.sms, 1))

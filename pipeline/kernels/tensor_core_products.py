@@ -1,4 +1,4 @@
-"""Matrix products that tensor cores compute: which calls they are, and which lie in memory as their kernels like it."""
+"""Matrix products on tensor cores: which calls run there, and which have operands that are aligned for fast kernels."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pipeline.hardware.tensor_cores import DTYPES, peak_gflop_per_s
 from pipeline.kernels.work import ELEMENT_BYTES, Dims, values_of
 
 BYTES = {name: float(ELEMENT_BYTES[name]) for name in DTYPES}
-"""Bytes of an element."""
+"""Bytes of an element, by dtype."""
 
 HALF_DTYPES = ("bf16", "fp16")
-"""Dtypes of two bytes: tensor cores run both at the same rate, so samples of one stand for both."""
+"""Dtypes of two bytes. Tensor cores compute both at the same rate, so samples of one are used for both."""
 
 ALIGNMENT_BYTES = 16.0
-"""Rows of a matrix in memory must be a multiple of this for kernels that copy whole vectors."""
+"""Alignment of a matrix's rows in memory, bytes. Kernels that copy whole vectors need rows of a multiple of this."""
 
 
 def covered(calls: pd.DataFrame, gpu: GpuSpec) -> npt.NDArray[np.bool_]:
-    """Products that tensor cores of the GPU compute, with all their dims; shape (rows,)."""
+    """Whether the GPU's tensor cores compute each product and all its dims are known, shape (rows,)."""
     d = Dims(calls)
     able = {name: 1.0 for name in DTYPES if peak_gflop_per_s(gpu, name) is not None}
     sizes = d("M") + d("N") + d("K")
@@ -29,10 +29,11 @@ def covered(calls: pd.DataFrame, gpu: GpuSpec) -> npt.NDArray[np.bool_]:
 
 
 def misaligned(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Products of which a matrix has rows that are no multiple of `ALIGNMENT_BYTES` in memory; shape (rows,).
+    """Whether a matrix of each product has rows that are not a multiple of `ALIGNMENT_BYTES` in memory, shape (rows,).
 
-    Rows of an operand lie along the sum unless it is stored transposed. Where a table does not say how they are stored,
-    the first lies as it is and the second transposed, as a linear layer has them, and gradients either way.
+    `trans_a` and `trans_b` say whether the operands are stored transposed. Without these columns, the operands are
+    taken to be stored as in a linear layer: the first as it is, and the second transposed. For gradients, both ways are
+    then checked.
     """
     d = Dims(calls)
     size = values_of(d.text("dtype", "bf16"), BYTES, 2.0)

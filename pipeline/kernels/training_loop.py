@@ -1,7 +1,7 @@
-"""The loop in which torch trains models: AdamW with a one-cycle schedule, and one batch for each step.
+"""The training loop of all torch models: AdamW with a one-cycle schedule, and one batch per step.
 
-The same seed gives the same weights on one machine: the caller seeds what draws weights and batches, and the loop draws
-nothing itself. It runs on one thread, so that the number of cores does not matter.
+On one machine, the same seed gives the same weights. The caller seeds the generators of weights and batches, and the
+loop draws no random numbers. It runs on one thread by default, so that the number of cores does not change the result.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ def minimise(
     weight_decay: float = 0.0, undecayed: Sequence[torch.Tensor] = (), warm_up: float | None = 0.3,
     final_divisor: float = 1e4, max_gradient_norm: float | None = None, fused: bool = False, threads: int | None = 1,
 ) -> None:  # fmt: skip
-    """Change parameters in place so that a loss falls.
+    """Minimise a loss by changing parameters in place.
 
     Args:
         loss: draws a batch and returns its loss.
-        parameters: what is trained.
+        parameters: the parameters to train.
         steps: optimizer steps.
         learning_rate: peak of the one-cycle schedule.
-        weight_decay: of `parameters`.
+        weight_decay: weight decay of `parameters`.
         undecayed: further parameters, trained without weight decay.
         warm_up: share of the steps in which the rate rises; None for a constant rate.
         final_divisor: ratio of the first learning rate to the last one.
-        max_gradient_norm: norm to which longer gradients are shortened.
-        fused: whether to use torch's fused AdamW: faster, and other last bits of the weights.
-        threads: threads of torch; None leaves torch's own number.
+        max_gradient_norm: norm to which larger gradients are clipped; None for no clipping.
+        fused: whether to use torch's fused AdamW, which is faster and changes the last bits of the weights.
+        threads: number of torch's threads; None keeps torch's current number.
 
     Raises:
         SteptimeError: the loss or a parameter became NaN or infinite.
@@ -70,7 +70,9 @@ def _diverged(how: str) -> SteptimeError:
 
 
 def shuffled_batches(rows: int, batch: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Row numbers of one batch after another, without end: all rows in a new order each time, less an incomplete batch."""
+    """Yield the row numbers of batches, endlessly. Each pass has all rows in a new order, without the last incomplete
+    batch.
+    """
     import torch
 
     batch = min(batch, rows)

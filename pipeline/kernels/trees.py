@@ -17,8 +17,9 @@ PARAMETERS: dict[str, Any] = {
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.4, "verbose": -1, "num_threads": 1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-"""LightGBM's parameters for log times, chosen on development shapes of V100, A100 and T4. Linear leaves err less than constant
-ones for bmm, convolutions and layer norm, and fit in half the time. The squared error beat L1 and Huber on average."""
+"""LightGBM's parameters for log times, chosen on development shapes of V100, A100 and T4. With linear leaves the error
+is smaller than with constant leaves for bmm, convolutions and layer norm, and the fit takes half the time. On average,
+the squared error gave better results than L1 and Huber."""
 
 ROUNDS = 600
 """Boosting rounds for log times."""
@@ -28,12 +29,13 @@ JUDGES: dict[str, Any] = {
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.6, "verbose": -1, "num_threads": 1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-"""LightGBM's parameters for the classifier of kernel candidates (`choice_teachers`). In cross-validation on the V100, trees of
-31, 63, 127 and 255 leaves choose the right kernel in 63, 66, 68 and 69 % of the shapes. Final errors with 127 and 255 leaves
-are equal (1.83 and 1.84 % on a development split), and the fit with 127 takes an eighth less time."""
+"""LightGBM's parameters for the classifier of kernel candidates (`cublas_choice_teachers`). In cross-validation on the
+V100, trees of 31, 63, 127 and 255 leaves choose the right kernel in 63, 66, 68 and 69 % of the shapes. Final errors
+with 127 and 255 leaves are nearly equal (1.83 and 1.84 % on a development split), and the fit with 127 takes an eighth
+less time."""
 
 JUDGES_ROUNDS = 200
-"""Boosting rounds of that classifier."""
+"""Boosting rounds of the classifier of kernel candidates."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +49,19 @@ class Trees:
         return np.asarray(self.booster.predict(features, num_threads=1), dtype=np.float64)
 
     def scores(self, features: Array) -> Array:
-        """Log-odds, shape (rows,), of trees that `train_judges` made."""
+        """Log-odds of shape (rows,), for trees from `train_judges`."""
         return np.asarray(self.booster.predict(features, num_threads=1, raw_score=True), dtype=np.float64)
 
     def text(self) -> str:
-        """LightGBM's portable text."""
+        """The trees in LightGBM's portable text format."""
         return str(self.booster.model_to_string())
 
     @classmethod
     def from_text(cls, text: str) -> Trees:
-        """Back from `text`.
+        """Rebuild from the string of `text`.
 
         Raises:
-            PackError: the text is no LightGBM model.
+            PackError: the text is not a LightGBM model.
         """
         import lightgbm
 

@@ -1,8 +1,8 @@
-"""How much arithmetic and memory traffic a kernel call causes, as functions of its dimensions.
+"""Arithmetic and memory traffic of kernel calls, as functions of their dimensions.
 
-`Dims` gives every function the same view of a calls or samples table: float64 columns by name, absent dimensions
-filled by a default. FLOPs count a multiply-add as two. Traffic is what must cross DRAM once when nothing is cached
-(DESIGN section 2): broadcast operands once, in-place once.
+`Dims` gives every function the same view of a calls or samples table: float64 columns by name, with defaults for absent
+dimensions. A multiply-add counts as two FLOPs. Traffic is the number of bytes that must cross DRAM if no data is
+cached. Broadcast operands count once, and so do tensors that are changed in place.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ ELEMENT_BYTES = {
     "fp64": 8, "int64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2, "int16": 2,
     "int8": 1, "uint8": 1, "bool": 1, "fp8": 1,
 }  # fmt: skip
-"""Bytes of one element by dtype name; an unknown dtype counts as fp32."""
+"""Bytes of one element, by dtype name. An unknown dtype counts as fp32."""
 
 SECTOR_BYTES = 32.0
-"""DRAM and L2 move whole sectors of 32 bytes (Lin et al., section on embedding lookup)."""
+"""Bytes of a sector, the smallest unit that DRAM and L2 move (Lin et al., section on embedding lookup)."""
 
 TWO_OPERANDS = ("add", "mul", "div", "pow", "sub", "maximum", "minimum")
-"""Element-wise ops that read two tensors of the output's size; `addu`, `mulu`... take a scalar instead."""
+"""Element-wise ops that read two tensors of the output's size. `addu`, `mulu` and similar ops take a scalar instead."""
 
 
 def values_of(keys: npt.NDArray[np.object_], values: Mapping[str, float], default: float) -> Array:
-    """The value of each key, `default` where there is none; few distinct keys make many rows cheap. Shape (rows,)."""
+    """The value of each key, or `default` where there is none, shape (rows,). Each distinct key is looked up only
+    once.
+    """
     codes, distinct = pd.factorize(keys)
     return np.array([*(values.get(key, default) for key in distinct), default], dtype=np.float64)[codes]
 
 
 def is_one_of(keys: npt.NDArray[np.object_], wanted: Collection[str]) -> npt.NDArray[np.bool_]:
-    """Whether each key is one of the wanted, shape (rows,)."""
+    """Whether each key is in `wanted`, shape (rows,)."""
     return np.asarray(values_of(keys, dict.fromkeys(wanted, 1.0), 0.0) > 0)
 
 
@@ -66,21 +68,21 @@ class Dims:
         return np.where(column.notna().to_numpy(), column.to_numpy(dtype=object), np.array(default, dtype=object))
 
     def element_bytes(self) -> Array:
-        """Bytes of one element by the `dtype` column, 4 where there is none."""
+        """Bytes of one element, from the `dtype` column; 4 where it is missing."""
         return values_of(self.text("dtype", "fp32"), ELEMENT_BYTES, 4.0)
 
     def backward(self) -> npt.NDArray[np.bool_]:
-        """Whether the call belongs to the backward pass."""
+        """Whether each call belongs to the backward pass, shape (rows,)."""
         return np.asarray(self.text("phase", "forward") == "backward", dtype=bool)
 
     def flag(self, name: str) -> npt.NDArray[np.bool_]:
-        """Whether `attributes` (JSON) says true under `name`, shape (rows,)."""
+        """Whether `name` is true in `attributes` (JSON), shape (rows,)."""
         codes, texts = pd.factorize(self.text("attributes"))
         said = [f'"{name}":true' in str(text).replace(" ", "") for text in texts]
         return np.asarray(np.array(said, dtype=bool)[codes])
 
     def op_in(self, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-        """Whether the op is one of `names`."""
+        """Whether the op of each call is one of `names`, shape (rows,)."""
         return is_one_of(self.text("op"), names)
 
 
@@ -104,7 +106,7 @@ def sectors(size: Array) -> Array:
 
 
 def matrix_product(d: Dims) -> Work:
-    """(B x) M x N times N x K with N the reduction; `linear` adds a bias of K."""
+    """Product of (B x) M x N and N x K, where N is the reduction length; `linear` adds a bias of K elements."""
     b, m, n, k, size = d("B", 1.0), d("M"), d("N"), d("K"), d.element_bytes()
     bias = np.where(d.op_in(("linear", "addmm")), k, 0.0)
     return Work(2.0 * b * m * n * k, size * (b * (m * n + n * k) + bias), size * b * m * k)
@@ -165,11 +167,11 @@ class ConvShape:
 
 
 def implicit_product(name: str, d: Dims) -> tuple[Array, Array, Array, Array]:
-    """The matrix product that a convolution amounts to: (rows, reduction, columns, groups), each of shape (rows,)."""
+    """The matrix product that equals a convolution: (rows, reduction, columns, groups), each of shape (rows,)."""
     c = ConvShape.of(d)
     inside, outside = c.in_channels / c.groups, c.out_channels / c.groups
     if name == "conv2d_backward_data":
-        # a stride leaves every pixel of the input only a part of the window's taps: libraries skip the zeros between
+        # with a stride, each input pixel meets only a part of the window's taps; libraries skip the zeros between them
         taps = np.maximum(np.rint(outside * c.window * c.out_height * c.out_width / (c.height * c.width)), 1.0)
         return c.batch * c.height * c.width, taps, inside, c.groups
     if name == "conv2d_backward_weight":
@@ -196,7 +198,9 @@ def conv_backward_weight(d: Dims) -> Work:
 
 
 def rows_by_width(d: Dims, reads: Array | float, writes: Array | float, flops_per_element: float) -> Work:
-    """`reads` and `writes` passes over B x H elements; the `inputs`/`outputs` columns (bytes) outrank them."""
+    """`reads` and `writes` passes over B x H elements. Columns `inputs` and `outputs` (bytes) take precedence over
+    them.
+    """
     elements = d("B", 1.0) * d("H")
     size = d.element_bytes()
     return Work(
@@ -207,18 +211,22 @@ def rows_by_width(d: Dims, reads: Array | float, writes: Array | float, flops_pe
 
 
 def elementwise(d: Dims) -> Work:
-    """One or two operands in, one out; a backward reads the gradient and what the forward saved."""
+    """Read one or two operands, write one. A backward reads the gradient and the tensor that the forward saved."""
     two = d.op_in(TWO_OPERANDS) | d.backward()
     return rows_by_width(d, np.where(two, 2.0, 1.0), 1.0, 1.0)
 
 
 def normalised_rows(d: Dims) -> Work:
-    """Softmax and layer norm: one pass in, one out; a backward reads gradient and saved tensor."""
+    """Softmax and layer norm: read the tensor once, write it once. A backward reads the gradient and the saved
+    tensor.
+    """
     return rows_by_width(d, np.where(d.backward(), 2.0, 1.0), 1.0, 8.0)
 
 
 def dropout(d: Dims) -> Work:
-    """Reads the tensor, writes tensor and byte mask; the backward reads gradient and mask."""
+    """Read the tensor, write the tensor and a mask of one byte per element. The backward reads the gradient and the
+    mask.
+    """
     elements, size, back = d("B", 1.0) * d("H"), d.element_bytes(), d.backward()
     read = np.where(back, size + 1.0, size) * elements
     written = np.where(back, size, size + 1.0) * elements
@@ -232,20 +240,24 @@ def reduction(d: Dims) -> Work:
 
 
 def loss(d: Dims) -> Work:
-    """Read prediction and target, write the loss; the backward writes a gradient of the prediction's size."""
+    """Read prediction and target, write the loss. The backward writes a gradient of the prediction's size."""
     b, h, size, back = d("B", 1.0), d("H", 1.0), d.element_bytes(), d.backward()
     return Work(4.0 * b * h, d("inputs", 2.0 * size * b * h), d("outputs", np.where(back, size * b * h, size)))
 
 
 def batch_norm(d: Dims) -> Work:
-    """Training: statistics in one pass, normalisation in a second; the backward reads gradient and input twice."""
+    """Batch norm in training: one pass for statistics, a second to normalise. The backward reads gradient and input
+    twice.
+    """
     elements, size = d("B", 1.0) * d("C") * d("HW", 1.0), d.element_bytes()
     passes = np.where(d.backward(), 4.0, 2.0)
     return Work(8.0 * elements, d("inputs", passes * size * elements), d("outputs", size * elements))
 
 
 def pooling(d: Dims) -> Work:
-    """HW counts input positions; without `outputs` a window of 2 x 2 is assumed, so a quarter is written."""
+    """Pooling; HW is the number of input positions. Without column `outputs`, a window of 2 x 2 is assumed: a quarter
+    is written.
+    """
     elements, size, back = d("B", 1.0) * d("C") * d("HW", 1.0), d.element_bytes(), d.backward()
     small = elements / 4.0
     read, written = np.where(back, small, elements), np.where(back, elements, small)
@@ -253,18 +265,21 @@ def pooling(d: Dims) -> Work:
 
 
 def moved_bytes(d: Dims) -> Work:
-    """`bytes` read and the same written: copies, concat, transposes."""
+    """Copies, concat, transposes: `bytes` are read, and the same number is written."""
     size = d("bytes", d("outputs", d("B", 1.0) * d("H") * d.element_bytes()))
     return Work(np.zeros(d.rows), d("inputs", size), d("outputs", size))
 
 
 def written_bytes(d: Dims) -> Work:
-    """`bytes` written, nothing read: memset."""
+    """Memset: `bytes` are written, and none are read."""
     return Work(np.zeros(d.rows), np.zeros(d.rows), d("bytes", d("outputs")))
 
 
 def optimizer(d: Dims) -> Work:
-    """`bytes` of parameters: SGD reads parameter and gradient and writes the parameter; others keep state too."""
+    """Optimiser step on `bytes` of parameters.
+
+    SGD reads parameter and gradient, and writes the parameter. Other optimisers also read and write their state.
+    """
     op = pd.Series(d.text("op")).str.lower()
     state = np.where(op.str.contains("adagrad|momentum|rms"), 1.0, 0.0)
     state = np.where(op.str.contains("adam"), 2.0, state)
@@ -275,7 +290,8 @@ def optimizer(d: Dims) -> Work:
 def tril_index(d: Dims) -> Work:
     """Lower triangle of B matrices F x F gathered to (or scattered from) B rows of F(F-1)/2.
 
-    A gather reads the sectors that hold the triangle, about the whole lower half; a backward first clears all F x F.
+    A gather reads the sectors that hold the triangle, which are about the whole lower half. A backward first sets all F
+    x F elements to zero.
     """
     b, f, size, back = d("B"), d("F"), d.element_bytes(), d.backward() | (d.text("family") == "tril_index_backward")
     triangle = b * f * (f - 1.0) / 2.0
@@ -286,9 +302,10 @@ def tril_index(d: Dims) -> Work:
 
 
 def interaction(d: Dims) -> Work:
-    """Dot products of all pairs of B x F vectors of D elements, written behind the first vector.
+    """Dot products of all pairs of F vectors of D elements, for each of B rows; written after the first vector.
 
-    A backward reads vectors and the result's gradient, and writes a gradient of the vectors and one of the first.
+    A backward reads the vectors and the gradient of the result. It writes a gradient of all vectors, and a separate
+    gradient of the first vector.
     """
     b, f, dim, size, back = d("B"), d("F"), d("D"), d.element_bytes(), d.backward()
     pairs = f * (f - 1.0) / 2.0
@@ -300,7 +317,7 @@ def interaction(d: Dims) -> Work:
 
 
 def recurrent(d: Dims) -> Work:
-    """LSTM-like cells of 4 gates: per layer and step, products with the input and with the hidden state."""
+    """LSTM-like cells with 4 gates: each layer and step multiplies the input and the hidden state with weights."""
     b, t, i, h, layers, size = d("B"), d("T"), d("I"), d("H"), d("layers", 1.0), d.element_bytes()
     weights = 4.0 * h * (i + h + 2.0) + (layers - 1.0) * 4.0 * h * (2.0 * h + 2.0)
     scale = np.where(d.backward(), 2.0, 1.0)
@@ -309,9 +326,10 @@ def recurrent(d: Dims) -> Work:
 
 
 def attention(d: Dims) -> Work:
-    """Fused attention: B (batch x heads), M queries, N keys, K head width; two products, no score matrix in DRAM.
+    """Fused attention with B (batch x heads), M queries, N keys and head width K: two products, no score matrix in
+    DRAM.
 
-    A causal one (`attributes`) computes half of the scores.
+    Causal attention (in `attributes`) computes half of the scores.
     """
     b, m, n, k, size = d("B"), d("M"), d("N"), d("K"), d.element_bytes()
     scale = np.where(d.backward(), 2.5, 1.0)
@@ -323,6 +341,8 @@ def attention(d: Dims) -> Work:
 
 
 def given(d: Dims) -> Work:
-    """Families without a formula: the table's own `flops`, `bytes_read`, `bytes_written`, else dims that hold bytes."""
+    """Families without a formula: columns `flops`, `bytes_read` and `bytes_written`; without them, dims that hold
+    bytes.
+    """
     size = d("bytes", d("B", 1.0) * d("H") * d.element_bytes())
     return Work(d("flops", 0.0), d("bytes_read", d("inputs", size)), d("bytes_written", d("outputs", size)))
