@@ -37,8 +37,8 @@ MAX_HYPERPARAMETER_SAMPLES = 300
 
 LENGTH_SPREAD = 2.0
 """Standard deviation of the prior of log length scales; the prior's mean is log(number of features) / 2. A narrow prior
-over-regularises informative features: with 1 the error is 2 % larger (V100 and T4, 30 to 150 samples), with 0.5 it is 7
-% larger."""
+over-regularises informative features: the error is 2 % larger with 1, and 7 % larger with 0.5 (V100 and T4, 30 to 150
+samples)."""
 
 MIN_NOISE = 1e-4
 """Variance added to the noise variance, as a share of the samples' variance. With it the covariance matrix can always
@@ -63,9 +63,7 @@ INFINITE = ("scale", "lengths")
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Hyperparameters: a length scale per standardised feature, shape (columns,), and the ratio of noise to signal
-    variance.
-    """
+    """Length scales of the standardised features, shape (columns,), and the ratio of noise to signal variance."""
 
     lengths: Array
     noise: float
@@ -205,9 +203,7 @@ def _matern(lengths: Array, bounds: tuple[float, float] | str = "fixed") -> Kern
 
 
 def _spread(features: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of each column. A constant column gets infinity, so that its standardised value is
-    0.
-    """
+    """Mean and standard deviation of each column; infinity for a constant one, so that its standardised value is 0."""
     deviation = features.std(axis=0)
     return features.mean(axis=0), np.where(deviation > CONSTANT_FEATURE, deviation, np.inf)
 

@@ -61,7 +61,7 @@ FREQUENCIES = 8
 """Number of frequencies per input, each with a sine and a cosine, in networks for few samples. Where samples are
 sparse, plain layers smooth the jumps between waves. With sines and cosines the error (GMAE) of layer norm on
 development shapes fell from 0.92 to 0.67 % on A100, and from 0.50 to 0.46 % on V100. In matrix families the mean of
-several networks improved, but a single network did not (out of fold, convolutions of A100: 8.1 to 8.5 %)."""
+several networks improved, but a single network did not (out of fold, convolutions of A100: from 8.1 to 8.5 %)."""
 
 BATCH = 256
 """Batch size of member networks."""
@@ -96,9 +96,7 @@ class Problem:
     crew: Crew = field(default_factory=Crew)
 
     def at_floor(self, calls: pd.DataFrame, learned: Array) -> npt.NDArray[np.bool_]:
-        """Whether each call is at the latency floor, given the members' predictions (`learned`), which add to the
-        baseline.
-        """
+        """Whether each call is at the latency floor; `learned` are the members' predictions, without the baseline."""
         return np.asarray(self.height(calls) + learned < np.log(AT_FLOOR))
 
 

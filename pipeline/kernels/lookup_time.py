@@ -82,9 +82,7 @@ class Repeats:
 
 
 def lookup_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_per_s: float) -> Array:
-    """Time of lookups or of their gradients without the kernel's start, us, shape (rows,); NaN where sizes are
-    unknown.
-    """
+    """Time of lookups or their gradients without the kernel's start, us, shape (rows,); NaN where sizes are unknown."""
     traffic = forward_traffic(d, gpu)
     narrow = small_width_factor(traffic.width)
 

@@ -14,7 +14,7 @@ Array = npt.NDArray[np.float64]
 def not_shorter(kernel_us: Array, family: str, gpu: GpuSpec, measured_us: Array | None = None) -> Array:
     """Kernel times raised to the duration of a family's kernel at negligible size (`physics.START_US`).
 
-    Two transfer methods need this limit. Latencies above a host's floor do not show how long the shortest kernels take.
+    The limit is needed for two reasons. Latencies above a host's floor do not show how long the shortest kernels take.
     Scaling a traced kernel has no lower limit.
 
     Args:

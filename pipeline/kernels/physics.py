@@ -78,8 +78,7 @@ of public traces (docs/kernels.md), where about 80 % of the kernels lie inside t
 
 @dataclass(frozen=True)
 class Physics:
-    """The figures of one GPU that the formulas need, from its spec file, or with a bandwidth curve fitted on its
-    samples.
+    """The figures of one GPU that the formulas need: from its spec file, or with a bandwidth curve fitted on samples.
 
     `memory` is the bandwidth curve of DRAM, and `link` that of PCIe. `evidence` names the source of the times that use
     `memory`.
@@ -135,10 +134,10 @@ class Physics:
         return self._movement(name, entry.passes, found)
 
     def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
-        """Reference times that learned models correct, us: `kernel_us` without what public traces show about short
-        kernels.
+        """Reference times that learned models correct, us, shape (rows,).
 
-        Saved models depend on these times. A change of them needs a new `features.VERSION`.
+        They are the times of `kernel_us` without what the public traces show about short kernels. Saved models depend on
+        them. A change of these times needs a new `features.VERSION`.
         """
         if family(name).law is Law.COMPUTE:
             found = self._compute(name, Dims(calls), work_of(name, calls), SHORTEST_REDUCTION)
@@ -151,9 +150,7 @@ class Physics:
         return found - self.start_us(name) + self.memory.start_us
 
     def start_us(self, name: str) -> float:
-        """Duration of a family's kernel at negligible size, us. A CPU starts no kernels and takes the memory curve's
-        start.
-        """
+        """Duration of a family's kernel at negligible size, us; for a CPU, the start time of the memory curve."""
         return START_US.get(name, self.memory.start_us) if self.gpu.limits is not None else self.memory.start_us
 
     def _movement(self, name: str, passes: float, found: Work) -> Array:
@@ -162,8 +159,7 @@ class Physics:
         return np.asarray(self.start_us(name) + np.maximum(self.memory.moving_us(passes * found.bytes), arithmetic))
 
     def _compute(self, name: str, d: Dims, found: Work, shortest: float) -> Array:
-        """Roofline time whose compute part counts whole waves of tiles; without tile counts, FLOPs over peak
-        throughput.
+        """Roofline time whose compute part counts whole waves of tiles, or FLOPs over peak without tile counts.
 
         A long reduction is split over idle SMs, but no part is shorter than `shortest`.
         """
@@ -215,8 +211,9 @@ class Physics:
         return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
 
     def _embedding(self, name: str, d: Dims, found: Work) -> Array:
-        """Enhanced model of Lin et al.: the larger of DRAM time (cold traffic) and L2 time (hits); narrow rows are
-        slower.
+        """Enhanced model of Lin et al.: the larger of DRAM time (cold traffic) and L2 time (hits).
+
+        Narrow rows are slower.
         """
         traffic = forward_traffic(d, self.gpu)
         cold = traffic.fixed + (1.0 - traffic.hits) * traffic.weights
@@ -243,9 +240,7 @@ class Physics:
         return cold, warm
 
     def _collective(self, d: Dims, found: Work) -> Array:
-        """Times of collectives: start plus size x bus factor / bandwidth of the bus (NVLink if the GPU has it, else
-        PCIe).
-        """
+        """Times of collectives: start plus size x bus factor / bandwidth of NVLink, or of PCIe without NVLink."""
         ranks, factor = bus_factor(d)
         bus = self.gpu.nvlink_gb_per_s or self.gpu.pcie_gb_per_s
         size = np.maximum(found.read, found.written)

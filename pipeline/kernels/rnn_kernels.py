@@ -1,5 +1,5 @@
-"""Times of recurrent layers from the kernels that cuDNN runs: products, element-wise cells, and the chain of time
-steps.
+"""Times of recurrent layers from cuDNN's kernels: products, element-wise cells, and the chain of time steps.
+
 
 A recurrent layer of G gates multiplies the inputs of all T steps in one product, (T·B) x I times I x G·H. The rest is a
 chain: each step runs a product B x H times H x G·H, then one element-wise kernel. The backward pass runs the same chain
@@ -39,8 +39,8 @@ Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]
 class Layers:
     """Sizes of recurrent calls, each of shape (rows,).
 
-    `inputs`, `hidden` and `output` are widths. The output is fed back to the next step. Its width is `hidden`, or less
-    where an LSTM projects the output (`projected`).
+    `inputs`, `hidden` and `output` are widths, and `bytes` is the size of an element. The output is fed back to the
+    next step. Its width is `hidden`, or less where an LSTM projects the output (`projected`).
     """
 
     batch: Array
@@ -212,9 +212,7 @@ def _parts(
 
 
 def _steps(sizes: Layers) -> Array:
-    """Number of steps of the chain: the diagonals of a stack, or all steps of all layers if layers are
-    bidirectional.
-    """
+    """Number of steps of the chain: the diagonals of a stack, or all steps of all layers if bidirectional."""
     return np.where(sizes.directions > 1.0, sizes.steps * sizes.layers, sizes.steps + sizes.layers - 1.0)
 
 
@@ -244,9 +242,7 @@ def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics)
 
 
 def _small(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
-    """Whether layers get the small persistent kernel, as `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp
-    decides.
-    """
+    """Whether layers get the small persistent kernel: `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp."""
     widest = np.where(sizes.gates > 1.0, np.where(sizes.backward, 128.0, 192.0), np.where(sizes.backward, 256.0, 384.0))
     plain = ~sizes.projected & (dtype != "fp64")
     return np.asarray((sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain)
@@ -263,9 +259,7 @@ def _small_us(sizes: Layers, physics: Physics) -> Array:
 
 
 def _large(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
-    """Whether layers get the large persistent kernel, as `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp
-    decide.
-    """
+    """Whether layers get the large persistent kernel: `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp."""
     b, t, capability = sizes.batch, sizes.steps, physics.gpu.compute_capability
     shape = (sizes.layers == 1) & (sizes.directions == 1) & (sizes.hidden <= 1024) & ~sizes.projected
     aligned = (np.mod(sizes.hidden, 128) == 0) & (np.mod(sizes.inputs, 128) == 0) & (dtype == "fp16")

@@ -57,9 +57,7 @@ class Scope:
         return cls(kinds[0], kinds[1], kinds[2], ranges, found, name)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Whether each call has an op, dtype, phase and window that occur in the samples, and all dims that the samples
-        have.
-        """
+        """Whether each call has an op, dtype, phase and window of the samples, and all dims of the samples."""
         d = Dims(calls)
         fine = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
         fine &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
@@ -75,8 +73,7 @@ class Scope:
         return np.asarray(fine, dtype=bool)
 
     def clamp(self, calls: pd.DataFrame, cache_bytes: float = 0.0) -> tuple[pd.DataFrame, Array]:
-        """Calls with every dim moved into its range, and the distance of the farthest dim from its range, octaves,
-        (rows,).
+        """Calls with every dim moved into its range, and the largest distance from a range, octaves, (rows,).
 
         Args:
             calls: calls of the family.

@@ -25,7 +25,7 @@ FEW = 0.05
 
 
 def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
-    """Reject a family's samples (one row per call) if more than a share `FEW` is `BEYOND` times faster than its peak.
+    """Reject a family's samples (one row per call) if too many (`FEW`) exceed the GPU's peak (`BEYOND`).
 
     Raises:
         TableError: the samples are rejected; the message names the first such row.

@@ -52,8 +52,8 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
     A row that names only a family, in `op` or in `family`, gets the family's first op.
 
     Raises:
-        TableError: both `op` and `family` are missing, or an op, family or dtype is unknown; the message lists the
-            choices.
+        TableError: both `op` and `family` are missing, or an op, family or dtype is unknown; the message lists
+            the choices.
     """
     if "op" not in table.columns and "family" not in table.columns:
         raise TableError(f"{where}: misses column op; per row {_op_choices()}")

@@ -32,8 +32,8 @@ def misaligned(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Whether a matrix of each product has rows that are not a multiple of `ALIGNMENT_BYTES` in memory, shape (rows,).
 
     `trans_a` and `trans_b` say whether the operands are stored transposed. Without these columns, the operands are
-    taken to be stored as in a linear layer: the first as it is, and the second transposed. For gradients, both ways are
-    then checked.
+    taken to be stored as in a linear layer: the first as it is, and the second transposed. For gradients, both
+    ways are then checked.
     """
     d = Dims(calls)
     size = values_of(d.text("dtype", "bf16"), BYTES, 2.0)

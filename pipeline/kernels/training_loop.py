@@ -70,8 +70,9 @@ def _diverged(how: str) -> SteptimeError:
 
 
 def shuffled_batches(rows: int, batch: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Yield the row numbers of batches, endlessly. Each pass has all rows in a new order, without the last incomplete
-    batch.
+    """Yield the row numbers of batches, endlessly.
+
+    Each pass has all rows in a new order, without the last incomplete batch.
     """
     import torch
 

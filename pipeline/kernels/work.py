@@ -30,9 +30,7 @@ TWO_OPERANDS = ("add", "mul", "div", "pow", "sub", "maximum", "minimum")
 
 
 def values_of(keys: npt.NDArray[np.object_], values: Mapping[str, float], default: float) -> Array:
-    """The value of each key, or `default` where there is none, shape (rows,). Each distinct key is looked up only
-    once.
-    """
+    """The value of each key, or `default`, shape (rows,). Each distinct key is looked up only once."""
     codes, distinct = pd.factorize(keys)
     return np.array([*(values.get(key, default) for key in distinct), default], dtype=np.float64)[codes]
 
@@ -198,9 +196,7 @@ def conv_backward_weight(d: Dims) -> Work:
 
 
 def rows_by_width(d: Dims, reads: Array | float, writes: Array | float, flops_per_element: float) -> Work:
-    """`reads` and `writes` passes over B x H elements. Columns `inputs` and `outputs` (bytes) take precedence over
-    them.
-    """
+    """`reads` and `writes` passes over B x H elements. Columns `inputs` and `outputs` (bytes) take precedence."""
     elements = d("B", 1.0) * d("H")
     size = d.element_bytes()
     return Work(
@@ -217,16 +213,12 @@ def elementwise(d: Dims) -> Work:
 
 
 def normalised_rows(d: Dims) -> Work:
-    """Softmax and layer norm: read the tensor once, write it once. A backward reads the gradient and the saved
-    tensor.
-    """
+    """Softmax and layer norm: read a tensor, write a tensor. A backward reads the gradient and the saved tensor."""
     return rows_by_width(d, np.where(d.backward(), 2.0, 1.0), 1.0, 8.0)
 
 
 def dropout(d: Dims) -> Work:
-    """Read the tensor, write the tensor and a mask of one byte per element. The backward reads the gradient and the
-    mask.
-    """
+    """Read a tensor, write a tensor and a mask of one byte per element. A backward reads gradient and mask."""
     elements, size, back = d("B", 1.0) * d("H"), d.element_bytes(), d.backward()
     read = np.where(back, size + 1.0, size) * elements
     written = np.where(back, size, size + 1.0) * elements
@@ -246,18 +238,14 @@ def loss(d: Dims) -> Work:
 
 
 def batch_norm(d: Dims) -> Work:
-    """Batch norm in training: one pass for statistics, a second to normalise. The backward reads gradient and input
-    twice.
-    """
+    """Batch norm in training: one pass for statistics, one to normalise. A backward reads gradient and input twice."""
     elements, size = d("B", 1.0) * d("C") * d("HW", 1.0), d.element_bytes()
     passes = np.where(d.backward(), 4.0, 2.0)
     return Work(8.0 * elements, d("inputs", passes * size * elements), d("outputs", size * elements))
 
 
 def pooling(d: Dims) -> Work:
-    """Pooling; HW is the number of input positions. Without column `outputs`, a window of 2 x 2 is assumed: a quarter
-    is written.
-    """
+    """Pooling over HW input positions. Without column `outputs`, the window is 2 x 2, so a quarter is written."""
     elements, size, back = d("B", 1.0) * d("C") * d("HW", 1.0), d.element_bytes(), d.backward()
     small = elements / 4.0
     read, written = np.where(back, small, elements), np.where(back, elements, small)
@@ -290,8 +278,8 @@ def optimizer(d: Dims) -> Work:
 def tril_index(d: Dims) -> Work:
     """Lower triangle of B matrices F x F gathered to (or scattered from) B rows of F(F-1)/2.
 
-    A gather reads the sectors that hold the triangle, which are about the whole lower half. A backward first sets all F
-    x F elements to zero.
+    A gather reads the sectors that hold the triangle, which are about the whole lower half. A backward first sets
+    all F x F elements to zero.
     """
     b, f, size, back = d("B"), d("F"), d.element_bytes(), d.backward() | (d.text("family") == "tril_index_backward")
     triangle = b * f * (f - 1.0) / 2.0
@@ -326,8 +314,9 @@ def recurrent(d: Dims) -> Work:
 
 
 def attention(d: Dims) -> Work:
-    """Fused attention with B (batch x heads), M queries, N keys and head width K: two products, no score matrix in
-    DRAM.
+    """Fused attention: two products, no score matrix in DRAM.
+
+    B is batch x heads, M the number of queries, N that of keys, and K the head width.
 
     Causal attention (in `attributes`) computes half of the scores.
     """
@@ -341,8 +330,6 @@ def attention(d: Dims) -> Work:
 
 
 def given(d: Dims) -> Work:
-    """Families without a formula: columns `flops`, `bytes_read` and `bytes_written`; without them, dims that hold
-    bytes.
-    """
+    """Families without a formula: columns `flops`, `bytes_read` and `bytes_written`, else dims that hold bytes."""
     size = d("bytes", d("B", 1.0) * d("H") * d.element_bytes())
     return Work(d("flops", 0.0), d("bytes_read", d("inputs", size)), d("bytes_written", d("outputs", size)))
