@@ -1,4 +1,4 @@
 """Measurements on this machine's device: training steps, traces, kernel microbenchmarks, peaks, and the GPU campaign.
 
-Everything here needs torch, numpy, pandas and pyarrow alone, so that it runs on a bare GPU machine.
+Everything here needs only torch, numpy, pandas and pyarrow, so it runs on a bare GPU machine.
 """

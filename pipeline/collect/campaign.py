@@ -2,7 +2,8 @@
 
     python -m pipeline.collect.campaign --out measurements/H100 --minutes 10
 
-Run it again with the same folder and it goes on where it ended, also after a kill. Needs torch, numpy, pandas, pyarrow.
+Run it again with the same folder to continue an interrupted campaign, also after a kill. It needs torch, numpy, pandas
+and pyarrow.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from pipeline.collect.preflight import ProfilerError, preflight, steadiness
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
 from pipeline.errors import InputError, SteptimeError
 
-T0 = time.monotonic()  # the limit counts everything that follows
+T0 = time.monotonic()  # the time limit counts from here, imports included
 
 PARTS = ("peaks", "steps", "kernels")
 SHARES = {"times": 0.25, "peaks": 0.37, "steps": 0.65, "kernels": 1.0}
-"""Share of the time by whose end a part gives way to the next; what a part leaves goes to those after it. `times` are
-those of the steps on CUDA, which come before anything is profiled."""
+"""Share of the time limit by which each part must stop. The shares are cumulative: unused time goes to the later parts.
+`times` is the unprofiled timing of the steps on CUDA, which runs before anything is profiled."""
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -89,17 +90,17 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def command_line() -> int:
-    """Run the campaign in a process of its own, and in another one where that is lost; returns the exit code."""
+    """Run the campaign in a separate process, and in a new one if that process is lost; returns the exit code."""
     args = parse_args()
     return supervise(sys.argv[1:], args.out, args.minutes, T0)
 
 
 def child(arguments: Sequence[str]) -> int:
-    """What the campaign's own process does: the campaign, as long as the process that `arguments` begin with lives."""
+    """Run the campaign in its own process; the process ends when its parent, whose id is the first argument, ends."""
     end_with(int(arguments[0]))
     try:
         return main(arguments[1:])
-    except Exception:  # a poisoned process may fail anywhere
+    except Exception:  # after a CUDA error, any later call in the process may fail
         traceback.print_exc()
         return EXIT_UNFORESEEN
 
@@ -108,10 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the campaign in this process; returns the exit code."""
     begin = time.monotonic()
     args = parse_args(argv)
-    # the profiler would write several lines per unit; where it does not work, the preflight says how to see them
+    # the profiler would print several lines per unit; if it does not work, the preflight's error says how to show them
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # taking CUPTI down after each profile would happen within the next one: github.com/pytorch/kineto/pull/1554
+    # otherwise CUPTI's teardown after one profile would run during the next one: github.com/pytorch/kineto/pull/1554
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
 
     try:
@@ -135,7 +136,7 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     deadline = begin + 60 * args.minutes
     campaign = Campaign(folder, device, about["gpu"], deadline, args.only, args.tiny, identity, calls=calls)
     run: dict[str, Any] = {"command": _told(args), "started_unix": int(time.time()), "status": "running"}
-    run["minutes"] = round(args.minutes, 2)  # those of a further process are what was left
+    run["minutes"] = round(args.minutes, 2)  # a restarted process records the minutes that were left
     folder.manifest["runs"].append(run)
     folder.save()
     code = EXIT_DONE
@@ -159,7 +160,7 @@ def _run(args: argparse.Namespace, begin: float) -> int:
 
 
 def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: dict[str, Any]) -> None:
-    """Look whether the device can be trusted, and measure the parts, each within its share of the time.
+    """Check whether measurements on the device can be trusted, then measure each part within its share of the time.
 
     Raises:
         ProfilerError: the profiler sees no kernels.
@@ -180,10 +181,10 @@ def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: di
 
 
 def _answered(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a check found.
+    """The result of a check.
 
     Raises:
-        DeviceLostError: the device failed in it.
+        DeviceLostError: the device failed during the check.
     """
     try:
         return check()
@@ -192,7 +193,7 @@ def _answered(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _told(args: argparse.Namespace) -> str:
-    """What was asked for, without folders: measurements are shared, the names on somebody's disk are not."""
+    """The command-line options without folder names: measurements are published, and local paths must not be in them."""
     told: str = (
         f"--parts {','.join(args.parts)}" + (f" --only {args.only}" if args.only else "") + " --tiny" * args.tiny
     )
@@ -205,7 +206,7 @@ def _take_over(args: argparse.Namespace) -> None:
 
     if args.resume is None or args.resume.resolve() == args.out.resolve():
         return
-    read_manifest(args.resume)  # refuses a folder that is none
+    read_manifest(args.resume)  # raises an error if this is not a campaign's folder
     if args.out.exists() and any(args.out.iterdir()):
         raise InputError(f"--out {args.out}: holds files already; give --resume alone a folder, or a new --out")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -216,7 +217,7 @@ def _take_over(args: argparse.Namespace) -> None:
 
 
 def _unprofiled(campaign: Campaign, parts: Sequence[str]) -> None:
-    """What must be measured before the first profile."""
+    """Measure everything that must run before the first profile."""
     if "peaks" in parts:
         run_peaks(campaign, (PLAIN,))
     if "steps" in parts:

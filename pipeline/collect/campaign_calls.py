@@ -1,10 +1,10 @@
-"""The calls of a campaign's workloads as a file, made on any machine.
+"""Write the kernel calls of a campaign's workloads to a file, on any machine.
 
     python -m pipeline.collect.campaign_calls calls.json
     python -m pipeline.collect.campaign --calls calls.json ...
 
-Looking them up needs no GPU but some seconds of a processor for each workload, in which a GPU that is lent by the minute
-would wait.
+Finding the calls needs no GPU, but some seconds of CPU time per workload. Doing it beforehand saves paid time on a rented
+GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_calls(path: Path) -> dict[str, list[Spec]]:
     """The calls of workloads by unit.
 
     Raises:
-        InputError: the file is missing or no file of calls.
+        InputError: the file is missing or not a file of calls.
     """
     try:
         found = json.loads(path.read_text())
@@ -48,7 +48,7 @@ def read_calls(path: Path) -> dict[str, list[Spec]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look the calls of every planned step in fp32 up and write them; returns the exit code."""
+    """Find the calls of every planned step in fp32 and write them; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: python -m pipeline.collect.campaign_calls FILE", file=sys.stderr)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         try:
             found[plan.unit] = distinct(captured(plan))
-        except SteptimeError as error:  # the campaign looks it up itself, where it can
+        except SteptimeError as error:  # the campaign finds these calls itself, if it can
             print(f"{plan.unit}: left out: {error}", file=sys.stderr)
             continue
         print(f"{plan.unit}: {len(found[plan.unit])} calls", flush=True)

@@ -1,12 +1,14 @@
-"""The folder of a campaign: what it holds, how much it may hold, and how it survives a kill.
+"""The folder of a campaign: its files, their size limits, and recovery after a kill.
 
-    manifest.json         what ran, where, with which result; the last file written after each unit
-    step_times.parquet    unprofiled steps (schema `step_times`), peaks.parquet (bandwidths, throughputs, host costs)
-    samples.parquet       kernel microbenchmarks (schema `samples`)
-    traces_a.tar ...      per unit a folder with kineto.json.gz and execution_trace.json.gz
+Files:
+    manifest.json: What ran, on which device, with which result. It is the last file written after each unit.
+    step_times.parquet: Unprofiled step times (schema `step_times`).
+    peaks.parquet: Bandwidths, throughputs and host costs.
+    samples.parquet: Kernel microbenchmarks (schema `samples`).
+    traces_a.tar, ...: Per unit a folder with `kineto.json.gz` and `execution_trace.json.gz`.
 
-Tables are written before the manifest that speaks of them. A run that is killed between the two finds rows of a unit
-that is not done: they are dropped when the folder is opened again.
+Tables are written before the manifest that refers to them. If a run is killed between the two writes, a table holds rows
+of a unit that is not done. These rows are dropped when the folder is opened again.
 """
 
 from __future__ import annotations
@@ -30,24 +32,25 @@ from pipeline.schemas import PROVENANCE_KEY, atomic_path, read_arrow, read_table
 
 STEP_TIMES, SAMPLES, PEAKS = "step_times.parquet", "samples.parquet", "peaks.parquet"
 SCHEMA_VERSION = 2
-"""Of the folder's layout; version 1 is that of the stand-alone script (`pipeline.collect.standalone`)."""
+"""Version of the folder's layout; version 1 is the layout of the stand-alone script (`pipeline.collect.standalone`)."""
 
 TOTAL_BYTES, FILE_BYTES, ARCHIVES = 19_000_000, 3_900_000, 4
-"""Limits of a folder: 20 MB in 8 files, each under 4 MB, with a margin for the manifest."""
+"""Limits: bytes of a folder, bytes of one file, number of archives. A folder may have 20 MB in 8 files, each under 4 MB;
+the values leave a margin for the manifest."""
 
 PEAK_SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=name in ("size", "note"))
      for name, kind in (("unit_name", pa.string()), ("name", pa.string()), ("size", pa.int64()),
                         ("value", pa.float64()), ("unit", pa.string()), ("note", pa.string()))]
 )  # fmt: skip
-"""One row per measured peak or cost: `value` in `unit`, at `size` bytes (or side of a matrix)."""
+"""One row per measured peak or cost: `value` in `unit`, at `size` (bytes, or the side of a matrix)."""
 
 
 class CampaignFolder:
-    """A new or an interrupted campaign's folder.
+    """The folder of a new or an interrupted campaign.
 
     Raises:
-        InputError: the folder holds something else, or a campaign of another device.
+        InputError: the folder holds other files, or a campaign of another device.
     """
 
     def __init__(self, path: Path, device: Mapping[str, Any]) -> None:
@@ -85,7 +88,7 @@ class CampaignFolder:
         """Append microbenchmark rows and write the table."""
         joined = _joined(self.samples, rows)
         write_table(joined, self.path / SAMPLES, "samples", {"device": self.manifest["device"]})
-        self.samples = joined  # rows that fit no schema must not spoil what comes after them
+        self.samples = joined  # set only after the write: rows that do not fit the schema must not block later rows
 
     def add_step_times(self, row: Mapping[str, Any]) -> None:
         """Append one step-times row and write the table."""
@@ -94,12 +97,12 @@ class CampaignFolder:
         self.step_times = joined
 
     def step_facts(self, unit: str) -> dict[str, Any] | None:
-        """What a unit's row of step times states in its `config`; None where it has none."""
+        """The facts in the `config` column of a unit's step-times row; None if the unit has no row."""
         found = [facts for facts in map(json.loads, self._configs()) if facts.get("unit") == unit]
         return found[-1] if found else None
 
     def add_step_facts(self, unit: str, facts: Mapping[str, Any]) -> None:
-        """Add to what a unit's row of step times states, and write the table."""
+        """Add facts to the `config` column of a unit's step-times row, and write the table."""
         told = [json.loads(text) for text in self._configs()]
         merged = [{**one, **facts} if one.get("unit") == unit else one for one in told]
         texts = [json.dumps(one, default=str, sort_keys=True) for one in merged]
@@ -117,20 +120,20 @@ class CampaignFolder:
         self.peaks = joined
 
     def samples_full(self) -> bool:
-        """Whether the table of samples is as large as it may be."""
+        """Whether the table of samples has reached its size limit."""
         file = self.path / SAMPLES
         return (file.stat().st_size if file.exists() else 0) > FILE_BYTES - 300_000 or self.room() < 500_000
 
     def archive_room(self) -> int:
-        """Bytes of traces for which there is room."""
+        """Bytes of traces that still fit."""
         free = sum(FILE_BYTES - size for size in self._archives().values())
         return max(min(free, self.room() - FILE_BYTES), 0)
 
     def archive(self, members: Mapping[str, bytes]) -> str | None:
-        """Add files to the first trace archive with room for all of them; its name, or None when none has."""
+        """Add files to the first trace archive with room for all of them; returns its name, or None if none has room."""
         need = sum(1024 + len(data) for data in members.values()) + 10240  # headers, padding, end of the archive
         for target, size in self._archives().items():
-            # the samples must still find room, they are worth more than a further trace
+            # keep room for the samples: they are worth more than one more trace
             if size + need > FILE_BYTES or need > self.room() - FILE_BYTES:
                 continue
             with atomic_path(target) as part:
@@ -147,7 +150,7 @@ class CampaignFolder:
         return None
 
     def _archives(self) -> dict[Path, int]:
-        """Every trace archive that there may be, with its bytes so far."""
+        """Path of every possible trace archive, with its current size in bytes."""
         paths = [self.path / f"traces_{letter}.tar" for letter in "abcdefgh"[:ARCHIVES]]
         return {path: path.stat().st_size if path.exists() else 0 for path in paths}
 
@@ -172,7 +175,7 @@ class CampaignFolder:
 
 
 def times_unit(unit: str) -> str:
-    """The unit in which a step was timed before it is profiled."""
+    """Name of the unit that times a step before it is profiled."""
     return f"{unit}/times"
 
 
@@ -180,7 +183,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a campaign.
 
     Raises:
-        InputError: the folder holds none, or it is damaged.
+        InputError: the folder has no manifest, or the manifest is damaged.
     """
     check_manifest(folder / CAMPAIGN)
     try:
@@ -232,7 +235,7 @@ def read_peaks(path: Path) -> pd.DataFrame:
 
 
 def check(folder: Path) -> list[str]:
-    """What is wrong with a campaign's folder; empty when every file fits its schema and the limits hold."""
+    """The problems of a campaign's folder; empty if every file fits its schema and the size limits hold."""
     found: list[str] = []
     files = [entry for entry in folder.iterdir() if entry.is_file()]
     total = sum(file.stat().st_size for file in files)
@@ -256,7 +259,7 @@ def check(folder: Path) -> list[str]:
 
 
 def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Both, without the column types that empty tables would impose."""
+    """Both tables together; empty tables are left out, because their column types would apply to the result."""
     parts = [part.astype(object) for part in (old, new) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else new
     return joined.where(joined.notna(), None)

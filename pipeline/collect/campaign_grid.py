@@ -9,18 +9,20 @@ from typing import Any
 from pipeline.collect.model_config import load_model
 
 FIRST_TRACE_BYTES, OTHER_TRACE_BYTES = 1_100_000, 350_000
-"""Compressed traces of a unit: ten workloads of the first kind and about fifteen others fill the archives."""
+"""Space limit in bytes for the compressed traces of a unit: a workload's first unit, and any other unit. With these values,
+ten first units and about fifteen others fill the archives."""
 
 DLRM_BATCHES, IMAGE_BATCHES = (2048, 512, 4096, 1024), (32, 64, 16)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Steps of one workload; every tuple is in order of value, its first entry the pipeline's default.
+    """Steps of one workload. Every tuple is sorted from most to least valuable; its first entry is the pipeline's default.
 
-    `tiny` holds the overrides of a trial; None leaves the workload out of it. `seconds` is what a unit takes on a
-    data-centre GPU, model building and profiling included. `iterations` are as many as a first trace has room for: ResNet-50
-    writes 106 kB for one, BERT-Large 570 kB (torch 2.11 for CUDA 13, compressed); with more, a step would be profiled twice.
+    - `tiny` holds the overrides of a trial; None leaves the workload out of trials.
+    - `seconds` is the time of a unit on a data-centre GPU, model building and profiling included.
+    - `iterations` is the number of profiled steps that fit the space of a first trace. One step of ResNet-50 takes 106 kB,
+      one of BERT-Large 570 kB (compressed, torch 2.11 for CUDA 13). With more iterations, a step would be profiled twice.
     """
 
     batches: tuple[int, ...]
@@ -32,7 +34,8 @@ class Grid:
 
 
 _DLRM_OPTIONS: tuple[Mapping[str, Any], ...] = tuple({"embedding": e} for e in ("joint_sparse", "sparse", "dense"))
-"""`fused` is FBGEMM's operator, which no campaign has: measuring a stand-in under its name would be compared with it."""
+"""Embedding variants of DLRM. `fused` is left out: it is an operator of FBGEMM, which campaigns do not have. A measured
+substitute under this name would be compared with predictions of the real operator."""
 _TINY_DLRM = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
 _TINY_LANGUAGE = {"width": 32, "layers": 1, "heads": 2, "vocabulary": 100, "seq_len": 16, "positions": 16}
 _LARGE = ("fp32", "tf32", "bf16")
@@ -49,7 +52,8 @@ GRIDS: Mapping[str, Grid] = {
     "gnmt": Grid((64, 128), 10, _LARGE, iterations=6, tiny={"width": 16, "vocabulary": 100, "seq_len": 8}),
     "dcgan": Grid((64, 128), 8, _LARGE, tiny={"width": 4, "noise": 8}),
 }
-"""The paper's grid (Lin et al.), Surfer's five, BERT and GPT-2; language models also without optimizer."""
+"""The grid of the paper (Lin et al.), the five workloads of Surfer, BERT and GPT-2. Language models are also measured
+without an optimizer."""
 
 TINY_BATCHES = {"dlrm": (16, 32), "other": (2,)}
 TINY_SECONDS = 1.0
@@ -57,9 +61,9 @@ TINY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One training step to measure: `overrides` of the model's configuration, `variant` names them in the tables.
+    """One training step to measure. `overrides` change the model's configuration; `variant` is their name in the tables.
 
-    `first` is the first batch size of a variant in fp32, whose graph the other batches and dtypes share.
+    `first` marks the first batch size of a variant in fp32; the other batch sizes and dtypes share its graph.
     """
 
     model: str
@@ -72,12 +76,12 @@ class StepPlan:
 
     @property
     def trace_bytes(self) -> int:
-        """Room in the archives that its traces may take: every workload has one, other batches and dtypes share the rest."""
+        """Bytes that its traces may take in the archives: more for a first step than for other batch sizes and dtypes."""
         return FIRST_TRACE_BYTES if self.first else OTHER_TRACE_BYTES
 
     @property
     def variant(self) -> str:
-        """`default`, or the overrides that change the result, as grid points are named (`config.Point`)."""
+        """`default`, or the overrides that change the result, in the format of grid-point names (`config.Point`)."""
         shown = {key: value for key, value in self.overrides.items() if key in ("embedding", "optimizer", "dtype")}
         return "_".join(f"{key}-{value}" for key, value in sorted(shown.items())) or "default"
 
@@ -93,12 +97,12 @@ class StepPlan:
             UnknownNameError: there is no such model.
         """
         known = load_model(self.model)
-        # a tiny override that the model has no use for would only be confusing
+        # drop tiny overrides of keys that the model does not have
         return known | {key: value for key, value in self.overrides.items() if key in known}
 
 
 def plans(tiny: bool = False) -> list[StepPlan]:
-    """All steps in order of value: every workload once, then more batch sizes, variants, dtypes."""
+    """All steps, the most valuable first: every workload once, then more batch sizes, variants and dtypes."""
     found = []
     for model, grid in GRIDS.items():
         for o, option in enumerate(grid.options):
@@ -113,11 +117,11 @@ def plans(tiny: bool = False) -> list[StepPlan]:
 
 
 def _tiny(found: list[StepPlan]) -> list[StepPlan]:
-    """Two batch sizes of each workload's first variant at sizes that a CPU can afford."""
+    """Two batch sizes of each workload's first variant, at sizes that are fast on a CPU."""
     kept = []
     for plan in found:
         batches = TINY_BATCHES["dlrm" if plan.model.startswith("dlrm") else "other"]
-        first = plan.overrides == dict(GRIDS[plan.model].options[0])  # its rank is then the place of its batch size
+        first = plan.overrides == dict(GRIDS[plan.model].options[0])  # then its rank is the index of its batch size
         small = GRIDS[plan.model].tiny
         if small is None or not first or plan.rank >= len(batches):
             continue

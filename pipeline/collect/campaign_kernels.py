@@ -1,4 +1,4 @@
-"""Campaign part `kernels`: microbenchmarks in rounds, the calls of the workloads first, then sizes around them."""
+"""Campaign part `kernels`: microbenchmarks in rounds that alternate between the workloads' calls and sizes around them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.graph.execution_trace import import_execution_trace
 
 ROUND = 48
-"""Distinct calls of a round, all families in turn."""
+"""Distinct calls per round; the families take turns."""
 ROUND_SECONDS = 12.0
+"""Time left (s) below which no further round starts."""
 COLD_SHARE, WARM_SHARE = 1 / 6, 1 / 6
-"""Shares of the rounds in which calls meet a cold or a warm cache; the others meet it as in a step."""
+"""Shares of the rounds that run with a cold or a warm cache; in the other rounds the cache is as in a step."""
 MOST_REASONS = 200
-"""Reasons for which calls have no benchmark that the manifest lists."""
+"""Largest number of reasons for unmeasured calls that the manifest lists."""
 CAPTURE_SHARE, CAPTURE_SECONDS = 0.15, 40.0
-"""What looking up the workloads' calls may take: a share of the time left, and no more than this."""
+"""Time limit for finding the workloads' calls: this share of the time left, and at most this many seconds."""
 TINY_LIMIT, TINY_ROUNDS = 64, 2
-"""Largest dimension in a trial on a CPU, and its number of rounds."""
+"""Largest dimension in a trial on a CPU, and the number of rounds of a trial."""
 
 
 def run_kernels(campaign: Campaign) -> None:
-    """Measure rounds of calls until time or room is used."""
+    """Measure rounds of calls until the time or the space is used up."""
     wanted = interleaved([*workload_calls(campaign), *distinct(list(seeds()))])
     if campaign.tiny:
         wanted = distinct([shrunk(spec) for spec in wanted])
@@ -59,10 +60,10 @@ def run_kernels(campaign: Campaign) -> None:
 
 @contextmanager
 def settled_heap() -> Iterator[None]:
-    """While the body runs, the garbage collector leaves alone what is there already.
+    """While the body runs, the garbage collector ignores all objects that existed before it.
 
-    PyTorch, `transformers` and captured graphs are some 400,000 objects, through which every release of memory between
-    groups of calls would search again (0.25 to 0.4 s each on a slow core, with three workloads captured).
+    PyTorch, `transformers` and captured graphs are about 400,000 objects. Every release of memory between groups of calls
+    would search them again: 0.25 to 0.4 s each on a slow core, with three workloads captured.
     """
     gc.collect()
     gc.freeze()
@@ -79,7 +80,7 @@ def _rounds(campaign: Campaign, wanted: Sequence[Spec], suffix: str) -> None:
     while campaign.left() > (1 if campaign.tiny else ROUND_SECONDS) and not campaign.folder.samples_full():
         if campaign.tiny and number >= TINY_ROUNDS:
             return
-        # one round of exact calls, one of sampled sizes; exact ones come again with another cache when all had a turn
+        # rounds of exact calls and of sampled sizes alternate; after all exact calls ran, they run again with another cache
         specs = exact[number // 2 % len(exact)] if number % 2 == 0 else list(islice(_sampled(wanted, number), ROUND))
         unit, cache = f"kernels/r{number:04d}{suffix}", cache_of(number)
         campaign.run(unit, 0.0, lambda s=specs, u=unit, n=number, c=cache: measure_round(campaign, u, s, n, c))  # type: ignore[misc]
@@ -107,7 +108,7 @@ def measure_round(campaign: Campaign, unit: str, specs: Sequence[Spec], seed: in
         raise DeviceLostError(str(error)) from error
     campaign.folder.add_samples(frame)
     reasons = frame.attrs["unmeasured"]
-    # once for the whole campaign: hundreds of rounds with their own lists would make a manifest of megabytes
+    # one list for the whole campaign: a list for each of hundreds of rounds would make the manifest megabytes large
     told: dict[str, int] = campaign.folder.manifest.setdefault("unmeasured", {})
     for reason, count in reasons.items():
         if reason in told or len(told) < MOST_REASONS:
@@ -124,12 +125,17 @@ def measure_round(campaign: Campaign, unit: str, specs: Sequence[Spec], seed: in
 
 
 def workload_calls(campaign: Campaign) -> list[Spec]:
-    """The distinct calls that the grid's workloads make, in the grid's order of value.
+    """The distinct calls that the grid's workloads make, the most valuable first.
 
-    They come from the file of `--calls`; those of a workload that it lacks are captured without running, as predictions
-    capture them, while a small share of the time lasts; a trial takes them from its traces. Both need PyYAML (the map from
-    operators to calls is a YAML file). Without it and the file the seeds, which hold the workloads' main shapes, stand
-    alone; the manifest says so.
+    Sources of the calls, in this order:
+
+    1. the file of `--calls`;
+    2. in a trial, the traces of the trial;
+    3. otherwise a capture without running the model, as for predictions, within a small share of the time.
+
+    Sources 2 and 3 need PyYAML, because the map from operators to calls is a YAML file. Without PyYAML and the file of
+    `--calls`, only the seeds are measured, which hold the main shapes of the workloads. The manifest lists these workloads
+    under `calls_not_known`.
     """
     found: list[Spec] = []
     notes: dict[str, str] = {}
@@ -151,20 +157,20 @@ def workload_calls(campaign: Campaign) -> list[Spec]:
             continue
         try:
             found += _traced(member, campaign) if member is not None else captured(plan)
-        except Exception as error:  # without this workload's calls there are those of the others, and the seeds
+        except Exception as error:  # the calls of the other workloads and the seeds remain
             notes[plan.unit] = f"{type(error).__name__}: {error}"[:200]
     campaign.folder.manifest["calls_not_known"] = notes
     return distinct(found)
 
 
 def cache_of(number: int) -> Cache:
-    """The cache's state in a round: reproducible, exact and sampled rounds alike."""
+    """The state of the cache in a round. It is reproducible, and an exact round and the sampled one after it have the same."""
     draw = random.Random(number // 2).random()
     return Cache.COLD if draw < COLD_SHARE else Cache.WARM if draw < COLD_SHARE + WARM_SHARE else Cache.STEP
 
 
 def shrunk(spec: Spec) -> Spec:
-    """The call at a size that a trial on a CPU can afford."""
+    """The call at a size that is fast in a trial on a CPU."""
     large = {"bytes": 1 << 14, "inputs": 1 << 14, "outputs": 1 << 14, "E": 1000, "B": 32, "HW": 64, "input_size": 16}
     limits = {name: large.get(name, TINY_LIMIT) for name in spec.dims}
     dims = {name: min(value, limits[name]) for name, value in spec.dims.items()}
@@ -176,7 +182,7 @@ def captured(plan: StepPlan) -> list[Spec]:
     """The calls of a planned step, from its graph.
 
     Raises:
-        SteptimeError: a package is not installed that the workload or the map of operators needs.
+        SteptimeError: the workload or the map of operators needs a package that is not installed.
     """
     return _specs(map_calls(capture(plan.config(), plan.batch_size)))
 

@@ -1,6 +1,6 @@
-"""Reading what a campaign measured: `measurements/<GPU>/`, or the output of the stand-alone script.
+"""Read the measurements of a campaign: `measurements/<GPU>/`, or the output of the stand-alone script.
 
-Both layouts give the same tables; the manifest's `schema` says which one a folder has.
+Both layouts give the same tables. The `schema` in the manifest is the version of the folder's layout.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
 from pipeline.schemas import SCHEMAS, read_provenance, read_table
 
 NO_LATENCY_US = 0.05
-"""Times below this are no measurement."""
+"""Time in µs. A sample with this time or less is dropped, because it cannot be a real measurement."""
 
 
 @dataclass(frozen=True)
 class TraceMember:
-    """One step's traces inside a campaign's archives; `execution_trace` is None where there is none."""
+    """One step's traces inside a campaign's archives; `execution_trace` is None if the step has none."""
 
     model: str
     variant: str
@@ -46,7 +46,7 @@ class TraceMember:
 
     @property
     def workload(self) -> str:
-        """`model/variant/b<batch>`, as grid points name theirs."""
+        """`model/variant/b<batch>`, the format of grid points."""
         return f"{self.model}/{self.variant}/b{self.batch_size}"
 
     def extract(self, folder: Path) -> tuple[Path, Path | None]:
@@ -71,7 +71,7 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     """Kernel samples of a campaign (`samples` schema); rows without a usable time are dropped, with a warning.
 
     Raises:
-        InputError, TableError: the folder is no campaign's, or a table is damaged.
+        InputError, TableError: the folder does not belong to a campaign, or a table is damaged.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -94,7 +94,7 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
     """Unprofiled step times of a campaign (`step_times` schema).
 
     Raises:
-        InputError, TableError: the folder is no campaign's, or the table is damaged.
+        InputError, TableError: the folder does not belong to a campaign, or the table is damaged.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -107,11 +107,11 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
 
 
 def read_step_time(path: str | Path) -> float:
-    """The measured step time (µs): the one row of the `step_times.parquet` of a step measured here.
+    """The measured step time (µs): the single row of the `step_times.parquet` of a step measured on this machine.
 
     Raises:
         TableError: the table is damaged.
-        InputError: it does not hold one step.
+        InputError: the table does not hold exactly one step.
     """
     rows = read_table(path, "step_times")
     if len(rows) != 1:
@@ -120,14 +120,15 @@ def read_step_time(path: str | Path) -> float:
 
 
 def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) -> float | None:
-    """The measured step time (µs) of a workload: the one row of a `step_times.parquet`, or a campaign's.
+    """The measured step time (µs) of a workload, from a `step_times.parquet` with a single row or from a campaign.
 
-    None where a campaign did not measure this workload, or at other sizes (a trial, or tables cut to fit the memory).
+    None if a campaign did not measure this workload, or measured it only at other sizes. Sizes differ in a trial, and if
+    embedding tables were cut to fit the memory.
 
     Args:
         path: the table, or the campaign's manifest.
         workload: `model/variant/b<batch>`.
-        config: the workload's configuration, which a campaign of this project must have run as it stands.
+        config: the workload's configuration; a campaign of this project must have run exactly this one.
 
     Raises:
         InputError, TableError: as `read_step_time`.
@@ -140,9 +141,10 @@ def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) ->
 
 
 def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
-    """Kernel time of a profiled step (µs) as its row states it: every step's trace was read, few found room in archives.
+    """Kernel time (µs) of a profiled step, from its row of step times.
 
-    None where the step was not profiled, or its profile lacks kernels.
+    The row has it for every profiled step; the archives have space for the traces of only some steps. None if the step
+    was not profiled, or if its profile lacks kernels.
 
     Args:
         folder: of the campaign.
@@ -154,7 +156,7 @@ def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
 
 
 def _steps_of(folder: str | Path, workload: str) -> list[tuple[float, dict[str, Any]]]:
-    """Measured step time (µs) and stated facts of every row of a workload, in the order of the table."""
+    """Step time (µs) and the facts in `config` of every row of a workload, in the order of the table."""
     place, rows = _place_of(workload), read_step_times(folder)
     identity = zip(rows["model"], rows["variant"], rows["batch_size"], strict=True)
     stated = zip(identity, rows["step_us"], rows["config"].fillna("{}"), strict=True)
@@ -162,9 +164,10 @@ def _steps_of(folder: str | Path, workload: str) -> list[tuple[float, dict[str, 
 
 
 def _ran(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a configuration that ran is the wanted one.
+    """Whether the configuration that ran is the wanted one.
 
-    The stand-alone script's have no `name` and words of their own; they are the published sizes unless tables lost rows.
+    Configurations of the stand-alone script have no `name` and use other keys. They have the published sizes, unless
+    embedding tables were cut (`rows_capped`).
     """
     if "name" not in measured:
         return not measured.get("rows_capped")
@@ -172,13 +175,13 @@ def _ran(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def read_traces(folder: str | Path) -> Iterator[TraceMember]:
-    """The traces in a campaign's archives, each step's once.
+    """The traces in a campaign's archives, one per step.
 
-    A campaign that was killed between its archive and its manifest has traced a step twice: the last trace counts.
+    If a campaign was killed between writing an archive and the manifest, it traced a step twice: the last trace is used.
 
     Raises:
-        InputError: the folder is no campaign's.
-        TraceError: an archive is damaged, or there are more or larger files than in a campaign's.
+        InputError: the folder does not belong to a campaign.
+        TraceError: an archive is damaged, or it has more or larger files than a campaign writes.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -195,7 +198,7 @@ def read_traces(folder: str | Path) -> Iterator[TraceMember]:
 
 
 def read_peaks_of(folder: str | Path) -> pd.DataFrame:
-    """Peaks and host costs of a campaign: columns of `output.PEAK_SCHEMA`; empty where none were measured."""
+    """Peaks and host costs of a campaign: columns of `campaign_folder.PEAK_SCHEMA`; empty if none were measured."""
     path = Path(folder) / PEAKS
     return read_peaks(path) if path.exists() else pd.DataFrame(columns=PEAK_SCHEMA.names)
 
@@ -203,8 +206,11 @@ def read_peaks_of(folder: str | Path) -> pd.DataFrame:
 def measured_peaks(folder: str | Path) -> dict[str, float]:
     """Figures for a GPU file: `fp32_gflop_per_s`, `tf32...`, `dram_gb_per_s`, `l2_gb_per_s`, `pcie_gb_per_s`.
 
-    DRAM is the best triad at or above four times the cache's size, L2 the best scaling at or below half of it, PCIe the
-    lesser of the two directions from pinned memory. Figures that the campaign lacks are left out.
+    - DRAM bandwidth is the best triad at four times the cache's size or more.
+    - L2 bandwidth is the best scaling at half of the cache's size or less.
+    - PCIe bandwidth is the smaller one of the two directions, with pinned memory.
+
+    Figures that the campaign does not have are left out.
     """
     peaks = read_peaks_of(folder)
     device = read_manifest(Path(folder))["device"]
@@ -225,14 +231,14 @@ def measured_peaks(folder: str | Path) -> dict[str, float]:
 
 
 def profiler_event_us(folder: str | Path) -> float | None:
-    """Extra host time (µs) per recorded op while profiling, as measured; None where it was not."""
+    """Measured extra host time (µs) per recorded op while profiling; None if it was not measured."""
     peaks = read_peaks_of(folder)
     values = peaks.loc[peaks["name"] == "profiler_event_us", "value"]
     return float(values.iloc[-1]) if len(values) else None
 
 
 def provenance(folder: str | Path) -> dict[str, Any]:
-    """Where a campaign's figures come from: device, versions, campaign, runs."""
+    """The origin of a campaign's figures: device, versions, campaign, runs."""
     manifest = read_manifest(Path(folder))
     samples = Path(folder) / SAMPLES
     kept = ("schema", "device", "campaign_id", "runs", "command", "started_unix", "gpu_before")

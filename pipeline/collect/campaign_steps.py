@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     import torch
 
 STEP_SECONDS = 1.2
-"""Unprofiled time of a step before its profile, and as much after it."""
+"""Seconds of unprofiled steps before a step's profile, and the same again after it."""
 COMPRESSION = 6
-"""Level of the traces: the highest takes four times as long for a tenth less."""
+"""Gzip level of the traces; the highest level takes four times as long and saves only a tenth of the size."""
 LEAST_ITERATIONS = 2
-"""Profiled iterations that a trace holds at least."""
+"""Smallest number of profiled iterations in a trace."""
 ATTEMPTS = 3
-"""Profiles of a step that are made while kernels are missing in them."""
+"""Largest number of profiles of a step; a profile is repeated if kernels are missing in it."""
 TIMES_SHARE = 0.5
-"""Share of a unit's time that goes to its unprofiled steps."""
+"""Share of a unit's time that is used for its unprofiled steps."""
 FREE_BYTES = 12 << 30
-"""Device memory that embedding tables must leave to everything else."""
+"""Bytes of device memory that embedding tables must leave free for everything else."""
 
 
 def run_times(campaign: Campaign) -> None:
-    """Time every planned step that fits the time, unprofiled, in a process in which no profiler ran yet.
+    """Time every planned step that fits the time, unprofiled, in a process that has not run a profiler yet.
 
-    Kineto leaves CUPTI attached to the process when a profile ends, and steps that wait for the host then take up to a
-    fifth longer (github.com/pytorch/pytorch/issues/144455): they would not be the steps of a training without profiler.
+    Kineto leaves CUPTI attached to the process when a profile ends. Steps that wait for the host then take up to 20 %
+    longer (github.com/pytorch/pytorch/issues/144455), so their times would not be those of normal training.
     """
     units = campaign.folder.units
     for plan in plans(campaign.tiny):
@@ -48,18 +48,18 @@ def run_times(campaign: Campaign) -> None:
         if not campaign.wants(plan.unit):
             continue
         ran = campaign.run(unit, TIMES_SHARE * plan.seconds, lambda plan=plan: time_step(campaign, plan))  # type: ignore[misc]
-        if ran and units[unit]["status"] != "done":  # nor would the profile do any better
+        if ran and units[unit]["status"] != "done":  # profiling the step would fail too
             units[plan.unit] = units.pop(unit)
             campaign.folder.save()
     set_tf32(False)
 
 
 def run_steps(campaign: Campaign) -> None:
-    """Profile every planned step that fits the time; on a CPU, time it too. On CUDA that is `run_times`' alone."""
+    """Profile every planned step that fits the time; on a CPU, time it too. On CUDA only `run_times` times steps."""
     for plan in plans(campaign.tiny):
         timed = campaign.folder.step_facts(plan.unit) is not None
         if campaign.device.type == "cuda" and not timed:
-            continue  # it waits for a process without a profiler: the next run of the campaign
+            continue  # the next run of the campaign times it, in a process that has not run a profiler
         seconds = plan.seconds * (1 - TIMES_SHARE if timed else 1)
         done = campaign.run(plan.unit, seconds, lambda plan=plan: measure_step(campaign, plan))  # type: ignore[misc]
         if done and campaign.folder.units[plan.unit]["status"] == "done":
@@ -69,7 +69,7 @@ def run_steps(campaign: Campaign) -> None:
 
 
 def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
-    """Time one step; its row goes to the folder.
+    """Time one step and write its row to the folder.
 
     Raises:
         InputError: the workload needs a package that is not installed.
@@ -79,12 +79,12 @@ def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
     step, facts, took = _warmed_up(campaign, plan, 4 * seconds)
     times = time_steps(step.run, campaign.device, 2 * seconds, took)
-    _add_row(campaign, plan, times, {**facts, "state": gpu_state()})  # at once: the steps' clocks
+    _add_row(campaign, plan, times, {**facts, "state": gpu_state()})  # read immediately, so that the clocks are those of the steps
     return {"note": f"{times.median_us:.0f} us"}
 
 
 def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
-    """Profile one step, and time it where it was not timed before; its row and traces go to the folder.
+    """Profile one step, and time it if it was not timed before; write its row and traces to the folder.
 
     Raises:
         InputError: the workload needs a package that is not installed.
@@ -116,7 +116,7 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
 
 
 def _warmed_up(campaign: Campaign, plan: StepPlan, limit_s: float) -> tuple[Any, dict[str, Any], float]:
-    """The step of a plan, warmed up in its precision; facts of it; and the seconds that it took last."""
+    """The warmed-up step of a plan in its precision, facts about it, and the seconds of its last run."""
     import torch
 
     device = campaign.device
@@ -138,7 +138,10 @@ def _add_row(campaign: Campaign, plan: StepPlan, times: StepTimes, facts: Mappin
 
 
 def has_room(campaign: Campaign, plan: StepPlan) -> bool:
-    """Whether a step's traces may take room in the archives: steps in fp32, by whose traces accuracy is judged, go first."""
+    """Whether a step's traces may take space in the archives.
+
+    Steps in fp32 come first, because prediction accuracy is measured on their traces.
+    """
     if plan.overrides.get("dtype") is None:
         return True
     closed = {name for name, unit in campaign.folder.units.items() if unit.get("status") not in ("started", "partial")}
@@ -147,7 +150,9 @@ def has_room(campaign: Campaign, plan: StepPlan) -> bool:
 
 
 def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Compressed traces of a step by name, and facts of them; none where it cannot be profiled: its times count alone.
+    """Compressed traces of a step by name, and facts about them.
+
+    There are no traces if the step cannot be profiled; then only its times are kept.
 
     Raises:
         RuntimeError: the device is lost.
@@ -172,7 +177,7 @@ def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> t
 
 
 def _profile(run: Step, device: torch.device, plan: StepPlan, path: Path) -> tuple[Profile, bytes, int]:
-    """A profile of the step, its compressed trace, and its iterations: fewer where the trace would take too much room."""
+    """A profile of the step, its compressed trace, and its iterations (fewer if the trace would be too large)."""
     iterations, attempts = plan.iterations, 0
     while True:
         profile = profile_steps(run, device, iterations, path)
@@ -187,9 +192,10 @@ def _profile(run: Step, device: torch.device, plan: StepPlan, path: Path) -> tup
 
 
 def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, Any], int | None]:
-    """The configuration with embedding tables that the device can hold, and the cap (None where none was needed).
+    """The configuration with embedding tables that fit the device, and the limit of rows (None if none was needed).
 
-    `dlrm_mlperf` has 90 GiB of tables: on a smaller device its largest ones lose rows, which the row says.
+    `dlrm_mlperf` has 90 GiB of tables. On a smaller device the largest tables get fewer rows, and `rows_capped` in the
+    step's row states the limit.
     """
     rows, dim = config.get("rows"), config.get("dim")
     if rows is None or dim is None:

@@ -1,7 +1,12 @@
-"""The campaign in a process of its own, started again where that process is lost while there is time left.
+"""Run the campaign in a separate process, and start a new process if that one is lost and time is left.
 
-An illegal access poisons a CUDA process for good, a fault in a library ends it, and a kernel that never returns stops it.
-Whoever lends a GPU by the minute cannot look: the next process goes on with the units that are left.
+A process can be lost in three ways:
+
+- An illegal memory access makes every later CUDA call in the process fail.
+- A fault in a library ends the process.
+- A kernel that never returns blocks the process.
+
+On a rented GPU nobody watches the run, so a new process continues with the remaining units.
 """
 
 from __future__ import annotations
@@ -25,35 +30,37 @@ EXIT_DONE, EXIT_DAMAGED, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 1, 3,
 EXIT_UNFORESEEN = 70  # as in sysexits.h
 
 STALL_SECONDS, STALL_SHARE = 120.0, 0.25
-"""A process is ended when no unit began or ended in it for this long, or for this share of the time where that is more:
-the longest unit seen took 73 s (a profile of ResNet-50 on a slow core), the import of torch on a cold disk a minute."""
+"""A process is ended if no unit began or ended in it for this many seconds, or for this share of the time limit if that
+is longer. The longest unit seen took 73 s (a profile of ResNet-50 on a slow core). The import of torch from a cold disk
+took a minute."""
 LEAST_SECONDS = 45.0
-"""Time left for which a further process is worth its imports."""
+"""Seconds that must be left to start another process; with less, the imports take most of the time."""
 MOST_PROCESSES = 6
-"""A device that is gone for good ends one process after another."""
+"""Largest number of processes of a campaign. A device that is lost permanently would end each new process too."""
 LAST_WAIT_SECONDS = 35.0
-"""After the limit, the process ends itself within this time (`runner.watchdog`); it is killed then."""
+"""Seconds after the time limit at which the process is killed; normally `unit_runner.watchdog` ends it before."""
 LOOK_SECONDS = 0.25
+"""Seconds between two checks of the process."""
 
 CHILD = (
     sys.executable,
     "-c",
     "import sys; from pipeline.collect.campaign import child; sys.exit(child(sys.argv[1:]))",
 )
-"""The campaign's own process; its first argument is the process that it must not outlive."""
+"""Command of the campaign's process. Its first argument is the id of the parent process; it ends when the parent ends."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def supervise(arguments: Sequence[str], out: Path, minutes: float, begin: float, command: Sequence[str] = CHILD) -> int:
-    """Run a campaign to its end, in as many processes as it takes; returns its exit code.
+    """Run a campaign to its end, in one or more processes; returns its exit code.
 
     Args:
-        arguments: of the command line, valid ones.
+        arguments: valid arguments of the command line.
         out: the campaign's folder.
         minutes: the time limit.
-        begin: `time.monotonic()` from which it counts.
-        command: what runs a campaign with arguments.
+        begin: `time.monotonic()` at the start of the time limit.
+        command: the command that runs a campaign; the arguments are appended.
     """
     deadline = begin + 60 * minutes
     stall = max(STALL_SECONDS, STALL_SHARE * 60 * minutes)
@@ -67,7 +74,7 @@ def supervise(arguments: Sequence[str], out: Path, minutes: float, begin: float,
         if not lost or late or not (out / CAMPAIGN).exists():
             break
         print(f"warning: the process was lost ({_told(code)}); going on in another one", file=sys.stderr, flush=True)
-    for part in out.glob(".*.part"):  # it would count among the files that come back from a lent machine
+    for part in out.glob(".*.part"):  # incomplete files must not count among the results of a rented machine
         part.unlink(missing_ok=True)
     if code < 0:
         print(f"error: the process was lost ({_told(code)}). Run again to go on", file=sys.stderr, flush=True)
@@ -75,18 +82,18 @@ def supervise(arguments: Sequence[str], out: Path, minutes: float, begin: float,
 
 
 def end_with(parent: int) -> None:
-    """Let this process end when its parent does, also when that is killed: two would write into one folder.
+    """Make this process end when its parent ends or is killed. Otherwise two processes could write to one folder.
 
-    On systems other than Linux it runs on to its limit.
+    On systems other than Linux the process runs on to its time limit.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it was asked about
+    if os.getppid() != parent:  # the parent ended before the call of prctl
         os._exit(EXIT_HUNG)
 
 
 def _watched(process: subprocess.Popen[bytes], manifest: Path, deadline: float, stall: float) -> int:
-    """Wait for a process, ending it where it stalls or runs far past the limit; returns its exit code."""
+    """Wait for a process; end it if it stalls or runs far past the limit. Returns its exit code."""
     last, changed = _stamp(manifest), time.monotonic()
     try:
         while process.poll() is None:
@@ -101,7 +108,7 @@ def _watched(process: subprocess.Popen[bytes], manifest: Path, deadline: float, 
                 )
                 return _ended(process, manifest, "")
             time.sleep(LOOK_SECONDS)
-    except KeyboardInterrupt:  # the terminal told the process too
+    except KeyboardInterrupt:  # the terminal sent the signal to the process too
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(10)
         process.kill()
@@ -110,9 +117,9 @@ def _watched(process: subprocess.Popen[bytes], manifest: Path, deadline: float, 
 
 
 def _ended(process: subprocess.Popen[bytes], manifest: Path, reason: str) -> int:
-    """Kill a process; with a reason, the unit that it was in is not tried again: it would hang once more."""
+    """Kill a process. If a reason is given, its current unit is not tried again, because it would hang again."""
     process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it: its GPU is lost with it then
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may block the kill; then the GPU is lost too
         process.wait(20)
     if reason and manifest.exists():
         found = read_manifest(manifest.parent)

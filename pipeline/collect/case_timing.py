@@ -1,10 +1,11 @@
-"""Timing of microbenchmark cases, on CUDA by profiler and events, on a CPU by the host's clock.
+"""Timing of microbenchmark cases: on CUDA with the profiler and events, on a CPU with the host's clock.
 
-The state of the caches decides what a memory-bound kernel costs, so every sample says which one it met:
-  step   as in a training step: what the op before would have produced is touched just before the call; parameters,
-         tables and saved activations are as far away as everything else that ran since has pushed them
-  warm   the call repeats on the same tensors, nothing in between
-  cold   a buffer of four times the cache is read first
+The time of a memory-bound kernel depends on the contents of the cache, so every sample states the cache's state:
+
+- `step`: as in a training step. Inputs that the previous op would have written are touched just before the call.
+  Parameters, tables and saved activations may have been evicted by the other cases.
+- `warm`: the call repeats on the same tensors, with nothing in between.
+- `cold`: a buffer of four times the cache's size is read first.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ if TYPE_CHECKING:
     import torch
 
 LABEL = r"s\d+r\d+"
+"""Label of one repetition in a trace: number of the case (s) and of the repetition (r)."""
 EVENT_REPETITIONS = 5
 """Unprofiled repetitions of a call on CUDA; the first two warm it up."""
 
 
 FIRST_RUN = 10.0
-"""A first run may take this many times longer than the limit: libraries load their kernels when first asked."""
+"""A first run may take this many times the limit, because libraries load their kernels at first use."""
 
 
 class Cache(StrEnum):
-    """What a call finds in the cache."""
+    """State of the cache when a call starts."""
 
     STEP = "step"
     WARM = "warm"
@@ -47,11 +49,12 @@ class Cache(StrEnum):
 
 @dataclass
 class Timing:
-    """What was measured of one case, µs.
+    """Measured times of one case, in µs.
 
-    `latencies` include the launch floor on CUDA (events around the call); `kernels` are device times summed over the
-    kernels of a repetition. On a CPU `core` is the thread's CPU time, which tells disturbed repetitions. `took_us` is
-    what a run took on the host's clock when it was warmed up.
+    - `latencies`: times between events around the call; on CUDA they include the launch floor.
+    - `kernels`: device times, summed over the kernels of a repetition.
+    - `core`: on a CPU the thread's CPU time, which shows which repetitions were disturbed.
+    - `took_us`: host time of a run during the warm-up.
     """
 
     case: Case
@@ -63,11 +66,11 @@ class Timing:
     took_us: float = 0.0
 
     def again(self) -> Timing:
-        """The same case, unmeasured."""
+        """The same case without measurements."""
         return Timing(self.case, self.cache)
 
     def row(self) -> dict[str, Any]:
-        """The measured columns of a `samples` row; empty when the call did nothing on the device."""
+        """The measured columns of a `samples` row; empty if the call did nothing on the device."""
         latencies, kernels = self.latencies, self.kernels
         if self.core:
             latencies = kernels = undisturbed(self.latencies, self.core)
@@ -102,13 +105,13 @@ class Bench:
         import torch
 
         self.device = device
-        self._folder = tempfile.TemporaryDirectory(prefix="steptime_bench_")  # goes when the bench does
+        self._folder = tempfile.TemporaryDirectory(prefix="steptime_bench_")  # deleted together with the bench
         self.scratch = Path(self._folder.name)
-        self._flush = torch.zeros(cache_bytes(device), device=device)  # 4 bytes an element: four times the cache
+        self._flush = torch.zeros(cache_bytes(device), device=device)  # 4 bytes per element: four times the cache's size
         self.without_launch = 0
 
     def measure(self, timings: Sequence[Timing], repetitions: int) -> None:
-        """Add repetitions to timings, going round all of them so that each meets the others' traces in the cache.
+        """Add repetitions to timings. The cases take turns, so that each one finds the others' data in the cache.
 
         Raises:
             RuntimeError: a case fails, or the device is lost.
@@ -124,7 +127,7 @@ class Bench:
                 self._measure_cpu(timings, repetitions)
 
     def warm_up(self, timing: Timing, limit_us: float = float("inf")) -> float:
-        """Run a case once or twice, unmeasured, and say how long it took (µs); once only far above the limit."""
+        """Run a case twice without measuring it, or once if it is far above the limit; returns its time (µs)."""
         import torch
 
         took = 0.0
@@ -140,21 +143,21 @@ class Bench:
         return took
 
     def _ready(self, timing: Timing) -> None:
-        """Everything before a repetition: inputs, cache state, an idle device."""
+        """Prepare a repetition: inputs, cache state, an idle device."""
         case = timing.case
         if self.device.type == "cuda":
             set_tf32(case.spec.dtype == "tf32")
         if case.prepare is not None:
             case.prepare()
         if timing.cache is not Cache.WARM and (self.device.type == "cuda" or timing.cache is Cache.COLD):
-            self._flush.sum()  # reading evicts without leaving lines to write back
+            self._flush.sum()  # reading evicts the cache and leaves no lines to write back
         if timing.cache is Cache.STEP:
             for tensor in case.produced:
                 _touch(tensor)
         synchronise(self.device)
 
     def _measure_cpu(self, timings: Sequence[Timing], repetitions: int) -> None:
-        # The result is kept until the next repetition: a step, too, allocates while older tensors are alive.
+        # keep the result until the next repetition: a training step also allocates while older tensors are alive
         for _ in range(repetitions):
             for timing in timings:
                 self._ready(timing)
@@ -202,13 +205,13 @@ class Bench:
             spec = timing.case.spec
             windows = [window.only(counted(spec.family, spec.name)) for window in launched]
             timing.kernels += [window.device_us for window in windows]
-            if windows:  # geometry and names are those of the repetition nearest to the median
+            if windows:  # launch geometry and names come from the repetition closest to the median
                 middle = statistics.median(window.device_us for window in windows)
                 timing.window = min(windows, key=lambda window: abs(window.device_us - middle))
 
 
 def _touch(tensor: torch.Tensor) -> None:
-    """Write a tensor's own values back, as its producer would have left them: in the cache, modified."""
+    """Write a tensor's values to itself, so that it is in the cache and modified, as after the op that produces it."""
     import torch
 
     if tensor.is_floating_point():

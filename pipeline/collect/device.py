@@ -1,6 +1,6 @@
-"""The device that is measured: synchronisation, marks on its time line, number formats, and what it is.
+"""The measured device: synchronisation, time marks, number formats and description.
 
-Device settings (clocks, power limits, MIG) are read, never changed.
+Device settings (clocks, power limits, MIG) are read but never changed.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ FLOAT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 """Bytes of one element per floating-point dtype string."""
 
 DEFAULT_CPU_CACHE_BYTES = 32 << 20
-"""Last-level cache that is assumed of a CPU that does not state one."""
+"""Bytes of last-level cache that are assumed if the system does not report a size."""
 
 DEFAULT_FREE_BYTES = 4 << 30
-"""Free memory that is assumed of a host that does not state it."""
+"""Bytes of free memory that are assumed if the host does not report it."""
 
 VERSIONED = ("numpy", "pandas", "pyarrow", "torchvision", "transformers", "triton", "nvidia-cuda-cupti")
-"""Packages whose versions the provenance holds; CUPTI is what the profiler sees kernels with."""
+"""Packages whose versions are recorded in the provenance; the profiler records kernels with CUPTI."""
 
 SMI_SECONDS = 8
-"""Time in which `nvidia-smi` must answer."""
+"""Seconds in which `nvidia-smi` must answer."""
 _SILENT: list[str] = []
-"""What is told in place of its answer once it did not."""
+"""The error that replaces its answer, after it once did not answer in time."""
 
 CPU_THREADS = 1
-"""Threads of the CPU as a device: one core is the device, see `fix_threads`."""
+"""Threads of a CPU device: one core is the device, see `fix_threads`."""
 
 DISTURBANCE, LEAST_KEPT = 1.04, 3
-"""A repetition counts as undisturbed while its wall time is at most this many times its CPU time."""
+"""Criteria for undisturbed repetitions: wall time is at most `DISTURBANCE` times the CPU time. If fewer than `LEAST_KEPT`
+repetitions meet this, CPU times are used instead."""
 
 
 def select_device(name: str | None) -> torch.device:
-    """The device of a name: `cuda`, `cpu`, or `auto`, `local` and None for CUDA where there is one, else the CPU.
+    """The device with a name: `cuda` or `cpu`. `auto`, `local` and None select CUDA if available, else the CPU.
 
     Raises:
         InputError: the name is unknown, or torch sees no CUDA device.
@@ -80,15 +81,18 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def set_tf32(on: bool) -> None:
-    """Switch TF32 for matmul, convolution and RNN; cuDNN allows it by default, so all are always set.
+    """Switch TF32 on or off for matmul, convolution and RNN; all are always set, because cuDNN allows TF32 by default.
 
-    Under both names: torch before 2.9 knows `allow_tf32` alone. Later versions refuse to read one name after only the
-    other was set, and `allow_tf32 = False` leaves convolutions to a default that something else may have raised.
+    Both settings of PyTorch are written, for these reasons:
+
+    - torch before 2.9 has only `allow_tf32`.
+    - Later versions refuse to read one setting after only the other was set.
+    - `allow_tf32 = False` leaves convolutions at a default that other code may have changed to TF32.
     """
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    with suppress(AttributeError):  # for the day on which the old names are gone
+    with suppress(AttributeError):  # a future torch may remove the old names
         matmul.allow_tf32 = on
         cudnn.allow_tf32 = on
     if hasattr(matmul, "fp32_precision"):
@@ -99,7 +103,7 @@ def set_tf32(on: bool) -> None:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has nothing left to do."""
+    """Wait until the device has finished all work."""
     if device.type == "cuda":
         import torch
 
@@ -107,7 +111,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def release(device: torch.device) -> None:
-    """Free what the last piece of work held."""
+    """Free the memory of the last piece of work."""
     gc.collect()
     if device.type == "cuda":
         import torch
@@ -117,7 +121,7 @@ def release(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free now, on the device or (for a CPU) on the host."""
+    """Bytes of memory that are free now, on the device or (for a CPU) on the host."""
     if device.type == "cuda":
         import torch
 
@@ -129,7 +133,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def answers(device: torch.device) -> bool:
-    """Whether the device still computes: an error of CUDA ends one call, or everything that comes after it."""
+    """Whether the device still computes. After some CUDA errors only one call fails, after others every later call."""
     if device.type != "cuda":
         return True
     import torch
@@ -142,13 +146,13 @@ def answers(device: torch.device) -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device's memory did not suffice."""
+    """Whether an error says that the device ran out of memory."""
     text = str(error)
     return "out of memory" in text.lower() or "ALLOC_FAILED" in text
 
 
 def mark(device: torch.device) -> Any:
-    """A point on the device's time line; on the host's where the device is the CPU."""
+    """A time mark on the device; on a CPU the host's time."""
     if device.type != "cuda":
         return time.perf_counter()
     import torch
@@ -179,7 +183,7 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def gpu_name(device: torch.device) -> str:
-    """The name that the project gives to this device; `cpu` for a CPU."""
+    """The project's name of this device; `cpu` for a CPU."""
     if device.type != "cuda":
         return "cpu"
     import torch
@@ -188,27 +192,27 @@ def gpu_name(device: torch.device) -> str:
 
 
 def name_of_card(driver: str) -> str:
-    """The project's name of a card by its driver's.
+    """The project's name of a GPU, from the name that its driver reports.
 
-    A card without a file under `config/gpu/` is named after its driver string: `NVIDIA GeForce RTX 4090` is `RTX4090`.
+    A GPU without a file under `config/gpu/` is named after its driver string: `NVIDIA GeForce RTX 4090` is `RTX4090`.
     """
     try:
         from pipeline.hardware.find_gpu import load_gpu
 
         return str(load_gpu(driver).name)
-    except Exception:  # a bare GPU machine has no PyYAML, a new card has no file: both are fine
+    except Exception:  # no PyYAML on a bare GPU machine, or no file for a new GPU: use the driver's name
         short = re.sub(r"\b(NVIDIA|Tesla|GeForce)\b", "", driver)
         return re.sub(r"[^A-Za-z0-9.-]+", "", short) or "gpu"
 
 
 def gpu_state() -> dict[str, str]:
-    """Clocks, power, temperature and load as `nvidia-smi` reports them now; `error` where it cannot.
+    """Current clocks, power, temperature and load from `nvidia-smi`; `error` if it fails.
 
-    One that did not answer in time is not asked again: it would cost every unit of a campaign as long.
+    If `nvidia-smi` once did not answer in time, it is not called again, because every unit would wait as long.
     """
     if _SILENT:
         return {"error": _SILENT[0]}
-    # the index or UUID that CUDA was told to use is one that nvidia-smi understands
+    # nvidia-smi accepts the index or UUID in CUDA_VISIBLE_DEVICES
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
     core = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,power.draw,temperature.gpu,pstate"
     more = "utilization.gpu,memory.total,memory.used,pcie.link.gen.current,pcie.link.width.current,mig.mode.current"
@@ -262,11 +266,11 @@ def _cpu_model() -> str:
 
 
 def keep_memory_mapped() -> bool:
-    """Let the C allocator keep freed memory, as CUDA's caching allocator does; False where the C library has no say.
+    """Let the C allocator keep freed memory, as CUDA's caching allocator does; False if the C library cannot do this.
 
-    Without it glibc hands large tensors back to the system, and each new one pays page faults that come and go with
-    the allocator's history: the same `zeros` of 2.5 MB took 50 or 690 µs. Training steps and microbenchmarks on a CPU
-    both run with it, so that the one can explain the other.
+    Without it glibc returns the memory of large tensors to the system. A new tensor then causes page faults, depending on
+    the allocator's history: the same `zeros` of 2.5 MB took 50 or 690 µs. Training steps and microbenchmarks on a CPU both
+    run with this setting, so that their times can be compared.
     """
     import ctypes
 
@@ -279,11 +283,11 @@ def keep_memory_mapped() -> bool:
 
 
 def fix_threads(device: torch.device) -> int:
-    """Give a CPU device one thread, whatever OMP_NUM_THREADS says; returns the number of threads.
+    """Use one thread on a CPU device, regardless of OMP_NUM_THREADS; returns the number of threads.
 
-    Steps and microbenchmarks must run with the same threads to compare, and workflow managers set OMP_NUM_THREADS per
-    job. More than one makes every parallel operator wait for the slowest core: while another process runs beside it, a
-    copy of 30 µs then takes a whole slice of the scheduler (7 ms, seen on two shared cores).
+    Steps and microbenchmarks can be compared only with the same number of threads, and workflow managers set
+    OMP_NUM_THREADS per job. With more than one thread, every parallel operator waits for the slowest core. If another
+    process uses a core, a copy of 30 µs then takes a whole time slice of the scheduler (7 ms, seen on two shared cores).
     """
     import torch
 
@@ -293,10 +297,10 @@ def fix_threads(device: torch.device) -> int:
 
 
 def undisturbed(wall: Sequence[float], core: Sequence[float]) -> list[float]:
-    """Wall times of the repetitions in which the thread had a core to itself, by its own CPU time.
+    """Wall times of the repetitions in which the thread had a core to itself, judged by its CPU time.
 
-    On an idle machine these are all. Where fewer than a few remain, the thread's CPU times stand in: what the wall
-    would have shown on a free core, as one thread that never waits does nothing else.
+    On an idle machine all repetitions are kept. If fewer than `LEAST_KEPT` remain, the thread's CPU times are returned
+    instead. They equal the wall times on a free core, because a single thread that never waits is always running.
     """
     kept = [w for w, c in zip(wall, core, strict=True) if w <= DISTURBANCE * max(c, 1e-9)]
     return kept if len(kept) >= min(LEAST_KEPT, len(wall)) else list(core)

@@ -1,4 +1,4 @@
-"""Costs on the host's side: launches, copies, events, synchronisation, and the profiler's own."""
+"""Host costs: launches, copies, events, synchronisation, and the overhead of the profiler."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ Cost = tuple[str, float, str, str]
 """Name, value, unit, note."""
 
 BATCHES, CALLS, STEPS = 9, 400, 15
-"""Batches of calls timed together: short enough for the launch queue, long enough for the clock."""
+"""Number of batches, calls per batch, and steps per batch. A batch is timed as a whole: it fits the launch queue, and it is
+long compared with the clock's resolution."""
 PLAIN_STEP = "mlp_step_plain"
 """Name of the small step's unprofiled time."""
 SLEEP_CYCLES = 20_000
-"""About 10 µs of an otherwise empty kernel."""
+"""Clock cycles of a kernel that only waits, about 10 µs."""
 LAUNCH_PATTERNS = {"s0r0": (SLEEP_CYCLES, False), "s1r0": (SLEEP_CYCLES, True), "s2r0": (0, False)}
-"""Cycles of the kernels, and whether the host waits for each: queued, launched to an idle device, bound by the host."""
+"""Cycles of the kernels, and whether the host waits for each one. The patterns are: queued kernels, kernels launched to an
+idle device, and host-bound kernels."""
 
 
 def call_us(device: torch.device, function: Callable[[], Any], count: int) -> float:
-    """Host time of one call (µs): the median over batches, the first left out."""
+    """Host time of one call (µs): the median over batches without the first one."""
     taken = []
     for _ in range(BATCHES):
         synchronise(device)
@@ -43,7 +45,7 @@ def call_us(device: torch.device, function: Callable[[], Any], count: int) -> fl
 
 
 def plain_costs(device: torch.device, tiny: bool) -> Iterator[Cost]:
-    """Host cost per call of what steps are made of, and of a small training step; before any profile."""
+    """Host cost per call of the basic operations of a step, and of a small training step; runs before any profile."""
     import torch
 
     count = 50 if tiny else CALLS
@@ -75,7 +77,7 @@ def plain_costs(device: torch.device, tiny: bool) -> Iterator[Cost]:
 
 
 def _simple(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """A launch, an operator without one, an allocation."""
+    """An operator with a kernel launch, an operator without one, and an allocation."""
     import torch
 
     return {
@@ -98,7 +100,7 @@ def host_costs(device: torch.device, scratch: Path, tiny: bool) -> Iterator[Cost
 
 
 def _sleep(cycles: int) -> None:
-    """A kernel that does nothing for so many clock cycles."""
+    """Launch a kernel that waits for a number of clock cycles."""
     import torch
 
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
@@ -132,7 +134,7 @@ def _profiled_launches(device: torch.device, path: Path) -> list[dict[str, Any]]
 
 
 def launch_costs(device: torch.device, scratch: Path) -> Iterator[Cost]:
-    """What the profiler sees of launches: their duration, the way to the kernel's start, gaps between kernels."""
+    """Launch times from a profile: duration of the call, delay until the kernel starts, gaps between kernels."""
     events = _profiled_launches(device, scratch / "launches.json")
     windows = attribute(events, r"s\d+r\d+").windows
     if len(windows) < len(LAUNCH_PATTERNS) or any(len(window.kernels) < 40 for window in windows.values()):
@@ -185,15 +187,15 @@ def _small_step(device: torch.device) -> Callable[[], None]:
 
 
 def profiler_costs(device: torch.device, scratch: Path, tiny: bool, plain_us: float | None = None) -> Iterator[Cost]:
-    """The same small training step unprofiled and profiled: what an event costs the host.
+    """Host cost of a profiler event, from the same small training step with and without the profiler.
 
-    `profiler_event_us` is the extra host time per recorded op, as `ProfilerCost` of the overheads room wants it.
+    `profiler_event_us` is the extra host time per recorded op, the input of `ProfilerCost` in the overheads package.
 
     Args:
         device: where the step runs.
         scratch: folder for the profiler's file.
         tiny: whether this is a trial.
-        plain_us: its unprofiled time, as `plain_costs` found it; measured here where there is none.
+        plain_us: unprofiled time of the step (µs) from `plain_costs`; measured here if None.
     """
     from torch.profiler import ProfilerActivity, profile
 
