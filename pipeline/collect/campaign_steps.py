@@ -79,7 +79,7 @@ def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
     step, facts, took = _warmed_up(campaign, plan, 4 * seconds)
     times = time_steps(step.run, campaign.device, 2 * seconds, took)
-    _add_row(campaign, plan, times, {**facts, "state": gpu_state()})  # read immediately, so that the clocks are those of the steps
+    _add_row(campaign, plan, times, {**facts, "state": gpu_state()})  # now, to get the clocks during the steps
     return {"note": f"{times.median_us:.0f} us"}
 
 

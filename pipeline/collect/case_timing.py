@@ -107,7 +107,7 @@ class Bench:
         self.device = device
         self._folder = tempfile.TemporaryDirectory(prefix="steptime_bench_")  # deleted together with the bench
         self.scratch = Path(self._folder.name)
-        self._flush = torch.zeros(cache_bytes(device), device=device)  # 4 bytes per element: four times the cache's size
+        self._flush = torch.zeros(cache_bytes(device), device=device)  # 4 bytes per element: four times the cache
         self.without_launch = 0
 
     def measure(self, timings: Sequence[Timing], repetitions: int) -> None:

@@ -1,9 +1,9 @@
-"""Several campaigns of one GPU as one folder, in the layout of a campaign.
+"""Join several campaigns of one GPU into one folder, in the layout of a campaign.
 
     python -m pipeline.collect.join_campaigns run1 run2 run3 --out measurements/H200
 
-For the runs of the stand-alone script, each of which is a folder of its own, and for campaigns of different days. Kernel
-samples and peaks of all of them count; of a step that several timed or traced, the last one named.
+It joins runs of the stand-alone script, which writes one folder per run, and campaigns of different days. The result has
+the kernel samples and peaks of all folders. If several folders timed or traced a step, the last folder named is used.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ STEP = ["model", "variant", "batch_size"]
 
 
 def join(folders: Sequence[Path], out: Path) -> list[str]:
-    """Write a campaign that holds what `folders` hold; returns the steps whose traces found no room.
+    """Write a campaign with the contents of `folders`; returns the steps whose traces did not fit.
 
     Args:
-        folders: campaigns of one GPU, of either layout; of a step, the last one's times and traces are kept.
+        folders: campaigns of one GPU, in either layout; for each step the last folder's times and traces are kept.
         out: a new folder, of at most eight files.
 
     Raises:
-        InputError: a folder is no campaign's, they are of different GPUs, or `out` holds something.
+        InputError: a folder does not belong to a campaign, the GPUs differ, or `out` is not empty.
         TableError, TraceError: a file is damaged.
     """
     manifests = [read_manifest(folder) for folder in folders]
@@ -67,9 +67,9 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
         target.add_peaks(peaks)
     order = sorted(
         traces.values(), key=lambda member: "dtype-" in member.variant
-    )  # by those in fp32, accuracy is judged
+    )  # fp32 first: accuracy is measured on these traces
     left_out = [member.workload for member in order if not _archived(target, member)]
-    # the manifest last: without it the folder is no campaign's
+    # the manifest last: only with it is the folder a campaign's
     write_manifest(
         {
             "schema": SCHEMA_VERSION, "device": device, "units": _units(manifests),
@@ -87,7 +87,7 @@ def _gpu(manifest: Mapping[str, Any]) -> str:
 
 
 def _units(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All units by name; one that any campaign finished is done."""
+    """All units by name; a unit is done if any campaign finished it."""
     found: dict[str, Any] = {}
     for manifest in manifests:
         done = {name for name, unit in found.items() if unit.get("status") == "done"}
@@ -97,7 +97,7 @@ def _units(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _runs(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was run: the stand-alone script states its one run in the manifest itself."""
+    """The runs of a campaign; the stand-alone script states its single run in the manifest itself."""
     kept = ("started_unix", "status", "seconds")
     return list(manifest["runs"] if "runs" in manifest else [{key: manifest[key] for key in kept if key in manifest}])
 
@@ -109,7 +109,7 @@ def _together(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _archived(target: CampaignFolder, member: TraceMember) -> bool:
-    """Put a step's traces into the archives; False where these are full."""
+    """Put a step's traces into the archives; False if these are full."""
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         files = [path for path in member.extract(Path(scratch)) if path is not None]
         return target.archive({f"{member.workload}/{path.name}": _compressed(path) for path in files}) is not None

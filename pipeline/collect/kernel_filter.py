@@ -1,8 +1,8 @@
-"""Which kernels of a microbenchmark are the call that the graph means.
+"""Select the kernels of a microbenchmark that belong to the call in the graph.
 
-An operator often launches more than its main kernel. Where the graph (`pipeline.graph.sizes`) counts those others as
-calls of their own (a fill, a sort, the mean of a loss), they must not be counted a second time in the main one's sample.
-Launches that the graph calls `auxiliary` are counted with the main kernel, as there.
+An operator often launches more kernels than its main one. The graph (`pipeline.graph.sizes`) counts some of these as
+separate calls: a fill, a sort, the mean of a loss. They must not be counted again in the sample of the main kernel.
+Launches that the graph calls `auxiliary` are counted with the main kernel, here and in the graph.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ROWS = r"embedding|grad_weight|sum_and_scatter|index_?(add|func|select)|gather|scatter"
-"""Kernels that move rows of a table or of its gradient, as against fills, sorts and scans.
+"""Kernels that move rows of a table or of its gradient, in contrast to fills, sorts and scans.
 Source: ATen/native/cuda/EmbeddingBag.cu, EmbeddingBackwardKernel.cu, Indexing.cu (`indexFuncLargeIndex` adds rows)."""
 
 NO_MEMSET = r"^(?!mem(set|cpy))"
-"""All but memory operations: sums that cross blocks clear their semaphores first."""
+"""All kernels except memory operations; sums over several blocks clear their semaphores first."""
 
 ELEMENTS = r"^(?!mem(set|cpy)|.*(FillFunctor|reduce_kernel))"
-"""All but memory operations, fills, and the reduction that follows an elementwise loss."""
+"""All kernels except memory operations, fills, and the reduction after an elementwise loss."""
 
 ADDITION = r"indexing_backward"
-"""The addition of an `index_put`, after arithmetic on its indices and their sort."""
+"""The addition kernel of `index_put`; it runs after index arithmetic and a sort of the indices."""
 
 BY_FAMILY: Mapping[str, str] = {
     "embedding_backward": ROWS,
@@ -33,11 +33,11 @@ ADDING_OPS = ("index_put", "_index_put_impl")
 
 
 def counted(family: str, op: str) -> str:
-    """Regular expression (whatever the case of letters) of the kernels that are the call; empty where all are.
+    """Case-insensitive regular expression of the kernels that belong to the call; empty if all do.
 
     Args:
-        family: of the call.
-        op: of the call, without namespace and in-place mark.
+        family: family of the call.
+        op: op of the call, without namespace and in-place mark.
     """
     if family in ("tril_index_backward", "index") and op in ADDING_OPS:
         return ADDITION

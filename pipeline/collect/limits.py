@@ -1,6 +1,6 @@
-"""How much the files of a campaign may hold, checked before they are read: folders and archives come from other machines.
+"""Size limits of a campaign's files, checked before reading, because folders and archives come from other machines.
 
-A campaign of this project stays far below these limits (20 MB in eight files, `pipeline.collect.campaign_folder`).
+A campaign of this project is far below these limits: 20 MB in eight files (`pipeline.collect.campaign_folder`).
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ import pyarrow.parquet as pq
 from pipeline.errors import InputError, TableError, TraceError
 
 MOST_ARCHIVES = 100
-"""Archives of traces in a folder."""
+"""Largest number of trace archives in a folder."""
 
 MOST_MEMBERS = 1_000
-"""Files in an archive; a campaign traces about 80 steps, two files each."""
+"""Largest number of files in an archive; a campaign traces about 80 steps, with two files each."""
 
 MEMBER_BYTES = 64 << 20
-"""Bytes of one file in an archive, as it is stored (compressed)."""
+"""Largest size in bytes of one file in an archive, as stored (compressed)."""
 
 TRACE_BYTES = 1 << 30
-"""Bytes of one trace after decompression; the largest of a campaign has about 100 MB."""
+"""Largest size in bytes of one trace after decompression; the largest trace of a campaign has about 100 MB."""
 
 MANIFEST_BYTES = 64 << 20
-"""Bytes of a manifest; that of a whole campaign has about 100 kB."""
+"""Largest size in bytes of a manifest; the manifest of a whole campaign has about 100 kB."""
 
 TABLE_BYTES = 1 << 30
-"""Bytes of a table after decompression, as its own metadata state them."""
+"""Largest size in bytes of a table after decompression, according to the table's metadata."""
 
 _PIECE = 1 << 20
+"""Bytes that are decompressed at a time."""
 
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """An archive of traces, not compressed as a whole.
+    """Open an archive of traces that is not compressed as a whole.
 
     Raises:
-        TraceError: it is damaged or compressed.
+        TraceError: the archive is damaged or compressed.
     """
     try:
         with tarfile.open(path, "r:") as tar:
@@ -54,10 +55,10 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def member_names(path: Path) -> list[str]:
-    """Names of the regular files in an archive that lie below its top, as names of traces do.
+    """Names of the regular files in an archive; unsafe names (absolute, or with `.` or `..`) are left out.
 
     Raises:
-        TraceError: the archive is damaged, or holds more files or larger ones than a campaign's.
+        TraceError: the archive is damaged, or has more or larger files than a campaign writes.
     """
     names: list[str] = []
     with open_archive(path) as tar:
@@ -72,10 +73,10 @@ def member_names(path: Path) -> list[str]:
 
 
 def read_member(path: Path, name: str) -> bytes | None:
-    """A regular file of an archive, as it is stored; None where there is none of that name.
+    """The stored bytes of a regular file in an archive; None if the entry is not a regular file.
 
     Raises:
-        TraceError: the archive is damaged, or the file is larger than a campaign's, stored or unpacked.
+        TraceError: the archive is damaged or has no such entry, or the file is too large, stored or unpacked.
     """
     with open_archive(path) as tar:
         info = tar.getmember(name)
@@ -89,9 +90,10 @@ def read_member(path: Path, name: str) -> bytes | None:
 
 
 def unpacked_bytes(data: bytes) -> int:
-    """Bytes of gzip data after decompression, counted up to one piece beyond `TRACE_BYTES`; else the bytes themselves.
+    """Size in bytes of gzip data after decompression, or of the data itself if it is not gzip.
 
-    Damaged data counts as far as it goes: whoever reads it says that it is damaged.
+    Counting stops at most one piece beyond `TRACE_BYTES`. Damaged data is counted up to the damage; the code that reads
+    it reports the damage.
     """
     if data[:2] != b"\x1f\x8b":
         return len(data)
@@ -109,7 +111,7 @@ def archives(folder: Path) -> list[Path]:
     """The archives of a campaign's folder, in order.
 
     Raises:
-        TraceError: there are more than a campaign makes.
+        TraceError: there are more archives than `MOST_ARCHIVES`.
     """
     found = sorted(path for path in folder.glob("traces_*.tar") if path.is_file())
     if len(found) > MOST_ARCHIVES:
@@ -118,20 +120,20 @@ def archives(folder: Path) -> list[Path]:
 
 
 def check_manifest(path: Path) -> None:
-    """Refuse a manifest that is too large to be one.
+    """Refuse a manifest that is larger than `MANIFEST_BYTES`.
 
     Raises:
-        InputError: it is.
+        InputError: the manifest is too large.
     """
     if path.is_file() and path.stat().st_size > MANIFEST_BYTES:
         raise InputError(f"{path}: {path.stat().st_size} bytes, at most {MANIFEST_BYTES} are read")
 
 
 def check_table(path: Path) -> None:
-    """Refuse a table that unpacks to more than a campaign's; a damaged one is left to its reader.
+    """Refuse a table that unpacks to more than `TABLE_BYTES`; the table's reader reports damaged ones.
 
     Raises:
-        TableError: it does.
+        TableError: the table is too large.
     """
     try:
         metadata = pq.read_metadata(path)

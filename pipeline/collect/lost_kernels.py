@@ -1,10 +1,12 @@
-"""The head of a profiler session, where kernels get lost on some versions of CUDA.
+"""Spare kernels at the start of a profiler session, where some versions of CUDA lose kernels.
 
-CUPTI from CUDA 12.6 update 2 to 13.0 gives the first kernels of a session times of another clock, one kernel more with
-every session of a process; Kineto takes them for events from before the session and drops them without a word
-(github.com/pytorch/pytorch/issues/192021; NVIDIA's notes on CUPTI 13.1 name the fault). A call whose kernels are lost
-would count as free. So every session begins with kernels that nobody needs, more of them the more sessions there were,
-and `pipeline.collect.trace_windows` counts the launches whose kernel is missing all the same.
+CUPTI from CUDA 12.6 update 2 to 13.0 gives the first kernels of a session times of another clock. The number of these
+kernels grows by one with every session of a process. Kineto takes them for events from before the session and drops them
+without a message (github.com/pytorch/pytorch/issues/192021; NVIDIA's notes on CUPTI 13.1 describe the fault).
+
+A call whose kernels are lost would seem to take no time. Therefore every session starts with spare kernels, and their
+number grows with the number of sessions. `pipeline.collect.trace_windows` counts the launches whose kernel is still
+missing.
 """
 
 from __future__ import annotations
@@ -18,19 +20,19 @@ if TYPE_CHECKING:
     import torch
 
 SPARE, SPARE_PER_SESSION, MOST = 32, 2, 2000
-"""Kernels that a session may lose: to begin with, per session so far, and at most."""
+"""Number of spare kernels: in the first session, in addition per session so far, and at most."""
 GROWTH = 4
-"""After a session that lost more than its spare kernels there are this many times as many."""
+"""Factor on the number of spare kernels after a session that lost more than its spare kernels."""
 
 
 @dataclass
 class Head:
-    """What the sessions of this process have shown.
+    """State of the profiler sessions of this process.
 
     Attributes:
         sessions: sessions so far.
-        lost: kernels that were missing behind the spare ones.
-        scale: how many times as many spare kernels as at first.
+        lost: kernels that were missing after the spare ones.
+        scale: factor on the number of spare kernels; 1 at first.
     """
 
     sessions: int = 0
@@ -39,11 +41,11 @@ class Head:
 
     @property
     def spare(self) -> int:
-        """Kernels to launch before those that count."""
+        """Number of kernels to launch before the measured ones."""
         return min(self.scale * (SPARE + SPARE_PER_SESSION * self.sessions), MOST)
 
     def spend(self, device: torch.device) -> None:
-        """Begin a session, just opened: launch empty kernels, each waited for, so that what is lost is theirs."""
+        """Start a new session: launch empty kernels and wait for each, so that only these kernels are lost."""
         self.sessions += 1
         if device.type != "cuda":
             return
@@ -54,10 +56,10 @@ class Head:
             synchronise(device)
 
     def learn(self, lost: int) -> None:
-        """Note the kernels that were missing in a session all the same: the next one spares more."""
+        """Record the kernels that a session still lost; if there are any, the next session has more spare kernels."""
         self.lost += lost
         self.scale = min(self.scale * GROWTH, MOST) if lost else self.scale
 
 
 HEAD = Head()
-"""Of this process: CUPTI counts its sessions per process."""
+"""State of this process; CUPTI counts its sessions per process."""

@@ -1,9 +1,10 @@
-"""A training step on this machine's device: unprofiled step times, a profiler trace, an execution trace.
+"""Measure a training step on this machine: unprofiled step times, a profiler trace, an execution trace.
 
-Unprofiled and profiled passes take turns, so that a machine that is busy for a while disturbs both alike. The step time
-is the median interval between steps that run freely (no synchronisation between them): the throughput of training. On a
-CPU, steps during which another process held the core are left out (on a machine that is never free, their CPU time is
-taken instead; `clock` in the row's `config` says so); the trace kept is the least disturbed one.
+Unprofiled and profiled passes alternate, so that a temporary load on the machine affects both. The step time is the
+median interval between steps that run without synchronisation between them: the throughput of training.
+
+On a CPU, steps during which another process used the core are left out. If too few steps remain, the CPU times of all
+steps are used instead, and `clock` in the row's `config` is `cpu`. The least disturbed trace is kept.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
     import torch
 
 ROUNDS = 3
-"""Passes of each kind; the trace kept is the one with the shortest median step."""
+"""Number of unprofiled and of profiled passes; the trace with the shortest median step is kept."""
 MOST_ROUNDS, DISTURBED = 6, 1.25
-"""More profiled passes are made while the best one's step is this much longer than the unprofiled step."""
+"""On a CPU, profiled passes are repeated, up to `MOST_ROUNDS` in total, while the step of the best one takes at least
+`DISTURBED` times the unprofiled step."""
 
 
 def collect_step(
@@ -62,16 +64,16 @@ def collect_step(
         batch_size: samples per step.
         device: "cuda", "cpu", or "auto".
         out_dir: folder for `kineto.json.gz` (steps between `ProfilerStep#k` marks, with shapes),
-            `execution_trace.json.gz` (one step; its times are slowed by the observer) and `step_times.parquet`.
+            `execution_trace.json.gz` (one step; the observer makes it slower) and `step_times.parquet`.
         iterations: profiled steps in the trace.
-        seconds: time for the unprofiled steps of all rounds; profiling comes on top.
+        seconds: time for the unprofiled steps of all rounds, in addition to profiling.
         gpu: `gpu` column of the step-times row.
-        model: its `model` column; the config's name where it is not given.
-        variant: its `variant` column.
-        provenance: what asked for the measurement, kept in the table's metadata beside the device.
+        model: `model` column of the row; by default the config's name.
+        variant: `variant` column of the row.
+        provenance: origin of the measurement, kept with the device in the table's metadata.
 
     Raises:
-        InputError: there is no such device, or the config is wrong.
+        InputError: the device does not exist, or the config is wrong.
         UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         MeasurementError: the step fails on this device, or the profiler records no step.
     """
@@ -118,7 +120,7 @@ def collect_step(
 def _rounds(
     step: Step, device: torch.device, iterations: int, seconds: float, took: float, scratch: Path
 ) -> tuple[StepTimes, Profile]:
-    """Unprofiled and profiled passes in turn: all unprofiled steps, and the least disturbed profile."""
+    """Run unprofiled and profiled passes in turn; returns all unprofiled steps and the least disturbed profile."""
     times = StepTimes()
     profiles: list[Profile] = []
     for number in range(MOST_ROUNDS if device.type == "cpu" else ROUNDS):
@@ -131,7 +133,7 @@ def _rounds(
 
 
 def _execution_trace(step: Step, device: torch.device, scratch: Path, folder: Path) -> str:
-    """Write the execution trace; its name, or why there is none: the Kineto trace stands without it."""
+    """Write the execution trace; returns its name, or the reason why there is none. The Kineto trace can be used without."""
     try:
         data = execution_trace(step, device, scratch)
     except (RuntimeError, OSError, TypeError) as error:

@@ -1,10 +1,10 @@
-"""Microbenchmarks of the kernel calls that a workload makes, and of sizes around them.
+"""Microbenchmarks of the kernel calls of a workload, and of similar sizes.
 
     samples = measure_calls(calls, device="auto", seconds=60, graph=graph)
 
-Each distinct call of the table is measured itself; the rest of the time goes to calls of the same families in sampled
-sizes (`pipeline.collect.size_sampler`). Rounds over the exact calls are spread over the whole time, so that a machine that
-is busy for a while does not decide any median.
+Each distinct call of the table is measured. The rest of the time is used for calls of the same families with sampled
+sizes (`pipeline.collect.size_sampler`). The rounds over the exact calls are spread over the whole time, so that a
+temporary load on the machine does not determine any median.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     import torch
 
 EXACT_SHARE = 0.5
-"""Share of the time that goes to the calls themselves."""
+"""Share of the time for the exact calls; the rest is for sampled sizes."""
 GROUP_SECONDS = 4.0
-"""A group of calls is measured once it is expected to take this long."""
+"""A group of calls is measured as soon as its expected time exceeds this many seconds."""
 FIRST_ROUNDS = 3
-"""Rounds over the exact calls that are made whatever the time limit."""
+"""Rounds over the exact calls that always run, regardless of the time limit."""
 
 
 def measure_calls(
@@ -54,22 +54,23 @@ def measure_calls(
     graph: pd.DataFrame | Sequence[pd.DataFrame] | None = None,
     sampled: bool = True,
 ) -> pd.DataFrame:
-    """Measure the kernels that a calls table names, and sizes around them, with the cache as it is in a step.
+    """Measure the kernels of a calls table, and similar sizes, with the cache in the same state as in a step.
 
     Args:
-        calls: table of the `calls` schema, or one per workload.
+        calls: table of the `calls` schema, or one table per workload.
         device: "cuda", "cpu", or "auto" (also None).
-        seconds: time to use; the exact calls are measured whatever it is.
-        graph: table of the `graph` schema that `calls` refers to, or one for each. With it, operators on a
-            CPU are replayed with their very strides and arguments, and those that no builder knows can be measured.
-        sampled: whether to measure sizes around the calls too.
+        seconds: time to use; the exact calls are measured even if it is too short.
+        graph: table of the `graph` schema that `calls` refers to, or one table per table of calls. With it, operators
+            on a CPU are replayed with their original strides and arguments, and operators without a builder can be
+            measured.
+        sampled: whether to measure similar sizes too.
 
     Returns:
         Rows of the `samples` schema. `kernel_us` is device time on CUDA (without launch floor; `latency_us` with it)
-        and the operator's own host time on a CPU. `attrs["unmeasured"]` counts calls without a benchmark, by reason.
+        and host time of the operator on a CPU. `attrs["unmeasured"]` counts calls without a benchmark, by reason.
 
     Raises:
-        InputError: there is no such device.
+        InputError: the device does not exist.
         MeasurementError: the device was lost.
     """
     place = select_device(device)
@@ -104,7 +105,7 @@ def measure_specs(
     campaign_id: str,
     source: str,
 ) -> pd.DataFrame:
-    """Measure each specification once, in order, while time lasts; for campaigns.
+    """Measure each specification once, in order, until the time is used up; for campaigns.
 
     Returns:
         Rows of the `samples` schema; `attrs` hold `unmeasured` (reasons) and `cut` (whether time ran out).
@@ -120,7 +121,7 @@ def measure_specs(
     group: list[Timing] = []
     while (rest or group) and work.left() > 0:
         crowded = not rest or len(group) >= CHUNK or waiting + table_bytes(rest[0]) > work.budget_bytes
-        # slow calls go in small groups, so that no group runs far past the deadline
+        # slow calls form small groups, so that no group runs far past the deadline
         crowded |= runs * sum(timing.took_us for timing in group) > 1e6 * min(GROUP_SECONDS, work.left())
         if group and (crowded or work.left() < 1):
             rows += _measured_together(work, group)
@@ -138,7 +139,7 @@ def measure_specs(
 
 
 def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, Any]]:
-    """Rows of a group; where it fails (for want of memory, say), of each of its cases by itself.
+    """Rows of a group; if the group fails (for example out of memory), its cases are measured one by one.
 
     Raises:
         MeasurementError: the device was lost.
@@ -159,7 +160,7 @@ def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, A
 
 
 def _distinct(tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]) -> list[tuple[Spec, GraphNode | None]]:
-    """Each call once, in order of first use, with the operator that makes it where a graph was given."""
+    """Each call once, in order of first use, with the operator that makes it if a graph was given."""
     found: dict[Any, tuple[Spec, GraphNode | None]] = {}
     for number, table in enumerate(tables):
         for row in table.to_dict("records"):
@@ -170,7 +171,7 @@ def _distinct(tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]) -> 
 
 
 def _chunks(work: Workbench, wanted: Sequence[tuple[Spec, GraphNode | None]]) -> Iterator[tuple[list[Timing], float]]:
-    """Exact cases in groups that fit the memory, each with its share of the time that is then left."""
+    """Exact cases in groups that fit the memory, each with its share of the remaining time."""
     index = 0
     while index < len(wanted):
         timings: list[Timing] = []
@@ -188,7 +189,7 @@ def _chunks(work: Workbench, wanted: Sequence[tuple[Spec, GraphNode | None]]) ->
 
 
 def _measure_exact(work: Workbench, exact: list[Timing], variants: Iterator[Spec], end: float) -> list[dict[str, Any]]:
-    """Rounds over the exact cases, with chunks of sampled cases between them, until `end`."""
+    """Run rounds over the exact cases until `end`, with chunks of sampled cases between them."""
     cuda = work.device.type == "cuda"
     begin = time.monotonic()
     work.bench.measure(exact, REPETITIONS["cuda"] if cuda else FIRST_ROUNDS)
@@ -214,7 +215,7 @@ def _measure_exact(work: Workbench, exact: list[Timing], variants: Iterator[Spec
 
 
 def _sampled(work: Workbench, variants: Iterator[Spec]) -> Iterator[Timing]:
-    """The next sampled cases, fewer where they are large."""
+    """The next sampled cases; fewer if they are large."""
     held = 0
     for spec in islice(variants, CHUNK):
         built = work.build(spec, Cache.STEP, None)

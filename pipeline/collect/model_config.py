@@ -1,7 +1,7 @@
-"""Model configurations (`config/model/*.yaml`) on a machine without PyYAML.
+"""Read model configurations (`config/model/*.yaml`), also on a machine without PyYAML.
 
-The files are flat: `key: value` with numbers, words and lists in brackets. That much is read here, so that a campaign
-needs torch, numpy, pandas and pyarrow alone.
+The files are flat: `key: value` with numbers, words and lists in brackets. The parser here reads only this format, so that
+a campaign needs only torch, numpy, pandas and pyarrow.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def load_model(name: str) -> dict[str, Any]:
     """The configuration of a model.
 
     Raises:
-        UnknownNameError: there is no such model; the message lists the names.
-        ConfigError: the file is not as flat as expected.
+        UnknownNameError: the model does not exist; the message lists the names.
+        ConfigError: the file is not flat YAML.
     """
     folder = config_dir() / "model"
     path = folder / f"{name}.yaml"
@@ -37,7 +37,7 @@ def load_model(name: str) -> dict[str, Any]:
 
 
 def parse(text: str, where: Path | str = "config") -> dict[str, Any]:
-    """Flat YAML: keys, scalars, lists and empty maps in brackets (over several lines), comments.
+    """Parse flat YAML: keys, scalars, lists and empty maps in brackets, comments; lists may span several lines.
 
     Raises:
         ConfigError: a line is neither a comment nor `key: value`.

@@ -1,6 +1,7 @@
-"""Running one operator of a graph by itself, on tensors of the very shapes, strides and dtypes that it had.
+"""Run one operator of a graph by itself, on tensors with the same shapes, strides and dtypes as in the graph.
 
-Builders know kernel families; this knows the operator that a CPU runs for a call, whatever its family.
+The builders in `pipeline.collect.cases` are made for kernel families. This module runs the operator that a CPU runs for a
+call, for any family.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PRODUCED = {"aten::addmm": (1,), "aten::baddbmm": (1, 2), "aten::linear": (0,), "aten::bmm": (0, 1)}
-"""Positions of the inputs that the op before has just written; the first tensor for every other operator."""
+"""Positions of the inputs that the previous op has just written; for other operators it is the first tensor."""
 
 FIXED_VALUES = ("add_", "sub_", "zero_", "fill_", "copy_", "_foreach_add_", "_foreach_zero_")
-"""In-place operators that may be repeated without driving values to infinity or to denormals."""
+"""In-place operators that can be repeated without values becoming infinite or denormal."""
 
 
 class Replayer:
@@ -39,7 +40,7 @@ class Replayer:
         """The case of one node.
 
         Raises:
-            UnsupportedCallError: the node's operator cannot run on made-up values (indices), or does not exist here.
+            UnsupportedCallError: the operator cannot run on random values (such as indices), or does not exist in this torch.
         """
         node = self._nodes.get(node_id)
         if node is None:
@@ -50,7 +51,7 @@ class Replayer:
         given = [self._argument(node, i, make) for i in range(max(len(node.inputs), len(node.values)))]
         call, tensors = _bound(operator, node.name, given)
         produced = _tensors([given[i] for i in PRODUCED.get(node.name, ())]) or _tensors(given[:1])
-        if node.phase == "optimizer":  # parameters, gradients and state were last used long ago
+        if node.phase == "optimizer":  # parameters, gradients and state were not written recently
             produced = []
         if not node.name.endswith("_") or node.name.endswith(FIXED_VALUES):
             return Case(spec, call, tuple(produced))
@@ -94,7 +95,7 @@ def _operator(name: str) -> Any:
 
 
 def _bound(operator: Any, name: str, given: list[Any]) -> tuple[Callable[[], Any], list[Tensor]]:
-    """The call of the overload that takes these arguments, in the order that traces record (keyword-only ones last)."""
+    """The call of the overload that accepts these arguments, in the order of traces (keyword-only arguments last)."""
     reason = "no overload takes its recorded arguments"
     for overload in operator.overloads():
         chosen = getattr(operator, overload)
@@ -113,7 +114,7 @@ def _bound(operator: Any, name: str, given: list[Any]) -> tuple[Callable[[], Any
 
 
 def _bag_backward(spec: Spec, node: Node, make: Maker) -> Case:
-    """The gradient of one EmbeddingBag as autograd calls it, sparse or dense, with indices drawn as the call says."""
+    """The gradient of one EmbeddingBag as autograd calls it, sparse or dense; the call gives the index distribution."""
     import torch
 
     aten = torch.ops.aten

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 REPETITIONS = 4
 PLAIN = "plain"
-"""The unit that must run before the first profile."""
+"""Name of the unit that must run before the first profile."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """One figure: `value` in `unit`, at `size` bytes (or side of a matrix) where it has one."""
+    """One figure: `value` in `unit`, at `size` (bytes, or the side of a matrix) if it has one."""
 
     name: str
     size: int | None
@@ -40,7 +40,10 @@ Measurement = Callable[[Bench, bool], Iterator[Peak]]
 
 
 def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
-    """Measure all peaks (or those named) that fit the time, the most valuable first; those without a profiler before."""
+    """Measure all peaks (or only those named) that fit the time.
+
+    The unit without a profiler comes first, then the others from most to least valuable.
+    """
     units: tuple[tuple[str, Measurement, float], ...] = (
         (PLAIN, lambda bench, tiny: _costs(plain_costs(bench.device, tiny)), 4),
         ("products", products, 10),
@@ -56,14 +59,14 @@ def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
 
 
 def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Outcome:
-    """Run one measurement and add its rows; those from before a failure count too.
+    """Run one measurement and add its rows; rows from before a failure are kept.
 
     Raises:
-        RuntimeError: it failed at its first figure, or the device is gone.
+        RuntimeError: the measurement failed at its first figure, or the device is lost.
     """
     rows: list[dict[str, Any]] = []
     failure = ""
-    bench = Bench(campaign.device)  # its folder of profiles goes with it
+    bench = Bench(campaign.device)  # its folder of profiles is deleted with it
     try:
         for peak in measurement(bench, campaign.tiny):
             rows.append({"unit_name": unit, **asdict(peak)})
@@ -76,7 +79,7 @@ def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Ou
 
 
 def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    """Throughput of square products per dtype, on random data (power depends on it)."""
+    """Throughput of square matrix products per dtype, on random data (the power depends on the data)."""
     make = Maker(bench.device)
     cuda = bench.device.type == "cuda"
     for n in (64, 128) if tiny else (2048, 4096, 8192) if cuda else (512, 1024):
@@ -90,13 +93,13 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
                 told = unsupported(f"peaks/products gemm_{dtype}", dtype, bench.device, error)
                 print(f"warning: {told}; skipped", file=sys.stderr)
                 continue
-            for us in taken.values():  # none where the profiler saw nothing
+            for us in taken.values():  # empty if the profiler recorded no kernel
                 yield Peak(f"gemm_{dtype}", n, 2 * n**3 / us / 1e6, "TFLOP/s", "median kernel time, random data")
     set_tf32(False)
 
 
 def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    """Warm scaling, sum and triad over sizes: the plateau below the cache's size is its bandwidth, above it DRAM's."""
+    """Bandwidth of warm scaling, sum and triad over sizes; a plateau below the cache's size is its bandwidth, above it DRAM's."""
     import torch
 
     top = 14 if tiny else _affordable(bench.device, 30) if bench.device.type == "cuda" else 28
@@ -148,7 +151,7 @@ def _plain_step_us(campaign: Campaign) -> float | None:
 
 
 def _costs(costs: Iterator[Cost]) -> Iterator[Peak]:
-    """Costs, which have no size, as peaks."""
+    """Costs as peaks without a size."""
     return (Peak(name, None, value, unit, note) for name, value, unit, note in costs)
 
 
@@ -166,7 +169,7 @@ def _measured(bench: Bench, runs: dict[int, Callable[[], object]], dtype: str = 
 
 
 def _affordable(device: torch.device, exponent: int) -> int:
-    """The exponent, or the lower one of a buffer that takes an eighth of the free memory."""
+    """The exponent, limited so that a buffer of 2**exponent bytes takes at most an eighth of the free memory."""
     return min(exponent, free_bytes(device).bit_length() - 4)
 
 

@@ -1,4 +1,4 @@
-"""Whether measurements can be trusted here: the profiler sees kernels, and nobody else uses the device."""
+"""Check whether measurements can be trusted: the profiler records kernels, and no other process uses the device."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     import torch
 
 NOISY_SPREAD = 0.10
-"""Spread of a repeated product (p90 over median, less 1) from which a device counts as shared or throttled."""
+"""Spread of a repeated product (p90 / median - 1) above which a device counts as shared or throttled."""
 SIDES = {"cuda": 2048, "cpu": 256}
-"""Side of the repeated product's matrices: long enough for the clock, short enough not to be throttled by itself."""
+"""Side of the matrices of the repeated product. The product is long compared with the clock's resolution, and too short to
+cause throttling."""
 BUSY_SHARE = 15
-"""Utilisation in percent, before anything runs here, from which somebody else is at work."""
+"""Utilisation in percent before the campaign starts; above it, another process uses the GPU."""
 
 
 ATTEMPTS = 3
-"""Profiled products of which one must show its kernel."""
+"""Number of profiled products; at least one must show its kernel."""
 
 
 class ProfilerError(MeasurementError):
@@ -33,7 +34,7 @@ class ProfilerError(MeasurementError):
 
 
 def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
-    """Check that the profiler shows the kernel of a product; returns how much it saw.
+    """Check that the profiler shows the kernel of a product; returns the number of recorded device events.
 
     Raises:
         ProfilerError: the profiler shows no kernel of a matmul.
@@ -43,7 +44,7 @@ def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
 
     x = torch.randn(256, 256, device=device)
     with profile(activities=activities(device)):
-        x @ x  # the first run pays for the profiler's initialisation
+        x @ x  # the first run includes the profiler's initialisation
         synchronise(device)
     for _ in range(ATTEMPTS):
         with profile(activities=activities(device)) as profiler:
@@ -68,7 +69,10 @@ def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
 
 
 def steadiness(device: torch.device) -> dict[str, Any]:
-    """How steady a repeated product is, and who else uses the device, with a list of `warnings`; without a profiler."""
+    """Check without a profiler how steady a repeated product is, and whether other processes use the GPU.
+
+    Returns the GPU's state, the spread, and a list of `warnings`.
+    """
     state = gpu_state() if device.type == "cuda" else {}
     seen: dict[str, Any] = {"state": state, "warnings": [], "spread": _spread(device)}
     if seen["spread"] > NOISY_SPREAD:
@@ -82,7 +86,7 @@ def steadiness(device: torch.device) -> dict[str, Any]:
 
 
 def _spread(device: torch.device) -> float:
-    """p90 over median, less 1, of a product repeated 40 times."""
+    """p90 / median - 1 of the times of a product repeated 40 times."""
     import torch
 
     n = SIDES[device.type]

@@ -1,4 +1,7 @@
-"""Calls that every campaign measures around, whatever the workloads: each family over the range that models use."""
+"""Calls that every campaign measures and samples around, independent of the workloads.
+
+They cover each family over the range of sizes that models use.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ HALF = {
     "conv2d_backward_weight",
     "dropout",
 }
-"""Families that mixed precision runs in bf16; products and convolutions also run in TF32."""
+"""Families that mixed precision runs in bf16."""
 TENSOR_CORE = {"gemm", "bmm", "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"}
+"""Families that also run in TF32: products and convolutions."""
 
 LINEARS = (
     (2048, 512, 512),
@@ -80,7 +84,7 @@ BYTES = (4096, 1 << 20, 16 << 20)
 
 
 def seeds() -> Iterator[Spec]:
-    """All seeds in fp32, then the families that have them in bf16 and TF32."""
+    """All seeds in fp32, then those of families that also run in TF32 or bf16."""
     plain = [*_matrix(), *_lookups(), *_rows(), *_movement(), *_composite()]
     yield from plain
     for spec in plain:

@@ -1,4 +1,4 @@
-"""Sizes to measure around the calls of a workload: log-uniform between a quarter and four times each dimension."""
+"""Sample sizes around the calls of a workload: log-uniform from a quarter of each dimension to four times it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     "rnn": ("B", "T"), "concat": ("B",), "copy": (), "memset": (), "memcpy_h2d": (), "memcpy_d2h": (), "memcpy_d2d": (),
     "optimizer": (), "sort": (),
 }  # fmt: skip
-"""Dimensions that are scaled on their own; dims in bytes follow, or are scaled where a family has nothing else."""
+"""Dimensions that are scaled independently. Dims in bytes follow from them, or are scaled if a family has no others."""
 
 MOST_WORK = 6.0
-"""A sampled call may be this much larger than the one it was sampled around (product of the factors)."""
+"""Largest product of the factors of a sampled call, relative to the call it was sampled around."""
 
 DIMS_WITHOUT_CHOICE = 4
-"""Sizes below this stay: a batch of 1, 3 input channels, 2 heads are no range."""
+"""Sizes below this are not changed, for example a batch of 1, 3 input channels or 2 heads."""
 
 
 def distinct(specs: Sequence[Spec]) -> list[Spec]:
-    """Each measurement once, in order of first use."""
+    """Each distinct measurement once, in order of first use."""
     return list({spec.key: spec for spec in specs}.values())
 
 
 def interleaved(specs: Sequence[Spec]) -> list[Spec]:
-    """The calls with families in turn, each in its own order, so that any prefix is balanced."""
+    """Reorder the calls so that families take turns; each family keeps its order, and any prefix is balanced."""
     families: dict[str, list[Spec]] = {}
     for spec in specs:
         families.setdefault(spec.family, []).append(spec)
@@ -49,7 +49,7 @@ def interleaved(specs: Sequence[Spec]) -> list[Spec]:
 
 
 def around(specs: Sequence[Spec], seed: int) -> Iterator[Spec]:
-    """Sampled sizes around calls, without end: calls take turns, families evenly, so that any prefix is balanced."""
+    """An endless series of sampled sizes around calls; families and their calls take turns, so any prefix is balanced."""
     rng = random.Random(seed)
     families: dict[str, list[Spec]] = {}
     for spec in specs:
@@ -64,7 +64,7 @@ def around(specs: Sequence[Spec], seed: int) -> Iterator[Spec]:
 
 
 def vary(spec: Spec, rng: random.Random) -> Spec:
-    """One call like `spec` in another size."""
+    """One call like `spec` with other sizes."""
     names = [name for name in SIZES.get(spec.family, ()) if spec.dims.get(name, 0) >= DIMS_WITHOUT_CHOICE]
     if not names and "bytes" in spec.dims:
         return _follow(spec, {}, _factor(rng, HIGHEST))
@@ -79,7 +79,7 @@ def vary(spec: Spec, rng: random.Random) -> Spec:
 
 
 def _follow(spec: Spec, chosen: Mapping[str, int], factor: float) -> Spec:
-    """The call with new sizes; byte counts and listed shapes follow."""
+    """The call with new sizes; byte counts and listed shapes are adapted."""
     for name, new in chosen.items():
         factor *= new / spec.dims[name]
     dims = {**spec.dims, **chosen}
@@ -97,16 +97,16 @@ def _follow(spec: Spec, chosen: Mapping[str, int], factor: float) -> Spec:
         attributes.pop("widths", None)
         if "bytes" in dims:
             dims["bytes"] = max(element * round(dims["bytes"] * factor / element), element)
-    # operand bytes of a B x H call need not grow alike: a bias has H elements however large B is
+    # operand bytes of a B x H call can scale differently: a bias has H elements for any B
     for name in ("inputs", "outputs"):
         if name in dims:
             dims[name] = _operand_bytes(spec, dims, name, factor, element)
-    attributes.pop("rows", None)  # sampled tables are of equal size
+    attributes.pop("rows", None)  # sampled tables have equal size
     return replace(spec, dims=dims, attributes=attributes)
 
 
 def _operand_bytes(spec: Spec, dims: Mapping[str, int], name: str, factor: float, element: int) -> int:
-    """Bytes of the operands after scaling, kept a sum of B x H, B and H terms where they were one."""
+    """Bytes of the operands after scaling; a sum of B x H, B and H terms remains such a sum."""
     old, old_b, old_h = spec.dims[name], spec.dims.get("B"), spec.dims.get("H")
     if old_b is None or old_h is None:
         return max(round(old * factor), 1)
@@ -125,7 +125,7 @@ def _factor(rng: random.Random, highest: float) -> float:
 
 
 def _rounded(size: float, rng: random.Random) -> int:
-    """A whole number; half of those above 16 are multiples of 8, a quarter powers of two, as in real models."""
+    """Round to an integer. As in real models, above 16 a quarter are powers of two and a quarter multiples of 8."""
     value, style = max(round(size), 1), rng.random()
     if value > 16 and style < 0.25:
         return int(2 ** round(math.log2(value)))

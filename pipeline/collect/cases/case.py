@@ -1,4 +1,4 @@
-"""What a microbenchmark is made of: its specification, its tensors, and the call to time."""
+"""Parts of a microbenchmark: its specification, its tensors, and the call to time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnsupportedCallError(MeasurementError):
-    """A kernel call that no builder knows how to run by itself."""
+    """A kernel call that no builder can run by itself."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Spec:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, dim: str) -> int:
-        """A dimension that the family must have.
+        """A dimension that the family requires.
 
         Raises:
-            UnsupportedCallError: the call does not state it.
+            UnsupportedCallError: the call does not state the dimension.
         """
         value = self.dims.get(dim)
         if value is None:
@@ -43,7 +43,7 @@ class Spec:
         return value
 
     def get(self, dim: str, default: int) -> int:
-        """A dimension, or what stands for it where the call does not state it."""
+        """A dimension, or the default if the call does not state it."""
         return self.dims.get(dim, default)
 
     @property
@@ -57,12 +57,12 @@ class Spec:
         return self.name.endswith("_backward") or (self.phase == "backward" and not self.attributes.get("forward_op"))
 
     def scaled(self, **dims: int) -> Spec:
-        """The same call in another size."""
+        """The same call with other sizes."""
         return replace(self, dims={**self.dims, **dims})
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two calls the same measurement."""
+        """Key that is equal for calls with the same measurement."""
         return (
             self.family,
             self.op,
@@ -78,10 +78,10 @@ class Case:
     """One runnable call.
 
     Attributes:
-        run: the call to time; what it returns is kept until the next repetition.
-        produced: inputs that the op before would have just written; they are touched before each repetition, while
-            parameters and saved activations stay as far away as the other cases have pushed them.
-        prepare: runs before each repetition, unmeasured.
+        run: the call to time; its result is kept until the next repetition.
+        produced: inputs that the previous op would have just written. They are touched before each repetition.
+            Parameters and saved activations are not touched, so the other cases may have evicted them from the cache.
+        prepare: runs before each repetition, outside the measured time.
         note: facts to record in the sample's attributes.
     """
 
@@ -93,7 +93,7 @@ class Case:
 
 
 class Maker:
-    """Random tensors on the device, reproducible by seed; counts the bytes that it handed out."""
+    """Random tensors on the device, reproducible by seed; counts the bytes of the tensors."""
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
         import torch
@@ -103,7 +103,7 @@ class Maker:
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def tensor(self, *shape: int, dtype: str = "fp32") -> Tensor:
-        """Uniform values in [-1, 1); whole numbers from 0 to 99 for integer dtypes."""
+        """Uniform values in [-1, 1); integers from 0 to 99 for integer dtypes, 0 or 1 for bool."""
         import torch
 
         kind = torch_dtype(dtype)
@@ -115,7 +115,7 @@ class Maker:
         return self.counted(made)
 
     def indices(self, rows: int, count: int, distribution: str = "uniform") -> Tensor:
-        """Row numbers, `uniform` or `zipf:ALPHA`, the popular rows scattered over the table.
+        """Row numbers, `uniform` or `zipf:ALPHA`; frequent rows are scattered over the table.
 
         Raises:
             UnsupportedCallError: the distribution is unknown.
@@ -132,7 +132,7 @@ class Maker:
         return self.counted(made)
 
     def counted(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that was made elsewhere."""
+        """Count the bytes of a tensor that was made elsewhere."""
         self.bytes += tensor.numel() * tensor.element_size()
         return tensor
 

@@ -1,4 +1,4 @@
-"""Which builder makes the benchmark of which kernel family."""
+"""The builder of the benchmark of each kernel family."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ BUILDERS: Mapping[str, Callable[[Spec, Maker], Case]] = {
     "softmax": normalisation.softmax, "layer_norm": normalisation.layer_norm, "batch_norm": normalisation.batch_norm,
     "dropout": normalisation.dropout, "pooling": normalisation.pooling,
 }  # fmt: skip
-"""Families that can be measured by themselves; `collective` needs several devices, `other` is replayed from a graph."""
+"""Families that can be measured by themselves. `collective` is missing because it needs several devices; `other` is
+replayed from a graph."""
 
 
 def build_case(spec: Spec, make: Maker) -> Case:

@@ -1,4 +1,4 @@
-"""Embedding lookups and their gradients, and the gathers, scatters and index operations of the interaction."""
+"""Embedding lookups and their gradients, and the gather, scatter and index operations of the feature interaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEARNING_RATE = 1e-6
 
 
 def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """Weight of all tables in one, flat indices in order (table, sample, lookup), bag offsets, and notes."""
+    """One weight for all tables, flat indices in order (table, sample, lookup), bag offsets, and notes."""
     import torch
 
     batch, tables, lookups, width = spec["B"], spec.get("T", 1), spec.get("L", 1), spec["D"]
@@ -40,15 +40,15 @@ def embedding_forward(spec: Spec, make: Maker) -> Case:
     if spec.name in ("gather", "embedding", "index_select"):
         return Case(spec, lambda: torch.index_select(weight, 0, index), (index,), note=note)
     bag = torch.ops.aten._embedding_bag.default
-    if spec.name == "fused":  # without FBGEMM, the workloads run one bag over all tables in its place
+    if spec.name == "fused":  # without FBGEMM, the workloads run one bag over all tables instead
         note["kernel"] = "aten"
     return Case(spec, lambda: bag(weight, index, offsets, False, 0, True), (index, offsets), note=note)
 
 
 def embedding_backward(spec: Spec, make: Maker) -> Case:
-    """`sparse` and `dense` gradients of bags, and `fused_sgd`, which updates the weight at once.
+    """`sparse` and `dense` gradients of bags, and `fused_sgd`, which also updates the weight.
 
-    Without FBGEMM, `fused_sgd` is what the workloads run in its place: gradient rows repeated and added to the weight.
+    Without FBGEMM, `fused_sgd` runs what the workloads run instead: gradient rows are repeated and added to the weight.
     """
     import torch
 
@@ -95,7 +95,7 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
 
 
 def tril_index(spec: Spec, make: Maker) -> Case:
-    """The lower triangle of B matrices F x F gathered by row and column numbers, or scattered back."""
+    """Gather the lower triangle of B matrices F x F by row and column numbers, or scatter it back."""
     import torch
 
     batch, f = spec["B"], spec["F"]
@@ -107,13 +107,13 @@ def tril_index(spec: Spec, make: Maker) -> Case:
     grad = make.tensor(batch, rows.numel(), dtype=spec.dtype)
     place = [None, rows, columns]
     put = torch.ops.aten._index_put_impl_.default
-    if spec.name in ("index_put", "_index_put_impl"):  # the graph counts the cleared gradient as a memset of its own
+    if spec.name in ("index_put", "_index_put_impl"):  # the graph counts clearing the gradient as a separate memset
         return Case(spec, lambda: put(z, place, grad, True, True), (grad, z))
     return Case(spec, lambda: put(torch.zeros_like(z), place, grad, True, True), (grad,))
 
 
 def index(spec: Spec, make: Maker) -> Case:
-    """Rows of width H gathered or scattered by B row numbers; `bytes` is what is moved where B is not given."""
+    """Gather or scatter rows of width H by B row numbers; if B is not given, `bytes` (moved bytes) determines it."""
     import torch
 
     element = FLOAT_BYTES.get(spec.dtype, 8)

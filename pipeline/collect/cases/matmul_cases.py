@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def gemm(spec: Spec, make: Maker) -> Case:
-    """`linear` and `addmm` (with bias) or `mm`: (B M x N) times (N x K), N the reduction; stored as flagged."""
+    """`linear` and `addmm` (with bias) or `mm`: (B M x N) times (N x K).
+
+    N is the reduction; `trans_a` and `trans_b` say whether an operand is stored transposed.
+    """
     import torch
 
     m, n, k = spec.get("B", 1) * spec["M"], spec["N"], spec["K"]
@@ -21,7 +24,7 @@ def gemm(spec: Spec, make: Maker) -> Case:
     if spec.name in ("linear", "addmm"):
         bias = make.tensor(k, dtype=spec.dtype)
         return Case(spec, lambda: torch.addmm(bias, a, b), (a,))
-    # the weight gradient's right operand is an activation of long ago, the data gradient's a parameter
+    # `b` is not recently written: an old activation for the weight gradient, a parameter for the data gradient
     return Case(spec, lambda: torch.mm(a, b), (a,))
 
 
@@ -39,7 +42,7 @@ def bmm(spec: Spec, make: Maker) -> Case:
 
 
 def conv2d(spec: Spec, make: Maker) -> Case:
-    """Forward convolution, or its gradient of the data or of the weights, as the family says."""
+    """Forward convolution, or its gradient for the data or the weights, depending on the family."""
     import torch
 
     aten = torch.ops.aten
@@ -70,8 +73,9 @@ def conv2d(spec: Spec, make: Maker) -> Case:
 
 
 def rnn(spec: Spec, make: Maker) -> Case:
-    """LSTM, GRU or plain recurrent layer over B sequences of T steps, as `attributes` has it (`directions`, `gates`,
-    `projected`); backward includes no forward.
+    """LSTM, GRU or plain recurrent layer over B sequences of T steps.
+
+    `attributes` may state `directions`, `gates` and `projected`. The backward call does not include the forward call.
     """
     import torch
     from torch import nn
@@ -87,7 +91,7 @@ def rnn(spec: Spec, make: Maker) -> Case:
     if not spec.backward:
 
         def forward() -> Tensor:
-            with torch.enable_grad():  # cuDNN keeps its reserve for the backward pass only then
+            with torch.enable_grad():  # only then does cuDNN keep its reserve for the backward pass
                 return net(x)[0]  # type: ignore[no-any-return]
 
         return Case(spec, forward, (x,))
@@ -105,7 +109,7 @@ def attention(spec: Spec, make: Maker) -> Case:
     """Fused scaled dot-product attention: B (samples x heads), M queries, N keys, K head width.
 
     Raises:
-        UnsupportedCallError: it has a mask, of which a call knows the bytes alone.
+        UnsupportedCallError: it has a mask; a call states only the bytes of a mask, not its shape.
     """
     if spec.attributes.get("mask"):
         raise UnsupportedCallError("attention with a mask: its shape is not known")
@@ -125,7 +129,7 @@ def attention(spec: Spec, make: Maker) -> Case:
 
 
 def _stored(make: Maker, spec: Spec, shape: tuple[int, ...], transposed: bool) -> Tensor:
-    """A matrix of this shape whose memory holds its transpose where flagged."""
+    """A matrix of this shape; if `transposed`, its memory holds the transpose."""
     if min(shape) < 1:
         raise UnsupportedCallError(f"{spec.family} {spec.op}: shape {shape} holds no elements")
     *batch, rows, columns = shape

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_ROWS = 512
-"""Rows of a concatenation or transposition that states only its bytes: a small batch."""
+"""Rows of a concatenation or transposition that states only its bytes; the value is a small batch size."""
 SORT_PASS_BITS = 40
-"""Keys of a sort are row numbers below 2**SORT_PASS_BITS, as of embedding tables."""
+"""Keys of a sort are below 2**SORT_PASS_BITS, like row numbers of embedding tables."""
 
 
 def concat(spec: Spec, make: Maker) -> Case:
-    """`cat` of parts along a dimension; parts of equal width where the attributes do not give `widths`."""
+    """`cat` of parts along a dimension; the parts have equal width unless the attributes give `widths`."""
     import torch
 
     element = FLOAT_BYTES.get(spec.dtype, 8)
@@ -56,7 +56,7 @@ def copy(spec: Spec, make: Maker) -> Case:
 
 
 def memcpy(spec: Spec, make: Maker) -> Case:
-    """Copies between host and device, `pinned` or `pageable`, and within the device; plain copies on a CPU."""
+    """Copies between host and device (`pinned` or `pageable`) and within the device; on a CPU plain copies."""
     import torch
 
     size = max(spec["bytes"], 1)
@@ -69,19 +69,19 @@ def memcpy(spec: Spec, make: Maker) -> Case:
 
 
 def memset(spec: Spec, make: Maker) -> Case:
-    """A buffer cleared; a new one each time where the attributes say `fresh`."""
+    """Clear a buffer; with the attribute `fresh`, a new buffer each time."""
     import torch
 
     size = max(spec["bytes"], 1)
     if spec.attributes.get("fresh"):
         return Case(spec, lambda: torch.zeros(size, dtype=torch.uint8, device=make.device))
-    # CUDA clears any dtype with cudaMemsetAsync where the value is zero bytes
+    # CUDA clears any dtype with cudaMemsetAsync if the value is zero bytes
     x = make.tensor(-(-size // 4))
     return Case(spec, lambda: x.zero_())
 
 
 def optimizer(spec: Spec, make: Maker) -> Case:
-    """One step of an optimizer (all tensors at once on CUDA) over `bytes` of parameters in `tensors` tensors."""
+    """One optimizer step over `bytes` of parameters in `tensors` tensors; on CUDA all tensors at once."""
     import torch
 
     count = max(spec.get("tensors", 1), 1)
@@ -106,11 +106,11 @@ def optimizer(spec: Spec, make: Maker) -> Case:
 
 
 def _foreach(spec: Spec, tensors: list[Tensor], others: list[Tensor]) -> Case:
-    """One of the fused list operations that optimizers are made of, in place."""
+    """One of the fused list operations of optimizers, in place."""
     import torch
 
     third = [torch.ones_like(t) for t in others] if "addc" in spec.name else []
-    # add and copy take a second list where the call read twice the bytes that it wrote (or as many, for copy)
+    # add and copy have a second list if the call read twice the bytes that it wrote (for copy: as many bytes)
     pair = spec.get("inputs", 2 * spec["bytes"]) > 1.5 * spec["bytes"]
     operations: dict[str, Callable[[], Any]] = {
         "add": lambda: (
@@ -151,6 +151,6 @@ def sort(spec: Spec, make: Maker) -> Case:
 
 
 def _split(total: int, parts: int) -> list[int]:
-    """`total` in `parts` sizes that differ by at most one, none below one."""
+    """Split `total` into `parts` sizes that differ by at most one; every size is at least one."""
     small, rest = divmod(max(total, parts), parts)
     return [small + (i < rest) for i in range(parts)]

@@ -26,7 +26,7 @@ def softmax(spec: Spec, make: Maker) -> Case:
 
 
 def layer_norm(spec: Spec, make: Maker) -> Case:
-    """Layer norm with scale and shift; `..._weight...` is the gradient of those alone, `..._input` that of x."""
+    """Layer norm with scale and shift; `..._weight...` is the gradient of only these two, `..._input` that of x."""
     import torch
 
     aten, h = torch.ops.aten, spec["H"]
@@ -53,7 +53,7 @@ def batch_norm(spec: Spec, make: Maker) -> Case:
 
 
 def dropout(spec: Spec, make: Maker) -> Case:
-    """Dropout of a tenth of B x H elements."""
+    """Dropout of 10 % of B x H elements."""
     import torch
 
     aten, x = torch.ops.aten, make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
@@ -84,7 +84,10 @@ def pooling(spec: Spec, make: Maker) -> Case:
 
 
 def _differentiable(spec: Spec, make: Maker, forward: Callable[[], Tensor], wrt: Sequence[Tensor]) -> Case:
-    """The forward call, or autograd's backward of it (cuDNN's reserve and indices make direct calls brittle)."""
+    """The forward call, or its backward by autograd.
+
+    Direct calls of the backward operators are fragile, because they need cuDNN's reserve and saved indices.
+    """
     import torch
 
     if not spec.backward:

@@ -53,7 +53,7 @@ def _unary() -> dict[str, Operation]:
 
 
 def _binary() -> dict[str, Operation]:
-    """Operations on two tensors of which the second may be broadcast."""
+    """Operations on two tensors; the second one may be broadcast."""
     import torch
 
     aten = torch.ops.aten
@@ -80,7 +80,10 @@ def _binary() -> dict[str, Operation]:
 
 
 def elementwise(spec: Spec, make: Maker) -> Case:
-    """B rows of width H; where `inputs` (bytes) says so, the second operand is broadcast, and `_` works in place."""
+    """Elementwise operation on B rows of width H.
+
+    `inputs` (bytes) shows whether the second operand is broadcast. An op that ends in `_` works in place.
+    """
     b, h = spec.get("B", 1), spec["H"]
     unary, binary = _unary(), _binary()
     name = spec.name
@@ -93,11 +96,11 @@ def elementwise(spec: Spec, make: Maker) -> Case:
         second = max(spec.get("inputs", 2 * full) - full, 0)
         if second >= full:
             y = make.tensor(b, h, dtype=spec.dtype)
-        elif second == 0:  # one operand alone: the other is a scalar
+        elif second == 0:  # only one tensor operand: the other is a scalar
             name = f"{name}u" if f"{name}u" in unary else name
             y = make.tensor(1, 1, dtype=spec.dtype)
         else:
-            column = second * b < full or (second * h == full and b != h)  # one number a row
+            column = second * b < full or (second * h == full and b != h)  # one number per row
             y = make.tensor(b, 1, dtype=spec.dtype) if column else make.tensor(1, h, dtype=spec.dtype)
         if name in binary:
             return Case(spec, _in_place(binary[name], name, x, y) if in_place else lambda: binary[name](x, y), (x,))
@@ -109,16 +112,16 @@ def elementwise(spec: Spec, make: Maker) -> Case:
 
 
 def _in_place(operation: Operation, name: str, x: Tensor, *rest: Tensor) -> Callable[[], Any]:
-    """The in-place form of an operation where tensors have one."""
+    """The in-place form of an operation, if tensors have one."""
     method = getattr(x, f"{name}_", None)
     if method is None:
         return lambda: operation(x, *rest)
-    # a tiny step keeps values finite however often the call is repeated
+    # a tiny step keeps values finite after many repetitions
     return lambda: method(*rest, alpha=-1e-6) if name in ("add", "sub") else method(*rest)
 
 
 def reduction(spec: Spec, make: Maker) -> Case:
-    """B x H reduced over rows, columns or all, as the op (`sum_rows`, `sum_all`) or `outputs` (bytes) says."""
+    """Reduce B x H over rows, columns or all; the op (`sum_rows`, `sum_all`) or `outputs` (bytes) says which."""
     import torch
 
     b, h = spec.get("B", 1), spec["H"]
