@@ -1,7 +1,7 @@
-"""Reading the output of the stand-alone script (`measure.py`, layout version 1) into this project's tables.
+"""Read the output of the stand-alone script (`measure.py`, layout version 1) into this project's tables.
 
-Its `fused` DLRM is one `embedding_bag` over all tables with a sparse gradient, which is not this project's `fused` but
-its `joint_sparse`: what was run is what is modelled.
+The script's `fused` DLRM is one `embedding_bag` over all tables with a sparse gradient. This project calls this variant
+`joint_sparse`, not `fused`, so it is read as `joint_sparse`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 AGAIN = "measure again"
 
 FAMILIES = {"transpose": "copy", "tril_index": "tril_index_forward"}
-"""Families that have another name here; `tril_index` backward is a family of its own."""
+"""Families with another name in this project; `tril_index` backward is a separate family."""
 
 OPS = {
     ("embedding_forward", "embedding_bag"): "bag",
@@ -48,14 +48,14 @@ OPS = {
     ("tril_index_forward", "index"): "index",
     ("tril_index_backward", "index"): "index_put",
 }
-"""(family, the script's op) -> op."""
+"""Map from (family, op of the script) to op."""
 
 PHASES = {"backward_data": "backward", "backward_weight": "backward", "update": "optimizer"}
 VARIANTS = {"fused": "embedding-joint_sparse", "sparse": "embedding-sparse", "dense": "embedding-dense", "": "default"}
 
 
 def gpu_of(manifest: Mapping[str, Any]) -> str:
-    """The project's name of the GPU that a manifest describes; `cpu` where there was none."""
+    """The project's name of the GPU in a manifest; `cpu` if there was no GPU."""
     driver = manifest["device"].get("gpu")
     return name_of_card(str(driver)) if driver else "cpu"
 
@@ -108,7 +108,7 @@ def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    """`step_times.parquet` as a `step_times` table: `step_us` is the free-running step.
+    """`step_times.parquet` as a `step_times` table; `step_us` is the time of steps without synchronisation between them.
 
     Raises:
         TableError: the file is damaged.
@@ -173,7 +173,7 @@ def place_of(prefix: str) -> tuple[str, str, int] | None:
 
 
 def _variant(embedding: str, dtype: str, optimizer: str, workload: str) -> str:
-    """The script's variant in this project's words; the optimizer is named where it is not the workload's own."""
+    """This project's name of the script's variant; the optimizer is named if it is not the workload's default."""
     parts = [] if not embedding else [VARIANTS[embedding]]
     parts += [f"dtype-{dtype}"] if dtype != "fp32" else []
     own = {"bert_large": "adam", "gpt2_large": "adam"}.get(workload)
@@ -182,7 +182,11 @@ def _variant(embedding: str, dtype: str, optimizer: str, workload: str) -> str:
 
 
 def _attention_dims(found: pd.DataFrame) -> None:
-    """The script writes B samples, H heads, T tokens of width D; here B is samples x heads, M = N tokens, K width."""
+    """Convert the dims of attention, in place.
+
+    The script writes B samples, H heads, T tokens and width D. This project writes B = samples x heads, M = N = tokens and
+    K = width.
+    """
     rows = found["family"].eq("attention")
     if not rows.any():
         return
@@ -200,7 +204,10 @@ def _attributes(text: object, repetitions: int) -> str:
 
 
 def _counted_share(family: str, op: str, names: Any, durations: Any) -> float:
-    """Share of a call's device time that the graph means by it (`pipeline.collect.kernel_filter`); 1 where nothing matches."""
+    """Share of a call's device time that belongs to the call in the graph; 1 if no kernel matches.
+
+    See `pipeline.collect.kernel_filter`.
+    """
     if not hasattr(names, "__len__") or len(names) == 0:
         return 1.0
     pattern = re.compile(counted(family, op), re.IGNORECASE)

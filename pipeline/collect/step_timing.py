@@ -1,4 +1,4 @@
-"""Unprofiled times of training steps that run freely."""
+"""Unprofiled times of training steps without synchronisation between them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_STEPS, MOST_STEPS = 4, 400
-"""Unprofiled steps per round."""
+"""Smallest and largest number of unprofiled steps per round."""
 MOST_QUEUED = 30
-"""Steps that may be queued on CUDA before the host waits: the launch queue and pinned batches are finite."""
+"""Largest number of steps in the queue before the host waits; the launch queue and pinned batches are limited."""
 
 CLOCKS_UP_S = 0.2
-"""A GPU gets this long to raise its clocks from idle before anything is timed."""
+"""Seconds of work in which a GPU raises its clocks from idle, before anything is timed."""
 
 Step = Callable[[int], None]
 
 
 @dataclass
 class StepTimes:
-    """Unprofiled times of single steps, µs; `core` is CPU time of the host thread."""
+    """Unprofiled times of single steps in µs; `core` is the CPU time of the host thread."""
 
     step: list[float] = field(default_factory=list)
     host: list[float] = field(default_factory=list)
@@ -43,12 +43,12 @@ class StepTimes:
 
     @property
     def kept(self) -> list[float]:
-        """Intervals between steps; on a CPU those in which the step had the core to itself."""
+        """Intervals between steps; on a CPU only those in which no other process used the core (see `undisturbed`)."""
         return undisturbed(self.step, self.core) if len(self.core) == len(self.step) else self.step
 
     @property
     def clock(self) -> str:
-        """`wall`, or `cpu` where too few steps had the core to themselves to be timed by the wall."""
+        """`wall`, or `cpu` if too few steps were undisturbed and CPU times are used instead of wall times."""
         return "cpu" if self.core and self.kept == self.core else "wall"
 
     @property
@@ -77,7 +77,7 @@ def step_times_row(times: StepTimes, facts: Mapping[str, Any], device: torch.dev
 
 
 def warm_up(step: Step, device: torch.device, least: int = 3, most: int = 20, limit_s: float = 20.0) -> float:
-    """Run steps until two in a row agree within 5 % (and a GPU's clocks are up); returns the last one's seconds."""
+    """Run steps until two in a row agree within 5 % and a GPU has raised its clocks; returns the last step's seconds."""
     taken: list[float] = []
     begin, awake_s = time.perf_counter(), CLOCKS_UP_S if device.type == "cuda" else 0.0
     while len(taken) < most or time.perf_counter() - begin < awake_s:
@@ -92,7 +92,7 @@ def warm_up(step: Step, device: torch.device, least: int = 3, most: int = 20, li
 
 
 def time_steps(step: Step, device: torch.device, seconds: float, took: float) -> StepTimes:
-    """Unprofiled steps for about `seconds`, running freely; `took` is how long one takes (s)."""
+    """Time unprofiled steps for about `seconds`, without synchronisation between them; `took` is the time of one step (s)."""
     steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / max(took, 1e-6))))
     times = StepTimes()
     gc.collect()
@@ -112,7 +112,7 @@ def time_steps(step: Step, device: torch.device, seconds: float, took: float) ->
                 marks.append(mark(device))
             synchronise(device)
             intervals = [between_us(a, b) for a, b in pairwise(marks)]
-            # the first interval starts on an idle device and so lacks the overlap that free running has
+            # the first interval starts on an idle device, so it lacks the overlap of later steps
             times.step += intervals[1:] if device.type == "cuda" and count > LEAST_STEPS else intervals
             done += count
     finally:

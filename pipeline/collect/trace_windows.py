@@ -1,8 +1,9 @@
-"""Finding the device work of a labelled stretch of code in a profiler trace.
+"""Find the device work of a labelled section of code in a profiler trace.
 
-Words used here:
-  label    the `record_function` annotation around one repetition of a call, or a `ProfilerStep#k`
-  window   the stretch of host time that a label covers, with the device events that were launched in it
+Terms:
+
+- label: the `record_function` annotation around one repetition of a call, or a `ProfilerStep#k`;
+- window: the interval of host time that a label covers, with the device events that were launched in it.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ STEP_LABEL = r"ProfilerStep#\d+"
 
 @dataclass
 class Window:
-    """One labelled stretch of host time (µs) and the device events launched in it, in order of their start.
+    """One labelled interval of host time (µs) and the device events launched in it, sorted by start.
 
-    `lost` counts launches in it whose kernel the trace lacks (see `pipeline.collect.lost_kernels`): its times are too short.
+    `lost` counts its launches without a kernel in the trace (see `pipeline.collect.lost_kernels`). If it is not 0, the
+    device times are too short.
     """
 
     start: float
@@ -49,23 +51,23 @@ class Window:
 
     @property
     def host_us(self) -> float:
-        """Length on the host."""
+        """Length of the interval on the host (µs)."""
         return self.end - self.start
 
     @property
     def device_us(self) -> float:
-        """Summed duration of the device events."""
+        """Summed duration of the device events (µs)."""
         return sum(float(kernel["dur"]) for kernel in self.kernels)
 
     def only(self, pattern: str) -> Window:
-        """The window with the kernels whose name matches; with all where none does."""
+        """The window with only the kernels whose name matches, or with all kernels if none matches."""
         matching = [kernel for kernel in self.kernels if re.search(pattern, str(kernel["name"]), re.IGNORECASE)]
         return Window(self.start, self.end, matching or self.kernels, self.lost)
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Windows by label, with counts of the device events that found one and of those that did not."""
+    """Windows by label, and counts of all device events, of those without a known launch, and of those outside windows."""
 
     windows: dict[str, Window]
     device_events: int
@@ -74,14 +76,14 @@ class Attribution:
 
 
 def activities(device: torch.device) -> list[ProfilerActivity]:
-    """What the profiler records on this device."""
+    """The activities that the profiler records on this device."""
     from torch.profiler import ProfilerActivity
 
     return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
 
 
 def load_events(path: Path) -> list[dict[str, Any]]:
-    """Complete (`X`) events of a Kineto trace; names need not be valid UTF-8.
+    """Complete (`X`) events of a Kineto trace; names may contain invalid UTF-8.
 
     Raises:
         TraceError: the file is not a profiler trace.
@@ -95,17 +97,17 @@ def load_events(path: Path) -> list[dict[str, Any]]:
 
 
 def _named(event: dict[str, Any]) -> dict[str, Any]:
-    """The event, with the name of a launch that the profiler had no name for."""
+    """The event; a launch without a name from the profiler gets its API name."""
     if event.get("name") == UNNAMED:
         event["name"] = api_name(UNNAMED, event.get("args"))
     return event
 
 
 def _parsed(text: str) -> Any:
-    """The content of a trace; where a name holds what JSON does not allow, it is mended.
+    """The content of a trace; names that are not valid JSON are repaired.
 
     Raises:
-        ValueError: there is more wrong than names.
+        ValueError: the trace has other errors.
     """
     try:
         return json.loads(text, strict=False)
@@ -117,11 +119,13 @@ def _parsed(text: str) -> Any:
 
 
 def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
-    """Join device events to labels.
+    """Assign device events to labels.
 
-    A device event is joined by `correlation` to its launch, and the launch falls into a label's window by time on
-    whatever thread it ran (backward passes launch from autograd's own thread). Labels do not overlap and the device is
-    idle between them, so that an event without a known launch is placed by its own start, up to the next label.
+    - A device event is joined to its launch by `correlation`.
+    - The time of the launch selects the label's window, for launches of any thread: backward passes launch from
+      autograd's own thread.
+    - An event without a known launch is assigned by its own start, up to the next label. This works because labels do not
+      overlap and the device is idle between them.
     """
     pattern = re.compile(label)
     windows = {
@@ -158,10 +162,11 @@ def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
 
 
 def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
-    """Times of the launches whose kernel is missing.
+    """Times of the launches whose kernel is missing in the trace.
 
-    A driver's call within the runtime's launches nothing of its own. Where kernels lack their launch, ids do not say
-    what is missing: then a launching call counts only if most of its kernels are there.
+    A driver call inside a runtime call is not a separate launch, so it is not counted. If the trace has kernels without a
+    launch, ids do not show reliably which kernels are missing. Then a launch counts only if the kernels of at least half
+    of the launches with the same API name are in the trace.
     """
     launching = [e for e in events if e.get("cat") in API_CATEGORIES]
     calls = [e for e in launching if KERNEL_LAUNCHES.match(str(e["name"]))]
@@ -180,7 +185,7 @@ def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def _inner(calls: Sequence[dict[str, Any]]) -> set[int]:
-    """Identities of the calls that lie within another one on their thread."""
+    """Identities (`id`) of the calls that lie inside another call of the same thread."""
     found: set[int] = set()
     thread, end = None, 0.0
     for call in sorted(calls, key=lambda e: (str(e.get("tid")), float(e["ts"]), -float(e["dur"]))):

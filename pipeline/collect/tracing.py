@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Profile:
-    """A Kineto trace on disk with its median step and kernel time (µs); `lost` counts launches without their kernel."""
+    """A Kineto trace on disk with its median step and kernel time (µs); `lost` counts launches without a kernel."""
 
     path: Path
     step_us: float
@@ -33,21 +33,21 @@ class Profile:
 
 
 def profile_steps(step: Step, device: torch.device, iterations: int, path: Path, observer: Any = None) -> Profile:
-    """Profile `iterations` steps, each in its `ProfilerStep#k`, after one that only warms the profiler up.
+    """Profile `iterations` steps, each in its `ProfilerStep#k`, after one step that warms up the profiler.
 
     Raises:
-        MeasurementError: the trace holds no step.
+        MeasurementError: the trace has no step.
     """
     from torch.profiler import profile, schedule
 
     extra = {"execution_trace_observer": observer} if observer is not None else {}
     plan = schedule(wait=0, warmup=1, active=iterations, repeat=1)
     with profile(activities=activities(device), record_shapes=True, schedule=plan, **extra) as profiler:
-        HEAD.spend(device)  # while the profiler warms up: the trace does not hold them
+        HEAD.spend(device)  # during the profiler's warm-up, so the trace does not have these kernels
         for number in range(iterations + 1):
             step(number)
             if number in (0, iterations):
-                synchronise(device)  # no backlog from the warm-up, and the last step's kernels belong to the trace
+                synchronise(device)  # finish the warm-up's work first; include the last step's kernels
             profiler.step()
     profiler.export_chrome_trace(str(path))
     windows = sorted(attribute(load_events(path), STEP_LABEL).windows.values(), key=lambda window: window.start)
@@ -65,9 +65,10 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
 
 
 def _step_us(windows: Sequence[Window]) -> float:
-    """Median interval between steps on the device; the host's steps where nothing ran on one, or in a single step.
+    """Median interval (µs) between starts of steps on the device.
 
-    The host may run steps ahead of a GPU, so that its own windows do not show how long a step takes.
+    For a single step, or if nothing ran on a device, it is the median host time of the steps. Otherwise host times are not
+    used: the host may run ahead of a GPU, so its windows do not show the time of a step.
     """
     starts = [float(window.kernels[0]["ts"]) for window in windows if window.kernels]
     if len(starts) > 1:
@@ -86,7 +87,7 @@ def execution_trace(step: Step, device: torch.device, scratch: Path) -> bytes:
         profile_steps(step, device, 1, scratch / "execution_kineto.json", observer)
     finally:
         observer.unregister_callback()
-    # names may hold bytes that are no UTF-8; readers shall not have to care
+    # names may hold invalid UTF-8; replace it, so that readers need not handle it
     return raw.read_bytes().decode("utf-8", "replace").encode("utf-8")
 
 

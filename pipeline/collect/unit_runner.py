@@ -1,4 +1,4 @@
-"""Running a campaign's units within its time, one failure at a time."""
+"""Run a campaign's units within the time limit; a failure ends only its unit."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     import torch
 
 WRITE_RESERVE_S = 4.0
-"""Seconds kept for the last writes."""
+"""Seconds of the time limit that are reserved for the last writes."""
 GRACE_S, LAST_RESORT_S = 25.0, 5.0
-"""A unit that hangs is ended this long after the limit; this much later also one that never lets Python run again."""
+"""A hanging unit is ended `GRACE_S` seconds after the time limit. `LAST_RESORT_S` seconds later, the process is also ended if
+the unit never returns control to Python."""
 Outcome = dict[str, Any]
 
 
@@ -38,17 +39,17 @@ class DeviceLostError(MeasurementError):
 
 @dataclass
 class Campaign:
-    """What every part of a campaign needs.
+    """Settings and state that every part of a campaign needs.
 
     Args:
-        folder: where results go.
-        device: what is measured.
-        gpu: its name in the tables.
+        folder: folder of the results.
+        device: the measured device.
+        gpu: name of the device in the tables.
         deadline: `time.monotonic()` at which the run ends.
         only: regular expression that unit names must match.
-        tiny: sizes that a CPU can afford, to try the command.
-        identity: value of `campaign_id`, before the unit's name.
-        calls: calls of workloads that are known already, by unit (`pipeline.collect.campaign_calls`).
+        tiny: whether to use very small sizes, for a trial on a CPU.
+        identity: value of `campaign_id` without the unit's name.
+        calls: calls of workloads that are already known, by unit (`pipeline.collect.campaign_calls`).
     """
 
     folder: CampaignFolder
@@ -63,17 +64,17 @@ class Campaign:
     calls: Mapping[str, Sequence[Spec]] = field(default_factory=dict)
 
     def left(self) -> float:
-        """Seconds left to the current part."""
+        """Seconds left for the current part."""
         return min(self.deadline - WRITE_RESERVE_S, self.part_deadline) - time.monotonic()
 
     def wants(self, unit: str, seconds: float = 0.0) -> bool:
-        """Whether a unit matches `--only`, is not done, has not failed for good, and fits the time."""
+        """Whether a unit matches `--only`, is not done, has not failed permanently, and fits the time."""
         status = self.folder.units.get(unit, {}).get("status")
         open_ = status in (None, "started", "partial")
         return open_ and re.search(self.only, unit) is not None and self.left() >= seconds * self.slowness()
 
     def slowness(self) -> float:
-        """How much longer units took here than was estimated for a data-centre GPU; at least 1."""
+        """Median ratio of the units' times to their estimates for a data-centre GPU; at least 1."""
         ratios = [u["seconds"] / u["estimate"] for u in self.folder.units.values() if u.get("estimate")]
         return max(1.0, statistics.median(ratios)) if len(ratios) > 2 else 1.0
 
@@ -81,13 +82,13 @@ class Campaign:
         """Run one unit if it is wanted; failures are recorded, not raised.
 
         Raises:
-            DeviceLostError: the device is gone; what was measured is saved.
+            DeviceLostError: the device is lost; everything measured so far is saved.
         """
         if not self.wants(unit, seconds):
             return False
         attempts = int(self.folder.units.get(unit, {}).get("attempts", 0)) + 1
         entry: dict[str, Any] = {"status": "started", "attempts": attempts}
-        if attempts > 2:  # it ended the process twice: it would do so again
+        if attempts > 2:  # it ended the process twice, so it would probably do so again
             self.folder.units[unit] = {"status": "error", "attempts": attempts - 1, "error": "ended the process twice"}
             self.folder.save()
             return False
@@ -99,7 +100,7 @@ class Campaign:
         except (InputError, ImportError, UnsupportedByDeviceError) as error:
             damaged = isinstance(
                 error, TraceError | TableError
-            )  # what was measured, not what is installed or supported
+            )  # a fault of the measured data, not of installed packages or device support
             entry.update(status="error" if damaged else "skipped", error=str(error)[:300])
         except Exception as error:  # one failing unit must not end the run
             status = "out_of_memory" if out_of_memory(error) else "error"
@@ -132,10 +133,10 @@ def _first_line(text: str) -> str:
 
 @contextmanager
 def watchdog(deadline: float, out: Path) -> Iterator[None]:
-    """While the body runs, see to it that the process ends soon after the deadline, whatever hangs.
+    """While the body runs, ensure that the process ends soon after the deadline, even if a unit hangs.
 
     Args:
-        deadline: `time.monotonic()` of the limit.
+        deadline: `time.monotonic()` at the time limit.
         out: the campaign's folder, from which half-written files are removed.
     """
 
@@ -149,7 +150,7 @@ def watchdog(deadline: float, out: Path) -> Iterator[None]:
     timer = threading.Timer(left, give_up)
     timer.daemon = True
     timer.start()
-    if sys.__stderr__ is not None:  # a thread of its own, without the interpreter: it ends what never lets go of it
+    if sys.__stderr__ is not None:  # a separate thread without the interpreter: works even if the GIL is never released
         faulthandler.dump_traceback_later(left + LAST_RESORT_S, exit=True, file=sys.__stderr__)
     try:
         yield

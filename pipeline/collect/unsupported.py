@@ -1,7 +1,8 @@
-"""Operators that the device cannot run in the dtype asked for: recognised by what PyTorch says, and told in one line.
+"""Recognise operators that the device cannot run in the requested dtype, and report them in one line.
 
-Which dtypes an operator runs in depends on the processor and on the build of PyTorch: a fused LSTM in bf16 needs AVX-512, for
-example. PyTorch has no call that tells beforehand, so the first run of a step or of a kernel finds out.
+They are recognised by PyTorch's error message. The dtypes of an operator depend on the processor and on the build of
+PyTorch: a fused LSTM in bf16 needs AVX-512, for example. PyTorch has no function to check this before, so the first run
+of a step or of a kernel shows it.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ PHRASES = re.compile(
     r"does(n't| not) support|only supports|no kernel image is available",
     re.IGNORECASE,
 )
-"""What PyTorch and its libraries say of an operator that the device does not have in this dtype. `not implemented for` is of
-PyTorch's own kernels, `could not create a primitive` of oneDNN, `could not run '` of the dispatcher."""
+"""Messages of PyTorch and its libraries about an operator that the device does not have in this dtype. For example,
+`not implemented for` comes from PyTorch's own kernels, `could not create a primitive` from oneDNN, and `could not run '`
+from the dispatcher."""
 
 STATUS = re.compile(r"CUDA error|CU[A-Z]+_STATUS")
-"""Error states of CUDA and its libraries: whether they come from the dtype, from sizes or from the device is not known."""
+"""Error states of CUDA and its libraries. Their cause can be the dtype, the sizes or the device, so they are not taken as
+an unsupported dtype."""
 
 
 class UnsupportedByDeviceError(MeasurementError):
-    """The device has no operator that the step or the kernel needs, in its dtype."""
+    """The device lacks an operator that the step or the kernel needs in its dtype."""
 
 
 def is_unsupported(error: BaseException) -> bool:
@@ -46,7 +49,7 @@ def unsupported(what: str, dtype: str, device: torch.device, error: BaseExceptio
 
     Args:
         what: workload or kernel that did not run.
-        dtype: number format asked for.
+        dtype: requested number format.
         device: where it did not run.
         error: what PyTorch raised.
     """
@@ -58,7 +61,7 @@ def unsupported(what: str, dtype: str, device: torch.device, error: BaseExceptio
 
 @contextmanager
 def running(what: str, dtype: str, device: torch.device) -> Iterator[None]:
-    """While the body runs `what`, an operator that the device does not have is told in one line.
+    """While the body runs `what`, report an operator that the device lacks in one line.
 
     Raises:
         UnsupportedByDeviceError: PyTorch says that the device cannot run an operator in this dtype.
@@ -81,6 +84,6 @@ def device_name(device: torch.device) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first sentence of an error's first line: PyTorch adds advice on debugging, which is of no use here."""
+    """The first sentence of an error's first line, without PyTorch's advice on debugging."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return re.split(r"\.\s+(?=[A-Z])", line.strip(), maxsplit=1)[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Building and warming up microbenchmark cases under a time and a memory limit, and the table that they end in."""
+"""Build and warm up microbenchmark cases within a time and a memory limit, and make the table of their results."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 16
-"""Sampled cases that are alive together."""
+"""Largest number of sampled cases in memory at the same time."""
 REPETITIONS = {"cpu": 7, "cuda": 4}
-"""Repetitions of a sampled case, and of an exact one per round on CUDA."""
+"""Repetitions of a sampled case, per device type; on CUDA also of an exact case per round."""
 SLOWEST_US = 400_000.0
-"""A sampled case above this is dropped after its warm-up: it would eat the time of many others."""
+"""Time limit in µs of a sampled case. Slower cases are dropped after the warm-up, because they would take the time of many
+others."""
 
 
 @dataclass
 class Unmeasured:
-    """Calls without a benchmark: how many distinct ones, by reason.
+    """Calls without a benchmark: number of distinct calls by reason.
 
-    `unsupported` names those that the device cannot run in their dtype.
+    `unsupported` lists the calls that the device cannot run in their dtype.
     """
 
     reasons: dict[str, int] = field(default_factory=dict)
     unsupported: list[str] = field(default_factory=list)
 
     def add(self, error: Exception) -> None:
-        """Count one."""
+        """Count one call, with the first line of the error as the reason."""
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
 
 GraphNode = tuple[Replayer, int]
-"""Where the operator of a call can be looked up: its graph, and its `node_id` there."""
+"""Location of a call's operator: its graph, and its `node_id` in it."""
 
 
 @dataclass
 class Workbench:
-    """One measurement run: what is needed at every step of it."""
+    """Settings and state of one measurement run."""
 
     bench: Bench
     device: torch.device
@@ -61,7 +62,7 @@ class Workbench:
     made: int = 0
 
     def build(self, spec: Spec, cache: Cache, node: GraphNode | None) -> tuple[Timing, int] | None:
-        """A warmed-up case and the bytes that it holds; None where it has no benchmark."""
+        """A warmed-up case and the bytes that it holds; None if the call has no benchmark."""
         self.made += 1
         make = Maker(self.device, self.seed + self.made)
         try:
@@ -72,7 +73,7 @@ class Workbench:
             return timing, make.bytes
         except UnsupportedCallError as error:
             self.unmeasured.add(error)
-        except Exception as error:  # one call that cannot be made must not cost those beside it
+        except Exception as error:  # a failing call must not stop the other calls
             self.failed(spec, error)
         return None
 
@@ -80,7 +81,7 @@ class Workbench:
         """Count a call that failed.
 
         Raises:
-            MeasurementError: it took the device with it.
+            MeasurementError: the device was lost in the call.
         """
         if not answers(self.device):
             raise MeasurementError(f"the device was lost in {spec.family} {spec.op}: {error}") from error
@@ -91,7 +92,7 @@ class Workbench:
         self.unmeasured.add(MeasurementError(f"{spec.family} {spec.op}: {reason}"))
 
     def _case(self, spec: Spec, node: GraphNode | None, make: Maker) -> Case:
-        """On a CPU the graph's own operator comes first: it is what the step runs. A builder stands in."""
+        """The case of a call: the operator of the graph if there is one (on a CPU), else the case of a builder."""
         import torch
 
         with torch.no_grad():
@@ -115,7 +116,7 @@ def samples_frame(rows: Sequence[dict[str, Any]], gpu: str, source: str, campaig
 
 
 def measured_row(timing: Timing) -> dict[str, Any]:
-    """What was measured of a case, with its specification under `spec`; empty when it did nothing on the device."""
+    """The measured columns of a case, with its specification under `spec`; empty if it did nothing on the device."""
     measured = timing.row()
     return {"spec": timing.case.spec, **measured} if measured else {}
 
@@ -133,7 +134,7 @@ def table_bytes(spec: Spec) -> int:
 
 
 def budget_bytes(device: torch.device) -> int:
-    """Memory that cases may hold together: a part of what is free, so that a shared machine stays usable."""
+    """Bytes that all cases together may hold: a part of the free memory, so that a shared machine stays usable."""
     if device.type == "cuda":
         return int(0.5 * free_bytes(device))
     return min(int(0.3 * free_bytes(device)), 4 << 30)
