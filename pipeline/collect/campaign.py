@@ -40,7 +40,7 @@ from pipeline.collect.preflight import ProfilerError, preflight, steadiness
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
 from pipeline.errors import InputError, SteptimeError
 
-T0 = time.monotonic()  # the time limit counts from here, imports included
+T0 = time.monotonic()  # the time limit counts from here
 
 PARTS = ("peaks", "steps", "kernels")
 SHARES = {"times": 0.25, "peaks": 0.37, "steps": 0.65, "kernels": 1.0}
@@ -193,7 +193,7 @@ def _answered(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _told(args: argparse.Namespace) -> str:
-    """The command-line options without folder names: measurements are published, and local paths must not be in them."""
+    """The command-line options without folder names, because measurements are published without local paths."""
     told: str = (
         f"--parts {','.join(args.parts)}" + (f" --only {args.only}" if args.only else "") + " --tiny" * args.tiny
     )

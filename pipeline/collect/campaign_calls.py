@@ -3,8 +3,8 @@
     python -m pipeline.collect.campaign_calls calls.json
     python -m pipeline.collect.campaign --calls calls.json ...
 
-Finding the calls needs no GPU, but some seconds of CPU time per workload. Doing it beforehand saves paid time on a rented
-GPU.
+Finding the calls needs no GPU, but some seconds of CPU time per workload. Doing it beforehand saves paid time on a
+rented GPU.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Files:
     samples.parquet: Kernel microbenchmarks (schema `samples`).
     traces_a.tar, ...: Per unit a folder with `kineto.json.gz` and `execution_trace.json.gz`.
 
-Tables are written before the manifest that refers to them. If a run is killed between the two writes, a table holds rows
-of a unit that is not done. These rows are dropped when the folder is opened again.
+Tables are written before the manifest that refers to them. If a run is killed between the two writes, a table holds
+rows of a unit that is not done. These rows are dropped when the folder is opened again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SCHEMA_VERSION = 2
 """Version of the folder's layout; version 1 is the layout of the stand-alone script (`pipeline.collect.standalone`)."""
 
 TOTAL_BYTES, FILE_BYTES, ARCHIVES = 19_000_000, 3_900_000, 4
-"""Limits: bytes of a folder, bytes of one file, number of archives. A folder may have 20 MB in 8 files, each under 4 MB;
-the values leave a margin for the manifest."""
+"""Limits: bytes of a folder, bytes of one file, number of archives. A folder may have 20 MB in 8 files, each
+under 4 MB; the values leave a margin for the manifest."""
 
 PEAK_SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=name in ("size", "note"))
@@ -130,7 +130,7 @@ class CampaignFolder:
         return max(min(free, self.room() - FILE_BYTES), 0)
 
     def archive(self, members: Mapping[str, bytes]) -> str | None:
-        """Add files to the first trace archive with room for all of them; returns its name, or None if none has room."""
+        """Add files to the first trace archive with room for all of them; returns its name, or None if all are full."""
         need = sum(1024 + len(data) for data in members.values()) + 10240  # headers, padding, end of the archive
         for target, size in self._archives().items():
             # keep room for the samples: they are worth more than one more trace

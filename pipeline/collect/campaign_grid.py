@@ -1,4 +1,4 @@
-"""Which training steps a campaign measures, in order of value."""
+"""The training steps that a campaign measures, the most valuable first."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any
 from pipeline.collect.model_config import load_model
 
 FIRST_TRACE_BYTES, OTHER_TRACE_BYTES = 1_100_000, 350_000
-"""Space limit in bytes for the compressed traces of a unit: a workload's first unit, and any other unit. With these values,
-ten first units and about fifteen others fill the archives."""
+"""Space limit in bytes for the compressed traces of a unit: a workload's first unit, and any other unit. With these
+values, ten first units and about fifteen others fill the archives."""
 
 DLRM_BATCHES, IMAGE_BATCHES = (2048, 512, 4096, 1024), (32, 64, 16)
+"""Batch sizes of DLRM and of image models, the most valuable first."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Steps of one workload. Every tuple is sorted from most to least valuable; its first entry is the pipeline's default.
+    """Steps of one workload. Tuples are sorted from most to least valuable; the first entry is the pipeline's default.
 
     - `tiny` holds the overrides of a trial; None leaves the workload out of trials.
     - `seconds` is the time of a unit on a data-centre GPU, model building and profiling included.
-    - `iterations` is the number of profiled steps that fit the space of a first trace. One step of ResNet-50 takes 106 kB,
-      one of BERT-Large 570 kB (compressed, torch 2.11 for CUDA 13). With more iterations, a step would be profiled twice.
+    - `iterations` is the number of profiled steps that fit the space of a first trace. With more iterations, a step
+      would be profiled twice. One step of ResNet-50 takes 106 kB, one of BERT-Large 570 kB (compressed, torch 2.11 for
+      CUDA 13).
     """
 
     batches: tuple[int, ...]
@@ -56,12 +58,14 @@ GRIDS: Mapping[str, Grid] = {
 without an optimizer."""
 
 TINY_BATCHES = {"dlrm": (16, 32), "other": (2,)}
+"""Batch sizes of a trial."""
 TINY_SECONDS = 1.0
+"""Estimated seconds of a unit in a trial."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One training step to measure. `overrides` change the model's configuration; `variant` is their name in the tables.
+    """One training step to measure. `overrides` change the model's configuration; `variant` names them in the tables.
 
     `first` marks the first batch size of a variant in fp32; the other batch sizes and dtypes share its graph.
     """
@@ -76,7 +80,7 @@ class StepPlan:
 
     @property
     def trace_bytes(self) -> int:
-        """Bytes that its traces may take in the archives: more for a first step than for other batch sizes and dtypes."""
+        """Bytes that its traces may take in the archives; first steps get more than other batch sizes and dtypes."""
         return FIRST_TRACE_BYTES if self.first else OTHER_TRACE_BYTES
 
     @property
@@ -94,7 +98,7 @@ class StepPlan:
         """The model's configuration with the overrides.
 
         Raises:
-            UnknownNameError: there is no such model.
+            UnknownNameError: the model does not exist.
         """
         known = load_model(self.model)
         # drop tiny overrides of keys that the model does not have
@@ -117,7 +121,7 @@ def plans(tiny: bool = False) -> list[StepPlan]:
 
 
 def _tiny(found: list[StepPlan]) -> list[StepPlan]:
-    """Two batch sizes of each workload's first variant, at sizes that are fast on a CPU."""
+    """The first variant of each workload, with the batch sizes of `TINY_BATCHES` and sizes that are fast on a CPU."""
     kept = []
     for plan in found:
         batches = TINY_BATCHES["dlrm" if plan.model.startswith("dlrm") else "other"]

@@ -1,4 +1,4 @@
-"""Campaign part `kernels`: microbenchmarks in rounds that alternate between the workloads' calls and sizes around them."""
+"""Campaign part `kernels`: microbenchmarks in rounds, in turn of the workloads' calls and of sizes around them."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def run_kernels(campaign: Campaign) -> None:
 def settled_heap() -> Iterator[None]:
     """While the body runs, the garbage collector ignores all objects that existed before it.
 
-    PyTorch, `transformers` and captured graphs are about 400,000 objects. Every release of memory between groups of calls
-    would search them again: 0.25 to 0.4 s each on a slow core, with three workloads captured.
+    PyTorch, `transformers` and captured graphs are about 400,000 objects. Every release of memory between groups of
+    calls would search them again: 0.25 to 0.4 s each on a slow core, with three workloads captured.
     """
     gc.collect()
     gc.freeze()
@@ -80,7 +80,7 @@ def _rounds(campaign: Campaign, wanted: Sequence[Spec], suffix: str) -> None:
     while campaign.left() > (1 if campaign.tiny else ROUND_SECONDS) and not campaign.folder.samples_full():
         if campaign.tiny and number >= TINY_ROUNDS:
             return
-        # rounds of exact calls and of sampled sizes alternate; after all exact calls ran, they run again with another cache
+        # rounds of exact calls and of sampled sizes alternate; after all exact calls they repeat with another cache
         specs = exact[number // 2 % len(exact)] if number % 2 == 0 else list(islice(_sampled(wanted, number), ROUND))
         unit, cache = f"kernels/r{number:04d}{suffix}", cache_of(number)
         campaign.run(unit, 0.0, lambda s=specs, u=unit, n=number, c=cache: measure_round(campaign, u, s, n, c))  # type: ignore[misc]
@@ -134,8 +134,8 @@ def workload_calls(campaign: Campaign) -> list[Spec]:
     3. otherwise a capture without running the model, as for predictions, within a small share of the time.
 
     Sources 2 and 3 need PyYAML, because the map from operators to calls is a YAML file. Without PyYAML and the file of
-    `--calls`, only the seeds are measured, which hold the main shapes of the workloads. The manifest lists these workloads
-    under `calls_not_known`.
+    `--calls`, only the seeds are measured, which hold the main shapes of the workloads. The manifest lists these
+    workloads under `calls_not_known`.
     """
     found: list[Spec] = []
     notes: dict[str, str] = {}
@@ -164,7 +164,7 @@ def workload_calls(campaign: Campaign) -> list[Spec]:
 
 
 def cache_of(number: int) -> Cache:
-    """The state of the cache in a round. It is reproducible, and an exact round and the sampled one after it have the same."""
+    """The state of the cache in a round; reproducible, and equal for an exact round and the sampled one after it."""
     draw = random.Random(number // 2).random()
     return Cache.COLD if draw < COLD_SHARE else Cache.WARM if draw < COLD_SHARE + WARM_SHARE else Cache.STEP
 

@@ -122,8 +122,8 @@ def read_step_time(path: str | Path) -> float:
 def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) -> float | None:
     """The measured step time (µs) of a workload, from a `step_times.parquet` with a single row or from a campaign.
 
-    None if a campaign did not measure this workload, or measured it only at other sizes. Sizes differ in a trial, and if
-    embedding tables were cut to fit the memory.
+    None if a campaign did not measure this workload, or measured it only at other sizes. Sizes differ in a trial, and
+    if embedding tables were cut to fit the memory.
 
     Args:
         path: the table, or the campaign's manifest.
@@ -147,7 +147,7 @@ def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
     was not profiled, or if its profile lacks kernels.
 
     Args:
-        folder: of the campaign.
+        folder: folder of the campaign.
         workload: `model/variant/b<batch>`.
     """
     every = [facts for _, facts in _steps_of(folder, workload)]
@@ -177,7 +177,7 @@ def _ran(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 def read_traces(folder: str | Path) -> Iterator[TraceMember]:
     """The traces in a campaign's archives, one per step.
 
-    If a campaign was killed between writing an archive and the manifest, it traced a step twice: the last trace is used.
+    A campaign that was killed between writing an archive and the manifest traced a step twice; the last trace is used.
 
     Raises:
         InputError: the folder does not belong to a campaign.

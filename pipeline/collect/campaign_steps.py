@@ -74,7 +74,7 @@ def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     Raises:
         InputError: the workload needs a package that is not installed.
         UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
-        RuntimeError: the step fails, for example for want of memory.
+        RuntimeError: the step fails, for example because memory runs out.
     """
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
     step, facts, took = _warmed_up(campaign, plan, 4 * seconds)
@@ -89,7 +89,7 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     Raises:
         InputError: the workload needs a package that is not installed.
         UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
-        RuntimeError: the step fails, for example for want of memory.
+        RuntimeError: the step fails, for example because memory runs out.
     """
     device, folder = campaign.device, campaign.folder
     timed = folder.step_facts(plan.unit)

@@ -30,9 +30,9 @@ EXIT_DONE, EXIT_DAMAGED, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 1, 3,
 EXIT_UNFORESEEN = 70  # as in sysexits.h
 
 STALL_SECONDS, STALL_SHARE = 120.0, 0.25
-"""A process is ended if no unit began or ended in it for this many seconds, or for this share of the time limit if that
-is longer. The longest unit seen took 73 s (a profile of ResNet-50 on a slow core). The import of torch from a cold disk
-took a minute."""
+"""Longest time without a unit that starts or ends, in seconds and as a share of the time limit. The longer one applies;
+after it the process is ended. The longest unit seen took 73 s (a profile of ResNet-50 on a slow core). The import of
+torch from a cold disk took a minute."""
 LEAST_SECONDS = 45.0
 """Seconds that must be left to start another process; with less, the imports take most of the time."""
 MOST_PROCESSES = 6
@@ -47,7 +47,7 @@ CHILD = (
     "-c",
     "import sys; from pipeline.collect.campaign import child; sys.exit(child(sys.argv[1:]))",
 )
-"""Command of the campaign's process. Its first argument is the id of the parent process; it ends when the parent ends."""
+"""Command of the campaign's process. The first argument is the id of the parent; the process ends with the parent."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

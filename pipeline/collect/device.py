@@ -43,8 +43,8 @@ CPU_THREADS = 1
 """Threads of a CPU device: one core is the device, see `fix_threads`."""
 
 DISTURBANCE, LEAST_KEPT = 1.04, 3
-"""Criteria for undisturbed repetitions: wall time is at most `DISTURBANCE` times the CPU time. If fewer than `LEAST_KEPT`
-repetitions meet this, CPU times are used instead."""
+"""Criteria for undisturbed repetitions: wall time is at most `DISTURBANCE` times the CPU time. If fewer than
+`LEAST_KEPT` repetitions meet this, CPU times are used instead."""
 
 
 def select_device(name: str | None) -> torch.device:
@@ -268,9 +268,9 @@ def _cpu_model() -> str:
 def keep_memory_mapped() -> bool:
     """Let the C allocator keep freed memory, as CUDA's caching allocator does; False if the C library cannot do this.
 
-    Without it glibc returns the memory of large tensors to the system. A new tensor then causes page faults, depending on
-    the allocator's history: the same `zeros` of 2.5 MB took 50 or 690 µs. Training steps and microbenchmarks on a CPU both
-    run with this setting, so that their times can be compared.
+    Without it glibc returns the memory of large tensors to the system. A new tensor then causes page faults, depending
+    on the allocator's history: the same `zeros` of 2.5 MB took 50 or 690 µs. Training steps and microbenchmarks on a
+    CPU both run with this setting, so that their times can be compared.
     """
     import ctypes
 
@@ -287,7 +287,7 @@ def fix_threads(device: torch.device) -> int:
 
     Steps and microbenchmarks can be compared only with the same number of threads, and workflow managers set
     OMP_NUM_THREADS per job. With more than one thread, every parallel operator waits for the slowest core. If another
-    process uses a core, a copy of 30 µs then takes a whole time slice of the scheduler (7 ms, seen on two shared cores).
+    process uses a core, a copy of 30 µs then takes a whole time slice of the scheduler: 7 ms on two shared cores.
     """
     import torch
 

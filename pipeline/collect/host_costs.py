@@ -21,15 +21,15 @@ Cost = tuple[str, float, str, str]
 """Name, value, unit, note."""
 
 BATCHES, CALLS, STEPS = 9, 400, 15
-"""Number of batches, calls per batch, and steps per batch. A batch is timed as a whole: it fits the launch queue, and it is
-long compared with the clock's resolution."""
+"""Number of batches, calls per batch, and steps per batch. A batch is timed as a whole: it fits the launch queue, and
+it is long compared with the clock's resolution."""
 PLAIN_STEP = "mlp_step_plain"
 """Name of the small step's unprofiled time."""
 SLEEP_CYCLES = 20_000
 """Clock cycles of a kernel that only waits, about 10 µs."""
 LAUNCH_PATTERNS = {"s0r0": (SLEEP_CYCLES, False), "s1r0": (SLEEP_CYCLES, True), "s2r0": (0, False)}
-"""Cycles of the kernels, and whether the host waits for each one. The patterns are: queued kernels, kernels launched to an
-idle device, and host-bound kernels."""
+"""Cycles of the kernels, and whether the host waits for each one. The patterns are: queued kernels, kernels launched to
+an idle device, and host-bound kernels."""
 
 
 def call_us(device: torch.device, function: Callable[[], Any], count: int) -> float:

@@ -2,8 +2,8 @@
 
     python -m pipeline.collect.join_campaigns run1 run2 run3 --out measurements/H200
 
-It joins runs of the stand-alone script, which writes one folder per run, and campaigns of different days. The result has
-the kernel samples and peaks of all folders. If several folders timed or traced a step, the last folder named is used.
+It joins runs of the stand-alone script, which writes one folder per run, and campaigns of different days. The result
+has the kernel samples and peaks of all folders. If several folders timed or traced a step, the last one named is used.
 """
 
 from __future__ import annotations

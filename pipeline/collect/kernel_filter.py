@@ -29,7 +29,9 @@ BY_FAMILY: Mapping[str, str] = {
     "loss": ELEMENTS,
     "pooling": ELEMENTS,
 }
+"""Pattern of the counted kernels per family; all kernels count in families that are not listed."""
 ADDING_OPS = ("index_put", "_index_put_impl")
+"""Ops of which only the addition kernel (`ADDITION`) counts."""
 
 
 def counted(family: str, op: str) -> str:

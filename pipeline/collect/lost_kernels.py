@@ -1,8 +1,8 @@
 """Spare kernels at the start of a profiler session, where some versions of CUDA lose kernels.
 
 CUPTI from CUDA 12.6 update 2 to 13.0 gives the first kernels of a session times of another clock. The number of these
-kernels grows by one with every session of a process. Kineto takes them for events from before the session and drops them
-without a message (github.com/pytorch/pytorch/issues/192021; NVIDIA's notes on CUPTI 13.1 describe the fault).
+kernels grows by one with every session of a process. Kineto takes them for events from before the session and drops
+them without a message (github.com/pytorch/pytorch/issues/192021; NVIDIA's notes on CUPTI 13.1 describe the fault).
 
 A call whose kernels are lost would seem to take no time. Therefore every session starts with spare kernels, and their
 number grows with the number of sessions. `pipeline.collect.trace_windows` counts the launches whose kernel is still

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 ROUNDS = 3
 """Number of unprofiled and of profiled passes; the trace with the shortest median step is kept."""
 MOST_ROUNDS, DISTURBED = 6, 1.25
-"""On a CPU, profiled passes are repeated, up to `MOST_ROUNDS` in total, while the step of the best one takes at least
-`DISTURBED` times the unprofiled step."""
+"""Limits of extra profiled passes on a CPU. More passes run, up to `MOST_ROUNDS` in total, while the best step takes at
+least `DISTURBED` times the unprofiled step."""
 
 
 def collect_step(
@@ -133,7 +133,10 @@ def _rounds(
 
 
 def _execution_trace(step: Step, device: torch.device, scratch: Path, folder: Path) -> str:
-    """Write the execution trace; returns its name, or the reason why there is none. The Kineto trace can be used without."""
+    """Write the execution trace; returns its name, or the reason why there is none.
+
+    The Kineto trace can be used without an execution trace.
+    """
     try:
         data = execution_trace(step, device, scratch)
     except (RuntimeError, OSError, TypeError) as error:

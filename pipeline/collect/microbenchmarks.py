@@ -132,7 +132,7 @@ def measure_specs(
         if built is not None:
             group.append(built[0])
             waiting += built[1]
-        del built  # it would keep the last case's memory while the next group is built
+        del built  # otherwise the last case would keep its memory while the next group is built
     frame = samples_frame(rows, gpu, source, campaign_id)
     frame.attrs |= {"unmeasured": work.unmeasured.reasons, "cut": bool(rest or group)}
     return frame

@@ -1,7 +1,7 @@
 """Read model configurations (`config/model/*.yaml`), also on a machine without PyYAML.
 
-The files are flat: `key: value` with numbers, words and lists in brackets. The parser here reads only this format, so that
-a campaign needs only torch, numpy, pandas and pyarrow.
+The files are flat: `key: value` with numbers, words and lists in brackets. The parser here reads only this format, so
+that a campaign needs only torch, numpy, pandas and pyarrow.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.paths import config_dir
 
 _WORDS = {"null": None, "~": None, "": None, "true": True, "false": False, "???": "???"}
+"""Values of words; `???` marks a value that must be given, as in Hydra."""
 
 
 def load_model(name: str) -> dict[str, Any]:

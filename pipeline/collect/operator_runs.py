@@ -1,7 +1,7 @@
 """Run one operator of a graph by itself, on tensors with the same shapes, strides and dtypes as in the graph.
 
-The builders in `pipeline.collect.cases` are made for kernel families. This module runs the operator that a CPU runs for a
-call, for any family.
+The builders in `pipeline.collect.cases` are made for kernel families. This module runs the operator that a CPU runs for
+a call, for any family.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Replayer:
         """The case of one node.
 
         Raises:
-            UnsupportedCallError: the operator cannot run on random values (such as indices), or does not exist in this torch.
+            UnsupportedCallError: the operator cannot run on random values (indices), or this torch does not have it.
         """
         node = self._nodes.get(node_id)
         if node is None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REPETITIONS = 4
+"""Repetitions of each measured call."""
 PLAIN = "plain"
 """Name of the unit that must run before the first profile."""
 
@@ -99,7 +100,10 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
 
 
 def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    """Bandwidth of warm scaling, sum and triad over sizes; a plateau below the cache's size is its bandwidth, above it DRAM's."""
+    """Bandwidth of warm scaling, sum and triad over sizes.
+
+    The plateau below the cache's size is the bandwidth of the cache, the one above it that of DRAM.
+    """
     import torch
 
     top = 14 if tiny else _affordable(bench.device, 30) if bench.device.type == "cuda" else 28

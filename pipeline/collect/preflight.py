@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 NOISY_SPREAD = 0.10
 """Spread of a repeated product (p90 / median - 1) above which a device counts as shared or throttled."""
 SIDES = {"cuda": 2048, "cpu": 256}
-"""Side of the matrices of the repeated product. The product is long compared with the clock's resolution, and too short to
-cause throttling."""
+"""Side of the matrices of the repeated product. The product is long compared with the clock's resolution, and too short
+to cause throttling."""
 BUSY_SHARE = 15
 """Utilisation in percent before the campaign starts; above it, another process uses the GPU."""
 

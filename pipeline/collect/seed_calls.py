@@ -81,6 +81,7 @@ ROWS = ((2048, 1024), (4096, 512), (16384, 1024), (1024, 50257), (65536, 64), (4
 IMAGES = ((32, 64, 56 * 56), (32, 256, 56 * 56), (32, 512, 14 * 14), (32, 2048, 7 * 7))
 """(B, C, HW) of batch norm and pooling."""
 BYTES = (4096, 1 << 20, 16 << 20)
+"""Bytes of copies, concatenations, fills, sorts and index operations."""
 
 
 def seeds() -> Iterator[Spec]:

@@ -11,7 +11,7 @@ from pipeline.collect.cases import Spec
 from pipeline.collect.device import FLOAT_BYTES
 
 LOWEST, HIGHEST = 0.25, 4.0
-"""Range of the factor on a dimension."""
+"""Range of the factor by which a dimension is scaled."""
 
 SIZES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("M", "N", "K"), "bmm": ("B", "M", "N", "K"), "attention": ("B", "M", "N"),
@@ -49,7 +49,7 @@ def interleaved(specs: Sequence[Spec]) -> list[Spec]:
 
 
 def around(specs: Sequence[Spec], seed: int) -> Iterator[Spec]:
-    """An endless series of sampled sizes around calls; families and their calls take turns, so any prefix is balanced."""
+    """Endless sampled sizes around calls; families and their calls take turns, so that any prefix is balanced."""
     rng = random.Random(seed)
     families: dict[str, list[Spec]] = {}
     for spec in specs:

@@ -108,7 +108,7 @@ def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    """`step_times.parquet` as a `step_times` table; `step_us` is the time of steps without synchronisation between them.
+    """`step_times.parquet` as a `step_times` table; `step_us` is measured without synchronisation between steps.
 
     Raises:
         TableError: the file is damaged.
@@ -184,8 +184,8 @@ def _variant(embedding: str, dtype: str, optimizer: str, workload: str) -> str:
 def _attention_dims(found: pd.DataFrame) -> None:
     """Convert the dims of attention, in place.
 
-    The script writes B samples, H heads, T tokens and width D. This project writes B = samples x heads, M = N = tokens and
-    K = width.
+    The script writes B samples, H heads, T tokens and width D. This project writes B = samples x heads, M = N = tokens
+    and K = width.
     """
     rows = found["family"].eq("attention")
     if not rows.any():

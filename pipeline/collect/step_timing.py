@@ -53,7 +53,7 @@ class StepTimes:
 
     @property
     def median_us(self) -> float:
-        """Median interval between steps."""
+        """Median interval between steps (µs)."""
         return statistics.median(self.kept)
 
 
@@ -77,7 +77,7 @@ def step_times_row(times: StepTimes, facts: Mapping[str, Any], device: torch.dev
 
 
 def warm_up(step: Step, device: torch.device, least: int = 3, most: int = 20, limit_s: float = 20.0) -> float:
-    """Run steps until two in a row agree within 5 % and a GPU has raised its clocks; returns the last step's seconds."""
+    """Run steps until two in a row agree within 5 % and a GPU's clocks are up; returns the last step's seconds."""
     taken: list[float] = []
     begin, awake_s = time.perf_counter(), CLOCKS_UP_S if device.type == "cuda" else 0.0
     while len(taken) < most or time.perf_counter() - begin < awake_s:
@@ -92,7 +92,7 @@ def warm_up(step: Step, device: torch.device, least: int = 3, most: int = 20, li
 
 
 def time_steps(step: Step, device: torch.device, seconds: float, took: float) -> StepTimes:
-    """Time unprofiled steps for about `seconds`, without synchronisation between them; `took` is the time of one step (s)."""
+    """Time unprofiled steps for about `seconds`, without synchronisation between them; one takes `took` seconds."""
     steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / max(took, 1e-6))))
     times = StepTimes()
     gc.collect()

@@ -67,7 +67,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Windows by label, and counts of all device events, of those without a known launch, and of those outside windows."""
+    """Windows by label; counts of device events: all, without a known launch, and outside windows."""
 
     windows: dict[str, Window]
     device_events: int
@@ -124,8 +124,8 @@ def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
     - A device event is joined to its launch by `correlation`.
     - The time of the launch selects the label's window, for launches of any thread: backward passes launch from
       autograd's own thread.
-    - An event without a known launch is assigned by its own start, up to the next label. This works because labels do not
-      overlap and the device is idle between them.
+    - An event without a known launch is assigned by its own start, up to the next label. This works because labels do
+      not overlap and the device is idle between them.
     """
     pattern = re.compile(label)
     windows = {
@@ -164,9 +164,9 @@ def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
 def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
     """Times of the launches whose kernel is missing in the trace.
 
-    A driver call inside a runtime call is not a separate launch, so it is not counted. If the trace has kernels without a
-    launch, ids do not show reliably which kernels are missing. Then a launch counts only if the kernels of at least half
-    of the launches with the same API name are in the trace.
+    A driver call inside a runtime call is not a separate launch, so it is not counted. If the trace has kernels without
+    a launch, ids do not show reliably which kernels are missing. Then a launch counts only if the kernels of at least
+    half of the launches with the same API name are in the trace.
     """
     launching = [e for e in events if e.get("cat") in API_CATEGORIES]
     calls = [e for e in launching if KERNEL_LAUNCHES.match(str(e["name"]))]

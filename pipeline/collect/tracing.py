@@ -67,8 +67,8 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
 def _step_us(windows: Sequence[Window]) -> float:
     """Median interval (µs) between starts of steps on the device.
 
-    For a single step, or if nothing ran on a device, it is the median host time of the steps. Otherwise host times are not
-    used: the host may run ahead of a GPU, so its windows do not show the time of a step.
+    For a single step, or if nothing ran on a device, it is the median host time of the steps. Otherwise host times are
+    not used: the host may run ahead of a GPU, so its windows do not show the time of a step.
     """
     starts = [float(window.kernels[0]["ts"]) for window in windows if window.kernels]
     if len(starts) > 1:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 WRITE_RESERVE_S = 4.0
 """Seconds of the time limit that are reserved for the last writes."""
 GRACE_S, LAST_RESORT_S = 25.0, 5.0
-"""A hanging unit is ended `GRACE_S` seconds after the time limit. `LAST_RESORT_S` seconds later, the process is also ended if
-the unit never returns control to Python."""
+"""A hanging unit is ended `GRACE_S` seconds after the time limit. `LAST_RESORT_S` seconds later, the process is also
+ended if the unit never returns control to Python."""
 Outcome = dict[str, Any]
 
 

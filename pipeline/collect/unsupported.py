@@ -24,12 +24,12 @@ PHRASES = re.compile(
     re.IGNORECASE,
 )
 """Messages of PyTorch and its libraries about an operator that the device does not have in this dtype. For example,
-`not implemented for` comes from PyTorch's own kernels, `could not create a primitive` from oneDNN, and `could not run '`
-from the dispatcher."""
+`not implemented for` comes from PyTorch's own kernels, `could not create a primitive` from oneDNN, and
+`could not run '` from the dispatcher."""
 
 STATUS = re.compile(r"CUDA error|CU[A-Z]+_STATUS")
-"""Error states of CUDA and its libraries. Their cause can be the dtype, the sizes or the device, so they are not taken as
-an unsupported dtype."""
+"""Error states of CUDA and its libraries. Their cause can be the dtype, the sizes or the device, so they are not taken
+as an unsupported dtype."""
 
 
 class UnsupportedByDeviceError(MeasurementError):
@@ -50,8 +50,8 @@ def unsupported(what: str, dtype: str, device: torch.device, error: BaseExceptio
     Args:
         what: workload or kernel that did not run.
         dtype: requested number format.
-        device: where it did not run.
-        error: what PyTorch raised.
+        device: device on which it did not run.
+        error: error that PyTorch raised.
     """
     remedy = "use another model or device" if dtype == "fp32" else "use model.dtype=fp32, another model or device"
     return UnsupportedByDeviceError(

@@ -25,8 +25,8 @@ CHUNK = 16
 REPETITIONS = {"cpu": 7, "cuda": 4}
 """Repetitions of a sampled case, per device type; on CUDA also of an exact case per round."""
 SLOWEST_US = 400_000.0
-"""Time limit in µs of a sampled case. Slower cases are dropped after the warm-up, because they would take the time of many
-others."""
+"""Time limit in µs of a sampled case. Slower cases are dropped after the warm-up, because they would take the time of
+many others."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Workbench:
         self.unmeasured.add(MeasurementError(f"{spec.family} {spec.op}: {reason}"))
 
     def _case(self, spec: Spec, node: GraphNode | None, make: Maker) -> Case:
-        """The case of a call: the operator of the graph if there is one (on a CPU), else the case of a builder."""
+        """The case of a call: on a CPU the operator of the graph if it can be replayed, else the case of a builder."""
         import torch
 
         with torch.no_grad():

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEARNING_RATE = 1e-6
+"""Learning rate of updates; small, so that weights stay finite over many repetitions."""
 
 
 def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:

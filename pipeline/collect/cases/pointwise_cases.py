@@ -121,7 +121,7 @@ def _in_place(operation: Operation, name: str, x: Tensor, *rest: Tensor) -> Call
 
 
 def reduction(spec: Spec, make: Maker) -> Case:
-    """Reduce B x H over rows, columns or all; the op (`sum_rows`, `sum_all`) or `outputs` (bytes) says which."""
+    """Reduce B x H over rows, columns or all; the op (`sum_rows`, `sum_all`) or `outputs` (bytes) selects which."""
     import torch
 
     b, h = spec.get("B", 1), spec["H"]
