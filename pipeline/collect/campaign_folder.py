@@ -67,7 +67,7 @@ class CampaignFolder:
             self._open(device)
         elif any(not entry.name.startswith(".") for entry in path.iterdir()):
             raise InputError(f"--out {path}: holds files but no {CAMPAIGN}; name a new folder or one of a campaign")
-        for part in path.glob(".*.part"):  # left by a kill
+        for part in path.glob(".*.part"):  # left by a killed run
             part.unlink(missing_ok=True)
 
     @property

@@ -211,7 +211,7 @@ def profiler_costs(device: torch.device, scratch: Path, tiny: bool, plain_us: fl
     for name, (recorded, shapes) in modes.items():
         with profile(activities=recorded, record_shapes=shapes) as profiler:
             profiled = call_us(device, step, count)
-        profiler.export_chrome_trace(str(path))  # the last one stays
+        profiler.export_chrome_trace(str(path))  # the file of the last mode remains
         yield f"mlp_step_profiled_{name}", profiled, "us", "host time of a step while profiled"
     categories = [event.get("cat") for event in load_events(path)]
     for category in ("cpu_op", "cuda_runtime", "cuda_driver", "kernel"):

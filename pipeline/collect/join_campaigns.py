@@ -69,7 +69,7 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
         traces.values(), key=lambda member: "dtype-" in member.variant
     )  # fp32 first: accuracy is measured on these traces
     left_out = [member.workload for member in order if not _archived(target, member)]
-    # the manifest last: only with it is the folder a campaign's
+    # the manifest last: without it, the folder is not a campaign's
     write_manifest(
         {
             "schema": SCHEMA_VERSION, "device": device, "units": _units(manifests),

@@ -31,7 +31,7 @@ BY_FAMILY: Mapping[str, str] = {
 }
 """Pattern of the counted kernels per family; all kernels count in families that are not listed."""
 ADDING_OPS = ("index_put", "_index_put_impl")
-"""Ops of which only the addition kernel (`ADDITION`) counts."""
+"""Ops of the families `tril_index_backward` and `index` of which only the addition kernel (`ADDITION`) counts."""
 
 
 def counted(family: str, op: str) -> str:

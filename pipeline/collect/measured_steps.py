@@ -63,8 +63,9 @@ def collect_step(
         config: a model's configuration (`config/model/<name>.yaml` after overrides).
         batch_size: samples per step.
         device: "cuda", "cpu", or "auto".
-        out_dir: folder for `kineto.json.gz` (steps between `ProfilerStep#k` marks, with shapes),
-            `execution_trace.json.gz` (one step; the observer makes it slower) and `step_times.parquet`.
+        out_dir: folder of the output files. `kineto.json.gz` has steps between `ProfilerStep#k` marks, with shapes.
+            `execution_trace.json.gz` has one step, which is slower because of the observer. `step_times.parquet` has
+            the step time.
         iterations: profiled steps in the trace.
         seconds: time for the unprofiled steps of all rounds, in addition to profiling.
         gpu: `gpu` column of the step-times row.

@@ -2,7 +2,7 @@
 
 Terms:
 
-- label: the `record_function` annotation around one repetition of a call, or a `ProfilerStep#k`;
+- label: the `record_function` annotation around one repetition of a call, or a `ProfilerStep#k`.
 - window: the interval of host time that a label covers, with the device events that were launched in it.
 """
 

@@ -114,7 +114,7 @@ def tril_index(spec: Spec, make: Maker) -> Case:
 
 
 def index(spec: Spec, make: Maker) -> Case:
-    """Gather or scatter rows of width H by B row numbers; if B is not given, `bytes` (moved bytes) determines it."""
+    """Gather or scatter rows of width H by B row numbers; if B is not given, it follows from `bytes` (moved bytes)."""
     import torch
 
     element = FLOAT_BYTES.get(spec.dtype, 8)
