@@ -1,8 +1,9 @@
 """Captures the operator graph of a workload's step without a GPU.
 
-The step runs on the meta device (shapes only, no memory) under PyTorch's execution-trace observer; `normalise` then
-turns what a meta device records into what CUDA would. Steps with sparse gradients, which meta tensors cannot have, run
-on fake CPU tensors instead; a custom one shows only when it is tried.
+The step runs on the meta device (shapes only, no memory) under PyTorch's execution-trace observer. `normalise` then
+converts the recorded nodes to those that CUDA would record. Meta tensors cannot have sparse gradients, so steps with
+sparse gradients run on fake CPU tensors instead. A custom step is first tried on the meta device, because its
+configuration does not tell whether it has sparse gradients.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
 
 SIZES_DO_NOT_FIT = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
-"""What PyTorch and `transformers` raise for a model whose sizes contradict each other."""
+"""Exceptions that PyTorch and `transformers` raise if the sizes of a model contradict each other."""
 
 
 def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
-    """The graph of one step of a workload, as CUDA would run it.
+    """Capture the graph of one step of a workload, as CUDA would run it.
 
     Args:
         config: content of `config/model/<name>.yaml` after overrides.
@@ -49,7 +50,9 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
 
 
 def traced(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:
-    """The graph of a recorded step of a workload, with the memory need of a captured one, which a trace does not say.
+    """Read the graph of a recorded step of a workload and add its memory need.
+
+    A trace does not contain the memory need, so it is taken from a captured step.
 
     Args:
         path: the step's execution trace.
@@ -57,7 +60,7 @@ def traced(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Grap
         batch_size: samples per step.
 
     Raises:
-        TraceError: the trace is missing, cut off, or no execution trace.
+        TraceError: the file is missing, truncated, or not an execution trace.
         SteptimeError: as `capture`.
     """
     graph, model = import_execution_trace(path), str(config.get("name", ""))
@@ -66,8 +69,10 @@ def traced(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Grap
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """No garbage collection while the body runs: importing PyTorch and `transformers` and recording a step make a
-    million objects at once, of which next to none is garbage, and looking for it takes a fifth of the time.
+    """Switch garbage collection off while the body runs.
+
+    Importing PyTorch and `transformers` and recording a step create about a million objects. Almost none of them is
+    garbage, and the search for garbage takes a fifth of the time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -79,7 +84,7 @@ def without_collection() -> Iterator[None]:
 
 
 def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memory]:
-    """Normalised nodes of one step and its memory need."""
+    """Record one step: its normalised nodes and its memory need."""
     own = config.get("architecture") == "custom"
     known: tuple[type[BaseException], ...] = (Exception, SystemExit) if own else SIZES_DO_NOT_FIT
     try:
@@ -109,7 +114,10 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
 
 
 def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:
-    """Run a step twice (the first makes gradients and optimizer state) and record the second, or the first if asked."""
+    """Run a step twice and record the second run, or only the first if `first` is set.
+
+    The first run creates the gradients and the optimizer state.
+    """
     from torch.profiler import ExecutionTraceObserver
 
     from pipeline.graph.peak_memory import WorkingSet, saved_activations
@@ -125,7 +133,9 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
                 step.run(0)
             activations = saved.bytes
     made = [each for each in stepped if all(each is not one for one in step.optimizers)]
-    unused = bool(made) and len(made) == len(stepped)  # a step's own optimizer leaves what the step is given alone
+    unused = bool(made) and len(made) == len(
+        stepped
+    )  # the step uses its own optimizer, not the one of the configuration
     memory = Memory(
         step.parameters_bytes + step.buffers_bytes,
         step.gradient_bytes,
@@ -146,7 +156,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
             observer.unregister_callback()
         try:
             raw = read_chosen(path, prune if fake else prune_meta)
-        except TraceError:  # of our own making: it can only be cut off
+        except TraceError:  # this process wrote the file, so it can only be truncated
             place = tempfile.gettempdir()
             raise SteptimeError(
                 f"{place}: what the captured step ran could not be written whole; make room there, or name another "
@@ -158,7 +168,10 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
 
 
 def _as_allowed(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of a step of the user's, who may have allowed TF32 in products (and with it where cuDNN has it)."""
+    """The configuration with dtype "tf32" if a custom step has allowed TF32 in matrix products.
+
+    TF32 is then also assumed for the operators of cuDNN.
+    """
     import torch
 
     if config.get("architecture") != "custom" or config.get("dtype") not in (None, "fp32"):
@@ -166,7 +179,7 @@ def _as_allowed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     matmul: Any = torch.backends.cuda.matmul
     try:
         allowed = bool(matmul.allow_tf32)
-    except RuntimeError:  # set by PyTorch's newer names, of which the older ones want to know nothing
+    except RuntimeError:  # TF32 was set through PyTorch's newer names: reading the older name then raises
         allowed = matmul.fp32_precision == "tf32"
     return {**config, "dtype": "tf32"} if allowed else config
 
@@ -179,7 +192,7 @@ def _needs_fake(config: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the observer's notes off the terminal (they go straight to file descriptor 2)."""
+    """Hide the observer's messages, which it writes directly to file descriptor 2."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

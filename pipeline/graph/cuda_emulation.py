@@ -1,7 +1,7 @@
-"""Stand-ins: what workloads run on the meta device in place of operators that only CUDA has, and CUDA's names for them.
+"""Stand-ins: operators that replace CUDA-only operators on the meta device, and CUDA's names for them.
 
-A stand-in is a `torch.autograd.Function` around an operator of ours that computes shapes. Capture gives its nodes the
-names that a CUDA run records, so that overheads measured there apply.
+A stand-in is a `torch.autograd.Function` around an operator of this project that computes shapes only. Capture gives
+its nodes the names that a CUDA run records, so that host overheads measured on CUDA apply.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ NAMES = {
     "steptime_attention::efficient_backward": "aten::_scaled_dot_product_efficient_attention_backward",
     "steptime_attention::efficient": "aten::_scaled_dot_product_efficient_attention",
 }
-"""Names of stand-ins and of what they stand for."""
+"""Name of each stand-in -> name of the CUDA operator or autograd node that it replaces."""
 
 WRAPPERS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": "aten::item"}
-"""Operators and stand-ins that a CUDA run records under another operator."""
+"""Operators and stand-ins -> the parent operator under which a CUDA run records them."""
 
 
 def name_standins(nodes: Sequence[Node]) -> list[Node]:
-    """Give stand-ins CUDA's names, describe recurrent layers, and put `WRAPPERS` above what they wrap."""
+    """Give stand-ins CUDA's names, describe recurrent layers, and insert the parents listed in `WRAPPERS`."""
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
     for node in nodes:
@@ -62,10 +62,10 @@ def name_standins(nodes: Sequence[Node]) -> list[Node]:
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """While the body runs, the meta device does as CUDA: fused dropout, attention and RMS norm, cuDNN's recurrent layers, autocast,
-    optimizers by lists of tensors.
+    """While the body runs, the meta device behaves like CUDA.
 
-    Code inside `torch.compile` runs as it is written, since what a compiler makes of it is not modelled.
+    This covers fused dropout, attention and RMS norm, cuDNN's recurrent layers, autocast, and optimizers over lists of
+    tensors. Code inside `torch.compile` runs uncompiled, because compiled kernels are not modelled.
     """
     import torch
     import torch.nn.functional as F
@@ -108,8 +108,9 @@ def as_on_cuda() -> Iterator[None]:
 
 @contextmanager
 def made_as_on_cuda() -> Iterator[None]:
-    """While the body runs, contexts of autocast and scalers of gradients that a step makes beforehand are on, as where there
-    is a GPU, and wrappers for several GPUs hold what they wrap.
+    """While the body runs, objects that a step creates before it runs behave as on a machine with a GPU.
+
+    Autocast contexts and gradient scalers are enabled, and wrappers for several GPUs only hold the wrapped module.
     """
     from pipeline.workloads.autocast import own_autocast
     from pipeline.workloads.grad_scaler import own_scaler
@@ -127,13 +128,13 @@ def _name(name: str) -> str:
 
 
 def _describe_rnn(node: Node) -> dict[str, Any]:
-    """Sizes of a recurrent layer from its stand-in's arguments (`pipeline.workloads.recurrent_layers`)."""
+    """Read the sizes of a recurrent layer from its stand-in's arguments (`pipeline.workloads.recurrent_layers`)."""
     backward = node.name.endswith("backward")
     x = node.tensor(1 if backward else 0)
     gates, hidden, layers, directions, batch_first = (int(v) for v in node.values[-5:])
     weights: Sequence[Tensor] = node.tensor_list(2 if backward else 1)
     batch, tokens = x.shape[:2] if batch_first else x.shape[1::-1]
-    output = weights[1].shape[-1]  # what a step feeds back: the hidden width, unless the layer projects it
+    output = weights[1].shape[-1]  # width of the recurrent input: the hidden width, unless the layer projects it
     return {"gates": gates, "hidden": hidden, "layers": layers, "directions": directions, "batch": batch,
             "tokens": tokens, "weight_bytes": sum(w.bytes for w in weights),
             **({"projected": output} if output != hidden else {})}  # fmt: skip

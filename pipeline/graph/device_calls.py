@@ -1,8 +1,12 @@
-"""From a graph to the device calls of its operators (schema `calls`), one row per call in launch order.
+"""Converts a graph to the device calls of its operators (schema `calls`), one row per call in launch order.
 
-The map itself is data (`opmap.yaml`); this module walks the tree: an operator with a row makes that row's calls and
-what lies under it is not looked at again, any other is the sum of what lies under it. Rows carry the id of the operator
-that makes the call; its top-level operator is found by following `parent_id`.
+The map from operators to calls is data (`opmap.yaml`). This module walks the operator tree:
+
+* An operator with a row in the map makes the calls of that row. Its children are skipped.
+* Any other operator is the sum of its children.
+
+Each row of the result has the id of the operator that makes the call. Its top-level operator is found by following
+`parent_id`.
 """
 
 from __future__ import annotations
@@ -22,21 +26,21 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.schemas import DIMS
 
 TF32_CAPABILITY = 8.0
-"""Compute capability from which TF32 exists; older GPUs compute such calls in fp32."""
+"""Lowest compute capability with TF32 (Ampere); older GPUs compute such calls in fp32."""
 
 DEFAULT_SMS, DEFAULT_CAPABILITY = 80, 7.0
-"""SMs and compute capability of the GPU where none is named (V100's)."""
+"""SM count and compute capability (V100's) that are used if no GPU is given."""
 
 BIG_COLUMNS = ("flops", "bytes_read", "bytes_written")
 
 
 def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") -> pd.DataFrame:
-    """The device calls of a graph's operators.
+    """List the device calls of a graph's operators.
 
     Args:
         graph: captured, or imported from an execution trace.
-        gpu: where it will run; decides what depends on the GPU (TF32). None: no such decision is made.
-        device: "cuda", or "cpu" where the host is the device: then every operator that computes is one blocking call.
+        gpu: the target GPU, for choices that depend on the GPU (TF32). None: no such choice is made.
+        device: "cuda", or "cpu" if the host computes: then every operator that computes is one blocking call.
 
     Returns:
         Table of the `calls` schema. Operators without a row in the map have family `other`, op `unknown`.
@@ -58,14 +62,17 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
 
 
 def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:
-    """Names of operators that the map does not cover, with how often they occur in the graph."""
+    """Names of operators that the map does not cover, with their number of occurrences in the graph."""
     lost = calls.loc[(calls["family"] == "other") & (calls["op"] == "unknown"), "node_id"]
     names = graph.table.set_index("node_id").loc[lost, "name"]
     return {str(name): int(count) for name, count in names.value_counts().items()}
 
 
 def claimed(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
-    """Nodes that make calls with their rows; nothing under a node with a row is looked at, unless the row says so."""
+    """Yield the nodes that make calls, with their rows of the map.
+
+    The children of a node with a row are skipped, unless the row sets `descend`.
+    """
     parents = {node.parent_id for node in nodes}
     names = {node.node_id: node.name for node in nodes}
     wrappers = {
@@ -76,9 +83,9 @@ def claimed(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
         if node.parent_id in closed:
             closed.add(node.node_id)
             continue
-        if node.node_id in wrappers:  # one overload that calls another of the same name
+        if node.node_id in wrappers:  # an overload that calls another overload of the same name
             continue
-        if node.name == "aten::where" and len(node.inputs) == 1:  # of a condition alone: `nonzero`, which lies under it
+        if node.name == "aten::where" and len(node.inputs) == 1:  # with a condition only, it calls `nonzero` as a child
             continue
         row = find(f"{node.name} (sparse)" if "sparse_rows" in node.attributes else node.name)
         if row is None or (row.leaf and node.node_id in parents):
@@ -101,7 +108,11 @@ def _records(node: Node, row: Row, device: str, tf32: bool, sms: int, capability
     for rule in row.calls:
         try:
             result = SIZES[rule.size](node, replace(rule, sms=sms, capability=capability))
-        except (LookupError, ValueError, ZeroDivisionError):  # a trace that misses shapes: still calls, of unknown size
+        except (
+            LookupError,
+            ValueError,
+            ZeroDivisionError,
+        ):  # the trace lacks shapes: keep the calls, with unknown size
             result = [Work({}, 0.0, 0.0, 0.0, "fp32")] * int(rule.options.get("launches", 1))
         works = [] if result is None else [result] if isinstance(result, Work) else result
         for work in works:
@@ -117,7 +128,10 @@ def _records(node: Node, row: Row, device: str, tf32: bool, sms: int, capability
 
 
 def _on_cpu(records: list[dict[str, Any]], family: str) -> dict[str, Any]:
-    """One blocking call with the work of all: the largest of the operator's own family, with all FLOPs and bytes."""
+    """Merge all calls of an operator into one blocking call with the sum of their FLOPs and bytes.
+
+    Its other fields are those of the largest call in the operator's own family.
+    """
     own = [record for record in records if record["family"] == family] or records
     main = max(own, key=lambda record: record["bytes_read"] + record["bytes_written"] + record["flops"])
     sums = {name: sum(record[name] for record in records) for name in BIG_COLUMNS}

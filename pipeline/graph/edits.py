@@ -1,9 +1,9 @@
 """Edits of an operator graph as pure functions: none changes its argument, each returns a new graph.
 
-rescale   another batch size, from two captures at other sizes
-remove    operators and what lies under them
-substitute  one operator by others
-fuse      operators that follow each other, as one elementwise kernel
+rescale     compute the graph at another batch size from captures at two other batch sizes
+remove      remove operators and their children
+substitute  replace one operator by others
+fuse        replace consecutive operators by one elementwise kernel
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pipeline.graph.normalise import renumber
 from pipeline.graph.table import Argument, Graph, Memory, Node, write_nodes
 
 FUSED = "fused::"
-"""Prefix of fused operators' names; the operator map takes them as one elementwise kernel."""
+"""Prefix of the names of fused operators; the operator map treats each as one elementwise kernel."""
 
 _TEXT_COLUMNS = ("input_shapes", "output_shapes", "attributes")
 _SAME_COLUMNS = ("name", "thread", "phase", "input_dtypes", "is_top_level")
 
 
 def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
-    """The graph at a third batch size, without capturing it.
+    """Compute the graph at a third batch size without a capture.
 
-    Sizes, strides and plain arguments depend on the batch size as a + b·batch. Two graphs give a and b of each number;
-    one graph could not tell a dimension of the batch's size from one that happens to equal it.
+    Sizes, strides and plain arguments depend on the batch size as a + b·batch. Two graphs determine a and b of each
+    number. One graph is not enough: a dimension can equal the batch size by coincidence.
 
     Args:
         one: a graph with its `batch_size`.
         other: the same step at another batch size.
-        batch_size: the size wanted.
+        batch_size: the batch size of the result.
 
     Raises:
         InputError: the graphs have equal batch sizes or differ in more than numbers.
@@ -67,7 +67,7 @@ def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
 
 
 def remove(graph: Graph, wanted: Callable[[Node], bool]) -> Graph:
-    """Without the operators that `wanted` picks and whatever lies under them."""
+    """Return the graph without the operators for which `wanted` is true and without their children."""
     gone: set[int] = set()
     kept: list[Node] = []
     for node in graph.nodes():
@@ -79,10 +79,12 @@ def remove(graph: Graph, wanted: Callable[[Node], bool]) -> Graph:
 
 
 def substitute(graph: Graph, node_id: int, nodes: Sequence[Node]) -> Graph:
-    """With `nodes` in place of one operator and what lies under it; they take its parent, thread and phase.
+    """Return the graph with `nodes` in place of one operator and its children.
+
+    The new nodes take the parent, thread and phase of the operator.
 
     Raises:
-        InputError: no such operator.
+        InputError: the graph has no such operator.
     """
     found: list[Node] = []
     gone: set[int] = set()
@@ -104,13 +106,14 @@ def substitute(graph: Graph, node_id: int, nodes: Sequence[Node]) -> Graph:
 
 
 def fuse(graph: Graph, node_ids: Sequence[int]) -> Graph:
-    """With operators that follow each other replaced by one kernel that keeps what passes between them to itself.
+    """Return the graph with consecutive operators replaced by one kernel that does not store intermediate results.
 
-    The fused operator reads the first one's inputs and every later one's further operands (its first tensor is taken as
-    the result before it), and writes the last one's outputs.
+    The fused operator reads the inputs of the first operator and the other operands of every later operator. The first
+    tensor of a later operator is assumed to be the result of the operator before it. The fused operator writes the
+    outputs of the last operator.
 
     Raises:
-        InputError: fewer than two operators, unknown ones, or ones under different parents.
+        InputError: there are fewer than two operators, an operator is unknown, or their parents differ.
     """
     chosen = [node for node in graph.nodes() if node.node_id in set(node_ids)]
     if len(chosen) < 2 or len(chosen) != len(set(node_ids)):
@@ -129,7 +132,7 @@ def fuse(graph: Graph, node_ids: Sequence[int]) -> Graph:
 
 
 def _new_id(graph: Graph, node: Node, gone: set[int]) -> int:
-    """The id that an operator has once others and what lies under them are gone and the rest is renumbered."""
+    """The id of an operator after `gone` and their children are removed and the rest is renumbered."""
     lost, before = set(gone), 0
     for each in graph.nodes():
         if each.node_id == node.node_id:
@@ -146,7 +149,7 @@ def _with(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 def _interpolate(a: Any, b: Any, place: Fraction) -> Any:
-    """Numbers moved along the line through two structures of the same form."""
+    """Interpolate (or extrapolate) every number linearly between two structures of the same form."""
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         return [_interpolate(x, y, place) for x, y in zip(a, b, strict=True)]
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():

@@ -1,7 +1,8 @@
 """Reads PyTorch execution traces (schemas 1.0.1 and 1.1.x-chakra) into the graph table.
 
 Nodes are sorted by `rf_id`, the order in which the host entered them over all threads; `id` has no order. Annotations
-(Python's `record_function`, the profiler's own roots) are no operators: their children move up, and they name phases.
+(Python's `record_function`, the profiler's own roots) are not operators. They are removed, their children move up one
+level, and their names give the phases.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Argument, Grap
 USER_SCOPE = 7
 AUTOGRAD = "autograd::engine::evaluate_function"
 TRANSPARENT = ("PythonDispatchMode", "PythonSubclass", "PythonTLSSnapshot")
-"""Nodes that Python's dispatch modes add around operators."""
+"""Names of nodes that Python's dispatch modes add around operators."""
 
 DTYPES = {
     "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "long int": "int64",
@@ -29,7 +30,7 @@ DTYPES = {
     "bool": "bool", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
     **{f"c10::Float8_{kind}": "fp8" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
 }  # fmt: skip
-"""Type names of tensors in execution traces; Kineto's are the same."""
+"""Type names of tensors in execution traces (and in Kineto's traces) -> dtype names of this project."""
 
 PHASES = (
     (re.compile(r"Optimizer\.(step|zero_grad)#|^## (optimizer|zero_grad) ##"), "optimizer"),
@@ -38,14 +39,17 @@ PHASES = (
     (re.compile(r"^## backward ##"), "backward"),
     (re.compile(r"^## forward ##"), "forward"),
 )
-"""Annotations that name a phase: PyTorch's own for optimizers, TorchRec's (which our steps use too) for the rest."""
+"""Annotations that name a phase: PyTorch's for optimizers, and TorchRec's for the rest.
+
+The steps of this project also use TorchRec's annotations.
+"""
 
 
 def import_execution_trace(path: str | Path) -> Graph:
-    """The graph of a trace that `torch.profiler.ExecutionTraceObserver` wrote (.json or .json.gz).
+    """Read the graph of a trace that `torch.profiler.ExecutionTraceObserver` wrote (.json or .json.gz).
 
     Raises:
-        TraceError: the file is missing, cut off, or no execution trace.
+        TraceError: the file is missing, truncated, or not an execution trace.
     """
     raw = read_execution_trace(path)
     try:
@@ -55,13 +59,13 @@ def import_execution_trace(path: str | Path) -> Graph:
     accelerator = any(
         _accelerated(value) for node in raw for side in ("inputs", "outputs") for value in node[side]["values"]
     )
-    if not accelerator:  # a CPU's trace: host memory is device memory
+    if not accelerator:  # the trace of a CPU run: host memory is device memory
         nodes = [_on_device(node) for node in nodes]
     return Graph(write_nodes(nodes), device="cuda" if accelerator else "cpu")
 
 
 def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
-    """The raw nodes of an execution trace, with one set of keys for all schema versions."""
+    """Read the raw nodes of an execution trace, with the same keys for all schema versions."""
     path = Path(path)
     try:
         data = path.read_bytes()
@@ -89,18 +93,18 @@ _FIELDS = {
     "inputs": dict,
     "outputs": dict,
 }
-"""What every node has. Each kind of list of a side's values is a list itself."""
+"""Keys that every node has, with their types. Each value of `inputs` and `outputs` is a list itself."""
 
 
 class _NodeError(Exception):
-    """A node that says what no operator can have."""
+    """A node has content that no operator can have."""
 
 
 def _check(path: Path, raw: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse nodes without what every node has, and files in which an id stands for two of them.
+    """Check that every node has the required keys and that no id occurs twice.
 
     Raises:
-        TraceError: as said; the message names the node.
+        TraceError: a check fails; the message names the node.
     """
     for place, node in enumerate(raw):
         for key, kind in _FIELDS.items():
@@ -117,11 +121,11 @@ def _check(path: Path, raw: Sequence[Mapping[str, Any]]) -> None:
 
 
 NODES, NODE_END = b'"nodes": [', b"\n      },\n"
-"""What PyTorch 2.x writes before the first node, and between two."""
+"""Bytes that PyTorch 2.x writes before the first node, and between two nodes."""
 
 
 def _nodes(data: bytes) -> Iterator[dict[str, Any]]:
-    """The nodes of a trace, one by one where the file is laid out as PyTorch 2.x does it: that halves the memory."""
+    """Yield the nodes of a trace; a file in PyTorch 2.x's layout is parsed node by node, which halves the memory."""
     start = data.find(NODES)
     pieces = data.count(NODE_END)
     if start < 0 or pieces < 1000:
@@ -136,7 +140,7 @@ def _nodes(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def parse(data: bytes) -> Any:
-    """The content of a JSON file; names may hold control characters and invalid UTF-8, which orjson refuses."""
+    """Parse a JSON file; names may contain control characters and invalid UTF-8, which orjson does not accept."""
     try:
         import orjson
 
@@ -146,9 +150,10 @@ def parse(data: bytes) -> Any:
 
 
 def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> list[Node]:
-    """Operators in host order; annotations leave the tree and give their children a phase.
+    """Build the operators in host order; annotations are removed from the tree and give their children a phase.
 
-    `sequential`: a phase lasts until the next annotation of one (steps under a dispatch mode, which upsets nesting).
+    `sequential`: a phase lasts until the annotation of the next phase. This is for steps under a dispatch mode, where
+    nodes are not nested correctly.
     """
     by_id = {node["id"]: node for node in raw}
     ordered = sorted((n for n in raw if n["rf_id"]), key=lambda node: int(node["rf_id"]))
@@ -172,14 +177,14 @@ def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> l
 
 
 def flatten(node: dict[str, Any]) -> dict[str, Any]:
-    """One node with the keys id, parent, name, rf_id, scope, tid, seq_id, op_schema, inputs and outputs."""
+    """Convert one node to the keys id, parent, name, rf_id, scope, tid, seq_id, op_schema, inputs and outputs."""
     if "attrs" not in node:  # schema 1.0.1
         sides = {
             side: {"values": node[side], "shapes": node[f"{side[:-1]}_shapes"], "types": node[f"{side[:-1]}_types"]}
             for side in ("inputs", "outputs")
         }
         return {**node, **sides}
-    for item in node.pop("attrs"):  # in place: traces of large models hold 100,000 nodes
+    for item in node.pop("attrs"):  # in place, because traces of large models have 100,000 nodes
         node.setdefault(item["name"], item["value"])
     node["parent"] = node.pop("ctrl_deps")
     return node
@@ -188,7 +193,7 @@ def flatten(node: dict[str, Any]) -> dict[str, Any]:
 def _place(
     raw: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]], kept: Mapping[int, Node]
 ) -> tuple[int | None, str | None]:
-    """The nearest operator above a node, and the phase that the annotations in between name."""
+    """Find the nearest operator above a node, and the phase that the annotations between them name."""
     parent, phase = by_id.get(raw["parent"]), None
     steps = 0
     while parent is not None and parent["id"] not in kept:
@@ -266,7 +271,7 @@ def _plain(content: Any) -> Any:
 
 
 def _accelerated(content: Any) -> bool:
-    """Whether a value is (or lists) a tensor on an accelerator: its description ends in the device's name."""
+    """Whether a value is a tensor on an accelerator, or a list of them: its description ends in the device's name."""
     if not isinstance(content, list) or not content:
         return False
     if isinstance(content[-1], str):

@@ -1,4 +1,4 @@
-"""A graph as a parquet artifact: the table, with memory need, device, model and batch size in its provenance."""
+"""Writes and reads a graph as a parquet file: the table, and as provenance memory need, device, model and batch size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.schemas import read_provenance, read_table, write_table
 
 
 def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
-    """Write a graph, completely or not at all."""
+    """Write a graph atomically: the file is complete or does not exist."""
     facts = {
         "memory": asdict(graph.memory),
         "device": graph.device,

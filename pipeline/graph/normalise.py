@@ -1,7 +1,10 @@
-"""From what the meta device records to what CUDA would: pruning, names, threads, fused lookups.
+"""Converts the nodes that the meta device records to those that CUDA would record: pruning, names, fused lookups.
 
-A meta kernel written in Python calls other operators that CUDA's does not. So the children of an operator are kept only
-where its implementation is the same on every device (CompositeImplicitAutograd), or where it is listed here.
+A meta kernel written in Python calls operators that CUDA's kernel does not call. Therefore the children of an operator
+are kept only in two cases:
+
+* Its implementation is the same on every device (CompositeImplicitAutograd).
+* It is listed here.
 """
 
 from __future__ import annotations
@@ -18,47 +21,49 @@ from pipeline.graph.table import Argument, Node, Tensor
 from pipeline.kernels.embedding_traffic import Lookup
 
 SHARED = ("aten::_to_copy", "aten::clone")
-"""Operators with children that are the same on all devices although their dispatch does not say so."""
+"""Operators whose children are the same on all devices, although their dispatch keys do not show it."""
 
 OF_CUDA_ALONE = ("aten::mish_backward", "aten::_fused_rms_norm")
-"""Operators written in others for all devices but CUDA, which has a kernel (ATen/native/native_functions.yaml)."""
+"""Operators that have a kernel on CUDA only; other devices compose them (ATen/native/native_functions.yaml)."""
 
 NO_STORAGE, UNDEFINED = b',0,0,0,0,""]', b"nullptr (uninitialized)"
-"""How an execution trace shows tensors that have no storage, and the type of those that are not defined."""
+"""Text of an execution trace for a tensor without storage, and for the type of an undefined tensor."""
 
 RENAMED = {
     "NativeBatchNormBackward0": "CudnnBatchNormBackward0",
     "aten::native_batch_norm": "aten::cudnn_batch_norm",
     "aten::native_batch_norm_backward": "aten::cudnn_batch_norm_backward",
 }
-"""Device-neutral names and those that CUDA records (source: v100_ddp and rtx2080ti_resnet traces)."""
+"""Device-neutral names -> names that CUDA records (source: v100_ddp and rtx2080ti_resnet traces)."""
 
 ALIASES = {
     "aten::add_": "aten::add", "aten::_reshape_alias": "aten::view", "aten::_index_put_impl_": "aten::index_put",
     "aten::index_put_": "aten::index_put", "aten::reshape": "aten::view", "aten::_unsafe_view": "aten::view",
     "aten::clamp_min_": "aten::clamp_min", "aten::relu_": "aten::relu",
 }  # fmt: skip
-"""Names to be taken as one when sequences of different PyTorch versions are compared."""
+"""Names that count as equal when operator sequences of different PyTorch versions are compared."""
 
 TF32_OPERATORS = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::convolution_backward",
     "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_grouped_mm",
 )  # fmt: skip
-"""Operators that use TF32 where it is allowed."""
+"""Operators that use TF32 if it is allowed."""
 
 LAID_OUT = ("convolution", "batch_norm", "_pool2d")
-"""Parts of the names of operators whose kernels depend on how images lie. The meta device's convolution gives images in
-NCHW whatever it gets, so that strides do not tell."""
+"""Parts of the names of operators whose kernels depend on the memory format of images.
+
+The strides do not show the format, because the meta device's convolution always returns images in NCHW.
+"""
 
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"
 FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_{optimizer}_function"
 FUSED_BACKWARD = "fbgemm::split_embedding_backward_codegen_{optimizer}"
 FUSED_AUTOGRAD = "torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>"
-"""FBGEMM's operators of a fused lookup, by the optimizer that runs in the backward pass."""
+"""Names of FBGEMM's operators for a fused lookup; `{optimizer}` is the optimizer that runs in the backward pass."""
 
 
 def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = False) -> list[Node]:
-    """Nodes of a captured step (already pruned) as CUDA would have them, renumbered in host order."""
+    """Convert the (already pruned) nodes of a captured step to those of CUDA, renumbered in host order."""
     nodes = [_on_cuda(node, fake) for node in nodes]
     if fake:
         nodes = _show_input_copies(_as_real_tensors(nodes))
@@ -76,7 +81,7 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
 
 
 def renumber(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes with ids, orders and autograd's sequence numbers from 0 on, in the order given."""
+    """Renumber ids, orders and autograd's sequence numbers from 0, in the given order of nodes."""
     first = min((node.attributes["sequence"] for node in nodes if "sequence" in node.attributes), default=0)
     for node in nodes:
         if first and "sequence" in node.attributes:
@@ -93,14 +98,16 @@ def renumber(nodes: Sequence[Node]) -> list[Node]:
 
 @cache
 def is_composite(schema: str) -> bool:
-    """Whether an operator (`aten::linear`, `aten::add.Tensor`) is implemented by others on every device."""
+    """Whether every device implements an operator (`aten::linear`, `aten::add.Tensor`) by other operators."""
     return schema not in OF_CUDA_ALONE and _has_kernel(schema, "CompositeImplicitAutograd")
 
 
 @cache
 def is_written_in_others(schema: str) -> bool:
-    """Whether an operator that the map does not know is written in others for every device (`aten::pixel_shuffle`), in C++
-    and without a kernel of the meta device's own, so that what lies under it is what lies under it on CUDA.
+    """Whether an operator without a row in the map has the same children on the meta device as on CUDA.
+
+    This holds for operators such as `aten::pixel_shuffle`: C++ code composes them for every device, and the meta device
+    has no kernel of its own.
     """
     explicit = any(_has_kernel(schema, f"CompositeExplicitAutograd{kind}") for kind in ("", "NonFunctional"))
     return explicit and schema.split(".")[0] not in rows() and not _has_kernel(schema, "Meta")
@@ -116,9 +123,9 @@ def _has_kernel(schema: str, key: str) -> bool:
 
 
 def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[str, Any]]:
-    """Drop what lies under operators that every device implements in its own way (raw nodes of an execution trace).
+    """Drop the children of operators that each device implements differently (raw nodes of an execution trace).
 
-    `meta`: of a step on the meta device; fake tensors do in Python what C++ does there.
+    `meta`: the step ran on the meta device. With fake tensors, Python code replaces C++ code of the meta device.
     """
     kept: list[Mapping[str, Any]] = []
     opaque: set[int] = set()
@@ -136,8 +143,10 @@ def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[
 
 
 def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """`prune` of a step on the meta device, of nodes as `pipeline.graph.trace_reader` gives them. Operators on wrapped tensors (those
-    of `torch.vmap` and its like) are left out first: they show the shape of one sample, and what runs lies under them.
+    """Apply `prune` to a step on the meta device, whose nodes come from `pipeline.graph.trace_reader`.
+
+    Operators on wrapped tensors (of `torch.vmap` and similar transforms) are removed first. They have the shape of one
+    sample, and the operators that run are their children.
     """
     sparse = any("sparse_coo_tensor" in node["name"] for node in raw)  # such tensors have no storage either
     ours = [] if sparse else [node for node in raw if node["name"].startswith("aten::") and _is_wrapped(node)]
@@ -154,14 +163,16 @@ def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _is_wrapped(node: Mapping[str, Any]) -> bool:
-    """Whether an operator takes or gives a tensor without storage of its own; tensors that are undefined have none either."""
+    """Whether an operator has an input or output tensor without its own storage (undefined tensors are not counted)."""
     text = node.get("text", b"")
     return bool(text.count(NO_STORAGE) > text.count(UNDEFINED))
 
 
 def _without_casting_wrappers(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """An operator that PyTorch's autocast wraps is recorded twice, the casts of its operands beside the inner one: what
-    the outer holds moves up, so that the operator is seen as it runs, behind its casts.
+    """Remove the outer one of two nodes that PyTorch's autocast records for an operator.
+
+    The children of the outer node are the casts of the operands and the inner node. They move up one level, so that the
+    operator follows its casts, as it runs.
     """
     named = {node["id"]: node for node in raw}
     casting = {node["parent"] for node in raw if node["name"] == "aten::to"}
@@ -191,7 +202,7 @@ def _on_cuda(node: Node, fake: bool) -> Node:
 
 
 def _moved(arguments: Sequence[Argument], counters: bool = False) -> tuple[Argument, ...]:
-    """Fake tensors, which all lie on the host, on the device; numbers in tensors' clothes stay where they are."""
+    """Move fake tensors, which are all on the host, to the device; tensors that stand for plain numbers stay."""
 
     def move(tensor: Tensor) -> Tensor:
         number = not tensor.shape and tensor.host and (counters or tensor.dtype in ("fp64", "int64", "bool"))
@@ -203,11 +214,11 @@ def _moved(arguments: Sequence[Argument], counters: bool = False) -> tuple[Argum
 
 
 def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
-    """What fake tensors do in place of a copy, or beyond it, as real ones do it.
+    """Replace operators that only fake tensors run by those that real tensors run.
 
-    A cast or a clone ends in `detach` with them, and in a copy here. A sparse gradient whose rows nothing else holds is
-    taken over as it is when it becomes the parameter's (torch/csrc/autograd/functions/accumulate_grad.h); they clone it,
-    at the size of the whole weight.
+    * A cast or a clone of a fake tensor ends in `detach`. It becomes a copy here.
+    * If nothing else holds a sparse gradient, a real step stores it in the parameter without a copy
+      (torch/csrc/autograd/functions/accumulate_grad.h). Fake tensors clone it, at the size of the whole weight.
     """
     by_id = {node.node_id: node for node in nodes}
     sparse = {node.parent_id for node in nodes if node.name == "aten::_indices"}
@@ -232,7 +243,7 @@ def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
-    """Fake tensors copy inputs by hand (`empty_like`, `copy_`): make that the `to` of a real step."""
+    """Replace the input copies of fake tensors (`empty_like`, `copy_`) by the `to` of a real step."""
     shown: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
     for node in nodes:
@@ -252,7 +263,7 @@ def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node]:
-    """Our stand-ins for the fused lookup become FBGEMM's operators, with the check of indices that goes before."""
+    """Replace the stand-ins for the fused lookup by FBGEMM's operators, with the check of indices before them."""
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
     skipped: set[int] = set()
@@ -261,7 +272,7 @@ def _fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Nod
         if node.parent_id in skipped and not node.name.startswith("steptime::"):
             node = replace(node, parent_id=None, is_top_level=True)
         if node.name == "FusedLookup":
-            skipped.add(node.node_id)  # the Python function around the operator, which FBGEMM's C++ has not
+            skipped.add(node.node_id)  # the Python function around the operator; FBGEMM's C++ operator has none
         elif node.name == "steptime::lookup":
             check = replace(node, node_id=fresh, name=BOUNDS_CHECK, inputs=node.inputs[1:3], values=(), outputs=(),
                             parent_id=None)  # fmt: skip
@@ -278,13 +289,13 @@ def _fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Nod
 
 
 def fused_optimizer(config: Mapping[str, Any]) -> str:
-    """The optimizer inside a fused lookup's backward pass; SGD where the step itself has none."""
+    """The optimizer inside a fused lookup's backward pass; SGD unless it is Adagrad or Adam."""
     name = str(config.get("optimizer", "sgd"))
     return name if name in ("adagrad", "adam") else "sgd"
 
 
 def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]:
-    """Give lookups what shapes cannot tell: rows per table, lookups, and how indices are distributed."""
+    """Add to lookups what their shapes do not show: rows per table, lookups, and the distribution of indices."""
     if "embedding" not in config:
         return sparse_updates(nodes, own_tables(nodes), str(config.get("optimizer", "sgd")))
     from pipeline.workloads.dlrm import JOINT, tables
@@ -301,12 +312,15 @@ def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[N
             node.attributes.update(distribution=distribution, index_bytes=8)
     if config["embedding"] not in ("sparse", *JOINT):
         return nodes
-    outputs = {"aten::_embedding_bag": 2, "aten::embedding": 1}  # offsets, or indices: as many as results
+    outputs = {
+        "aten::_embedding_bag": 2,
+        "aten::embedding": 1,
+    }  # input (offsets or indices) with one element per result
     bags = next((node.tensor(outputs[node.name]).numel for node in nodes if node.name in outputs), 0)
     width, joint = config["dim"], config["embedding"] in JOINT
     batch = bags // len(rows) if joint else bags
     sizes = [Lookup(batch, e, n, int(width), distribution) for e, n in zip(rows, lookups, strict=True)]
-    if joint:  # one table, whose rows are used as often as those of the tables that it holds
+    if joint:  # one table; its rows are used as often as the rows of the tables that it contains
         used, each = sum(size.distinct_rows() for size in sizes), sum(lookups) / len(lookups)
         sizes = [Lookup(bags, sum(rows), each, int(width), distribution, used)]
     return sparse_updates(nodes, sizes, str(config.get("optimizer", "sgd")))

@@ -14,14 +14,14 @@ from pipeline.yaml_text import load_yaml
 TABLE = Path(__file__).with_name("opmap.yaml")
 
 CONTAINERS = ("autograd::", "torch::autograd::", "## ", "Optimizer.")
-"""Names of nodes that only hold others (autograd's own nodes have no `::` in their names)."""
+"""Prefixes of the names of nodes that only have children (autograd's own nodes have no `::` in their names)."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one operator asks of the device.
+    """The device calls of one operator.
 
-    `leaf`: holds only where nothing lies under the operator. `descend`: what lies under it counts too.
+    `leaf`: the row is used only if the operator has no children. `descend`: its children are counted too.
     """
 
     op: str
@@ -32,7 +32,7 @@ class Row:
 
 
 UNKNOWN = Row("", (Rule("other", "unknown", "nothing_known", evidence="none"),), leaf=True)
-"""The row of an operator that the map does not have: its bytes, counted as unmodelled."""
+"""The row of an operator without a row in the map: its bytes are known, and it is counted as not modelled."""
 
 
 FUSED = Row("", (Rule("elementwise", "fused", "elementwise", evidence="assumed"),), evidence=("what-if",))
@@ -40,7 +40,7 @@ FUSED = Row("", (Rule("elementwise", "fused", "elementwise", evidence="assumed")
 
 
 def find(name: str) -> Row | None:
-    """The row of an operator; None for nodes that only hold others (autograd's), `UNKNOWN` for unknown operators."""
+    """The row of an operator; None for nodes that only have children (autograd's), `UNKNOWN` for unknown operators."""
     row = rows().get(name)
     if row is not None:
         return row
@@ -84,5 +84,5 @@ def _rule(call: dict[str, Any], evidence: Sequence[str]) -> Rule:
 
 
 def _text(evidence: Sequence[str]) -> str:
-    """`trace` where a public trace shows the calls, else `source`."""
+    """`trace` if a public trace shows the calls, else `source`."""
     return "source" if all("/" in item for item in evidence) else "trace"

@@ -1,6 +1,7 @@
-"""What a step holds in memory at once beside weights, gradients and state: counted while it runs without data.
+"""Counts the peak memory of a step beside weights, gradients and optimizer state, while the step runs without data.
 
-A training step holds what autograd saves until the backward pass has used it; a pass without gradients its working set.
+In training, this is what autograd saves until the backward pass has used it. Without gradients, it is the largest set of
+results that are alive at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.workloads.training_step import Step
 
 
 class Alive:
-    """Storages that something holds: `bytes` is the most that they were at once, each counted once."""
+    """Storages that are in use: `bytes` is the peak of their total size, with each storage counted once."""
 
     def __init__(self) -> None:
         self.bytes, self._now = 0, 0
@@ -31,7 +32,7 @@ class Alive:
         return storage_of(tensor) in self._holders
 
     def hold(self, tensor: Tensor, holder: object) -> None:
-        """Count a tensor's storage until `holder`, and everything else that holds it, is gone."""
+        """Count a tensor's storage until `holder` and all its other holders are deleted."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._holders:
@@ -49,12 +50,12 @@ class Alive:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Identity of a tensor's storage, which views share."""
+    """Identity of a tensor's storage; views of one tensor share it."""
     return int(tensor.untyped_storage()._cdata)
 
 
 class WorkingSet(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the results that are alive at once, at most, while the body runs; tensors of one storage count once."""
+    """Counts the peak bytes of results that are alive at once while the body runs; a shared storage counts once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,27 +67,27 @@ class WorkingSet(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._alive.bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count what it makes; views and results in place are of storages that count already."""
+        """Run an operator and count its results; views and in-place results share a storage that is counted already."""
         given = {storage_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            # what is given and does not count is a weight
+            # an input whose storage is not counted is a weight
             if isinstance(tensor, Tensor) and (tensor in self._alive or storage_of(tensor) not in given):
                 self._alive.hold(tensor, tensor)
         return result
 
 
 class Kept:
-    """A tensor as autograd holds it until the backward pass has used it."""
+    """A tensor that autograd holds until the backward pass has used it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
 class Saved:
-    """Bytes of the tensors that backward passes still need, at most: the activations that stay in memory.
+    """Counts the peak bytes of the tensors that backward passes still need: the activations that stay in memory.
 
-    Of several backward passes each frees its own, so that a batch in parts needs the room of one part.
+    Each backward pass frees its own tensors. A batch that is processed in parts therefore needs the memory of one part.
     """
 
     def __init__(self, ignored: Sequence[Tensor]) -> None:
@@ -99,7 +100,7 @@ class Saved:
         return self._alive.bytes
 
     def add(self, tensor: Tensor) -> Kept:
-        """Count a tensor's storage, once, until nothing keeps it."""
+        """Count a tensor's storage once, until nothing holds it."""
         kept = Kept(tensor)
         if storage_of(tensor) not in self._ignored:
             self._alive.hold(tensor, kept)
@@ -108,12 +109,15 @@ class Saved:
 
 @contextmanager
 def saved_activations(step: Step) -> Iterator[Saved]:
-    """Count what autograd saves while the body runs, what `torch.utils.checkpoint` computes again included."""
+    """Count what autograd saves while the body runs, including what `torch.utils.checkpoint` recomputes."""
     saved = Saved([*step.parameters(), *step.in_kernel])
     again: Any = torch.utils.checkpoint._recomputation_hook
 
     class Counted(again):  # type: ignore[misc]
-        """Its hooks stand before ours; what it keeps is alive together when a part has been computed again."""
+        """Recomputation hook that counts too: it replaces the hooks of `saved_activations` while a part is recomputed.
+
+        All tensors that it keeps are alive together at the end of the recomputation.
+        """
 
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)

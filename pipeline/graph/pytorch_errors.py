@@ -1,4 +1,4 @@
-"""What PyTorch, or the user's own code, says of a step that cannot be made or run, as one line with what to do."""
+"""Converts errors of PyTorch or of the user's code, for a step that cannot be built or run, to one line with advice."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ ADVICE = (
     (r"_unique|unique_dim|bincount|unique_consecutive",
      "the size of its result is data, which the meta device does not have"),
 )  # fmt: skip
-"""What to do about errors whose own words do not say it: the first whose pattern they match."""
+"""Pattern of an error message -> advice, for messages that give none; the first pattern that matches is used."""
 
 DOCUMENTED = "docs/workloads.md says what a step may not do"
 
 LONGEST = 160
-"""Characters of a library's message that are shown: the first sentences."""
+"""Maximum length, in characters, of the part of a library's message that is shown (its first sentences)."""
 
 
 def explained(config: Mapping[str, Any], error: BaseException) -> SteptimeError:
-    """The error for users that stands for what went wrong while a step was made or run.
+    """Convert an exception, raised while a step was built or run, to an error message for users.
 
     Args:
-        config: the workload's.
-        error: what was raised.
+        config: the configuration of the workload.
+        error: the exception.
     """
     reason = " ".join((str(error).splitlines() or [""])[0].split())
     if isinstance(error, MemoryError) or "can't allocate memory" in reason:
@@ -58,7 +58,7 @@ def explained(config: Mapping[str, Any], error: BaseException) -> SteptimeError:
 
 
 def _short(reason: str) -> str:
-    """Whole sentences of a message up to `LONGEST` characters, or as many words of its first."""
+    """Shorten a message to whole sentences within `LONGEST` characters, or else to whole words of the first sentence."""
     if len(reason) <= LONGEST:
         return reason
     end = reason.rfind(". ", 0, LONGEST)
@@ -66,8 +66,9 @@ def _short(reason: str) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """` in my_module.py, line 7`: the innermost line of the user's own code, and that of the library which it calls, unless
-    it is PyTorch; empty where there is none.
+    """Text such as ` in my_module.py, line 7`: the innermost line of the user's own code.
+
+    The line of the library that it calls is added, unless that library is PyTorch. Empty if there is no such line.
     """
     ours = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<")
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""How alike two operator sequences are: the longest common subsequence of their names."""
+"""Similarity of two operator sequences: the longest common subsequence of their names."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from pipeline.graph.table import Graph
 
 
 def top_level_names(graph: Graph) -> list[str]:
-    """Names of a graph's top-level operators in host order, spelled alike for all PyTorch versions."""
+    """Names of a graph's top-level operators in host order, with the same spelling for all PyTorch versions."""
     names = graph.table.sort_values("order").loc[lambda table: table["is_top_level"], "name"]
     return [plain_name(str(name)) for name in names]
 
 
 def plain_name(name: str) -> str:
-    """A name without what differs between PyTorch versions: in-place marks, view variants, overload numbers."""
+    """Remove the parts of a name that differ between PyTorch versions: in-place marks, view variants, overload numbers."""
     if name.startswith("autograd::"):
         return name.replace("ReshapeAliasBackward0", "ViewBackward0").replace("UnsafeViewBackward0", "ViewBackward0")
     return ALIASES.get(name, name)
 
 
 def sequence_match(ours: Sequence[str], theirs: Sequence[str]) -> float:
-    """Longest common subsequence over the longer sequence's length, 0 to 1.
+    """Length of the longest common subsequence divided by the length of the longer sequence, from 0 to 1.
 
-    Bit-parallel (Hyyrö 2004): one big-integer step per element, so that ten thousand operators take milliseconds.
+    The algorithm is bit-parallel (Hyyrö 2004): one big-integer step per element. Ten thousand operators take
+    milliseconds.
     """
     if not ours or not theirs:
         return float(not ours and not theirs)

@@ -1,8 +1,9 @@
 """Optimizers of sparse gradients, as PyTorch runs them on CUDA.
 
-Neither meta nor fake tensors know how many rows a sparse gradient holds, so capture runs the simplest optimizer on such
-weights: one addition each. Here these additions learn their rows, and for Adagrad and Adam (`torch.optim.SparseAdam`)
-they become the operators that the real one calls (source: torch/optim/adagrad.py and torch/optim/_functional.py).
+Neither meta nor fake tensors know the number of rows in a sparse gradient. Capture therefore runs the simplest optimizer
+on such weights: one addition per weight. This module adds the number of rows to these additions. For Adagrad and Adam
+(`torch.optim.SparseAdam`) it replaces each addition by the operators of the real optimizer (source:
+torch/optim/adagrad.py and torch/optim/_functional.py).
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ from pipeline.graph.table import Node, Tensor
 from pipeline.kernels.embedding_traffic import Lookup
 
 Line = tuple[str, str]
-"""Operator, and what it takes: `g` the gradient as it came, `w` a whole tensor of the weight's shape with sparse rows,
-`r` one and `rr` two tensors of the gradient's rows, `rs` one and a number."""
+"""An operator and the code of its inputs.
+
+`g`   the gradient, not coalesced
+`w`   a whole tensor of the weight's shape, and sparse rows
+`r`   one tensor of the gradient's rows
+`rr`  two such tensors
+`rs`  one such tensor and a number
+"""
 
 SPARSE_ADAGRAD: Sequence[Line] = (
     ("aten::coalesce", "g"), ("aten::_indices", "r"), ("aten::_values", "r"), ("aten::pow", "rs"), ("aten::add_", "w"),
@@ -35,18 +42,18 @@ RECIPES = {"adagrad": SPARSE_ADAGRAD, "adam": SPARSE_ADAM}
 
 
 SPARSE_FLAG = {"aten::_embedding_bag": 5, "aten::embedding": 4}
-"""Lookups, and where the flag for a sparse gradient stands among their arguments."""
+"""Lookup operators -> position of the flag for a sparse gradient among their arguments."""
 
 
 BACKWARD = ("EmbeddingBackward", "EmbeddingBagBackward")
-"""Autograd's nodes of lookups, each with the sequence number of its lookup."""
+"""Prefixes of the names of autograd's nodes for lookups; each node has the sequence number of its lookup."""
 
 
 def own_tables(nodes: Sequence[Node]) -> list[Lookup]:
-    """Tables with sparse gradients that a step of the user's looks up, in the order of the optimizer's additions.
+    """Find the tables with sparse gradients in a custom step, in the order of the optimizer's additions.
 
-    Lookups of one table count together: autograd joins their gradients. What shapes cannot tell is taken as uniform: how
-    often rows repeat.
+    Lookups of one table count together, because autograd adds their gradients. The shapes do not show how often rows
+    repeat, so indices are assumed to be uniform.
     """
     lookups = {
         node.attributes.get("sequence", -2 - i): _of(node)
@@ -69,9 +76,14 @@ def _of(node: Node) -> Lookup:
 
 
 def _joined(nodes: Sequence[Node], lookups: Mapping[int, Lookup]) -> list[Lookup]:
-    """One table per weight, in the order of the first lookups. Walks the backward pass: a lookup's gradient is there once its
-    node has run; an addition of two of them joins it with the latest of its shape (and is marked as one of sparse tensors),
-    unless that weight's gradient has been complete already, which autograd stores at once.
+    """Merge lookups to one table per weight, in the order of the first lookups.
+
+    The function walks through the backward pass:
+
+    * The gradient of a lookup exists after its node has run.
+    * An addition of two gradients joins the last one with the latest earlier one of the same shape. The addition is
+      marked as one of sparse tensors.
+    * The gradient of a weight is complete when autograd stores it. A complete gradient is not joined any more.
     """
     groups: list[list[int]] = []
     complete = 0
@@ -110,16 +122,16 @@ def _is_addition(node: Node, table: Lookup) -> bool:
 
 
 def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: str) -> list[Node]:
-    """Nodes with the optimizer's additions of sparse gradients (in the order of the tables) made what they really are.
+    """Replace the optimizer's additions of sparse gradients by the operators of the real optimizer.
 
     Args:
-        nodes: of the whole step, in host order.
-        tables: sizes of every table and how often it is looked up.
-        optimizer: the workload's.
+        nodes: all nodes of the step, in host order.
+        tables: sizes and number of lookups of every table, in the order of the additions.
+        optimizer: the optimizer of the workload.
     """
     found: list[Node] = []
     waiting = list(tables)
-    parts: dict[tuple[int, ...], float] = {}  # rows of gradients that accumulate, by the weight's shape
+    parts: dict[tuple[int, ...], float] = {}  # rows of accumulated gradients, by the weight's shape
     accumulating = {node.node_id for node in nodes if node.name.endswith("AccumulateGrad")}
     fresh = 1 + max((node.node_id for node in nodes), default=0)
     for node in nodes:

@@ -1,11 +1,14 @@
-"""The operator graph of a training step, as a table and as nodes that rules can ask.
+"""The operator graph of a training step, as a table and as node objects.
 
 Node      one operator: name, input and output tensors, scalar arguments, place in the tree
-Tensor    what is known of a tensor without its data: shape, dtype, strides, whether it lies on the host
-Graph     the table (schema `graph`) with what the step needs in memory
+Tensor    the description of a tensor without its data: shape, dtype, strides, whether it is on the host
+Graph     the table (schema `graph`) with the memory need of the step
 
-Three kinds of value share an input list: tensors, lists of tensors, and plain values. In the table a tensor has a dtype
-name, a list of tensors a list of names, a plain value null; its content is in `attributes["values"]`.
+The inputs of an operator are tensors, lists of tensors, and plain values. The dtype column of the table has
+
+* a dtype name for a tensor,
+* a list of names for a list of tensors,
+* null for a plain value, whose content is in `attributes["values"]`.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ import pandas as pd
 from pipeline.kernels.work import ELEMENT_BYTES
 
 DTYPE_BYTES = {**ELEMENT_BYTES, "complex64": 8, "complex128": 16}
-"""Bytes of one element; kernel models know no complex numbers."""
+"""Bytes of one element by dtype; the complex dtypes are added here, because kernel models do not use them."""
 
 FORWARD_THREAD, BACKWARD_THREAD = 0, 1
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor without data; `strides` is None where they are not known, `()` entries mean contiguous."""
+    """A tensor without data; `strides` is None if they are not known, and `()` means contiguous."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -48,7 +51,7 @@ class Tensor:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that reading the tensor moves: a dimension that was expanded (stride 0) counts once."""
+        """Bytes that are moved to read the tensor: an expanded dimension (stride 0) counts as one element."""
         if not self.strides:
             return self.bytes
         sizes = [size for size, stride in zip(self.shape, self.strides, strict=True) if stride != 0]
@@ -56,12 +59,12 @@ class Tensor:
 
     @property
     def contiguous(self) -> bool:
-        """Whether elements lie row by row without gaps; unknown strides count as contiguous."""
+        """Whether elements are stored row by row without gaps; unknown strides count as contiguous."""
         return not self.strides or self.strides == contiguous_strides(self.shape)
 
     @property
     def dense(self) -> bool:
-        """Whether elements lie without gaps or overlap, in whatever order of dimensions."""
+        """Whether elements are stored without gaps or overlap, in any order of dimensions."""
         if not self.strides:
             return True
         expected = 1
@@ -85,7 +88,7 @@ Argument = Tensor | tuple[Tensor, ...] | None
 
 @dataclass
 class Node:
-    """One operator call. `values[i]` holds what `inputs[i]` is when it is no tensor."""
+    """One operator call. If input `i` is a plain value, `inputs[i]` is None and `values[i]` is the value."""
 
     node_id: int
     name: str
@@ -100,18 +103,18 @@ class Node:
     is_top_level: bool = True
 
     def tensors(self) -> list[Tensor]:
-        """Input tensors in order, lists opened."""
+        """Input tensors in order; lists are flattened."""
         return _flat(self.inputs)
 
     def results(self) -> list[Tensor]:
-        """Output tensors in order, lists opened."""
+        """Output tensors in order; lists are flattened."""
         return _flat(self.outputs)
 
     def tensor(self, index: int) -> Tensor:
         """Input `index`, which must be a tensor.
 
         Raises:
-            LookupError: the input is missing or is no tensor.
+            LookupError: the input is missing or is not a tensor.
         """
         found = self.inputs[index] if -len(self.inputs) <= index < len(self.inputs) else None
         if not isinstance(found, Tensor):
@@ -119,7 +122,7 @@ class Node:
         return found
 
     def tensor_list(self, index: int) -> tuple[Tensor, ...]:
-        """Input `index` as a list of tensors (a single tensor is a list of one)."""
+        """Input `index` as a list of tensors (a single tensor becomes a list of one)."""
         found = self.inputs[index] if index < len(self.inputs) else None
         return found if isinstance(found, tuple) else (found,) if isinstance(found, Tensor) else ()
 
@@ -128,13 +131,13 @@ class Node:
         return next(iter(self.results()), None)
 
     def value(self, index: int, default: Any = None) -> Any:
-        """Plain argument `index`, or the default where it is absent or None."""
+        """Plain argument `index`, or the default if it is absent or None."""
         found = self.values[index] if 0 <= index < len(self.values) else None
         return default if found is None else found
 
     @property
     def on_host(self) -> bool:
-        """Whether every tensor that it touches lies in host memory, so that the device has no work."""
+        """Whether every tensor of the operator is in host memory, so that the device has no work."""
         every = self.tensors() + self.results()
         return bool(every) and all(tensor.host for tensor in every)
 
@@ -146,7 +149,7 @@ class Memory:
     parameters: int = 0
     gradients: int = 0
     optimizer: int = 0
-    activations: int = 0  # kept for the backward pass; without one, what is alive at once
+    activations: int = 0  # kept for the backward pass; in inference, the peak of results alive at once
     inputs: int = 0
 
     @property
@@ -159,7 +162,7 @@ class Memory:
 class Graph:
     """The operators of one step in host order (`graph` schema), and its memory need.
 
-    `device` is where the step runs: "cuda" for a captured graph or a GPU's trace, "cpu" for a CPU's.
+    `device` is the device of the step: "cuda" for a captured graph or the trace of a GPU, "cpu" for the trace of a CPU.
     """
 
     table: pd.DataFrame
@@ -257,7 +260,7 @@ def _dtypes(argument: Argument) -> Any:
 
 
 def _strides(argument: Argument) -> Any:
-    """Strides where they are not the contiguous ones; 0 stands for unknown."""
+    """Strides if they are not contiguous; 0 means unknown."""
     if isinstance(argument, Tensor):
         if argument.strides is None:
             return 0
@@ -272,7 +275,7 @@ def _host(argument: Argument) -> Any:
 
 
 def _packed(node: Node) -> dict[str, Any]:
-    """Attributes with what the shape and dtype columns cannot hold under `_`; empty parts are left out."""
+    """Attributes with an added key `_` for what the shape and dtype columns cannot hold; empty parts are left out."""
     extra: dict[str, Any] = {
         "values": list(node.values),
         "strides": [_strides(a) for a in node.inputs],

@@ -1,8 +1,9 @@
-"""Reads a captured step's execution trace without parsing what capture drops.
+"""Reads a captured step's execution trace without parsing the nodes that capture drops.
 
-A meta kernel written in Python calls other operators that CUDA's does not, so three of four recorded nodes lie under an
-operator whose children do not count. The file of PyTorch 2.x has one node a block, with its id, name and parent at the
-start and its order and schema at the end: those are read first, nodes are chosen, and only the chosen ones are parsed.
+A meta kernel written in Python calls operators that CUDA's kernel does not call. Three of four recorded nodes are
+therefore below an operator whose children do not count. The file of PyTorch 2.x has one block of text per node. The id,
+name and parent are at the start of a block, the order and schema at its end. These fields are read first, then nodes are
+chosen, and only the chosen nodes are parsed.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from pipeline.graph.execution_trace import NODE_END, NODES, flatten, parse, read
 LIST_END = re.compile(rb"\}\s*\],\s*\"finish_ts\"")
 HEAD = re.compile(rb'\s*\{\s*"id": (\d+), "name": "([^"\\]*)", "ctrl_deps": (\d+),')
 RF_ID = rb'\{"name": "rf_id", "type": "uint64", "value": (\d+)\}'
-SCHEMA = rb'"op_schema", "type": "string", "value": "([^"\\(]*)'  # up to its arguments, which may hold quotes
+SCHEMA = rb'"op_schema", "type": "string", "value": "([^"\\(]*)'  # without the arguments, which may contain quotes
 TAIL = re.compile(RF_ID + rb".*" + SCHEMA)
 
 Raw = Mapping[str, Any]
 
 
 def read_chosen(path: Path, choose: Callable[[Sequence[Raw]], list[Raw]]) -> list[Raw]:
-    """What `choose(read_execution_trace(path))` gives, sooner.
+    """Return the result of `choose(read_execution_trace(path))`, but faster.
 
     Args:
         path: an execution trace, not compressed.
-        choose: picks nodes by their id, parent, name, rf_id and op_schema alone, and gives them in any order.
+        choose: picks nodes by their id, parent, name, rf_id and op_schema only, and returns them in any order.
     """
     outlines = _outlines(path.read_bytes())
     if outlines is None:
@@ -37,7 +38,7 @@ def read_chosen(path: Path, choose: Callable[[Sequence[Raw]], list[Raw]]) -> lis
 
 
 def _outlines(data: bytes) -> list[dict[str, Any]] | None:
-    """Every node's outline and text; None where the file is laid out in another way."""
+    """The outline (the fields read first) and text of every node; None if the file has another layout."""
     start = data.find(NODES)
     if start < 0:
         return None
