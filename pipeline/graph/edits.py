@@ -1,9 +1,9 @@
 """Edits of an operator graph as pure functions: none changes its argument, each returns a new graph.
 
-rescale     compute the graph at another batch size from captures at two other batch sizes
-remove      remove operators and their children
-substitute  replace one operator by others
-fuse        replace consecutive operators by one elementwise kernel
+rescale     compute the graph at another batch size from captures at two other batch sizes.
+remove      remove operators and their children.
+substitute  replace one operator by others.
+fuse        replace consecutive operators by one elementwise kernel.
 """
 
 from __future__ import annotations

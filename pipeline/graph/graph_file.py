@@ -1,4 +1,7 @@
-"""Writes and reads a graph as a parquet file: the table, and as provenance memory need, device, model and batch size."""
+"""Writes and reads a graph as a parquet file.
+
+The file has the table. Its provenance has the memory need, device, model and batch size.
+"""
 
 from __future__ import annotations
 

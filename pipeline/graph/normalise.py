@@ -263,7 +263,7 @@ def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node]:
-    """Replace the stand-ins for the fused lookup by FBGEMM's operators, with the check of indices before them."""
+    """Replace the stand-ins for the fused lookup by FBGEMM's operators, and insert the check of indices."""
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
     skipped: set[int] = set()

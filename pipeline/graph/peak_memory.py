@@ -1,7 +1,7 @@
 """Counts the peak memory of a step beside weights, gradients and optimizer state, while the step runs without data.
 
-In training, this is what autograd saves until the backward pass has used it. Without gradients, it is the largest set of
-results that are alive at once.
+In training, this is what autograd saves until the backward pass has used it. Without gradients, it is the largest set
+of results that are alive at once.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def explained(config: Mapping[str, Any], error: BaseException) -> SteptimeError:
 
 
 def _short(reason: str) -> str:
-    """Shorten a message to whole sentences within `LONGEST` characters, or else to whole words of the first sentence."""
+    """Shorten a message to whole sentences within `LONGEST` characters, or else to whole words of the first one."""
     if len(reason) <= LONGEST:
         return reason
     end = reason.rfind(". ", 0, LONGEST)

@@ -15,7 +15,7 @@ def top_level_names(graph: Graph) -> list[str]:
 
 
 def plain_name(name: str) -> str:
-    """Remove the parts of a name that differ between PyTorch versions: in-place marks, view variants, overload numbers."""
+    """Remove what differs between PyTorch versions from a name: in-place marks, view variants, overload numbers."""
     if name.startswith("autograd::"):
         return name.replace("ReshapeAliasBackward0", "ViewBackward0").replace("UnsafeViewBackward0", "ViewBackward0")
     return ALIASES.get(name, name)

@@ -1,8 +1,8 @@
 """Optimizers of sparse gradients, as PyTorch runs them on CUDA.
 
-Neither meta nor fake tensors know the number of rows in a sparse gradient. Capture therefore runs the simplest optimizer
-on such weights: one addition per weight. This module adds the number of rows to these additions. For Adagrad and Adam
-(`torch.optim.SparseAdam`) it replaces each addition by the operators of the real optimizer (source:
+Neither meta nor fake tensors know the number of rows in a sparse gradient. Capture therefore runs the simplest
+optimizer on such weights: one addition per weight. This module adds the number of rows to these additions. For Adagrad
+and Adam (`torch.optim.SparseAdam`) it replaces each addition by the operators of the real optimizer (source:
 torch/optim/adagrad.py and torch/optim/_functional.py).
 """
 

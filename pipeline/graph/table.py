@@ -1,8 +1,8 @@
 """The operator graph of a training step, as a table and as node objects.
 
-Node      one operator: name, input and output tensors, scalar arguments, place in the tree
-Tensor    the description of a tensor without its data: shape, dtype, strides, whether it is on the host
-Graph     the table (schema `graph`) with the memory need of the step
+Node      one operator: name, input and output tensors, scalar arguments, place in the tree.
+Tensor    the description of a tensor without its data: shape, dtype, strides, whether it is on the host.
+Graph     the table (schema `graph`) with the memory need of the step.
 
 The inputs of an operator are tensors, lists of tensors, and plain values. The dtype column of the table has
 

@@ -2,8 +2,8 @@
 
 A meta kernel written in Python calls operators that CUDA's kernel does not call. Three of four recorded nodes are
 therefore below an operator whose children do not count. The file of PyTorch 2.x has one block of text per node. The id,
-name and parent are at the start of a block, the order and schema at its end. These fields are read first, then nodes are
-chosen, and only the chosen nodes are parsed.
+name and parent are at the start of a block, the order and schema at its end. These fields are read first, then nodes
+are chosen, and only the chosen nodes are parsed.
 """
 
 from __future__ import annotations

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
 
 ARCHITECTURES = ("dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", "custom")
-"""What `architecture` in a model's config may be."""
+"""Allowed values of `architecture` in a model's config."""
 
 Builder = Callable[[Mapping[str, Any], int, str], "Step"]
-"""From a model's config, a batch size and a device to its step."""
+"""A function that builds a step from a model's config, a batch size and a device."""
 
 OPTIONS = {key.removeprefix("model."): values for key, values in CHOICES.items() if key.startswith("model.")}
-"""What the options of a model may be."""
+"""Allowed values of each option of a model."""
 
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The training (or inference) step of a model.
+    """Build the training (or inference) step of a model.
 
     Args:
-        config: content of a model's file: `architecture`, its sizes, and the options mode, optimizer, dtype, precision...
+        config: content of a model's file: `architecture`, its sizes, and options (mode, optimizer, dtype and others).
         batch_size: samples per step.
         device: "cuda", "cpu", or "meta" (nothing is computed or allocated).
 
     Raises:
-        UnknownNameError: an option or architecture that does not exist; the message lists the choices.
-        ConfigError: the batch size or another value makes no sense.
+        UnknownNameError: an option or architecture does not exist; the message lists the choices.
+        ConfigError: the batch size or another value is not valid.
         InputError: a library that the model needs is not installed.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:

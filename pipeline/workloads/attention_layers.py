@@ -1,4 +1,4 @@
-"""How attention is computed: by its parts (eager) or as one fused operator, on real devices and on meta alike."""
+"""Implementations of attention: as separate operators (eager) or as one fused operator, also on the meta device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """softmax(q·kᵀ/√d + mask)·v by two matrix products and a softmax; q, k, v (..., T, D)."""
+    """softmax(q·kᵀ/√d + mask)·v with two matrix products and a softmax; q, k, v (..., T, D)."""
     scores = torch.matmul(q, k.transpose(-2, -1)) * (scale or 1.0 / math.sqrt(q.shape[-1]))
     if attn_mask is not None:
         scores = scores + attn_mask
@@ -30,12 +30,12 @@ def plain_attention(
 
 
 WIDEST = 256
-"""Head width up to which CUDA has FlashAttention."""
+"""Maximum head width of FlashAttention on CUDA."""
 
 
 @contextmanager
 def eager_attention(on: bool) -> Iterator[None]:
-    """While the body runs, `F.scaled_dot_product_attention` is computed by its parts."""
+    """While the body runs, `F.scaled_dot_product_attention` is computed with separate operators."""
     if not on:
         yield
         return
@@ -45,7 +45,7 @@ def eager_attention(on: bool) -> Iterator[None]:
 
 @contextmanager
 def plain_layers() -> Iterator[None]:
-    """While the body runs, `nn.TransformerEncoderLayer` takes no fused fast path in inference."""
+    """While the body runs, `nn.TransformerEncoderLayer` does not use its fused fast path in inference."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -55,9 +55,9 @@ def plain_layers() -> Iterator[None]:
 
 
 class SteptimeEfficient(torch.autograd.Function):
-    """Shapes of CUDA's memory-efficient attention: what fp32 gets there, and what a mask gets in any dtype.
+    """Shapes of CUDA's memory-efficient attention, which CUDA uses for fp32, and for any dtype with a mask.
 
-    By their names capture knows what to call this and its like (`pipeline.graph.cuda_emulation`).
+    Capture finds the CUDA name of a stand-in by the name of its class (`pipeline.graph.cuda_emulation`).
     """
 
     name = "efficient"
@@ -66,7 +66,7 @@ class SteptimeEfficient(torch.autograd.Function):
     def forward(
         cls, ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float
     ) -> Tensor:
-        """q, k, v (B, heads, T, D), mask as wide as it is stored -> (B, heads, T, D)."""
+        """q, k, v (B, heads, T, D), mask (in its stored shape) -> (B, heads, T, D)."""
         output: Tensor = getattr(_operators(), cls.name)(q, k, v, mask, causal, dropout)
         ctx.save_for_backward(q, k, v, output, *([] if mask is None else [mask]))
         ctx.causal = causal
@@ -74,7 +74,7 @@ class SteptimeEfficient(torch.autograd.Function):
 
     @classmethod
     def backward(cls, ctx: Any, *gradients: Tensor) -> Any:
-        """Gradients of q, k and v in one operator, and of a mask that learns."""
+        """Gradients of q, k, v, and of a mask that requires one, in one operator."""
         q, k, v, output, *masks = ctx.saved_tensors
         mask = masks[0] if masks else None
         found = getattr(_operators(), f"{cls.name}_backward")(gradients[0], q, k, v, mask, output, ctx.causal)
@@ -82,7 +82,7 @@ class SteptimeEfficient(torch.autograd.Function):
 
 
 class SteptimeFlash(SteptimeEfficient):
-    """The same for FlashAttention: half precision without a mask."""
+    """Shapes of FlashAttention, which CUDA uses in half precision without a mask."""
 
     name = "flash"
 
@@ -91,8 +91,13 @@ class SteptimeFlash(SteptimeEfficient):
 def fused_where_possible() -> Iterator[None]:
     """While the body runs, `F.scaled_dot_product_attention` on the meta device is CUDA's fused operator.
 
-    What CUDA has no fused kernel for is computed by its parts there too: other than four dimensions, fp64, and fewer heads of
-    keys than of queries where FlashAttention does not take it (ATen/native/transformers/cuda/sdp_utils.cpp).
+    If CUDA has no fused kernel, separate operators are used, as on CUDA. This is the case for
+
+    * tensors that do not have four dimensions,
+    * fp64,
+    * fewer heads of keys than of queries, if FlashAttention does not support the case.
+
+    Source: ATen/native/transformers/cuda/sdp_utils.cpp.
     """
     plain = F.scaled_dot_product_attention
 
@@ -117,8 +122,9 @@ def fused_where_possible() -> Iterator[None]:
 
 
 def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask as the kernel adds it to the scores: PyTorch turns one of truth values into numbers first
-    (`convert_boolean_attn_mask` in ATen/native/transformers/attention.cpp).
+    """A mask as the kernel adds it to the scores: PyTorch first converts a boolean mask to numbers.
+
+    Source: `convert_boolean_attn_mask` in ATen/native/transformers/attention.cpp.
     """
     if mask is None or mask.dtype != torch.bool:
         return mask
@@ -137,7 +143,7 @@ def _gradients(
 
 @cache
 def _operators() -> Any:
-    """The operators of the meta device, registered when first needed."""
+    """The operators of the meta device, registered at the first use."""
     given = "Tensor q, Tensor k, Tensor v, Tensor? mask"
     operators: dict[str, Any] = {}
     for kernel in (SteptimeFlash, SteptimeEfficient):

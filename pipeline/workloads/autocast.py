@@ -1,7 +1,8 @@
-"""Mixed precision: PyTorch's own on real devices, and its CUDA rules replayed on the meta device.
+"""Mixed precision: PyTorch's autocast on real devices, and an emulation of its CUDA rules on the meta device.
 
-Meta tensors do not take part in autocast. A function mode that casts the arguments of the listed functions does the
-same (lists: ATen/autocast_mode.h; `tests/workloads/test_autocast.py` holds them against the PyTorch that is installed).
+PyTorch's autocast does not support meta tensors. A function mode that casts the arguments of the listed functions has
+the same effect. The lists are from ATen/autocast_mode.h. `tests/workloads/test_autocast.py` compares them with the
+installed PyTorch.
 """
 
 from __future__ import annotations
@@ -43,33 +44,35 @@ _upsample_bicubic2d_aa
 """Functions that run in fp32."""
 
 WIDEST_NAMES = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot"
-"""Functions that run in the widest of the types that they are given."""
+"""Functions that run in the widest dtype of their arguments."""
 
 
 def _functions(names: str) -> set[Any]:
-    """What Python calls by these names, wherever it lies."""
+    """All Python functions and methods of PyTorch with these names."""
     places: tuple[Any, ...] = (torch, Tensor, F, torch._C._nn, vars(torch._C)["_linalg"])
     return {getattr(place, name) for name in names.split() for place in places if hasattr(place, name)}
 
 
 def _is_listed(name: str) -> bool:
-    """Whether the PyTorch that is installed casts for an operator."""
+    """Whether autocast of the installed PyTorch casts the arguments of an operator."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"))
 
 
 LOWER = _functions(LOWER_NAMES)
-UPPER = _functions(UPPER_NAMES) - (set() if _is_listed("rms_norm") else _functions("rms_norm"))  # newer than the others
+UPPER = _functions(UPPER_NAMES) - (
+    set() if _is_listed("rms_norm") else _functions("rms_norm")
+)  # in newer PyTorch versions only
 WIDEST = _functions(WIDEST_NAMES)
 
 
 REPLAYED = ("cuda", "meta")
-"""Devices whose autocast is replayed while a step is captured."""
+"""Devices whose autocast is emulated while a step is captured."""
 
 
 class MetaAutocast(TorchFunctionMode):
-    """Casts arguments as CUDA's autocast does; casts of parameters are kept until the context ends.
+    """Casts arguments as CUDA's autocast does; casts of parameters are cached until the context ends.
 
-    Of several contexts the innermost counts; one without a dtype casts nothing.
+    If contexts are nested, the innermost one is used. A context without a dtype casts nothing.
     """
 
     def __init__(self, dtype: torch.dtype | None) -> None:
@@ -106,7 +109,7 @@ class MetaAutocast(TorchFunctionMode):
 
 
 def _target(func: Any, lower: torch.dtype, given: Any) -> torch.dtype | None:
-    """What autocast casts the arguments of a function to; None where it leaves them alone."""
+    """The dtype to which autocast casts the arguments of a function; None if it does not cast them."""
     if func in LOWER:
         return lower
     if func in UPPER:
@@ -118,16 +121,16 @@ def _target(func: Any, lower: torch.dtype, given: Any) -> torch.dtype | None:
 
 
 _ACTIVE: list[MetaAutocast] = []
-"""Contexts that are open now, the innermost last."""
+"""Contexts that are currently open; the innermost is the last."""
 
 
 def lowered(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors as an operator of ours that runs in the lower precision gets them: cast where `MetaAutocast` is on."""
+    """Cast the inputs of a stand-in that runs in the lower precision, if a `MetaAutocast` is open."""
     return [_ACTIVE[-1].cast(tensor) for tensor in tensors] if _ACTIVE else list(tensors)
 
 
 def raised(function: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors as an operator of ours gets them that stands for `function`: in fp32 where autocast casts for that."""
+    """Cast the inputs of the stand-in for `function` to fp32, if autocast does so for `function`."""
     on = bool(_ACTIVE) and _ACTIVE[-1].dtype is not None and function in UPPER
     halves = (torch.float16, torch.bfloat16)
     return [each.float() if on and each.dtype in halves else each for each in tensors]
@@ -135,9 +138,11 @@ def raised(function: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def _on_meta(dtype: torch.dtype | None) -> Iterator[None]:
-    """Casts on the meta device. A mode sees a Python function as a whole and is off inside it, so that the products
-    within `F.multi_head_attention_forward`, or what `F.interpolate` calls, would stay as they are: these are told that no
-    mode is on, and run their bodies.
+    """Emulate autocast on the meta device while the body runs.
+
+    A function mode intercepts a Python function as a whole and is off inside it. The products in
+    `F.multi_head_attention_forward` and the calls of `F.interpolate` would therefore not be cast. These functions are
+    told that no mode is on, so that they run their bodies and the mode sees each call.
     """
     mode = MetaAutocast(dtype)
     _ACTIVE.append(mode)
@@ -150,7 +155,7 @@ def _on_meta(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def _nobody(*tensors: Any) -> bool:
-    """That no argument of a function has a say in how it runs."""
+    """Report that no argument of a function overrides it."""
     return False
 
 
@@ -163,11 +168,11 @@ def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def own_autocast() -> Iterator[None]:
-    """While the body runs, a step's own `torch.autocast("cuda")` acts on the meta device, and code sees what is on.
+    """While the body runs, a step's own `torch.autocast("cuda")` acts on the meta device and is reported as enabled.
 
-    PyTorch has no autocast for the meta device, and switches CUDA's off where there is no GPU. Recomputation
-    (`torch.utils.checkpoint`) asks whether autocast is on, and enters it again. A context may be made once, before the
-    step that enters it.
+    PyTorch has no autocast for the meta device, and disables CUDA's autocast on machines without a GPU. Recomputation
+    (`torch.utils.checkpoint`) checks whether autocast is enabled, and enters it again. A context may also be created
+    once, before the step that enters it.
     """
     kind: Any = torch.amp.autocast_mode.autocast
     init, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
@@ -176,7 +181,9 @@ def own_autocast() -> Iterator[None]:
         replayed = device_type in REPLAYED
         init(self, "cuda" if replayed else device_type, dtype, enabled and not replayed, cache_enabled)
         if replayed:
-            self._enabled = enabled and torch.cuda.is_available()  # for who enters it later, outside a capture
+            self._enabled = (
+                enabled and torch.cuda.is_available()
+            )  # used if the context is entered later, outside a capture
             wanted = torch.get_autocast_dtype("cuda") if dtype is None else dtype
             self.lower = wanted if enabled and wanted in DTYPES.values() else None
             self.entered = []
@@ -213,10 +220,11 @@ def own_autocast() -> Iterator[None]:
 
 
 def _made_before(context: Any) -> torch.dtype | None:
-    """The lower precision of a `torch.autocast("cuda")` that was made before any capture, so that PyTorch had its say.
+    """The lower precision of a `torch.autocast("cuda")` that was created before the capture, by PyTorch's own code.
 
     Raises:
-        InputError: PyTorch has switched it off for want of a GPU, or the user has: which of the two cannot be told.
+        InputError: the context is disabled on a machine without a GPU. It is unknown whether PyTorch disabled it or the
+            user did.
     """
     if not context._enabled and not torch.cuda.is_available():
         raise InputError(
@@ -227,5 +235,5 @@ def _made_before(context: Any) -> torch.dtype | None:
 
 
 def _lower() -> torch.dtype | None:
-    """The lower precision that is on."""
+    """The lower precision of the innermost context; None if no context casts."""
     return _ACTIVE[-1].dtype if _ACTIVE else None

@@ -16,14 +16,14 @@ from pipeline.workloads.training_step import Step
 
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """What the function named by `target` returns for (config, batch_size, device).
+    """Build the step with the function named by `target`, called with (config, batch_size, device).
 
-    The module is looked for in the current folder, then on Python's path. What it imports is looked for on the path
-    first: a file in the current folder must not stand in for a library that has its name.
+    The module is searched in the current folder, then on Python's path. Its own imports are searched on the path first:
+    a file in the current folder must not replace a library of the same name.
 
     Raises:
-        ConfigError: `target` is missing or not of the form module:function.
-        InputError: the module or function cannot be loaded, or returns no `Step`.
+        ConfigError: `target` is missing or does not have the form module:function.
+        InputError: the module or function cannot be loaded, or the function does not return a `Step`.
     """
     target = config.get("target")
     module_name, _, function_name = str(target or "").partition(":")
@@ -50,7 +50,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
 
 def _imported(name: str, folder: str) -> ModuleType:
-    """The user's module, from a folder where it has it; else from Python's path, at whose end the folder stays."""
+    """Import the user's module from a folder, or else from Python's path; the folder stays at the end of the path."""
     if folder not in sys.path:
         sys.path.append(folder)
     top = name.partition(".")[0]

@@ -1,7 +1,7 @@
-"""What a step picks by truth values (`x[mask]`, `torch.nonzero`, `torch.where(mask)`), without knowing them.
+"""Shapes of selections by a mask (`x[mask]`, `torch.nonzero`, `torch.where(mask)`) on the meta device.
 
-How many elements come out is data, which the meta device does not have: the user says what share of them (`model.picked`),
-and PyTorch's refusal stands where that is not said.
+The number of selected elements depends on the data, which the meta device does not have. The user gives the share of
+selected elements (`model.picked`). Without it, PyTorch raises its usual error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from pipeline.errors import ConfigError
 from pipeline.workloads.loss_item import is_empty
 
 _SHARE: list[float] = []
-"""The share that holds now, if any."""
+"""Shares that are currently set; the last one is used."""
 
 
 @contextmanager
 def picking(share: object) -> Iterator[None]:
-    """While the body runs, `share` of the elements of every mask is taken as true; None: masks of the meta device are refused.
+    """While the body runs, assume that this share of the elements of every mask is true.
+
+    None: selections by masks raise an error on the meta device.
 
     Raises:
-        ConfigError: no share above 0 and up to 1.
+        ConfigError: the share is not above 0 and at most 1.
     """
     if share is None:
         yield
@@ -49,7 +51,7 @@ def picking(share: object) -> Iterator[None]:
 
 
 def _by_index(usual: Any) -> Any:
-    """`masked_select` as what it is on CUDA: an index, by the mask, of what is spread to its shape (IndexKernel.cpp)."""
+    """`masked_select` as on CUDA: both tensors are broadcast, then the mask is used as an index (IndexKernel.cpp)."""
 
     def select(x: Tensor, mask: Tensor, **named: Any) -> Tensor:
         if not is_empty(x):
@@ -64,7 +66,7 @@ def _by_index(usual: Any) -> Any:
 
 @cache
 def _shapes() -> Any:
-    """Shapes of what is picked, registered for the meta device when first needed."""
+    """The shape function of `nonzero`, registered for the meta device at the first use."""
     from torch.fx.experimental import _config
 
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -76,9 +78,9 @@ def _shapes() -> Any:
         return torch.empty_strided((count, x.dim()), (1, max(count, 1)), dtype=torch.long, device=x.device)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that PyTorch's own shapes, a refusal, are replaced
+        warnings.simplefilter("ignore")  # the warning that PyTorch's own function, which only raises, is replaced
         try:
             library.impl("nonzero", nonzero, "Meta", allow_override=True)
-        except TypeError:  # a PyTorch that overrides without being asked
+        except TypeError:  # this PyTorch version has no `allow_override` and always overrides
             library.impl("nonzero", nonzero, "Meta")
     return library

@@ -35,7 +35,7 @@ def discriminator(width: int) -> nn.Sequential:
 
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The step of a DCGAN; inference is the generator alone."""
+    """Build the step of a DCGAN; inference runs only the generator."""
     width, size = int(config.get("width", 64)), int(config.get("noise", 100))
     dtype = stored_dtype(config)
     with torch.device(device):
@@ -77,7 +77,7 @@ def _update(optimizers: Sequence[torch.optim.Optimizer]) -> None:
 
 
 def _backward(step: Step, critic: nn.Module, criterion: Any, images: Tensor, target: Tensor) -> Any:
-    """Forward and backward pass of one loss; returns it."""
+    """Run the forward and backward pass of one loss and return the loss."""
     with step.autocast():
         with phase("forward"):
             logits = critic(images)

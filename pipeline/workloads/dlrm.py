@@ -1,16 +1,19 @@
-"""DLRM (Naumov et al., arXiv:1906.00091) with dot interaction, as sized in Lin et al.'s experiments.
+"""DLRM (Naumov et al., arXiv:1906.00091) with dot interaction, in the sizes of Lin et al.'s experiments.
 
-`embedding` says how tables are looked up:
-  fused    one batched operator over all tables whose backward pass applies the optimizer itself (FBGEMM's
-           SplitTableBatchedEmbedding): no gradient of the weights is ever stored
-  sparse   an `EmbeddingBag` per table with sparse gradients
-  joint_sparse  one `EmbeddingBag` over the rows of all tables with a sparse gradient: PyTorch's own way to look up all
-           tables at once, and what campaigns measure, who have no FBGEMM
-  joint_rows  the same by one `Embedding`, for tables with one lookup per sample: no bags, hence no offsets
-  dense    an `EmbeddingBag` per table with dense gradients
-`interaction` says how pairs of vectors are multiplied:
-  by_parts a batched product, an index of its lower triangle, a concatenation: PyTorch's operators
-  fused    one kernel in each direction (`pipeline.workloads.interaction`)
+`embedding` is the kind of the embedding lookup:
+
+  fused         One batched operator over all tables (FBGEMM's SplitTableBatchedEmbedding). Its backward pass applies
+                the optimizer, so no gradient of the weights is stored.
+  sparse        One `EmbeddingBag` per table, with sparse gradients.
+  joint_sparse  One `EmbeddingBag` over the rows of all tables, with a sparse gradient. This is how PyTorch looks up all
+                tables at once without FBGEMM. Measurement campaigns use it, because they do not have FBGEMM.
+  joint_rows    The same with one `Embedding`, for tables with one lookup per sample: no bags, hence no offsets.
+  dense         One `EmbeddingBag` per table, with dense gradients.
+
+`interaction` is the way to multiply pairs of vectors:
+
+  by_parts      PyTorch's operators: a batched product, an index of its lower triangle, a concatenation.
+  fused         One kernel in each direction (`pipeline.workloads.interaction`).
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ from pipeline.workloads.training_step import Batch, Step, is_dry
 from pipeline.workloads.workload_files import table_configs_path
 
 JOINT = ("joint_sparse", "joint_rows")
-"""Lookups in one weight that holds the rows of all tables."""
+"""Kinds of lookups with one weight that contains the rows of all tables."""
 
 MOST_ROWS = 10**12
-"""Rows of a table; more than any memory holds."""
+"""Maximum number of rows of a table; more rows than this do not fit into any memory."""
 
 
 def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -47,7 +50,7 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     `tables` may pick some of them by index.
 
     Raises:
-        ConfigError: the sizes are missing or make no sense.
+        ConfigError: the sizes are missing or not valid.
     """
     if config.get("table_configs"):
         return _read_table_configs(config)
@@ -68,7 +71,7 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def _numbers(option: str, values: Sequence[Any]) -> list[int]:
-    """Rows or lookups of tables as whole numbers."""
+    """Convert the rows or lookups of tables to integers."""
     for value in values:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= MOST_ROWS:
             raise ConfigError(f"model.{option}: {value} is no number from 1 to {MOST_ROWS:,}")
@@ -78,10 +81,10 @@ def _numbers(option: str, values: Sequence[Any]) -> list[int]:
 
 
 def check_distribution(text: object) -> None:
-    """Refuse an index distribution that the lookup model does not know.
+    """Check that the lookup model knows an index distribution.
 
     Raises:
-        ConfigError: neither `uniform` nor `zipf:ALPHA` with a positive exponent.
+        ConfigError: the text is neither `uniform` nor `zipf:ALPHA` with a positive exponent.
     """
     kind, _, exponent = str(text).partition(":")
     try:
@@ -143,8 +146,8 @@ class Dlrm(nn.Module):
         rows: rows per table.
         dim: embedding dimension.
         embedding: "fused", "joint_sparse", "joint_rows", "sparse" or "dense".
-        logits: leave out the sigmoid at the end.
-        states: tensors of the weight's size that a fused lookup's optimizer keeps.
+        logits: omit the sigmoid at the end.
+        states: number of tensors of the weight's size that the optimizer of a fused lookup keeps.
         interaction: "by_parts" or "fused".
     """
 
@@ -186,7 +189,7 @@ class Dlrm(nn.Module):
                 self.bags.append(nn.EmbeddingBag(count, dim, mode="sum", sparse=embedding == "sparse", _weight=weight))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Dlrm:
-        """As every module, with the optimizer's tensors that are no buffers."""
+        """Like `nn.Module._apply`, but also for the optimizer's tensors, which are not buffers."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for state in self.states:
             state.data = fn(state.data)
@@ -219,7 +222,7 @@ class Dlrm(nn.Module):
         return output.squeeze(1)
 
     def _as(self, x: Tensor, looked_up: Tensor) -> Tensor:
-        """Rows in the bottom MLP's dtype where one kernel takes both; `bmm` casts for itself under autocast."""
+        """Cast to the dtype of the other tensor if one kernel reads both; under autocast, `bmm` casts its inputs."""
         return looked_up.to(x.dtype) if self.one_kernel else looked_up
 
     def _split(self, indices: Tensor) -> Sequence[Tensor]:
@@ -231,7 +234,7 @@ class Dlrm(nn.Module):
 
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The step of a DLRM config."""
+    """Build the step of a DLRM config."""
     rows, lookups = tables(config)
     check_distribution(config.get("distribution", "uniform"))
     embedding, loss = str(config.get("embedding", "fused")), str(config.get("loss", "bce"))
@@ -273,10 +276,13 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 def _pool(
     rows: Sequence[int], lookups: Sequence[int], width: int, embedding: str, batch_size: int, device: str
 ) -> list[Batch]:
-    """Batches with uniform random indices; one that was never written where nothing is computed.
+    """Make batches with uniform random indices; if nothing is computed, one batch of uninitialised memory.
 
-    indices: (T·B·L,) into the joint weight, table-major (fused) or sample-major (joint_sparse, joint_rows, the latter
-    without offsets), else (T, B·L), or flat where lookups differ.
+    The shape of the indices depends on the kind of lookup:
+
+    * fused: (T·B·L,), indices into the joint weight, table-major.
+    * joint_sparse, joint_rows: (T·B·L,), indices into the joint weight, sample-major; joint_rows has no offsets.
+    * Others: (T, B·L), or flat if the number of lookups differs between tables.
     """
     equal = len(set(lookups)) == 1
     random = torch.Generator().manual_seed(batch_size)

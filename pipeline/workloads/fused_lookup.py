@@ -1,7 +1,7 @@
-"""Lookups of all embedding tables at once, whose backward pass updates the rows it used (FBGEMM's fused operator).
+"""Lookup of all embedding tables at once, whose backward pass updates the rows it used (FBGEMM's fused operator).
 
-On the meta device one operator stands for each direction; capture names them as FBGEMM does. Elsewhere the same
-arithmetic runs in PyTorch's own operators, so that the step means the same with and without FBGEMM.
+On the meta device there is one operator per direction; capture gives it FBGEMM's name. On other devices PyTorch's own
+operators do the same arithmetic, so that a step computes the same with and without FBGEMM.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ LEARNING_RATE = 1e-3
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 HALF_EPSILON = 1e-4
-"""What optimizers add to a root in fp16, whose smallest number is 6e-8: the usual would vanish, and 0 / 0 follow."""
+"""Epsilon that optimizers add to a square root in fp16, without unit.
+
+The smallest positive number in fp16 is 6e-8. The usual epsilon would become zero, and 0 / 0 would follow.
+"""
 
 STATES = {"none": 0, "sgd": 0, "adagrad": 1, "adam": 2}
-"""Optimizers that the backward pass can hold, and the tensors of the weight's size that each keeps."""
+"""Optimizers that the backward pass can apply -> number of tensors of the weight's size that each keeps."""
 
 
 class FusedLookup(torch.autograd.Function):
-    """Sums of rows for all tables; the backward pass takes an optimizer's step on the rows it used."""
+    """Sums of rows for all tables; the backward pass applies the optimizer to the rows that were used."""
 
     @staticmethod
     def forward(
@@ -36,7 +39,7 @@ class FusedLookup(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """`weight` (rows of all tables, D), `indices` (total lookups), `offsets` (T·B) -> (T·B, D); table-major.
 
-        `states`: the optimizer's tensors, of the weight's shape; none is SGD, one Adagrad, two Adam.
+        `states`: the optimizer's tensors, in the weight's shape. No tensor means SGD, one Adagrad, two Adam.
         """
         ctx.save_for_backward(indices, offsets)
         ctx.weight, ctx.tables, ctx.states = weight, tables, states
@@ -55,14 +58,14 @@ class FusedLookup(torch.autograd.Function):
         else:
             ends = torch.cat(
                 [offsets[1:], offsets.new_full((1,), indices.numel())]
-            )  # a tensor made from a list would wait
+            )  # a tensor made from a list would make the host wait
             rows = gradient.contiguous().repeat_interleave(ends - offsets, 0, output_size=indices.numel())
             _update(ctx.weight, ctx.states, indices, rows)
         return None, None, None, None, None, None
 
 
 def _update(weight: Tensor, states: Sequence[Tensor], indices: Tensor, rows: Tensor) -> None:
-    """One step on the rows that `indices` name; a row that is named several times gets the sum of its gradients."""
+    """Update the rows in `indices`; a row that occurs several times gets the sum of its gradients."""
     if not states:
         weight.index_add_(0, indices, rows, alpha=-LEARNING_RATE)
         return
@@ -81,13 +84,13 @@ def _update(weight: Tensor, states: Sequence[Tensor], indices: Tensor, rows: Ten
 
 
 def epsilon(weight: Tensor, usual: float) -> float:
-    """What an optimizer adds to the root of a weight's squared gradients."""
+    """The epsilon that an optimizer adds to the square root of a weight's squared gradients."""
     return HALF_EPSILON if weight.dtype == torch.float16 else usual
 
 
 @cache
 def _operators() -> Any:
-    """The two operators of the meta device, registered when first needed."""
+    """The two operators of the meta device, registered at the first use."""
     common = "Tensor indices, Tensor offsets, int tables"
     return meta_operators(
         "steptime",

@@ -1,7 +1,8 @@
-"""A step's own `GradScaler` while it is captured: on, as where there is a GPU.
+"""Keeps a step's own `GradScaler` enabled during capture, as on a machine with a GPU.
 
-PyTorch switches it off where there is none. It multiplies the loss, divides every gradient and looks for infinities (one
-more pass over all gradients), and reads on the host whether there were any, before the optimizer may step: a wait.
+PyTorch disables it if there is no GPU. The scaler multiplies the loss, divides every gradient and searches for
+infinities (one more pass over all gradients). Before the optimizer may step, the host waits for the device and reads
+whether there were infinities.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline.workloads.loss_item import read
 
 @contextmanager
 def own_scaler() -> Iterator[None]:
-    """While the body runs, a scaler that a step makes or uses acts on the meta device as on CUDA; no value overflows."""
+    """While the body runs, a scaler that a step creates or uses acts on the meta device as on CUDA, without overflows."""
     usual, common = GradScaler.__init__, torch.cuda.amp.common
 
     def begin(self: Any, device: str = "cuda", *given: Any, **named: Any) -> None:

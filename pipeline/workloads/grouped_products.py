@@ -1,6 +1,6 @@
-"""Grouped products (`F.grouped_mm`), by which routed experts run, on the meta device: of every dtype, as CUDA takes them.
+"""Grouped products (`F.grouped_mm`) on the meta device in every dtype that CUDA accepts.
 
-PyTorch's own shapes for the meta device take bf16 alone.
+Mixture-of-experts layers use these products. PyTorch's own shape function for the meta device accepts only bf16.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch._meta_registrations
 from torch import Tensor
 
 PLACE, NAME = torch._meta_registrations, "_meta_grouped_mm_common"
-"""The function that PyTorch's shapes of grouped products come from."""
+"""Module and name of PyTorch's shape function for grouped products."""
 
 
 @contextmanager
 def grouped_products() -> Iterator[None]:
-    """While the body runs, grouped products on the meta device take what CUDA does."""
+    """While the body runs, grouped products on the meta device accept the same inputs as on CUDA."""
     usual: Any = getattr(PLACE, NAME, None)
-    if usual is None:  # a PyTorch without them
+    if usual is None:  # this PyTorch version has no grouped products
         yield
         return
 

@@ -1,4 +1,4 @@
-"""Inception v3's layers (Szegedy et al. 2016, "Rethinking the Inception Architecture"), sized as torchvision does."""
+"""Layers of Inception v3 (Szegedy et al. 2016, "Rethinking the Inception Architecture"), in torchvision's sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AveragePooled(nn.Module):
 
 
 class Forked(nn.Module):
-    """A convolution chain whose result goes through two convolutions side by side (1x3 and 3x1)."""
+    """A chain of convolutions whose result is the input of two parallel convolutions (1x3 and 3x1)."""
 
     def __init__(self, before: Sequence[nn.Module], width: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Forked(nn.Module):
 
 
 class Branches(nn.Module):
-    """Branches side by side, concatenated over channels."""
+    """Parallel branches, concatenated over channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Branches(nn.Module):
 
 
 def block_a(inputs: int, pooled: int) -> Branches:
-    """35 x 35 images."""
+    """A block for images of 35 x 35 pixels."""
     return Branches(
         Conv(inputs, 64, 1),
         nn.Sequential(Conv(inputs, 48, 1), Conv(48, 64, 5, padding=2)),
@@ -74,13 +74,13 @@ def block_a(inputs: int, pooled: int) -> Branches:
 
 
 def block_b(inputs: int) -> Branches:
-    """35 to 17."""
+    """A block that reduces images from 35 x 35 to 17 x 17 pixels."""
     double = nn.Sequential(Conv(inputs, 64, 1), Conv(64, 96, 3, padding=1), Conv(96, 96, 3, stride=2))
     return Branches(Conv(inputs, 384, 3, stride=2), double, nn.MaxPool2d(3, 2))
 
 
 def block_c(inputs: int, width: int) -> Branches:
-    """17 x 17 images, with factorised 7x7 convolutions."""
+    """A block for images of 17 x 17 pixels, with factorised 7x7 convolutions."""
     across: tuple[Size, Size] = ((1, 7), (0, 3))
     down: tuple[Size, Size] = ((7, 1), (3, 0))
     return Branches(
@@ -95,14 +95,14 @@ def block_c(inputs: int, width: int) -> Branches:
 
 
 def block_d(inputs: int) -> Branches:
-    """17 to 8."""
+    """A block that reduces images from 17 x 17 to 8 x 8 pixels."""
     factorised = nn.Sequential(Conv(inputs, 192, 1), Conv(192, 192, (1, 7), padding=(0, 3)),
                                Conv(192, 192, (7, 1), padding=(3, 0)), Conv(192, 192, 3, stride=2))  # fmt: skip
     return Branches(nn.Sequential(Conv(inputs, 192, 1), Conv(192, 320, 3, stride=2)), factorised, nn.MaxPool2d(3, 2))
 
 
 def block_e(inputs: int) -> Branches:
-    """8 x 8 images."""
+    """A block for images of 8 x 8 pixels."""
     return Branches(
         Conv(inputs, 320, 1),
         Forked([Conv(inputs, 384, 1)], 384),
@@ -144,7 +144,7 @@ class InceptionV3(nn.Module):
         self.dropout, self.fc = nn.Dropout(), nn.Linear(2048, classes)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """(B, 3, 299, 299) -> logits (B, classes), in training with the auxiliary head's."""
+        """(B, 3, 299, 299) -> logits (B, classes); in training also the logits of the auxiliary head."""
         y = self.middle(self.stem(x))
         auxiliary = self.auxiliary(y) if self.training else None
         y = F.adaptive_avg_pool2d(self.late(y), (1, 1))

@@ -1,9 +1,12 @@
-"""DLRM's pairwise dot products as one kernel in each direction, as NVIDIA's training example has them.
+"""DLRM's pairwise dot products as one kernel in each direction, as in NVIDIA's training example.
 
-A block per sample holds its vectors in shared memory, multiplies each by all others, and writes the bottom MLP's output
-and the lower triangle beside each other, filled up with zeros to a width that tensor cores take; by parts the same is a
-batched product, an index, and a concatenation, of which the index's backward pass alone moves the square three times.
-On the meta device one operator stands for each direction; elsewhere the same arithmetic runs in PyTorch's operators.
+One block per sample keeps the sample's vectors in shared memory and multiplies each vector by all others. It writes the
+bottom MLP's output and the lower triangle next to each other, padded with zeros to a width that tensor cores accept.
+
+With separate operators the same computation is a batched product, an index, and a concatenation. The backward pass of
+the index alone moves the square matrix three times.
+
+On the meta device there is one operator per direction. On other devices PyTorch's operators do the same arithmetic.
 """
 
 from __future__ import annotations
@@ -17,16 +20,19 @@ from torch import Tensor
 from pipeline.workloads.shape_only_ops import is_fake, meta_operators
 
 MULTIPLE = 8
-"""The result's width is a multiple of it: what products in half precision on tensor cores are aligned to."""
+"""The width of the result, in elements, is a multiple of this number.
+
+It is the alignment of products in half precision on tensor cores.
+"""
 
 
 def width(features: int, dim: int) -> int:
-    """Columns of the result: the bottom MLP's, a product for each pair of features, zeros up to the multiple."""
+    """Columns of the result: the bottom MLP's output, one product per pair of features, and zeros as padding."""
     return -(-(dim + features * (features - 1) // 2) // MULTIPLE) * MULTIPLE
 
 
 class FusedInteraction(torch.autograd.Function):
-    """Dot products of all pairs of a sample's vectors, behind the bottom MLP's output."""
+    """The bottom MLP's output, followed by the dot products of all pairs of a sample's vectors."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, dense: Tensor) -> Tensor:
@@ -61,7 +67,7 @@ def _nothing_computed(tensor: Tensor) -> bool:
 
 @cache
 def _operators() -> Any:
-    """The two operators of the meta device, registered when first needed."""
+    """The two operators of the meta device, registered at the first use."""
     return meta_operators(
         "dlrm",
         {

@@ -1,8 +1,11 @@
 """BERT, GPT-2 (also in GPT-3's sizes) and OPT from the `transformers` library, with random weights.
 
-Heads as in the public labels: BERT trains its pre-training heads and infers a classification with two labels; GPT and
-OPT have a language-model head. Sequences have full length; BERT's eager attention adds a mask all the same, as it does
-for what tokenizers give it.
+The heads are those of the public measurements:
+
+* BERT has its pre-training heads in training, and a classification head with two labels in inference.
+* GPT and OPT have a language-model head.
+
+Sequences have full length. BERT's eager attention still adds a mask, as it does for the output of tokenizers.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from pipeline.workloads.training_step import Step, host_empty, is_dry
 
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The step of a language model on random tokens."""
+    """Build the step of a language model on random tokens."""
     tokens, vocabulary = int(config["seq_len"]), int(config["vocabulary"])
     positions = int(config.get("positions", tokens))
     if tokens > positions:
@@ -53,14 +56,16 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
 
 def _takes_ready_masks() -> bool:
-    """Whether BERT takes an additive mask as it is; versions that do not make one of their own for every batch."""
+    """Whether BERT uses a given additive mask unchanged; older versions compute their own mask for every batch."""
     return importlib.util.find_spec("transformers.masking_utils") is not None
 
 
 @contextmanager
 def whole_sequences() -> Iterator[None]:
-    """While the body runs, `transformers` does not ask the device whether sequences are packed (which would wait), nor
-    whether a mask hides anything: one that a step gives does, as in a batch with padding.
+    """While the body runs, `transformers` does not read two facts from the device, for which the host would wait.
+
+    * Whether sequences are packed: they are not.
+    * Whether a mask hides any token: a mask that a step gives is assumed to do so, as in a batch with padding.
     """
     masking_utils: Any = importlib.import_module("transformers.masking_utils") if _takes_ready_masks() else None
     with ExitStack() as stack:
@@ -78,7 +83,7 @@ def whole_sequences() -> Iterator[None]:
 
 
 def make_model(config: Mapping[str, Any]) -> nn.Module:
-    """The Hugging Face model of a config.
+    """Make the Hugging Face model of a config.
 
     Raises:
         InputError: `transformers` is not installed.

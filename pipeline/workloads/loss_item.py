@@ -1,8 +1,9 @@
-"""Reading the loss on the host (`loss.item()`), for which the host waits until the device has caught up.
+"""Reads of the loss on the host (`loss.item()`): the host waits until the device has finished the work before it.
 
-Loops that only log read at the end of a step; facebookresearch/dlrm reads before the backward pass. Where nothing is
-computed there is no value to read: an operator of ours stands for it, and capture names it as CUDA runs record it. What a
-step of the user's reads is answered as in a run in which nothing is amiss; what no such run tells is refused.
+Loops that only log read the loss at the end of a step; facebookresearch/dlrm reads it before the backward pass. If
+nothing is computed there is no value to read. A stand-in operator replaces the read, and capture gives it the name that
+a CUDA run records. A value that a custom step reads gets the answer of a run without problems. If there is no such
+usual answer, the read is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from pipeline.workloads.shape_only_ops import is_fake, meta_operators
 
 NUMBER = 1.0
-"""What a floating number that a step reads is taken for: finite, and neither zero nor negative."""
+"""Assumed value, without unit, of a floating-point number that a step reads: finite and positive."""
 
 USUAL = {
     "all": True,
@@ -30,7 +31,7 @@ USUAL = {
     "_is_all_true": True,
     "_is_any_true": False,
 }
-"""What checks say in a run in which nothing is amiss: all is valid, there is no sign of trouble, all numbers are numbers."""
+"""Assumed result of each check, as in a run without problems: values are valid and finite, and no error flag is set."""
 
 
 def read(value: Tensor) -> None:
@@ -44,11 +45,12 @@ def read(value: Tensor) -> None:
 
 @contextmanager
 def read_by_steps() -> Iterator[None]:
-    """While the body runs, numbers and checks that a step reads are waits of the host with an answer (`NUMBER`, `USUAL`).
+    """While the body runs, the host waits for each number or check that a step reads, and gets an assumed answer.
 
-    So is a copy to the host (`.cpu()`), of which nothing but its shape comes along. A floating number is mostly logged, or
-    checked for being one. Whole numbers, which become sizes, and truth values of comparisons have no usual answer: PyTorch
-    refuses them.
+    The answers are `NUMBER` and `USUAL`. A copy to the host (`.cpu()`) is also a wait; it returns only the shape.
+
+    Floating-point numbers are mostly logged or checked to be finite. Integers (which become sizes) and results of
+    comparisons have no usual answer, so PyTorch raises its error for them.
     """
     plain = {name: getattr(Tensor, name) for name in ("item", "__bool__", "__float__", "cpu")}
 
@@ -68,7 +70,7 @@ def read_by_steps() -> Iterator[None]:
         if not is_empty(self) or is_fake(self):
             found: Tensor = plain["cpu"](self, *given, **named)
             return found
-        read(self)  # all of its bytes; what is done with it there is the host's
+        read(self)  # the copy has all bytes; later work on the result is on the host
         return self.view_as(self)
 
     with ExitStack() as stack:
@@ -81,9 +83,12 @@ def read_by_steps() -> Iterator[None]:
 
 
 def _answer(value: Tensor) -> bool | float | None:
-    """What a value is taken for, once the host has waited for it; None where it is there, or cannot be told."""
+    """The assumed value of a tensor, after the host has waited for it.
+
+    None if the tensor has a real value, or if there is no usual answer.
+    """
     usual: bool | None = getattr(value, "_steptime_usual", None)
-    there = not is_empty(value) or getattr(value, "constant", None) is not None  # a fake number that is known
+    there = not is_empty(value) or getattr(value, "constant", None) is not None  # a fake tensor with a known number
     if there or value.numel() != 1 or (usual is None and not value.is_floating_point()):
         return None
     read(value)
@@ -91,7 +96,7 @@ def _answer(value: Tensor) -> bool | float | None:
 
 
 def _noted(check: Callable[..., Any], usual: bool) -> Callable[..., Any]:
-    """A check whose result remembers what it usually is."""
+    """Wrap a check so that its result carries the usual answer."""
 
     def noted(*given: Any, **named: Any) -> Any:
         found = check(*given, **named)
@@ -103,11 +108,11 @@ def _noted(check: Callable[..., Any], usual: bool) -> Callable[..., Any]:
 
 
 def is_empty(value: Tensor) -> bool:
-    """Whether a tensor has a shape alone."""
+    """Whether a tensor has a shape but no data."""
     return value.device.type == "meta" or is_fake(value)
 
 
 @cache
 def _operators() -> Any:
-    """The operator of the meta device, registered when first needed."""
+    """The operator of the meta device, registered at the first use."""
     return meta_operators("steptime_loss", {"read(Tensor value) -> ()": lambda value: None})

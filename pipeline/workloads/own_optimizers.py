@@ -1,7 +1,8 @@
-"""Optimizers that a step makes itself: they go as on CUDA while nothing is computed, and their state is counted.
+"""Optimizers that a step creates itself: they run as on CUDA while nothing is computed, and their state is counted.
 
-`torch.optim` asks for the device of the parameters: on CUDA it takes lists of tensors (`foreach`) unless told otherwise, and
-has fused kernels; elsewhere it goes parameter by parameter, which is hundreds of launches that no GPU sees.
+`torch.optim` checks the device of the parameters. On CUDA it processes lists of tensors (`foreach`) by default, and has
+fused kernels. On other devices it processes one parameter at a time, with hundreds of launches that a GPU does not
+make.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from pipeline.workloads.shape_only_ops import is_fake
 
 LACKING = ("_fused_sgd_", "_fused_adagrad_")
-"""Fused optimizers that PyTorch does not have for the meta device; Adam's it has."""
+"""Fused optimizers without a kernel for the meta device in PyTorch; Adam has one."""
 
 
 MODULES = tuple(import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"))
-"""Where optimizers, and gradient clipping, look up what a device has kernels for."""
+"""Modules in which optimizers and gradient clipping look up the devices with `foreach` and fused kernels."""
 
 CAPTURABLE = "_get_capturable_supported_devices"
-"""What every optimizer asks, in its own module, before it keeps its counters on the device (`capturable=True`)."""
+"""Name of the function that tells an optimizer which devices may store its counters (`capturable=True`).
+
+Every optimizer calls it in its own module.
+"""
 
 
 @contextmanager
 def as_lists() -> Iterator[None]:
-    """While the body runs, optimizers and gradient clipping take the meta device for one like CUDA."""
+    """While the body runs, optimizers and gradient clipping treat the meta device like CUDA."""
     _fill_in()
     with ExitStack() as stack:
         for module in MODULES:
@@ -52,7 +56,7 @@ def as_lists() -> Iterator[None]:
 
 @contextmanager
 def stepping() -> Iterator[list[Optimizer]]:
-    """Optimizers that take a step while the body runs, each once."""
+    """Collect the optimizers that take a step while the body runs, each once."""
     seen: list[Optimizer] = []
 
     def note(optimizer: Optimizer, *_: Any) -> None:
@@ -68,9 +72,10 @@ def stepping() -> Iterator[list[Optimizer]]:
 
 @contextmanager
 def sparse_updates_shown() -> Iterator[None]:
-    """While the body runs, optimizers of sparse gradients add each of them to its weight, where nothing is computed: fake
-    tensors do not know how many rows such a gradient holds, and an update of none is no update. Capture makes of the
-    addition what the optimizer really calls (`pipeline.graph.sparse_optimizers`).
+    """While the body runs, optimizers add each sparse fake gradient to its weight instead of their usual update.
+
+    Fake tensors do not know the number of rows in a sparse gradient; with zero rows the update would do nothing.
+    Capture replaces the addition by the operators of the real optimizer (`pipeline.graph.sparse_optimizers`).
     """
     with ExitStack() as stack:
         for kind in (torch.optim.SparseAdam, torch.optim.Adagrad):
@@ -100,13 +105,13 @@ def _sparse_parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def update_of(optimizers: Sequence[Optimizer]) -> str:
-    """What optimizers of a step's own do to sparse gradients, by the name of the workloads' option."""
+    """The update that a step's own optimizers apply to sparse gradients, as a value of the option `optimizer`."""
     names = {torch.optim.SparseAdam: "adam", torch.optim.Adagrad: "adagrad"}
     return next((name for kind, name in names.items() for each in optimizers if isinstance(each, kind)), "sgd")
 
 
 def state_bytes(optimizers: Sequence[Optimizer]) -> int:
-    """What optimizers keep on the device; single numbers, which count steps, are left out."""
+    """Bytes of optimizer state on the device, without single numbers (the step counters)."""
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in kept if tensor.numel() > 1)
@@ -114,7 +119,7 @@ def state_bytes(optimizers: Sequence[Optimizer]) -> int:
 
 @cache
 def _fill_in() -> Any:
-    """Shapes of the fused optimizers in `LACKING`, registered when first needed."""
+    """Shape functions of the fused optimizers in `LACKING`, registered at the first use."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in LACKING:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):

@@ -1,7 +1,7 @@
-"""Wrappers that spread a model over GPUs, while a step is captured: what one of them runs is the module within.
+"""Wrappers that distribute a model over GPUs: during capture, they only run the wrapped module, as on one GPU.
 
-`DistributedDataParallel` asks for a process group and compares weights between ranks when it is made, neither of which a
-capture has; its forward pass is the module's own.
+The constructor of `DistributedDataParallel` needs a process group and compares weights between ranks. A capture has
+neither. The forward pass of the wrapper is that of the module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.workloads.loss_item import is_empty
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """While the body runs, `DistributedDataParallel` around a module without data is a plain holder of it, and says so."""
+    """While the body runs, `DistributedDataParallel` around a module without data only holds it, and warns about it."""
     kind: Any = DistributedDataParallel
     made, forward, no_sync = kind.__init__, kind.forward, kind.no_sync
 

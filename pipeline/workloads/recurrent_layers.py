@@ -1,6 +1,6 @@
-"""Recurrent layers whose shape-only form is cuDNN's: one operator forward, one backward.
+"""Recurrent layers that run as cuDNN's on the meta device: one operator forward, one backward.
 
-PyTorch's LSTM, GRU and RNN fall apart into cells on the meta device, which no GPU runs.
+Without this, PyTorch's LSTM, GRU and RNN run as single cells on the meta device, which no GPU does.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class CudnnRnn(torch.autograd.Function):
 
 
 class CudnnLstm(CudnnRnn):
-    """By this name capture knows what to call it (`pipeline.graph.cuda_emulation`)."""
+    """Stand-in for an LSTM; capture finds its CUDA name by the class name (`pipeline.graph.cuda_emulation`)."""
 
 
 class CudnnGru(CudnnRnn):
-    """The same for a GRU."""
+    """Stand-in for a GRU."""
 
 
 class CudnnTanh(CudnnRnn):
-    """The same for `nn.RNN`, with either activation."""
+    """Stand-in for `nn.RNN`, with either activation."""
 
 
 class Lstm(nn.LSTM):
-    """A batch-first LSTM that returns its output sequence alone."""
+    """A batch-first LSTM that returns only its output sequence."""
 
     def __init__(self, inputs: int, hidden: int, layers: int = 1, bidirectional: bool = False) -> None:
         super().__init__(inputs, hidden, layers, batch_first=True, bidirectional=bidirectional)
@@ -68,12 +68,12 @@ class Lstm(nn.LSTM):
 LAYERS: dict[str, tuple[type[CudnnRnn], int]] = {
     "lstm": (CudnnLstm, 4), "gru": (CudnnGru, 3), "rnn_tanh": (CudnnTanh, 1), "rnn_relu": (CudnnTanh, 1),
 }  # fmt: skip
-"""PyTorch's functions of recurrent layers, with their stand-in and the number of gates."""
+"""PyTorch's functions of recurrent layers -> stand-in and number of gates."""
 
 
 @contextmanager
 def cudnn_layers() -> Iterator[None]:
-    """While the body runs, recurrent layers on the meta device are cuDNN's; packed sequences stay cells."""
+    """While the body runs, recurrent layers on the meta device are cuDNN's; packed sequences still run as cells."""
     functions: Any = torch._VF
     before = {name: getattr(functions, name) for name in LAYERS}
     stand_ins: dict[str, Any] = {name: partial(_layer, before[name], *found) for name, found in LAYERS.items()}
@@ -82,8 +82,8 @@ def cudnn_layers() -> Iterator[None]:
 
 
 def _layer(plain: Callable[..., Any], kind: type[CudnnRnn], gates: int, x: Tensor, *rest: Any) -> Any:
-    """What `torch._VF.lstm` and its like return: output and last states."""
-    if x.device.type != "meta" or not isinstance(rest[1], list):  # a packed sequence has its lengths first
+    """The result of `torch._VF.lstm` and similar functions: output and last states."""
+    if x.device.type != "meta" or not isinstance(rest[1], list):  # for a packed sequence, the lengths come first
         return plain(x, *rest)
     given, weights, _, layers, _, _, bidirectional, batch_first = rest
     states = [given] if isinstance(given, Tensor) else list(given)
@@ -94,7 +94,7 @@ def _layer(plain: Callable[..., Any], kind: type[CudnnRnn], gates: int, x: Tenso
 
 @cache
 def _operators() -> Any:
-    """The two operators of the meta device, registered when first needed."""
+    """The two operators of the meta device, registered at the first use."""
     common = "Tensor x, Tensor[] weights, Tensor[] states, int gates, int hidden, int layers, int directions, int first"
 
     def forward(x: Tensor, weights: Any, states: list[Tensor], g: int, h: int, n: int, directions: int, f: int) -> Any:

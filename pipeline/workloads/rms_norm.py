@@ -1,4 +1,4 @@
-"""RMS normalisation as CUDA runs it: one fused kernel forward, where other devices (the meta device too) add up parts."""
+"""RMS normalisation as on CUDA: one fused kernel forward; other devices, also meta, run separate operators."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipeline.workloads.shape_only_ops import apply, meta_operators
 
 
 class SteptimeRms(torch.autograd.Function):
-    """By this name capture knows what to call it (`pipeline.graph.cuda_emulation`)."""
+    """Stand-in for the fused norm; capture finds its CUDA name by the class name (`pipeline.graph.cuda_emulation`)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """x (..., shape), weight (shape) -> the same as x; what a row is divided by is kept for the backward pass."""
+        """x (..., shape), weight (shape) -> shape of x; the divisor of each row is kept for the backward pass."""
         output, divisor = _operators().rms(x, list(shape), weight)
         ctx.save_for_backward(x, divisor, *([] if weight is None else [weight]))
         ctx.shape = list(shape)
@@ -38,8 +38,10 @@ class SteptimeRms(torch.autograd.Function):
 
 @contextmanager
 def fused_norm() -> Iterator[None]:
-    """While the body runs, `F.rms_norm` on the meta device is CUDA's fused operator, if the PyTorch that is installed has it
-    and it takes what is given (`rms_norm_symint` in ATen/native/layer_norm.cpp: one type, rows that lie plainly).
+    """While the body runs, `F.rms_norm` on the meta device is CUDA's fused operator, on these conditions.
+
+    * The installed PyTorch has the operator.
+    * The operator accepts the inputs: one dtype, and contiguous rows (`rms_norm_symint` in ATen/native/layer_norm.cpp).
     """
     plain = F.rms_norm
 
@@ -60,7 +62,7 @@ def fused_norm() -> Iterator[None]:
 
 @cache
 def _operators() -> Any:
-    """The two operators of the meta device, registered when first needed."""
+    """The two operators of the meta device, registered at the first use."""
 
     def forward(x: Tensor, shape: list[int], weight: Tensor | None) -> tuple[Tensor, Tensor]:
         return torch.empty_like(x), x.new_empty(*x.shape[: x.dim() - len(shape)], *[1] * len(shape))

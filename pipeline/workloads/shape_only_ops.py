@@ -1,4 +1,4 @@
-"""Operators that compute shapes only, for what the meta device lacks; `pipeline.graph.cuda_emulation` renames them."""
+"""Operators that compute only shapes, for the meta device; `pipeline.graph.cuda_emulation` renames them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _LIBRARIES: list[Any] = []
-"""Libraries made so far: their operators die with them."""
+"""Libraries made so far; the list keeps them alive, because their operators are deleted with them."""
 
 
 def meta_operators(namespace: str, operators: Mapping[str, Callable[..., Any]]) -> Any:
@@ -17,7 +17,7 @@ def meta_operators(namespace: str, operators: Mapping[str, Callable[..., Any]]) 
 
     Args:
         namespace: the part of an operator's name before `::`.
-        operators: schema (`lookup(Tensor weight, ...) -> Tensor`) -> function that makes results of the right shapes.
+        operators: schema (`lookup(Tensor weight, ...) -> Tensor`) -> function that makes results of the correct shapes.
 
     Returns:
         `torch.ops.<namespace>`.
@@ -36,6 +36,6 @@ def is_fake(tensor: Tensor) -> bool:
 
 
 def apply(function: Any, *arguments: Any) -> Tensor:
-    """`function.apply(...)` of an autograd function with one result, typed."""
+    """Call `function.apply(...)` of an autograd function with one result; the result is typed."""
     result: Tensor = function.apply(*arguments)
     return result

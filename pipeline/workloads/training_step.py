@@ -1,7 +1,7 @@
-"""A training step: inputs to the device, forward, loss, backward, optimizer, each under an annotation of its phase.
+"""A training step: copy of inputs, forward, loss, backward, optimizer; each phase runs under an annotation.
 
-The annotations (`## data ##`, `## forward ##`...) are TorchRec's; traces and execution traces carry them, so that
-phases can be told apart in captured and in measured steps alike.
+The annotations (`## data ##`, `## forward ##`...) are TorchRec's. Profiler traces and execution traces contain them, so
+that captured and measured steps have the same phases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Batch = tuple[Tensor, ...]
 """Tensors of one batch, on the host."""
 
 OPTIMIZER_STATES = {"none": 0, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2}
-"""Tensors of a parameter's size that an optimizer keeps."""
+"""Optimizers -> number of tensors of a parameter's size that each keeps."""
 
 
 def phase(name: str) -> AbstractContextManager[Any]:
@@ -36,7 +36,10 @@ def phase(name: str) -> AbstractContextManager[Any]:
 def make_optimizer(
     name: str, parameters: Sequence[Tensor], lr: float = 1e-3, foreach: bool = True
 ) -> torch.optim.Optimizer | None:
-    """The optimizer of that name, over all parameters at once (`foreach`, CUDA's default) or one by one; None for "none"."""
+    """Make an optimizer by its name; None for "none".
+
+    It updates all parameters at once (`foreach`, CUDA's default) or one at a time.
+    """
     dense = list(parameters)
     if name == "none" or not dense:
         return None
@@ -50,12 +53,13 @@ def make_optimizer(
 def make_optimizers(
     name: str, module: nn.Module, dry: bool = False, foreach: bool = True
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers of a module's parameters; sparse gradients of Adagrad and Adam get one of their own.
+    """Make the optimizers of a module's parameters.
 
-    Where nothing is computed (`dry`), it is SGD, which capture expands (`pipeline.graph.sparse_optimizers`).
+    With Adagrad and Adam, parameters with sparse gradients have a separate optimizer. If nothing is computed (`dry`),
+    it is SGD, which capture replaces by the real optimizer (`pipeline.graph.sparse_optimizers`).
 
     Raises:
-        ConfigError: momentum is to be predicted for sparse gradients, whose sparse state capture cannot see.
+        ConfigError: momentum is requested for sparse gradients; capture cannot record its sparse state.
     """
     sparse = [
         part.weight for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
@@ -80,18 +84,18 @@ def make_optimizers(
 
 @dataclass
 class Step:
-    """One step of a workload, to be run again and again.
+    """One step of a workload, which can be run repeatedly.
 
     Args:
-        modules: everything with parameters.
+        modules: all modules with parameters.
         pool: batches on the host, used in turn.
         forward: (device tensors of a batch) -> output; runs under `## forward ##`.
-        loss: (output, device tensors) -> scalar; None when `forward` returns the loss already.
+        loss: (output, device tensors) -> scalar; None if `forward` already returns the loss.
         device: "cuda", "cpu" or "meta".
-        config: what it was made of.
+        config: the configuration of the step.
         in_kernel: parameters that the backward pass itself updates; they have neither gradient nor optimizer state.
-        procedure: replaces the whole step after the copies, for workloads with several backward passes; gets the device
-            tensors and the optimizers.
+        procedure: replaces the whole step after the copies, for workloads with several backward passes; its arguments
+            are the device tensors and the optimizers.
     """
 
     modules: Sequence[nn.Module]
@@ -116,7 +120,7 @@ class Step:
             raise ConfigError(f"model.read_loss={self.reads}: inference has no loss; take model.read_loss=never")
         for module in self.modules:
             module.train(self.training)
-            if not self.training:  # in training, what the user froze stays frozen
+            if not self.training:  # in training, parameters that the user froze stay frozen
                 module.requires_grad_(False)
         if self.pure:
             self._cast(stored_dtype(self.config))
@@ -133,7 +137,7 @@ class Step:
         self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]
 
     def run(self, number: int = 0) -> None:
-        """One step, on batch `number` of the pool (modulo its length)."""
+        """Run one step on batch `number` of the pool (modulo its length)."""
         with phase("data"):
             batch = tuple(to_device(tensor, self.device, self.waits) for tensor in self.pool[number % len(self.pool)])
         if self.procedure is not None and self.training:
@@ -145,11 +149,11 @@ class Step:
                 self.forward(*batch)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Mixed precision as the step's dtype asks; the meta device follows the rules of CUDA."""
+        """The context of mixed precision for the step's dtype; the meta device follows the rules of CUDA."""
         return autocast(self.device, self.dtype) if self.dtype in DTYPES and not self.pure else nullcontext()
 
     def _cast(self, dtype: torch.dtype) -> None:
-        """Modules, what the backward pass updates itself, and inputs, in place of fp32; indices stay what they are."""
+        """Cast modules, parameters in `in_kernel` and inputs from fp32 to `dtype`; indices are not cast."""
         dry = is_dry(self.device)
         for module in self.modules:
             if any(map(is_fake, module.parameters())):
@@ -178,13 +182,13 @@ class Step:
         self.read(value, "at_end")
 
     def zero_grad(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Drop gradients, or fill them with zeros if the configuration asks for that."""
+        """Delete gradients, or fill them with zeros if the configuration says so."""
         with phase("zero_grad"):
             for optimizer in optimizers:
                 optimizer.zero_grad(set_to_none=self.config.get("set_to_none", True))
 
     def read(self, loss: Tensor, when: str) -> None:
-        """Read the loss on the host if the configuration asks for it at this place (`model.read_loss`)."""
+        """Read the loss on the host if the configuration says so for this point of the step (`model.read_loss`)."""
         if self.reads == when:
             with phase("loss"):
                 read(loss)
@@ -195,17 +199,17 @@ class Step:
 
     @property
     def parameters_bytes(self) -> int:
-        """Weights, those that the backward pass updates itself included."""
+        """Bytes of all weights, including those that the backward pass itself updates."""
         return sum(t.nbytes for t in self.parameters()) + sum(t.nbytes for t in self.in_kernel)
 
     @property
     def buffers_bytes(self) -> int:
-        """Buffers of all modules (running statistics, masks)."""
+        """Bytes of the buffers of all modules (running statistics, masks)."""
         return sum(b.nbytes for module in self.modules for b in module.buffers())
 
     @property
     def gradient_bytes(self) -> int:
-        """Gradients that exist at once; sparse ones count the rows that a batch touches."""
+        """Bytes of the gradients that exist at the same time; a sparse gradient counts the rows that a batch uses."""
         if not self.training:
             return 0
         sparse = self._sparse_weights()
@@ -214,7 +218,7 @@ class Step:
 
     @property
     def optimizer_bytes(self) -> int:
-        """State of the optimizers."""
+        """Bytes of optimizer state."""
         if not self.training:
             return 0
         states = OPTIMIZER_STATES[str(self.config.get("optimizer", "sgd"))]
@@ -223,11 +227,11 @@ class Step:
 
     @property
     def input_bytes(self) -> int:
-        """One batch on the device."""
+        """Bytes of one batch on the device."""
         return sum(tensor.nbytes for tensor in self.pool[0])
 
     def _sparse_weights(self) -> dict[int, int]:
-        """Weights with sparse gradients by id, with the bytes of such a gradient (values and int64 indices)."""
+        """Ids of the weights with sparse gradients -> bytes of such a gradient (values and int64 indices)."""
         parts = [
             part
             for module in self.modules
@@ -242,10 +246,10 @@ class Step:
 
 
 def _check_pool(pool: object) -> None:
-    """Refuse what is no list of batches, each a tuple of tensors.
+    """Check that the pool is a list of batches, each a tuple of tensors.
 
     Raises:
-        InputError: as said.
+        InputError: it is not.
     """
     if isinstance(pool, Tensor) or not isinstance(pool, Sequence) or not pool:
         raise InputError("Step: pool is a list of batches, such as [(x, y)], of at least one")
@@ -258,12 +262,12 @@ def _check_pool(pool: object) -> None:
 
 
 def stored_dtype(config: Mapping[str, Any]) -> torch.dtype:
-    """What a workload's floating tensors are stored in: fp32, or the dtype of a model that lies in half precision."""
+    """The dtype of a workload's stored floating-point tensors: fp32, or the dtype of a model in half precision."""
     return DTYPES[str(config["dtype"])] if config.get("precision") == "pure" else torch.float32
 
 
 def _replace_parameters(module: nn.Module, dtype: torch.dtype) -> None:
-    """What `module.to(dtype)` does, for fake tensors, which cannot change their dtype in place; tied ones stay tied."""
+    """Do `module.to(dtype)` for fake tensors, which cannot change their dtype in place; tied parameters stay tied."""
     made: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, old in part.named_parameters(recurse=False):
@@ -275,21 +279,21 @@ def _replace_parameters(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _lowered(tensor: Tensor, dtype: torch.dtype, dry: bool) -> Tensor:
-    """An input of a model in `dtype`; one that is never read is made anew, so that it takes no memory."""
+    """Convert an input to `dtype`; if nothing is computed, it is a new tensor, which takes no memory."""
     if not tensor.is_floating_point():
         return tensor
     return torch.empty_like(tensor, dtype=dtype) if dry else tensor.to(dtype)
 
 
 def to_device(tensor: Tensor, device: str, waits: bool = False) -> Tensor:
-    """Copy to the device, the host waiting for it or not; a no-op where the device is the host."""
-    if is_fake(tensor):  # fake tensors know one device only: the copy is made visible by hand
+    """Copy to the device; `waits` makes the host wait. Nothing is done if the device is the host."""
+    if is_fake(tensor):  # fake tensors are on one device only, so the copy is made explicitly
         return torch.empty_like(tensor).copy_(tensor, non_blocking=not waits)
     return tensor.to(device, non_blocking=not waits)
 
 
 def channels_last(tensor: Tensor, dry: bool) -> Tensor:
-    """Images with their channels innermost (`dry`: without touching their memory); other tensors as they are."""
+    """Convert images to NHWC (`dry`: without touching their memory); other tensors are unchanged."""
     if tensor.dim() != 4:
         return tensor
     if dry:
@@ -298,10 +302,10 @@ def channels_last(tensor: Tensor, dry: bool) -> Tensor:
 
 
 def is_dry(device: str) -> bool:
-    """Whether nothing is computed: on the meta device, and under FakeTensorMode."""
+    """Whether nothing is computed: on the meta device or under FakeTensorMode."""
     return device == "meta" or is_fake(torch.empty(0))
 
 
 def host_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A host tensor that is never touched, so that it takes no memory."""
+    """Make a host tensor that is never touched, so that it takes no memory."""
     return torch.empty(*shape, dtype=dtype, device="cpu")

@@ -1,4 +1,4 @@
-"""Two translators: the Transformer (Vaswani et al. 2017, base) and a GNMT-like LSTM model (Wu et al. 2016)."""
+"""Two translation models: the Transformer (Vaswani et al. 2017, base) and a GNMT-like LSTM model (Wu et al. 2016)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Translator(nn.Module):
         self, width: int, heads: int, layers: int, vocabulary: int, tokens: int, eager: bool, shared: bool = False
     ) -> None:
         super().__init__()
-        self.eager = eager  # said outright, so that nothing compares the mask on the device
+        self.eager = eager  # given explicitly, so that PyTorch does not compare the mask on the device
         self.source = nn.Embedding(vocabulary, width)
         self.target = self.source if shared else nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.zeros(1, tokens, width))
@@ -44,8 +44,8 @@ class Translator(nn.Module):
 class Gnmt(nn.Module):
     """One bidirectional and three more encoder layers, additive attention, four decoder layers with residuals.
 
-    With `shared` source and target have one embedding; with `normalised` the attention's sum has a bias, and its scores a
-    direction and a length, as in NVIDIA's model.
+    `shared`: source and target have one common embedding. `normalised`: the attention adds a bias to its sums, and
+    the weight of its scores is a unit direction times a length, as in NVIDIA's model.
     """
 
     def __init__(
@@ -86,12 +86,13 @@ class Gnmt(nn.Module):
 
 
 def smoothed(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Cross entropy with smoothed labels: log-softmax in fp32, of which the label's and the mean over all are taken.
+    """Cross entropy with label smoothing: logits (N, vocabulary), labels (N,) -> scalar.
 
-    logits (N, vocabulary), labels (N,) -> scalar; the operators are those of NVIDIA's GNMT.
+    It combines the label's log-softmax (in fp32) and the mean over all classes. The operators are those of NVIDIA's
+    GNMT.
     """
     if logits.dtype is torch.float16 and logits.device.type != "cpu":
-        found = torch._log_softmax(logits, -1, True)  # one kernel; elsewhere a cast comes first
+        found = torch._log_softmax(logits, -1, True)  # one kernel; in other cases there is a cast before it
     else:
         found = logits.log_softmax(-1, dtype=torch.float32)
     own = -found.gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -99,7 +100,7 @@ def smoothed(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The step of a translator on random tokens."""
+    """Build the step of a translation model on random tokens."""
     tokens, vocabulary, width = (int(config[key]) for key in ("seq_len", "vocabulary", "width"))
     eager = config["architecture"] == "transformer" and config.get("attention", "eager") == "eager"
     shared, smoothing = bool(config.get("shared_embedding", False)), float(config.get("label_smoothing", 0.0))

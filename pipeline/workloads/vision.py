@@ -1,4 +1,4 @@
-"""ResNet-50 (He et al. 2016) and Inception v3 (Szegedy et al. 2016) in plain PyTorch, as torchvision sizes them."""
+"""ResNet-50 (He et al. 2016) and Inception v3 (Szegedy et al. 2016) in plain PyTorch, in torchvision's sizes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pipeline.workloads.inception import InceptionV3
 from pipeline.workloads.training_step import Step, host_empty, is_dry
 
 AUXILIARY_WEIGHT = 0.4
-"""Weight of the auxiliary head's loss (Szegedy et al. 2016, as torchvision trains it)."""
+"""Weight of the auxiliary head's loss, without unit (Szegedy et al. 2016; torchvision's training uses this value)."""
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions around a shortcut; the stride sits on the 3x3 one."""
+    """Convolutions of 1x1, 3x3 and 1x1 with a shortcut around them; the 3x3 convolution has the stride."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class ResNet50(nn.Module):
 
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The step of an image classifier on random images."""
+    """Build the step of an image classifier on random images."""
     resnet = config["architecture"] == "resnet"
     classes, side = int(config.get("classes", 1000)), int(config.get("image_size", 224 if resnet else 299))
     with torch.device(device):

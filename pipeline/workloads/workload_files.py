@@ -1,7 +1,7 @@
-"""Files outside the project that shape a workload: what its configuration names, and what that imports.
+"""Files outside the project that define a workload: files that its configuration names, and their imports.
 
-Snakemake sees the configuration alone; with a digest of these files among a rule's params, an edit to them makes the graph
-anew. Nothing is imported here: a module of the user's may do anything when it is.
+Snakemake sees only the configuration. A rule has a digest of these files among its params, so that the graph is
+captured again after an edit. This module imports none of them, because the import of a user's module may run any code.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def file_digests(model: Mapping[str, Any]) -> dict[str, str]:
-    """Digest by path, from the current folder, of each file that a workload's configuration names.
+    """Path (relative to the current folder) -> digest, for each file that a workload's configuration names.
 
-    These are table configurations, and the user's own module with those of its folder that it imports, directly or not.
+    These are table configurations, the user's own module, and the modules of its folder that it imports directly or
+    indirectly.
 
     Args:
-        model: the `model` section of a point. A file or module that is not there is left out: whoever builds the step
-            says so.
+        model: the `model` section of a point. A missing file or module is skipped; it is an error when the step is
+            built.
     """
     found: list[Path] = []
     if model.get("table_configs"):
@@ -39,20 +40,20 @@ def file_digests(model: Mapping[str, Any]) -> dict[str, str]:
 
 
 def table_configs_path(named: object) -> Path:
-    """Where `model.table_configs` lies: in the current folder, else in the project's."""
+    """Path of `model.table_configs`: in the current folder, else in the project's folder."""
     path = Path(str(named))
     return path if path.is_absolute() or path.is_file() else project_dir() / path
 
 
 def _modules(target: str) -> list[Path]:
-    """The file of a module and those that it imports from the folder in which it was found."""
+    """The file of a module, and the files that it imports from its own folder."""
     top = target.partition(".")[0]
     spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) if top else None
     places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
     if not places or not places[0]:
         return []
     root, waiting, seen = Path(places[0]).parent, [target], dict[Path, None]()
-    installed = any(part in _INSTALLED for part in root.parts)  # next to it lies everything else that is installed
+    installed = any(part in _INSTALLED for part in root.parts)  # all other installed packages are in the same folder
     while waiting:
         name = waiting.pop()
         if installed and name.partition(".")[0] != top:
@@ -65,7 +66,7 @@ def _modules(target: str) -> list[Path]:
 
 
 def _files(root: Path, name: str) -> Iterator[Path]:
-    """The module's file below a folder, after those of the packages around it; nothing for a module from elsewhere."""
+    """Yield the files of the enclosing packages and the module below a folder; none if the module is elsewhere."""
     place = root
     for part in name.split("."):
         place = place / part
@@ -75,10 +76,10 @@ def _files(root: Path, name: str) -> Iterator[Path]:
 
 
 def _imported(path: Path, root: Path) -> list[str]:
-    """Dotted names that a module imports anywhere in its code; of `from a import b`, `b` may be a module too."""
+    """Dotted names that a module imports anywhere in its code; in `from a import b`, `b` may also be a module."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # said when the step is built
+    except (SyntaxError, ValueError):  # the error is reported when the step is built
         return []
     package = path.parent.relative_to(root).parts
     names: list[str] = []

@@ -1,1 +1,1 @@
-"""How large the device calls of an operator are: one small function per kind of kernel, found by name (`registry.py`)."""
+"""Sizes of an operator's device calls: one small function per kind of kernel, found by name (`registry.py`)."""

@@ -1,4 +1,4 @@
-"""Convolutions: forward, gradient of the data, gradient of the weight, and their biases."""
+"""Sizes of convolutions: forward, gradient of the data, gradient of the weight, and biases."""
 
 from __future__ import annotations
 
@@ -69,17 +69,19 @@ def _dtype(node: Node, x: Tensor) -> str:
 
 
 def _pair(value: Any, default: int) -> tuple[int, int]:
-    """Along height and width, the last two of the dimensions."""
+    """An option's values along height and width (the last two dimensions)."""
     if isinstance(value, list) and value:
         return int(value[-2:][0]), int(value[-1])
     return (value, value) if isinstance(value, int) else (default, default)
 
 
 def _dims(node: Node, x: Tensor, w: Tensor, out: Tensor, first: int, transposed: bool) -> dict[str, int]:
-    """Dims as of the ordinary convolution; a transposed one is the data gradient of the convolution the other way.
+    """Dims of a convolution, in terms of a 2D convolution that is not transposed.
 
-    One along a line is that of an image of one row. One of volumes is the product of an image's convolution with a sample
-    per slice of the result, and with a channel per channel and slice of the window.
+    * A transposed convolution is the data gradient of the convolution in the opposite direction.
+    * A 1D convolution is a 2D convolution of images with one row.
+    * A 3D convolution is a 2D convolution with one sample per sample and slice of the result. Its channels are the
+      pairs of a channel and a slice of the window.
     """
     stride, padding = _pair(node.value(first), 1), _pair(node.value(first + 1), 0)
     dilation = _pair(node.value(first + 2), 1)
@@ -111,7 +113,7 @@ def _flops(dims: dict[str, int], w: Tensor, out: Tensor) -> float:
 
 
 def _output_shape(node: Node, x: Tensor, w: Tensor) -> tuple[int, ...]:
-    """Shape of the result where a trace holds none."""
+    """Shape of the result if the trace does not contain it."""
     if node.value(6, False):
         stride, padding = _pair(node.value(3), 1), _pair(node.value(4), 0)
         sides = [(x.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + w.shape[2 + i] for i in range(len(x.shape) - 2)]
@@ -126,7 +128,7 @@ def _output_shape(node: Node, x: Tensor, w: Tensor) -> tuple[int, ...]:
 
 @size("cudnn_convolution")
 def cudnn_convolution(node: Node, rule: Rule) -> list[Work] | None:
-    """cudnn_convolution(input, weight, padding, stride, dilation, groups, ..) of traces; its bias is added apart."""
+    """cudnn_convolution(input, weight, padding, stride, dilation, groups, ..) in traces, without its bias."""
     x, w = node.tensor(0), node.tensor(1)
     padding, stride, dilation, groups = (node.value(i) for i in (2, 3, 4, 5))
     values = (None, None, None, stride, padding, dilation, rule.family == "conv2d_backward_data", None, groups)

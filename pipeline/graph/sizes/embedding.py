@@ -1,8 +1,8 @@
-"""Embedding lookups and their gradients, as FBGEMM's fused operator and PyTorch's own make them.
+"""Sizes of embedding lookups and their gradients, for FBGEMM's fused operator and for PyTorch's operators.
 
-Dims: B samples, T tables of E rows and width D, L lookups per sample and table. Where tables differ, E and L are means
-(rounded) and `attributes` carries the lists. Bytes are the plain model's: every row read from DRAM, in 32-byte sectors
-(DESIGN section 2); kernel models that know the L2 cache use the dims instead.
+Dims: B samples, T tables of E rows and width D, L lookups per sample and table. If tables differ, E and L are means
+(rounded) and `attributes` contains the lists. Bytes are those of a model without a cache: every row is read from DRAM,
+in sectors of 32 bytes (docs/kernels.md). Kernel models that include the L2 cache use the dims instead.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 SECTOR = 32
 FEW_INDICES = 3072
-"""Indices up to which embedding_dense_backward runs one kernel without sorting (ATen/native/cuda/Embedding.cu; a change to
-6144 for newer GPUs was proposed, and is in no release)."""
+"""Maximum number of indices for which embedding_dense_backward runs one kernel without sorting.
+
+Source: ATen/native/cuda/Embedding.cu. A change to 6144 for newer GPUs was proposed, but is in no release.
+"""
 
 LONG_SEGMENT = 32
-"""Uses of one row from which FBGEMM gives it a whole block (`max_segment_length_per_warp`), not one warp."""
+"""Number of uses of one row from which FBGEMM updates it by a block, not by a warp (`max_segment_length_per_warp`)."""
 
 
 def sectors(bytes_: float) -> int:
-    """Bytes moved when whole sectors of 32 bytes are."""
+    """Round bytes up to whole sectors of 32 bytes."""
     return math.ceil(bytes_ / SECTOR) * SECTOR
 
 
@@ -39,7 +41,7 @@ def fused_forward(node: Node, rule: Rule) -> Work:
 
 @size("bounds_check")
 def bounds_check(node: Node, rule: Rule) -> list[Work]:
-    """FBGEMM's check of indices and offsets, after setting its counter of warnings to zero."""
+    """FBGEMM's check of indices and offsets; before it, the counter of warnings is set to zero."""
     indices = node.tensor(0)
     read = float(sum(t.bytes for t in node.tensors()))
     dims = {"B": 1, "H": indices.numel, "inputs": int(read), "outputs": 0}
@@ -51,10 +53,10 @@ def bounds_check(node: Node, rule: Rule) -> list[Work]:
 
 @size("fused_backward")
 def fused_backward(node: Node, rule: Rule) -> list[Work]:
-    """FBGEMM's backward pass with the optimizer inside: 14 launches as `v100x8_dlrm` shows them (there with Adagrad).
+    """FBGEMM's backward pass with the optimizer inside: 14 launches, as in the trace `v100x8_dlrm` (with Adagrad).
 
-    Indices are made linear over all tables, sorted, and cut into runs of one row; rows with few uses are updated by a
-    warp each, rows with many by a block each.
+    Indices are converted to linear indices over all tables, sorted, and split into segments of one row. A warp updates
+    a row with few uses, a block updates a row with many uses.
     """
     gradient, weight = node.tensor(0), node.tensor(1)
     shape = _fused_shape(node, weight)
@@ -93,7 +95,7 @@ def bag_forward(node: Node, rule: Rule) -> Work:
 
 @size("bag_backward")
 def bag_backward(node: Node, rule: Rule) -> list[Work]:
-    """EmbeddingBag's gradient: rows of the output's gradient repeated (sparse), or summed into a dense one.
+    """EmbeddingBag's gradient: rows of the output's gradient are repeated (sparse) or summed (dense).
 
     Source: ATen/native/EmbeddingBag.cpp `_embedding_bag_sparse_backward`, ATen/native/cuda/EmbeddingBag.cu and
     EmbeddingBackwardKernel.cu.
@@ -106,7 +108,7 @@ def bag_backward(node: Node, rule: Rule) -> list[Work]:
         moved = float(count * dim * DTYPE_BYTES.get(gradient.dtype, 4))
         shape = _bag_shape(Tensor((rows, dim), gradient.dtype), indices, bags)
         dims, lists = _dims(shape, [0])
-        read = float(gradient.bytes) + 16.0 * count  # gradient rows repeat within a bag: from the cache
+        read = float(gradient.bytes) + 16.0 * count  # gradient rows repeat within a bag and come from the cache
         return [Work(dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=_describe(node, lists))]
     weight = Tensor((rows, dim), gradient.dtype)
     return _dense_gradient(_bag_shape(weight, indices, bags), weight, count, node, "dense")
@@ -122,8 +124,9 @@ def lookup_rows(node: Node, rule: Rule) -> Work:
 
 @size("rows_backward")
 def rows_backward(node: Node, rule: Rule) -> list[Work]:
-    """embedding_dense_backward(grad, indices, num_weights, ..): zeros, and one kernel for few indices, else the sorted
-    form (ATen/native/cuda/Embedding.cu).
+    """embedding_dense_backward(grad, indices, num_weights, ..).
+
+    For few indices it fills zeros and runs one kernel, otherwise it sorts the indices (ATen/native/cuda/Embedding.cu).
     """
     gradient, indices = node.tensor(0), node.tensor(1)
     weight = Tensor((int(node.value(2, indices.numel)), gradient.shape[-1]), gradient.dtype)
@@ -136,15 +139,20 @@ def rows_backward(node: Node, rule: Rule) -> list[Work]:
 
 @size("bag_weights_backward")
 def bag_weights_backward(node: Node, rule: Rule) -> Work:
-    """The gradient of EmbeddingBag's weights per sample: for every lookup the product of a row of the output's gradient with a
-    row of the table (ATen/native/cuda/EmbeddingBag.cu).
+    """The gradient of EmbeddingBag's weights per sample.
+
+    For every lookup it is the product of a row of the output's gradient and a row of the table
+    (ATen/native/cuda/EmbeddingBag.cu).
     """
     return _looked_up(node.tensor(0), node.tensor(2).numel, reads=2, writes=False)
 
 
 @size("renormed_rows")
 def renormed_rows(node: Node, rule: Rule) -> Work:
-    """embedding_renorm_: the rows looked up are read, and written where they are too long (ATen/native/cuda/Embedding.cu)."""
+    """embedding_renorm_: reads the looked-up rows and writes those with a too large norm.
+
+    Source: ATen/native/cuda/Embedding.cu.
+    """
     return _looked_up(node.tensor(0), node.tensor(1).numel, reads=1, writes=True)
 
 
@@ -164,14 +172,17 @@ def _fused_shape(node: Node, weight: Tensor) -> dict[str, Any]:
 
 
 def _bag_shape(weight: Tensor, indices: Tensor, bags: int) -> dict[str, Any]:
-    """Bags may differ in length, and offsets may hold their end too: lookups are what a bag holds in the mean."""
+    """Shape of a lookup in bags; the number of lookups is the mean length of a bag.
+
+    The mean is used because bags may differ in length, and because offsets may also contain the end of the last bag.
+    """
     batch = max(1, bags)
     mean = indices.numel / batch
     return _shape(batch, [weight.shape[0]], [int(mean) if mean.is_integer() else mean], weight)
 
 
 def _shape(batch: int, rows: Sequence[int], lookups: Sequence[float], weight: Tensor) -> dict[str, Any]:
-    """Samples, and rows and lookups by table; the tables' width and dtype are those of a weight."""
+    """Number of samples, and rows and lookups of each table; the width and dtype of tables are those of the weight."""
     return {"B": batch, "T": len(rows), "rows": rows, "lookups": lookups, "D": weight.shape[-1],
             "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
 
@@ -212,12 +223,15 @@ def _lookup(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -
 
 
 def _update(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -> Work:
-    """Rows read and written; the output's gradient read once per sample and table (cached between lookups)."""
+    """Update of rows: rows are read and written.
+
+    The output's gradient is read once per sample and table, because it is cached between lookups.
+    """
     dims, lists = _dims(shape, tables)
     row = sectors(shape["element"] * shape["D"])
     uses = float(shape["B"] * sum(lists["lookups"]))
     distinct = sum(distinct_rows(rows, shape["B"] * n) for rows, n in zip(lists["rows"], lists["lookups"], strict=True))
-    if not tables:  # launched all the same, and finds nothing to do
+    if not tables:  # the kernel is launched, but has no work
         empty = {"B": 1, "H": 1, "inputs": SECTOR, "outputs": 0}
         return Work(empty, 0.0, float(SECTOR), 0.0, shape["dtype"], "index", f"{op}_empty")
     gradient = float(shape["B"] * len(tables) * row)
@@ -231,7 +245,7 @@ def distinct_rows(rows: int, uses: int) -> float:
 
 
 def _dense_gradient(shape: dict[str, Any], weight: Tensor, count: int, node: Node, op: str) -> list[Work]:
-    """Zeros, sorted indices, segments of one row each, and the kernels that sum them."""
+    """Dense gradient: fill zeros, sort indices, find segments of one row each, and sum each segment."""
     line = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
     small = Work(line, float(count), 8.0 * count, 8.0 * count, "int64", "elementwise", "index_arithmetic")
     step = Work(line, float(count), 8.0 * count, 8.0 * count, "int64", "sort", "segments")
@@ -243,6 +257,6 @@ def _dense_gradient(shape: dict[str, Any], weight: Tensor, count: int, node: Nod
 
 
 def _is_sparse(node: Node) -> bool:
-    """The `sparse` flag of _embedding_bag_backward stands after scale_grad_by_freq and mode."""
+    """The `sparse` flag of _embedding_bag_backward, an argument after scale_grad_by_freq and mode."""
     flags = [v for v in node.values if isinstance(v, bool)]
     return len(flags) > 1 and flags[1]

@@ -1,9 +1,10 @@
-"""How many launches cuBLAS and cuDNN make for one operator.
+"""Number of launches that cuBLAS and cuDNN make for one operator.
 
-The libraries choose among algorithms by shape, with rules they do not publish. The ones here are read off public data:
-the kernels that ran for every `linear` and `conv` row of the NeuSight set, and the traces named in `opmap.yaml`. Only
-one call of an operator carries its work; the launches around it (offsets, transforms, reductions of split products)
-cost the host a launch each; their device time is within what the operator's kernel model was measured with.
+The libraries choose an algorithm by shape, with rules that they do not publish. The rules here are derived from public
+data: the kernels that ran for every `linear` and `conv` row of the NeuSight set, and the traces named in `opmap.yaml`.
+
+Only one call of an operator has its work. Each other launch (offsets, transforms, reductions of split products) costs
+the host one launch. Its device time is already included in the measurements of the operator's kernel model.
 """
 
 from __future__ import annotations
@@ -11,25 +12,29 @@ from __future__ import annotations
 from pipeline.graph.sizes.vocabulary import Work
 
 TILE = 128
-"""Side of the common cuBLAS tile."""
+"""Side of the most common output tile of cuBLAS, in elements."""
 
 SMALL_IMAGE = 45
-"""Image side up to which a 3x3 convolution on many channels runs as non-fused Winograd (most of NeuSight's `conv`
-rows do on A100, T4 and V100; on larger images fewer than half)."""
+"""Largest image side, in pixels, for which a 3x3 convolution on many channels runs as non-fused Winograd.
+
+Most of NeuSight's `conv` rows up to this size do so on A100, T4 and V100; for larger images fewer than half do.
+"""
 
 
 def splits_product(m: int, n: int, k: int, turned: bool, sms: int, capability: float) -> bool:
-    """Whether a product (m x n) by (n x k), n the reduction, is split along its reduction.
+    """Whether cuBLAS splits a product (m x n) by (n x k) along its reduction dimension n.
 
-    A second launch goes with it: a reduction of the parts after it, or a memset of the result before it. By
-    architecture, with the share of NeuSight's `linear` rows (cuBLAS 12.1, which shows only reductions and the grid's
-    depth) that agree; on Ampere the traces (older cuBLAS) split more than those rows, and decide.
+    A split product has a second launch: a reduction of the parts after it, or a memset of the result before it.
+
+    The rules depend on the architecture. The comments give the share of NeuSight's `linear` rows that agree with a
+    rule. These rows are from cuBLAS 12.1 and show only reductions and the depth of the grid. On Ampere, the traces
+    (older cuBLAS) split more products than NeuSight's rows; the rule follows the traces.
 
     Args:
         m: rows.
-        n: the reduction.
+        n: length of the reduction.
         k: columns.
-        turned: whether the second factor is a transposed one, as a layer's weight is in the forward pass.
+        turned: whether the second factor is transposed, as a layer's weight is in the forward pass.
         sms: multiprocessors of the GPU.
         capability: compute capability of the GPU.
     """
@@ -47,14 +52,14 @@ def splits_product(m: int, n: int, k: int, turned: bool, sms: int, capability: f
 
 
 def convolution_extra(family: str, dims: dict[str, int], dtype: str) -> list[Work]:
-    """The launches beside a convolution, by direction (read off rtx2080ti_resnet and v100_ddp)."""
+    """The additional launches of a convolution, by direction (derived from rtx2080ti_resnet and v100_ddp)."""
     kernel, square, side = dims["kernel_size"], "kernel_size_w" not in dims, dims["input_size"]
     winograd = kernel == 3 and square and dims["stride"] == 1 and dims["in_channels"] > 32 and dims["groups"] == 1
     nonfused = winograd and side <= SMALL_IMAGE and dims["B"] > 9
     forward, data, weight = (3 if nonfused else 1), (3 if nonfused else 1 if winograd else 2), (3 if winograd else 1)
     if kernel == 3 and dims["stride"] == 2 and dims["groups"] == 1 and dims["in_channels"] > 32:
         data, weight = 3, 2
-    if kernel == 1 and dims["stride"] == 1:  # a product per image while images are large
+    if kernel == 1 and dims["stride"] == 1:  # one matrix product per image if images are large
         data = 0 if side >= 20 else 2 if side >= 10 else 4
         weight = 1 if side >= 10 else 2
     counts = {"conv2d_forward": forward, "conv2d_backward_data": data, "conv2d_backward_weight": weight}

@@ -1,4 +1,4 @@
-"""Matrix products: (B x M x N) times (N x K), N the reduction dimension."""
+"""Sizes of matrix products (B x M x N) times (N x K); N is the reduction dimension."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 @size("matmul")
 def matmul(node: Node, rule: Rule) -> list[Work] | None:
-    """mm, addmm, bmm, baddbmm: the last two tensors are the factors, one before them is added.
+    """mm, addmm, bmm, baddbmm: the last two tensors are the factors; a tensor before them is added.
 
-    A bias vector goes into cuBLASLt's epilogue, which PyTorch uses where both the reduction and the output are wider
-    than 1; otherwise it is copied into the result first (ATen/native/cuda/Blas.cpp, `addmm_out_cuda_impl`).
+    A bias vector is added in cuBLASLt's epilogue. PyTorch uses it if both the reduction and the output are wider than
+    1. Otherwise the bias is first copied into the result (ATen/native/cuda/Blas.cpp, `addmm_out_cuda_impl`).
     """
     tensors = [argument for argument in node.inputs if isinstance(argument, Tensor)]
     a, b = tensors[-2], tensors[-1]
@@ -37,15 +37,16 @@ def matmul(node: Node, rule: Rule) -> list[Work] | None:
     operation = rule.op if added is not None or rule.family != "gemm" else "mm"
     dtype = "tf32" if node.attributes.get("tf32") and a.dtype == "fp32" else a.dtype
     works.append(Work(dims, 2.0 * batch * m * n * k, read, float(out.bytes), dtype, op=operation))
-    turned = dims["trans_b"] == 1 or (dims["trans_b"] is None and added is not None)  # a layer's weight
+    turned = dims["trans_b"] == 1 or (dims["trans_b"] is None and added is not None)  # the weight of a layer
     split = batch == 1 and splits_product(m, n, k, turned, rule.sms, rule.capability)
     return [*works, auxiliary(dtype, "split_k")] if split else works
 
 
 @size("addbmm")
 def addbmm(node: Node, rule: Rule) -> list[Work] | None:
-    """addbmm(added, a, b): what is added becomes the result, to which one product after the other is added in place
-    (ATen/native/LinearAlgebra.cpp).
+    """addbmm(added, a, b): `added` is copied to the result, then each product is added in place, one after the other.
+
+    Source: ATen/native/LinearAlgebra.cpp.
     """
     added, *factors = (node.tensor(i) for i in range(3))
     pair = tuple(Tensor(t.shape[1:], t.dtype, t.strides and t.strides[1:]) for t in factors)
@@ -60,14 +61,18 @@ def addbmm(node: Node, rule: Rule) -> list[Work] | None:
 
 
 GROUPED_KERNEL = range(9, 11)
-"""Major compute capabilities for which PyTorch has a kernel for groups in bf16 (ATen/native/cuda/GroupedBlas.cpp)."""
+"""Major compute capabilities for which PyTorch has a grouped bf16 kernel (ATen/native/cuda/GroupedBlas.cpp)."""
 
 
 @size("grouped")
 def grouped(node: Node, rule: Rule) -> list[Work] | None:
-    """_grouped_mm(a, b, offsets): each group of rows, columns or summands of a side that has two dimensions, against its own
-    matrix; how long groups are is data, and taken as even. One kernel in bf16 on Hopper and Blackwell; elsewhere the host
-    reads the offsets, waiting for them, and launches a product a group (`_grouped_mm_fallback` in GroupedMMUtils.h).
+    """_grouped_mm(a, b, offsets): multiplies each group of rows, columns or summands by its own matrix.
+
+    A factor with two dimensions is split into groups. The lengths of groups are data; equal lengths are assumed.
+
+    * In bf16 on Hopper and Blackwell this is one kernel.
+    * Otherwise the host waits for the offsets, reads them, and launches one product per group
+      (`_grouped_mm_fallback` in GroupedMMUtils.h).
     """
     a, b = node.tensor(0), node.tensor(1)
     offsets = node.inputs[2] if len(node.inputs) > 2 else None
@@ -76,7 +81,7 @@ def grouped(node: Node, rule: Rule) -> list[Work] | None:
     if not groups * m * n * k:
         return None
     flat = (len(a.shape) == 2, len(b.shape) == 2)
-    once = 1 if any(flat) else groups  # a side that is split among the groups is whole in the sizes read above
+    once = 1 if any(flat) else groups  # the sizes read above are of all groups if a factor is split into groups
     flops = 2.0 * once * m * n * k
     if flat == (True, True):
         n = -(-n // groups)
@@ -96,7 +101,7 @@ def grouped(node: Node, rule: Rule) -> list[Work] | None:
 
 @size("linear")
 def linear(node: Node, rule: Rule) -> list[Work] | None:
-    """linear as one operator (CPU): input (..., N), weight (K, N), optional bias."""
+    """linear as one operator (on a CPU): input (..., N), weight (K, N), optional bias."""
     x, w = node.tensor(0), node.tensor(1)
     rows, width = x.rows_width()
     flat = replace(node, inputs=(Tensor((rows, width), x.dtype), Tensor((w.shape[1], w.shape[0]), w.dtype, (1, width))),
@@ -119,7 +124,7 @@ def _factor_size(b: Tensor, batch: int) -> int:
 
 
 def _transposed(tensor: Tensor) -> int | None:
-    """1 where columns lie next to each other; None where strides are unknown."""
+    """1 if a matrix is stored transposed (column by column), else 0; None if strides are unknown."""
     if tensor.strides is None or len(tensor.shape) < 2:
         return None if tensor.strides is None else 0
     return int(tensor.strides[-1] != 1 and tensor.shape[-1] > 1 and tensor.strides[-2] == 1)

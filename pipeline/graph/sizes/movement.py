@@ -1,4 +1,4 @@
-"""Kernels that move or arrange data: concatenation, gathers and scatters, sorting, the interaction's index."""
+"""Sizes of kernels that move or arrange data: concatenation, gathers and scatters, sorting, DLRM's interaction."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from pipeline.graph.sizes.vocabulary import (
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 CAT_BATCH = 128
-"""Tensors that one launch of CatArrayBatchedCopy takes (ATen/native/cuda/Shape.cu)."""
+"""Maximum number of tensors in one launch of CatArrayBatchedCopy (ATen/native/cuda/Shape.cu)."""
 
 SINGLE_TILE_SORT = 4096
-"""Elements up to which CUB's radix sort runs as one kernel on one block (256 threads x 16 items, about)."""
+"""Maximum number of elements that CUB's radix sort handles in one kernel with one block (about 256 threads x 16)."""
 
 RADIX_BITS = 8
-"""Key bits that one pass of CUB's onesweep radix sort handles."""
+"""Number of key bits that one pass of CUB's onesweep radix sort handles."""
 
 
 @size("concat")
 def concat(node: Node, rule: Rule) -> list[Work] | None:
-    """cat: every element read and written once; long lists take several launches."""
+    """cat: every element is read and written once; long lists need several launches."""
     if not node.tensors():
         raise LookupError(f"{node.name}: no shapes")
     parts = [t for t in on_device(node.tensors()) if t.numel]
@@ -56,7 +56,7 @@ def concat(node: Node, rule: Rule) -> list[Work] | None:
 
 @size("slice_backward")
 def slice_backward(node: Node, rule: Rule) -> list[Work]:
-    """slice_backward and select_backward: zeros of the whole, then a copy of the part."""
+    """slice_backward and select_backward: fill the whole tensor with zeros, then copy the part."""
     part = node.tensor(0)
     whole = node.result() or part
     copy_dims = {**rows_width(part), "bytes": part.bytes, "inputs": part.bytes, "outputs": part.bytes}
@@ -70,7 +70,7 @@ def slice_backward(node: Node, rule: Rule) -> list[Work]:
 
 @size("gather")
 def gather(node: Node, rule: Rule) -> Work | None:
-    """Rows or elements picked by an index: as many bytes read as written, and the index."""
+    """Rows or elements picked by an index: reads the index and as many bytes as it writes."""
     result = plain_result(node)
     if not result.numel:
         return None
@@ -82,7 +82,7 @@ def gather(node: Node, rule: Rule) -> Work | None:
 
 @size("scatter")
 def scatter(node: Node, rule: Rule) -> Work | None:
-    """Elements written (or added) where an index says: the values read, their places read and written."""
+    """Elements written (or added) at the positions of an index: reads the values, reads and writes their targets."""
     values = max(on_device(node.tensors())[1:] or node.tensors(), key=lambda t: t.bytes)
     if not values.numel:
         return None
@@ -93,7 +93,7 @@ def scatter(node: Node, rule: Rule) -> Work | None:
 
 @size("index")
 def index(node: Node, rule: Rule) -> Work | None:
-    """index with tensors of indices; the lower triangle of DLRM's interaction is a family of its own."""
+    """index with tensors of indices; the lower triangle of DLRM's interaction has its own family."""
     found = gather(node, rule)
     features = _triangle(node.tensor(0), node.results()[:1])
     if found is not None and features:
@@ -104,8 +104,12 @@ def index(node: Node, rule: Rule) -> Work | None:
 
 @size("nonzero")
 def nonzero(node: Node, rule: Rule) -> list[Work]:
-    """nonzero: CUB counts what is true, the host reads the count and waits, CUB puts the places of what is true in a row (two
-    kernels), and one more makes an index of each dimension out of every place.
+    """nonzero, in four steps.
+
+    1. CUB counts the true elements.
+    2. The host waits for the count and reads it.
+    3. CUB writes the positions of the true elements to a list (two kernels).
+    4. One kernel converts each position to an index per dimension.
     """
     result = node.result()
     return _places(node.tensor(0), result.shape[0] if result and result.shape else node.tensor(0).numel)
@@ -113,7 +117,10 @@ def nonzero(node: Node, rule: Rule) -> list[Work]:
 
 @size("nonzero_of_masks")
 def nonzero_of_masks(node: Node, rule: Rule) -> list[Work]:
-    """An index that has masks among its indices finds their places first (`expandTensors` in ATen/native/IndexingUtils.h)."""
+    """`nonzero` of each mask among the indices, which runs before an index.
+
+    Source: `expandTensors` in ATen/native/IndexingUtils.h.
+    """
     masks = [t for t in node.tensors()[1:] if t.dtype in ("bool", "uint8") and not t.host and t.shape]
     picked = node.tensors()[-1] if node.name.startswith(("aten::index_put", "aten::_index_put")) else node.result()
     masks = masks if picked not in masks or len(masks) > 1 else []
@@ -136,10 +143,11 @@ def _places(mask: Tensor, count: int) -> list[Work]:
 
 @size("index_put")
 def index_put(node: Node, rule: Rule) -> list[Work] | None:
-    """index_put with accumulation: positions are wrapped, made linear and sorted, then added segment by segment.
+    """index_put: without accumulation one kernel; with accumulation the steps below.
 
-    The calls are those seen in `v100x8_dlrm` (there with indices on the host, whose arithmetic is then no device call);
-    without accumulation there is one kernel.
+    Positions are wrapped, converted to linear indices and sorted. Then values are added segment by segment. The calls
+    are those in the trace `v100x8_dlrm`. In that trace the indices are on the host, so their arithmetic is no device
+    call.
     """
     target = node.tensor(0)
     tensors = [t for t in node.tensors()[1:] if not (t.host and not t.shape)]
@@ -162,14 +170,14 @@ def index_put(node: Node, rule: Rule) -> list[Work] | None:
 
 
 def scatter_into(values: Tensor, indices: list[Tensor]) -> Work:
-    """Adds values to their places: values read, places read and written."""
+    """Add values to elements of a tensor: reads the values, reads and writes their targets."""
     read = 2.0 * values.bytes + sum(t.bytes for t in indices)
     dims = {**rows_width(values), "inputs": int(read), "outputs": values.bytes}
     return Work(dims, float(values.numel), read, float(values.bytes), values.dtype, "index", "index_put")
 
 
 def sort_works(count: int, key_bits: int, pair_bytes: float) -> list[Work]:
-    """CUB's radix sort of pairs: one kernel when small, else histogram, scan and one pass per 8 bits of the key."""
+    """CUB's radix sort of pairs: one kernel if small, else a histogram, a scan and one pass per 8 bits of the key."""
     dims = {"B": 1, "H": count, "bytes": int(count * pair_bytes)}
     moved = count * pair_bytes
     if count <= SINGLE_TILE_SORT:
@@ -186,14 +194,14 @@ def sort_works(count: int, key_bits: int, pair_bytes: float) -> list[Work]:
 
 @size("sort")
 def sort(node: Node, rule: Rule) -> list[Work]:
-    """sort, unique, topk: the radix sort of what is given."""
+    """sort, unique, topk: a radix sort of the input."""
     x = node.tensor(0)
     return sort_works(x.numel, 8 * DTYPE_BYTES.get(x.dtype, 4), DTYPE_BYTES.get(x.dtype, 4) + 8.0)
 
 
 @size("nothing_known")
 def nothing_known(node: Node, rule: Rule) -> Work | None:
-    """An operator that no rule covers: its bytes are all we know; it is counted as unmodelled."""
+    """An operator without a rule: only its bytes are known; it is counted as not modelled."""
     result = plain_result(node)
     read, written = read_bytes(node.tensors()), float(sum(t.bytes for t in on_device(node.results())))
     if not read + written:
@@ -202,7 +210,10 @@ def nothing_known(node: Node, rule: Rule) -> Work | None:
 
 
 def _triangle(square: Tensor, picked: list[Tensor]) -> int:
-    """F where a (B, F, F) tensor and F(F-1)/2 picked elements a sample say that this is the interaction's index."""
+    """F if this is the index of DLRM's interaction, else 0.
+
+    That index picks F(F-1)/2 elements per sample from a (B, F, F) tensor.
+    """
     if len(square.shape) != 3 or square.shape[1] != square.shape[2] or not picked:
         return 0
     features = square.shape[1]
@@ -214,7 +225,7 @@ def _widths(parts: list[Tensor]) -> list[int]:
 
 
 def contiguous_copy(values: Tensor) -> list[Work]:
-    """The copy that makes a tensor's elements lie row by row; none where they do."""
+    """The copy that makes a tensor contiguous; none if it already is."""
     if values.contiguous:
         return []
     dims = {**rows_width(values), "bytes": values.bytes, "inputs": values.bytes, "outputs": values.bytes}
@@ -223,21 +234,21 @@ def contiguous_copy(values: Tensor) -> list[Work]:
 
 @size("item")
 def item(node: Node, rule: Rule) -> Work | None:
-    """`.item()`: a few bytes to pageable host memory, for which the host waits."""
+    """`.item()`: a copy of a few bytes to pageable host memory; the host waits for it."""
     x = node.tensors()[0]
     return None if x.host else read_by_host(x)
 
 
 @size("index_put_nested")
 def index_put_nested(node: Node, rule: Rule) -> list[Work] | None:
-    """_index_put_impl_ in a trace: its arithmetic and copies are operators under it; sort and addition are its own."""
+    """_index_put_impl_ in a trace: only sort and addition, because arithmetic and copies are child operators."""
     works = index_put(node, rule)
     return None if works is None else [w for w in works if w.family in ("sort", "index", "tril_index_backward")]
 
 
 @size("pad")
 def pad(node: Node, rule: Rule) -> Work:
-    """constant_pad_nd: the input copied into the middle of the filled result."""
+    """constant_pad_nd: copies the input into the middle of the filled result."""
     x = node.tensor(0)
     dims = {**rows_width(x), "bytes": x.bytes, "inputs": x.bytes, "outputs": x.bytes}
     return Work(dims, 0.0, float(x.bytes), float(x.bytes), x.dtype, op="transpose")
@@ -245,13 +256,16 @@ def pad(node: Node, rule: Rule) -> Work:
 
 @size("interaction")
 def interaction(node: Node, rule: Rule) -> Work:
-    """DLRM's dot products as one kernel: vectors (B, F, D) read, the joined row of each sample written."""
+    """DLRM's dot products as one kernel: reads vectors (B, F, D), writes one joined row per sample."""
     return _interaction(node, node.tensor(0), read_bytes([node.tensor(0)]), back=1.0)
 
 
 @size("interaction_backward")
 def interaction_backward(node: Node, rule: Rule) -> Work:
-    """Its gradient: the joined rows' gradient and the vectors read; one of the vectors and of the first written."""
+    """Gradient of `interaction`: reads the gradient of the joined rows and the vectors.
+
+    It writes the gradient of the vectors and that of the first vector (the bottom MLP's output).
+    """
     return _interaction(node, node.tensor(1), read_bytes(node.tensors()), back=2.0)
 
 

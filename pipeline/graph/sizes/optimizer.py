@@ -1,4 +1,4 @@
-"""Optimizer kernels over lists of tensors (`torch._foreach_*`)."""
+"""Sizes of optimizer kernels over lists of tensors (`torch._foreach_*`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pipeline.graph.table import Node
 CHUNK_ELEMENTS = 65536
 MAX_BLOCKS = 320
 MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
-"""Limits of one launch by number of lists (ATen/native/cuda/MultiTensorApply.cuh)."""
+"""Maximum number of tensors per list in one launch, by number of lists (ATen/native/cuda/MultiTensorApply.cuh)."""
 
 
 @size("foreach")
 def foreach(node: Node, rule: Rule) -> list[Work] | None:
-    """One fused kernel per group of chunks; options: `lists` read, `written` lists, `depth` for the launch limits.
+    """One fused kernel per group of chunks; it reads all lists on the device.
 
-    A list of scalars that is given on the host takes no traffic.
+    Options: `written` is the number of lists that are written (default 1). `depth` is the number of lists for the
+    launch limits (default: all lists). A list of scalars on the host causes no traffic.
     """
     if not node.tensors():
         raise LookupError(f"{node.name}: no shapes")
@@ -38,8 +39,10 @@ def foreach(node: Node, rule: Rule) -> list[Work] | None:
 
 @size("fused_optimizer")
 def fused_optimizer(node: Node, rule: Rule) -> list[Work] | None:
-    """_fused_adam_ and its like, a whole update in one kernel per group of chunks: parameters, gradients and states are read,
-    all but the gradients written back (ATen/native/cuda/fused_adam_utils.cuh). Counters of steps are no such list.
+    """_fused_adam_ and similar operators: a whole update in one kernel per group of chunks.
+
+    Parameters, gradients and states are read, and all except the gradients are written
+    (ATen/native/cuda/fused_adam_utils.cuh). The step counters are not counted.
     """
     lists = [argument for argument in node.inputs if isinstance(argument, tuple)]
     whole = [found for found in lists if [t.shape for t in found] == [t.shape for t in lists[0]]]
@@ -49,7 +52,7 @@ def fused_optimizer(node: Node, rule: Rule) -> list[Work] | None:
 
 @size("foreach_norm")
 def foreach_norm(node: Node, rule: Rule) -> list[Work] | None:
-    """_foreach_norm: the chunks' norms, then one kernel that joins them."""
+    """_foreach_norm: the norms of the chunks, then one kernel that combines them."""
     works = foreach(node, rule)
     if works:
         count = sum(work.dims["tensors"] or 0 for work in works)
@@ -59,10 +62,11 @@ def foreach_norm(node: Node, rule: Rule) -> list[Work] | None:
 
 
 def launches(sizes: Sequence[int], depth: int) -> list[tuple[int, int]]:
-    """(elements, tensors) of every launch that multi_tensor_apply makes for tensors of these sizes.
+    """(elements, tensors) of every launch of multi_tensor_apply for tensors of these sizes.
 
-    Follows the loop in MultiTensorApply.cuh: a launch goes out when it holds the most tensors, the most blocks, or the
-    last chunk of all; a tensor whose chunks are not all out stays for the next launch.
+    The function follows the loop in MultiTensorApply.cuh. A launch is made as soon as it has the maximum number of
+    tensors, the maximum number of blocks, or the last chunk of all. If chunks of a tensor are left, the tensor is also
+    part of the next launch.
     """
     found: list[tuple[int, int]] = []
     tensors = blocks = elements = 0

@@ -1,4 +1,4 @@
-"""Kernels that read and write each element once: elementwise operators, fills, copies, reductions, losses."""
+"""Sizes of kernels that touch each element once: elementwise operators, fills, copies, reductions, losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KERNEL = "cudaLaunchKernel"
 
 @size("elementwise")
 def elementwise(node: Node, rule: Rule) -> Work | None:
-    """One kernel over the result; option `scalar` names the op when the second operand is a plain number."""
+    """One kernel over the result; option `scalar` is the op if the second operand is a plain number."""
     result = _largest(node)
     if not result.numel:
         return None
@@ -41,7 +41,7 @@ def elementwise(node: Node, rule: Rule) -> Work | None:
 
 @size("unary_in_turn")
 def unary_in_turn(node: Node, rule: Rule) -> list[Work] | None:
-    """`count` kernels one after the other, each reading and writing the result's elements once."""
+    """`count` kernels in sequence; each reads and writes the elements of the result once."""
     one = elementwise(node, rule)
     return None if one is None else [one] * int(rule.options["count"])
 
@@ -70,15 +70,15 @@ def diagonal(node: Node, rule: Rule) -> Work | None:
 
 @size("fill_input")
 def fill_input(node: Node, rule: Rule) -> Work | None:
-    """Zeros of the second input's shape: the gradient that a scatter then fills."""
+    """Zeros in the shape of the second input: the gradient to which a scatter then writes."""
     return filled(node.tensor(1))
 
 
 @size("copy")
 def copy(node: Node, rule: Rule) -> Work | None:
-    """copy_ and what makes one: a memory copy where both sides lie alike, else an elementwise kernel.
+    """copy_ and operators that copy: a memory copy if both sides have the same layout, else an elementwise kernel.
 
-    Inputs are (target, source) for `copy_`, (source,) for clone, contiguous and the like.
+    Inputs are (target, source) for `copy_`, and (source,) for clone, contiguous and similar operators.
     """
     tensors = node.tensors()
     if not tensors:
@@ -107,7 +107,7 @@ def copy(node: Node, rule: Rule) -> Work | None:
 
 @size("clone")
 def clone(node: Node, rule: Rule) -> Work | None:
-    """A copy into a fresh tensor: keeps the layout, unless `memory_format` (a number: 0 contiguous) asks otherwise."""
+    """A copy to a new tensor; the layout is kept unless `memory_format` (a number; 0 is contiguous) sets another."""
     source = node.tensors()[0]
     kept = all(value in (None, 1) for value in node.values[1:]) and source.dense
     target = Tensor(
@@ -118,8 +118,9 @@ def clone(node: Node, rule: Rule) -> Work | None:
 
 @size("reduction")
 def reduction(node: Node, rule: Rule) -> list[Work] | Work | None:
-    """sum, mean...: B rows of width H as the input lies; the op says which side is reduced. Option `dim`: where the dimensions
-    stand among the arguments (1).
+    """sum, mean and similar: B rows of width H in the layout of the input; the op's suffix is the reduced side.
+
+    Option `dim`: position of the dimensions among the arguments (default 1).
     """
     source = on_device(node.tensors())[0] if on_device(node.tensors()) else node.tensors()[0]
     dims, side = _reduced(node, source, int(rule.options.get("dim", 1)))
@@ -139,7 +140,7 @@ def reduction(node: Node, rule: Rule) -> list[Work] | Work | None:
 
 @size("extremum")
 def extremum(node: Node, rule: Rule) -> list[Work] | Work | None:
-    """max and min: of two tensors element by element, else of one along a dimension or over all of it."""
+    """max and min: elementwise for two tensors; for one tensor, along a dimension or over all elements."""
     if len(node.tensors()) > 1:
         return elementwise(node, replace(rule, family="elementwise", op=f"{rule.op}imum"))
     return reduction(node, rule)
@@ -147,7 +148,7 @@ def extremum(node: Node, rule: Rule) -> list[Work] | Work | None:
 
 @size("loss")
 def loss(node: Node, rule: Rule) -> list[Work]:
-    """An elementwise loss and, unless it is not reduced, the mean or sum that follows."""
+    """An elementwise loss, followed by a mean or a sum unless the loss is not reduced."""
     x = node.tensor(0)
     read = read_bytes(node.tensors())
     dims = {**rows_width(x), "inputs": int(read), "outputs": x.bytes}
@@ -159,7 +160,10 @@ def loss(node: Node, rule: Rule) -> list[Work]:
 
 
 def _between(source: Tensor, target: Tensor, node: Node) -> Work:
-    """A copy between host and device; blocks the host unless asked not to (memory is then taken as pinned)."""
+    """A copy between host and device.
+
+    It blocks the host unless it is non-blocking; host memory is then assumed to be pinned.
+    """
     kind = "h2d" if source.host else "d2h"
     waits = not bool(node.value(2, False))
     dims = {"bytes": max(source.bytes, target.bytes)}
@@ -168,7 +172,7 @@ def _between(source: Tensor, target: Tensor, node: Node) -> Work:
 
 
 def _largest(node: Node) -> Tensor:
-    """What a kernel runs over: the result, or the largest input where traces hold no result."""
+    """The tensor that a kernel runs over: the result, or the largest input if the trace has no result."""
     result = node.result()
     if result is not None and not result.host:
         return result
@@ -177,7 +181,7 @@ def _largest(node: Node) -> Tensor:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold their elements in the same order without gaps (both contiguous where unknown)."""
+    """Whether two tensors store their elements in the same order without gaps (unknown strides count as contiguous)."""
     if not a.strides or not b.strides or a.shape != b.shape:
         return a.contiguous and b.contiguous and a.numel == b.numel
     matters = [i for i, size in enumerate(a.shape) if size != 1]
@@ -189,7 +193,7 @@ def _expanded(tensor: Tensor) -> bool:
 
 
 def _reduced(node: Node, source: Tensor, at: int) -> tuple[set[int], str]:
-    """Reduced dimensions (argument `at`) and the side they make: rows, columns or all."""
+    """Reduced dimensions (argument `at`) and the reduced side: rows, columns or all."""
     given = next(
         (
             v
@@ -208,7 +212,7 @@ def _reduced(node: Node, source: Tensor, at: int) -> tuple[set[int], str]:
 
 
 def _across_blocks(rows: int, width: int, side: str, sms: int) -> bool:
-    """Whether several blocks share one output, so that semaphores are cleared first."""
+    """Whether several blocks share one output, so that a memset clears semaphores first."""
     if side == "all":
         return blocks_share_outputs(1, rows * width, True, sms)
     columns = side == "columns"

@@ -1,33 +1,36 @@
-"""How PyTorch lays a reduction out on the device: whether several blocks share one output.
+"""Launch configuration of PyTorch's reductions: whether several blocks share one output.
 
-They then count themselves in semaphores, which a memset clears before the kernel: one more launch. Follows
-`setReduceConfig` in ATen/native/cuda/Reduce.cuh for contiguous inputs.
+Such blocks synchronise through semaphores. A memset clears the semaphores before the kernel, which is one more launch.
+The rules follow `setReduceConfig` in ATen/native/cuda/Reduce.cuh for contiguous inputs.
 """
 
 from __future__ import annotations
 
 THREADS = 512
-"""Most threads of a block (`max_reduce_threads`)."""
+"""Maximum number of threads in a block (`max_reduce_threads`)."""
 
 WARP = 32
 VECTOR = 4
-"""Elements that a thread loads, or outputs that it makes, at once where alignment allows."""
+"""Elements that a thread loads, or outputs that it computes, at once if the alignment allows it."""
 
 LEAST_VALUES, MOST_VALUES = 16, 256
-"""Values per thread from which warps, and from which blocks, share an output."""
+"""Values per thread from which warps (first value) and blocks (second value) share an output."""
 
 RESIDENT_THREADS = 2048
-"""Threads that an SM holds (1024 on Turing; the bound that this sets is never near here)."""
+"""Maximum number of resident threads of an SM.
+
+On Turing it is 1024, but the limit that follows from this value is far from the cases here.
+"""
 
 
 def blocks_share_outputs(outputs: int, inputs: int, fastest: bool, sms: int) -> bool:
-    """Whether the reduction of `inputs` elements to each of `outputs` runs across blocks.
+    """Whether several blocks share each output of a reduction.
 
     Args:
-        outputs: how many sums there are.
-        inputs: elements in each.
-        fastest: whether the reduced elements lie next to each other (else the outputs do).
-        sms: multiprocessors of the GPU.
+        outputs: number of outputs (such as sums).
+        inputs: number of elements that are reduced to one output.
+        fastest: whether the reduced elements are adjacent in memory (otherwise the outputs are).
+        sms: number of multiprocessors of the GPU.
     """
     width, height, vector = (inputs, outputs, 1) if fastest else (outputs, inputs, 1)
     threads = THREADS
@@ -51,7 +54,10 @@ def blocks_share_outputs(outputs: int, inputs: int, fastest: bool, sms: int) -> 
 
 
 def _block(width: int, height: int, threads: int) -> tuple[int, int]:
-    """Width and height of a block (`set_block_dimension`): powers of 2, a warp wide first, then as wide as it may be."""
+    """Width and height of a block (`set_block_dimension`), in threads; both are powers of 2.
+
+    The height is chosen for a width of one warp; then the width becomes as large as the number of threads allows.
+    """
     wide, high = _power_of_2(min(width, threads)), _power_of_2(min(height, threads))
     block_width = min(wide, WARP)
     block_height = min(high, threads // block_width)

@@ -1,7 +1,7 @@
-"""Every size function by the name that `opmap.yaml` uses for it.
+"""All size functions by the name that `opmap.yaml` uses for them.
 
-A size function turns an operator's shapes into dims, FLOPs and bytes. Bytes are real traffic: a broadcast operand counts
-once, an in-place operand once.
+A size function converts an operator's shapes to dims, FLOPs and bytes. Bytes are the actual memory traffic: a broadcast
+operand counts once, and an in-place operand counts once.
 """
 
 from pipeline.graph.sizes import (

@@ -1,4 +1,4 @@
-"""Kernels over rows or channels: softmax, norms, pooling, fused attention, recurrent layers."""
+"""Sizes of kernels over rows or channels: softmax, norms, pooling, fused attention, recurrent layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.graph.table import Node, Tensor
 
 @size("softmax")
 def softmax(node: Node, rule: Rule) -> Work | None:
-    """softmax and log_softmax along a dimension; option `dim` is where the dimension stands among the arguments."""
+    """softmax and log_softmax along a dimension; option `dim` is the position of the dimension among the arguments."""
     x = node.tensor(0)
     if not x.numel:
         return None
@@ -24,7 +24,7 @@ def softmax(node: Node, rule: Rule) -> Work | None:
 
 @size("layer_norm")
 def layer_norm(node: Node, rule: Rule) -> Work:
-    """Forward: x (rows, H), normalised shape, weight, bias."""
+    """Layer norm, forward: x (rows, H), normalised shape, weight, bias."""
     x = node.tensor(0)
     width = math.prod(node.value(1, None) or [x.shape[-1]])
     dims = {"B": x.numel // width, "H": width, "inputs": x.bytes, "outputs": x.bytes}
@@ -33,7 +33,7 @@ def layer_norm(node: Node, rule: Rule) -> Work:
 
 @size("layer_norm_backward")
 def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
-    """Gradients of the input in one kernel, of weight and bias in another (ATen/native/cuda/layer_norm_kernel.cu)."""
+    """Gradient of the input in one kernel, of weight and bias in another (ATen/native/cuda/layer_norm_kernel.cu)."""
     x = node.tensor(1)
     width = math.prod(node.value(2, None) or [x.shape[-1]])
     dims = {"B": x.numel // width, "H": width, "inputs": 2 * x.bytes, "outputs": x.bytes}
@@ -47,8 +47,11 @@ def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
 
 @size("group_norm")
 def group_norm(node: Node, rule: Rule) -> list[Work]:
-    """native_group_norm(x, weight, bias, N, C, HxW, groups, eps): moments of the groups, a factor and an addend for every
-    channel (with a weight), and one pass that applies them.
+    """native_group_norm(x, weight, bias, N, C, HxW, groups, eps), in three steps.
+
+    1. The moments of the groups.
+    2. With a weight: a factor and an addend for every channel.
+    3. One pass that applies them.
     """
     x = node.tensor(0)
     batch, count, groups = int(node.value(3, x.shape[0])), int(node.value(4, x.shape[1])), int(node.value(6, 1))
@@ -60,7 +63,7 @@ def group_norm(node: Node, rule: Rule) -> list[Work]:
 
 @size("group_norm_backward")
 def group_norm_backward(node: Node, rule: Rule) -> list[Work]:
-    """Sums over the pixels of every channel, factors from them, the gradient of x, and those of weight and bias."""
+    """Group norm, backward: sums over the pixels of every channel, factors from these sums, and the gradients."""
     x = node.tensor(1)
     batch, count = x.shape[0], x.shape[1]
     dims = {"B": batch * count, "H": x.numel // (batch * count), "inputs": 2 * x.bytes, "outputs": 8 * batch * count}
@@ -70,7 +73,7 @@ def group_norm_backward(node: Node, rule: Rule) -> list[Work]:
 
 
 def _per_channel(node: Node, count: int) -> list[Work]:
-    """A small kernel over the channels of all samples; none where the norm has no weight."""
+    """A small kernel over the channels of all samples; none if the norm has no weight."""
     dims = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
     weighed = any(len(tensor.shape) == 1 for tensor in node.tensors())
     return [Work(dims, 2.0 * count, 8.0 * count, 8.0 * count, "fp32", "elementwise", "addcmul")] if weighed else []
@@ -85,8 +88,9 @@ def _applied(x: Tensor, reads: int) -> Work:
 
 @size("logsumexp")
 def logsumexp(node: Node, rule: Rule) -> list[Work]:
-    """Maxima, which replace infinities by zero, the sum of exponents of what is left, and its logarithm
-    (`logsumexp_out_impl`): five kernels over the results and two over all elements beside the two reductions.
+    """logsumexp: maxima (infinite ones become zero), the sum of the exponentials of the differences, and its logarithm.
+
+    These are two reductions, five kernels over the results, and two kernels over all elements (`logsumexp_out_impl`).
     """
     x = node.tensor(0)
     result = node.result() or x
@@ -106,10 +110,12 @@ def logsumexp(node: Node, rule: Rule) -> list[Work]:
 
 @size("channels")
 def channels(node: Node, rule: Rule) -> Work | None:
-    """batch_norm and pooling: B samples, C channels, HW pixels of the larger side.
+    """batch_norm and pooling: B samples, C channels, HW pixels of the larger tensor (input or output).
 
-    Option `passes`: how often the images are read (batch norm sums over a channel before it can scale it); `reads`: how
-    many tensors of their size are read again each time (one; in a backward pass the gradient beside the input).
+    Options:
+        passes: number of passes over the images (batch norm sums over a channel before it can scale it).
+        reads: number of tensors of this size that each further pass reads. The default is one; a backward pass reads
+            the gradient and the input.
     """
     tensors = [t for t in (*node.tensors(), *node.results()) if len(t.shape) >= 3]
     big = max(tensors or node.tensors()[:1], key=lambda tensor: tensor.numel)
@@ -126,11 +132,14 @@ def channels(node: Node, rule: Rule) -> Work | None:
 
 @size("attention")
 def attention(node: Node, rule: Rule) -> Work:
-    """Fused attention: q, k, v (B, heads, T, D); option `backward` adds the gradient's products, `causal` and `mask` are
-    where these stand among the arguments. Dims count heads of all samples, queries, keys and head width.
+    """Fused attention: q, k, v (B, heads, T, D).
 
-    Kernels skip keys that a causal flag hides (PyTorch's mem_eff_attention/kernel_forward.h shortens `num_keys` by blocks of
-    queries, FlashAttention-2 its loop). A mask is data to them: everything is computed, and the mask read beside.
+    Dims are the number of heads of all samples, of queries and of keys, and the head width. Option `backward` adds the
+    products of the gradient. Options `causal` and `mask` are the positions of these arguments.
+
+    Kernels skip keys that a causal flag hides: PyTorch's mem_eff_attention/kernel_forward.h shortens `num_keys` by
+    blocks of queries, and FlashAttention-2 shortens its loop. With a mask they compute everything and also read the
+    mask.
     """
     first = 1 if rule.options.get("backward") else 0
     q, k, v = (node.tensor(first + i) for i in range(3))
@@ -147,17 +156,17 @@ def attention(node: Node, rule: Rule) -> Work:
 
 
 def _flag(node: Node, at: int) -> bool:
-    """Boolean argument `at`; of a stand-in, which has fewer arguments, its only one."""
+    """Boolean argument `at`; a stand-in has fewer arguments, so its only boolean is used."""
     found = node.value(at)
     return found if isinstance(found, bool) else True in [v for v in node.values if isinstance(v, bool)]
 
 
 @size("rnn")
 def rnn(node: Node, rule: Rule) -> Work:
-    """cuDNN's LSTM or GRU as one piece of work: x (T, B, I) or (B, T, I), all weights, hidden width H.
+    """cuDNN's LSTM or GRU as one call: x (T, B, I) or (B, T, I), all weights, hidden width H.
 
-    FLOPs 2·gates·(I + H)·H per step, direction and layer; the backward pass does twice that. An LSTM that projects its output
-    to P feeds P back and up, for 2·H·P more.
+    FLOPs are 2·gates·(I + H)·H per step, direction and layer; the backward pass has twice as many. An LSTM with an
+    output projection to width P passes P values to the next step and layer, and needs 2·H·P more FLOPs.
     """
     x = node.tensor(1 if rule.options.get("backward") else 0)
     shape = node.attributes["rnn"]
@@ -181,7 +190,7 @@ def rnn(node: Node, rule: Rule) -> Work:
 
 
 def _window(node: Node, rule: Rule) -> dict[str, int]:
-    """Kernel and stride of a pooling window, where they stand in the arguments from option `window` on."""
+    """Kernel and stride of a pooling window, read from the arguments that start at position `window` (an option)."""
     at = rule.options.get("window")
     found: dict[str, int] = {}
     if at is not None:

@@ -1,7 +1,7 @@
-"""Sparse gradients: joining rows that repeat, adding rows to a dense tensor, picking rows out of one.
+"""Sizes for sparse gradients: coalescing repeated rows, adding rows to a dense tensor, picking rows of a dense tensor.
 
-`sparse_rows` among a node's attributes is how many rows the sparse tensor holds, `distinct_rows` how many of them differ
-once it is coalesced.
+A node has two attributes: `sparse_rows` is the number of rows in the sparse tensor, and `distinct_rows` is their number
+after coalescing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pipeline.graph.table import DTYPE_BYTES, Node
 
 @size("sparse_add")
 def sparse_add(node: Node, rule: Rule) -> list[Work]:
-    """param.add_(sparse gradient, alpha): values scaled unless coalesced, then added row by row
-    (ATen/native/sparse/cuda/SparseCUDATensorMath.cu).
+    """param.add_(sparse gradient, alpha): values are scaled unless coalesced, then added row by row.
+
+    Source: ATen/native/sparse/cuda/SparseCUDATensorMath.cu.
     """
     weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
     dim, row = weight.shape[-1], sectors(weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4))
@@ -33,7 +34,10 @@ def sparse_add(node: Node, rule: Rule) -> list[Work]:
 
 @size("sparse_join")
 def sparse_join(node: Node, rule: Rule) -> list[Work]:
-    """The sum of two sparse gradients: indices and values put behind each other (`add_out_sparse_cuda`, same file)."""
+    """The sum of two sparse gradients: their indices and values are concatenated.
+
+    Source: `add_out_sparse_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu.
+    """
     weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
     parts = ((8, 1), (weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4), weight.shape[-1]))
     sizes = [(float(count * size_), width) for size_, width in parts]
@@ -46,8 +50,9 @@ def sparse_join(node: Node, rule: Rule) -> list[Work]:
 
 @size("coalesce")
 def coalesce(node: Node, rule: Rule) -> list[Work]:
-    """coalesce(): indices numbered and sorted, runs found, rows of one run summed; the host waits for how many there are
-    (ATen/native/sparse/cuda/SparseCUDATensor.cu).
+    """coalesce(): indices are numbered and sorted, equal indices form a segment, and the rows of a segment are summed.
+
+    The host waits for the number of segments. Source: ATen/native/sparse/cuda/SparseCUDATensor.cu.
     """
     weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
     used, dim = int(node.attributes["distinct_rows"]), weight.shape[-1]
@@ -64,7 +69,7 @@ def coalesce(node: Node, rule: Rule) -> list[Work]:
 
 @size("sparse_mask")
 def sparse_mask(node: Node, rule: Rule) -> Work:
-    """dense.sparse_mask(sparse): the dense tensor's rows at the sparse one's indices."""
+    """dense.sparse_mask(sparse): picks the rows of the dense tensor at the indices of the sparse tensor."""
     weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
     moved = float(count * sectors(weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4)))
     dims = {"B": count, "H": weight.shape[-1], "inputs": int(moved + 8 * count), "outputs": int(moved)}

@@ -1,4 +1,4 @@
-"""Operators of signals and distances: Fourier transforms (cuFFT), and Euclidean distances as a product."""
+"""Sizes of Fourier transforms (cuFFT), and of Euclidean distances that are computed as a matrix product."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from pipeline.graph.sizes.vocabulary import Rule, Work, filled, size
 from pipeline.graph.table import Node, Tensor
 
 REAL = {"complex64": "fp32", "complex128": "fp64"}
-"""What the parts of complex numbers are."""
+"""Complex dtype -> dtype of its real and imaginary parts."""
 
 
 @size("fft")
 def fft(node: Node, rule: Rule) -> list[Work]:
-    """_fft_r2c, _fft_c2r, _fft_c2c: a pass over all elements for each dimension, bound by memory; a multiplication where the
-    result is normalised; a copy of the input of c2r, which cuFFT overwrites (ATen/native/cuda/SpectralOps.cpp).
+    """_fft_r2c, _fft_c2r, _fft_c2c (source: ATen/native/cuda/SpectralOps.cpp).
 
-    FLOPs are the customary 5·n·log2(n) of a complex transform of n elements, half of them where one side is real.
+    * One memory-bound pass over all elements per dimension.
+    * One multiplication if the result is normalised.
+    * For c2r, a copy of the input, because cuFFT overwrites it.
+
+    FLOPs are the usual 5·n·log2(n) of a complex transform of n elements, or half of this if one side is real.
     """
     x = node.tensor(0)
     result = node.result() or x
@@ -46,8 +49,9 @@ def _pass(source: Tensor, target: Tensor, flops: float, dtype: str, op: str) -> 
 
 @size("euclidean")
 def euclidean(node: Node, rule: Rule) -> list[Work]:
-    """_euclidean_dist(x1, x2): squares and their sums, two joined sides, one product, no negative numbers, and a root
-    (ATen/native/Distance.cpp). x1 (..., P, M), x2 (..., R, M).
+    """_euclidean_dist(x1, x2) with x1 (..., P, M) and x2 (..., R, M) (source: ATen/native/Distance.cpp).
+
+    The steps are squares, their sums, two concatenations, one product, a clamp at zero, and a square root.
     """
     works, joined = [], []
     for place, x in enumerate((node.tensor(0), node.tensor(1))):

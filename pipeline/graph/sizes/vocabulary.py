@@ -1,7 +1,7 @@
-"""Vocabulary of size functions.
+"""Types and helpers of size functions.
 
-Rule   one line of `opmap.yaml`: a device call that an operator makes
-Work   one device call of known size
+Rule   one call in a row of `opmap.yaml`: a device call that an operator makes
+Work   one device call with its size
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FLOATING = ("fp32", "fp64", "bf16", "fp16", "fp8")
 
 @dataclass(frozen=True)
 class Rule:
-    """A device call as `opmap.yaml` describes it; `options` are its further keys, read by the size function."""
+    """A device call as `opmap.yaml` describes it; `options` are its other keys, which the size function reads."""
 
     family: str
     op: str
@@ -25,13 +25,13 @@ class Rule:
     api: str = "cudaLaunchKernel"
     evidence: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    sms: int = 80  # of the GPU, where one is known; decides how libraries split work
-    capability: float = 7.0  # likewise: libraries choose by architecture
+    sms: int = 80  # SM count of the GPU if known; libraries split work by it
+    capability: float = 7.0  # of the GPU if known; libraries choose algorithms by architecture
 
 
 @dataclass
 class Work:
-    """One device call: dims of its family, FLOPs, bytes; the rest overrides what the rule says."""
+    """One device call: dims of its family, FLOPs and bytes; all other fields override those of the rule."""
 
     dims: Mapping[str, int | None]
     flops: float
@@ -47,7 +47,7 @@ class Work:
 
 Size = Callable[[Node, Rule], "Work | Sequence[Work] | None"]
 REGISTERED: dict[str, Size] = {}
-"""Size functions by name, as their modules are imported; `registry.SIZES` holds all of them."""
+"""Size functions by name, of the modules imported so far; `registry.SIZES` has all of them."""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -64,24 +64,24 @@ def size(name: str) -> Callable[[Function], Function]:
 
 
 def on_device(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors that lie on the device."""
+    """The tensors in device memory."""
     return [tensor for tensor in tensors if not tensor.host]
 
 
 def read_bytes(tensors: Iterable[Tensor]) -> float:
-    """Traffic of reading tensors once each."""
+    """Bytes that are moved to read each tensor once."""
     return float(sum(tensor.stored_bytes for tensor in on_device(tensors)))
 
 
 def main_dtype(node: Node) -> str:
-    """The dtype that a kernel computes in: of the first floating tensor on the device, else of the first tensor."""
+    """The dtype of a kernel: that of the first floating-point tensor on the device, else that of the first tensor."""
     tensors = on_device(node.tensors()) + node.results()
     floating = next((t.dtype for t in tensors if t.dtype in FLOATING), None)
     return floating or next((t.dtype for t in tensors), "fp32")
 
 
 def image_attributes(node: Node) -> dict[str, Any]:
-    """`layout` of an operator on images with their channels innermost; PyTorch takes NHWC where any operand lies so."""
+    """The attribute `layout` of an operator on images in NHWC; PyTorch uses NHWC if any operand has this layout."""
     innermost = node.attributes.get("memory_format") == "channels_last" or any(map(_innermost, node.tensors()))
     return {"layout": "nhwc"} if innermost else {}
 
@@ -92,28 +92,28 @@ def _innermost(tensor: Tensor) -> bool:
 
 
 def rows_width(tensor: Tensor) -> dict[str, int]:
-    """Dims B and H of a tensor seen as rows."""
+    """Dims B (number of rows) and H (width) of a tensor."""
     rows, width = tensor.rows_width()
     return {"B": rows, "H": width}
 
 
 def plain_result(node: Node) -> Tensor:
-    """The first output, or where traces hold none, the first input on the device."""
+    """The first output, or the first input on the device if the trace has no output."""
     found = node.result() or next(iter(on_device(node.tensors())), None)
     return found or Tensor((), "fp32")
 
 
 def filled(tensor: Tensor) -> Work:
-    """A constant written to all of a tensor."""
+    """A kernel that writes a constant to all elements of a tensor."""
     dims = {**rows_width(tensor), "inputs": 0, "outputs": tensor.bytes}
     return Work(dims, 0.0, 0.0, float(tensor.bytes), tensor.dtype, "elementwise", "fill")
 
 
 def read_by_host(told: Tensor) -> Work:
-    """A tensor to pageable host memory, for which the host waits."""
+    """A copy of a tensor to pageable host memory; the host waits for it."""
     return Work({"bytes": told.bytes}, 0.0, float(told.bytes), float(told.bytes), told.dtype, "memcpy_d2h", "pageable",
                 "cudaMemcpyAsync", True)  # fmt: skip
 
 
 NUMBER = Tensor((1,), "int64")
-"""One whole number on the device, such as a count."""
+"""One integer on the device, such as a count."""
