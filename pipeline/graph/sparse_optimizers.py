@@ -17,11 +17,11 @@ from pipeline.kernels.embedding_traffic import Lookup
 Line = tuple[str, str]
 """An operator and the code of its inputs.
 
-`g`   the gradient, not coalesced
-`w`   a whole tensor of the weight's shape, and sparse rows
-`r`   one tensor of the gradient's rows
-`rr`  two such tensors
-`rs`  one such tensor and a number
+`g`   the gradient, not coalesced.
+`w`   a whole tensor of the weight's shape, and sparse rows.
+`r`   one tensor of the gradient's rows.
+`rr`  two such tensors.
+`rs`  one such tensor and a number.
 """
 
 SPARSE_ADAGRAD: Sequence[Line] = (

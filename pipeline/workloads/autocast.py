@@ -59,9 +59,7 @@ def _is_listed(name: str) -> bool:
 
 
 LOWER = _functions(LOWER_NAMES)
-UPPER = _functions(UPPER_NAMES) - (
-    set() if _is_listed("rms_norm") else _functions("rms_norm")
-)  # in newer PyTorch versions only
+UPPER = _functions(UPPER_NAMES) - (set() if _is_listed("rms_norm") else _functions("rms_norm"))  # newer than the others
 WIDEST = _functions(WIDEST_NAMES)
 
 
@@ -181,9 +179,7 @@ def own_autocast() -> Iterator[None]:
         replayed = device_type in REPLAYED
         init(self, "cuda" if replayed else device_type, dtype, enabled and not replayed, cache_enabled)
         if replayed:
-            self._enabled = (
-                enabled and torch.cuda.is_available()
-            )  # used if the context is entered later, outside a capture
+            self._enabled = enabled and torch.cuda.is_available()  # for a later use outside a capture
             wanted = torch.get_autocast_dtype("cuda") if dtype is None else dtype
             self.lower = wanted if enabled and wanted in DTYPES.values() else None
             self.entered = []

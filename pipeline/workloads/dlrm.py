@@ -222,7 +222,10 @@ class Dlrm(nn.Module):
         return output.squeeze(1)
 
     def _as(self, x: Tensor, looked_up: Tensor) -> Tensor:
-        """Cast to the dtype of the other tensor if one kernel reads both; under autocast, `bmm` casts its inputs."""
+        """Cast the looked-up rows to the dtype of the bottom MLP's output, if one kernel reads both.
+
+        Otherwise nothing is cast here, because `bmm` casts its inputs under autocast.
+        """
         return looked_up.to(x.dtype) if self.one_kernel else looked_up
 
     def _split(self, indices: Tensor) -> Sequence[Tensor]:

@@ -20,7 +20,7 @@ from pipeline.workloads.loss_item import read
 
 @contextmanager
 def own_scaler() -> Iterator[None]:
-    """While the body runs, a scaler that a step creates or uses acts on the meta device as on CUDA, without overflows."""
+    """While the body runs, a scaler of a step acts on the meta device as on CUDA; no value overflows."""
     usual, common = GradScaler.__init__, torch.cuda.amp.common
 
     def begin(self: Any, device: str = "cuda", *given: Any, **named: Any) -> None:
