@@ -1,1 +1,3 @@
-"""Who answers for a GPU, a host or a link, best first; predictions, the tracker and what-ifs are put together here."""
+"""Chooses the model of a GPU, a host or a link, best first. Predictions, the tracker and what-ifs are assembled
+here.
+"""

@@ -1,8 +1,12 @@
-"""A what-if on a GPU's figures: the catalogue's card answers, and each call is scaled by what the figures change.
+"""A what-if on a GPU's figures: the catalogue GPU is predicted, and each call is scaled by what the figures change.
 
-The card's own models hold what was measured on it, which no altered figure moves. The altered card is taken as a sibling
-of itself (`sibling.py`): a call's time is scaled by the ratio of the cross-GPU model's answers for the two specs, and by
-that of the formulas where no such model covers the call. A card with more of every altered figure slows no call.
+The models of the catalogue GPU are fitted to measurements, so altered figures do not change them. The altered GPU is
+treated like another GPU with the same chip (`same_chip_model.py`). A call's time is scaled by a ratio:
+
+- the ratio of the cross-GPU model's predictions for the two specs;
+- the ratio of the formulas, where no cross-GPU model covers the call.
+
+If every altered figure is larger than the catalogue's, no call becomes slower.
 """
 
 from __future__ import annotations
@@ -27,10 +31,12 @@ from pipeline.transfer.shipped_models import covered, load_models
 from pipeline.transfer.tensor_core_model import ratio_of
 
 OWN = ("measured", "fitted", "pack")
-"""Evidence that rests on samples of the card: of the altered card it is transferred. Other evidence stays what it is,
-and its interval too: cross-GPU models and formulas know the altered card as well as the catalogue's."""
+"""Kinds of evidence that rest on samples of the GPU. For the altered GPU they become `transferred`, with a wider
+interval. Other evidence and its interval stay the same: cross-GPU models and formulas are as accurate for the altered
+GPU."""
 
 LINKS = frozenset({"pcie_gb_per_s", "nvlink_gb_per_s"})
+"""Figures of links. They change only copies over PCIe and collectives."""
 
 ORDER = ("predicted_us", "kernel_us", "p10_us", "p90_us", "inside", "latency_p10_us", "latency_p90_us")
 """Columns of a prediction in the order of `Estimate`'s fields."""
@@ -38,17 +44,17 @@ ORDER = ("predicted_us", "kernel_us", "p10_us", "p90_us", "inside", "latency_p10
 
 @dataclass(frozen=True, kw_only=True)
 class AlteredPredictor(KernelPredictor):
-    """Predictor of a GPU with altered figures; `card` is the catalogue's, whose curves `physics` holds scaled."""
+    """Predictor of a GPU with altered figures. `card` predicts the catalogue GPU; `physics` holds its curves, scaled."""
 
     card: KernelPredictor
 
     @classmethod
     def of(cls, gpu: GpuSpec, card: KernelPredictor) -> AlteredPredictor:
-        """From the altered spec and the predictor of the catalogue's card."""
+        """From the altered spec and the predictor of the catalogue GPU."""
         return cls(gpu=gpu, models=card.models, physics=_moved(card.physics, gpu), floor=card.floor, card=card)
 
     def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
-        """As `KernelPredictor.predict`; calls that no altered figure concerns stay as the card's own."""
+        """As `KernelPredictor.predict`. Calls that no altered figure affects keep the prediction of the catalogue GPU."""
         found = self.card.predict(calls)
         plain, evidence = calls.reset_index(drop=True), found["evidence"].to_numpy(dtype=object)
         values = {name: found[name].to_numpy().copy() for name in ORDER}
@@ -70,14 +76,16 @@ class AlteredPredictor(KernelPredictor):
         return found.assign(**{key: values[key] for key in TIMES}, evidence=evidence)
 
     def _concerns(self, family: str) -> bool:
-        """Whether an altered figure can change times of a family: copies over PCIe know the link alone."""
+        """Whether an altered figure can change times of a family. Copies over PCIe depend on `pcie_gb_per_s` only."""
         changed, law = differing(self.gpu, self.card.gpu), FAMILIES[family].law
         if law is Law.LINK:
             return "pcie_gb_per_s" in changed
         return law is Law.COLLECTIVE or bool(changed - LINKS)
 
     def _ratio(self, family: str, calls: pd.DataFrame) -> Array:
-        """Kernel time on the altered card over the catalogue's, shape (rows,); 1 where nothing tells."""
+        """Ratio of the kernel time on the altered GPU to that on the catalogue GPU, shape (rows,); 1 where it is
+        unknown.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = self.physics.kernel_us(family, calls) / self.card.physics.kernel_us(family, calls)
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
@@ -87,7 +95,7 @@ class AlteredPredictor(KernelPredictor):
         if model is not None and self.gpu.limits is not None and rows.any():
             ratio[rows] = ratio_between(model, forward[rows], self.gpu, self.card.gpu)
         if family in TENSOR_FAMILIES:
-            # on tensor cores of both cards: a figure that takes them away leaves the formulas' ratio
+            # only if both specs have tensor cores for the call; otherwise the formulas' ratio stays
             rows = tensor_covered(calls, self.gpu) & tensor_covered(calls, self.card.gpu)
             own = ratio_of(calls[rows], self.gpu, calls[rows], self.card.gpu) if rows.any() else None
             if own is not None:
@@ -96,7 +104,7 @@ class AlteredPredictor(KernelPredictor):
 
 
 def _moved(physics: Physics, gpu: GpuSpec) -> Physics:
-    """The card's formulas for the altered spec: fitted curves keep their form, scaled by the ratio of bandwidths."""
+    """The formulas of the catalogue GPU for the altered spec: fitted curves are scaled by the ratio of bandwidths."""
     dram = gpu.peak_dram_gb_per_s() / physics.gpu.peak_dram_gb_per_s()
     pcie = max(gpu.pcie_gb_per_s, 1.0) / max(physics.gpu.pcie_gb_per_s, 1.0)
     memory, link = physics.memory.faster(dram), physics.link.faster(pcie)

@@ -1,8 +1,11 @@
-"""Constants of fused attention as they ship, and which GPU takes whose.
+"""The shipped constants of fused attention, and the choice of the constants for a GPU.
 
-Which kernel: PyTorch's flash backend (FlashAttention-2) on compute capability 8 and 12; cuDNN's on 9 and 10, where current
-PyTorch prefers it (docs/kernels.md says from which version, and what the difference is). GPUs older than Ampere have
-neither; there, and in fp32, attention stays with physics.
+Which kernel runs depends on the GPU:
+
+- Compute capability 8 and 12: PyTorch's flash backend (FlashAttention-2).
+- Compute capability 9 and 10: cuDNN's kernel, which current PyTorch prefers there. docs/kernels.md says from which
+  version, and what the difference is.
+- GPUs older than Ampere: neither. There, and in fp32, the formulas of physics predict attention.
 """
 
 from __future__ import annotations
@@ -23,17 +26,18 @@ from pipeline.model_files import read_by_gpu, write_by_gpu
 from pipeline.packs import SHARED, record_file, shipped_file
 
 FILE = "attention.json"
+"""Name of the file of constants in the shared pack."""
 
 
 def write_fitted(path: Path, fitted: Mapping[str, Fitted], provenance: Mapping[str, Any]) -> None:
-    """Write what was fitted on several GPUs as JSON, and enter the file into its folder's manifest."""
+    """Write the constants fitted on several GPUs as JSON, and add the file to its folder's manifest."""
     write_by_gpu(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
     record_file(path)
 
 
 @lru_cache(maxsize=4)
 def read_fitted(path: Path) -> dict[str, Fitted]:
-    """What was fitted, by GPU.
+    """The fitted constants, by GPU.
 
     Raises:
         PackError: the file is damaged or of another format.
@@ -42,14 +46,16 @@ def read_fitted(path: Path) -> dict[str, Fitted]:
 
 
 def kernel_of(gpu: GpuSpec) -> str | None:
-    """Whose fused kernel PyTorch runs on a GPU: `flash2`, `cudnn`; None where it has none (before Ampere, not NVIDIA's)."""
+    """The fused kernel that PyTorch runs on a GPU: `flash2`, `cudnn`, or None (before Ampere, or not an NVIDIA GPU)."""
     if gpu.architecture not in ("ampere", "ada", "hopper", "blackwell"):
         return None
     return "cudnn" if 9.0 <= gpu.compute_capability < 11.0 else "flash2"
 
 
 def nearest(gpu: GpuSpec, names: Mapping[str, Any]) -> GpuSpec | None:
-    """The measured GPU that runs the same kernels: nearest in compute capability, then in bandwidth; None without one."""
+    """The measured GPU with the same kernels that is nearest in compute capability, then in bandwidth; None if there is
+    none.
+    """
     kind = kernel_of(gpu)
     specs = [spec for spec in map(load_gpu, names) if kind is not None and kernel_of(spec) == kind]
 
@@ -61,7 +67,7 @@ def nearest(gpu: GpuSpec, names: Mapping[str, Any]) -> GpuSpec | None:
 
 
 def attention_model(gpu: GpuSpec) -> AttentionModel | None:
-    """The shipped model for a GPU: its own, else that of the nearest with the same kernels; None where there is none.
+    """The shipped model for a GPU: its own, else that of the nearest GPU with the same kernels; None if there is none.
 
     Raises:
         PackError: the shipped file is damaged.
@@ -74,7 +80,7 @@ def attention_model(gpu: GpuSpec) -> AttentionModel | None:
 
 
 def with_attention(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
-    """Models of a GPU with its fused attention behind what it has of the family.
+    """Models of a GPU, with fused attention added for calls that its own model of the family does not cover.
 
     Raises:
         PackError: the shipped file is damaged.

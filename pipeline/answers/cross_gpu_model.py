@@ -1,4 +1,4 @@
-"""Families without samples on a GPU, predicted from other GPUs' samples: an adapter of `pipeline.transfer`."""
+"""Predicts families without samples on a GPU from other GPUs' samples. An adapter of `pipeline.transfer`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.transfer.shipped_models import covered, load_models, predict_calls
 
 @dataclass(frozen=True)
 class TransferredModel(KernelModel):
-    """A cross-GPU model in the form of a family's model."""
+    """A cross-GPU model with the interface of a family's model."""
 
     gpu: GpuSpec
     family: str
@@ -49,6 +49,6 @@ def transferred_models(
         return {}
 
     found: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
-    # a card of the same chip with samples of its own says more than all other GPUs together
+    # a GPU with the same chip and samples of its own predicts better than the cross-GPU models
     found |= sibling_models(gpu, corrections)
     return {name: model for name, model in found.items() if name not in present}

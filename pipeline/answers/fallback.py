@@ -1,4 +1,4 @@
-"""Two models of one family, one behind the other."""
+"""Two models of one family: the second predicts the calls that the first does not cover."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.kernels.estimate import Estimate, KernelModel, merge
 
 @dataclass(frozen=True)
 class Layered(KernelModel):
-    """Two models of one family: rows that `first` covers are its own, `other`'s the rest."""
+    """Two models of one family. `first` predicts the rows that it covers, and `other` the rest."""
 
     first: KernelModel
     other: KernelModel
 
     @property
     def evidence(self) -> str:
-        """Of rows that neither was fitted on."""
+        """Evidence of rows that neither model covers: that of `first`."""
         return self.first.evidence
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
@@ -30,11 +30,11 @@ class Layered(KernelModel):
         return np.where(self._others(calls), second, self.first.evidence_of(calls)).astype(object)
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows that either covers."""
+        """Rows that either model covers."""
         return np.asarray(self.first.native(calls) | self.other.native(calls))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Each row by its model; rows that neither covers by `first`."""
+        """Predict each row by its model. Rows that neither covers are predicted by `first`."""
         other = self._others(calls)
         if other.all() and len(other):
             return self.other.predict(calls)
@@ -46,7 +46,9 @@ class Layered(KernelModel):
 
 
 def behind(models: Mapping[str, KernelModel], others: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
-    """Models by family, each of `others` for what the family's own does not cover, or alone where it has none."""
+    """Models by family. Each model of `others` predicts the calls that the family's own model does not cover, if it has
+    one.
+    """
     return {
         **models,
         **{name: Layered(models[name], model) if name in models else model for name, model in others.items()},

@@ -1,4 +1,4 @@
-"""The figures of the GPU that a point asks for: as its file states them, altered, or as a campaign measured them."""
+"""The figures of the GPU of a grid point: from its file, altered, or measured by a campaign."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pipeline.paths import measurements_dir
 
 
 def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
-    """The GPU of a composed configuration, its figures overridden or not; `local` asks this machine.
+    """The GPU of a composed configuration, with or without overridden figures; `local` is the GPU of this machine.
 
-    Peaks that a campaign of ours measured stand in where the configuration has none.
+    Where the configuration has no measured peak, the peak that a campaign of this project measured is used.
     """
     if values["name"] == LOCAL_GPU:
         return load_gpu(LOCAL_GPU)
@@ -27,7 +27,7 @@ def gpu_of(values: Mapping[str, Any]) -> GpuSpec:
 
 
 def with_measured_peaks(gpu: GpuSpec, card: GpuSpec) -> GpuSpec:
-    """`gpu` with the peaks that a campaign of ours measured on the catalogue's `card`, where it states none."""
+    """`gpu` with measured peaks where it states none, from this project's campaign on the catalogue's `card`."""
     if kernel_source(gpu.name) is not Source.MEASUREMENTS:
         return gpu
     peaks = {f"measured_{name}": value for name, value in measured_peaks(measurements_dir() / gpu.name).items()}

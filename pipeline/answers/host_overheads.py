@@ -1,4 +1,4 @@
-"""Who answers for a host: its own traces, shipped observations of it, else those of another GPU's host."""
+"""Chooses the overheads of a host: from its own traces, shipped observations of it, or those of another GPU's host."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pipeline.settings import OverheadSettings
 
 
 def overhead_model(gpu: str, settings: OverheadSettings, results: str | Path | None, workload: str) -> OverheadModel:
-    """Host overheads for a GPU, as the pipeline's rules make them of what is at hand now.
+    """Host overheads for a GPU, from the same sources that the pipeline's rules would use now.
 
-    Statistics under `results` answer where they were made of traces that are still at hand; else the shipped
-    observations do, and statistics that an earlier run left behind are not looked at.
+    Statistics under `results` are used if the traces that they were made from still exist. Otherwise the shipped
+    observations are used, and statistics of an earlier run are ignored.
     """
     if results is not None and overhead_source(gpu) in HAS_MODELS:
         artifacts = Artifacts(str(results))
@@ -40,7 +40,7 @@ def overhead_model(gpu: str, settings: OverheadSettings, results: str | Path | N
 def _shipped_statistics(
     shipped: Path, gpu: str, _version: tuple[Source, int], settings: OverheadSettings
 ) -> pd.DataFrame:
-    """Statistics of shipped observations, once for all points of a GPU while they are the same."""
+    """Statistics of shipped observations, computed once for all points of a GPU while the file is unchanged."""
     return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, settings)
 
 
@@ -59,7 +59,7 @@ def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Overhead
 
 
 def _profiler_cost(gpu: str, settings: OverheadSettings) -> ProfilerCost:
-    """What recording cost the host: as a campaign on that GPU's host measured it, else as configured."""
+    """The profiler's cost on the host: as a campaign on that GPU's host measured it, else as configured."""
     event_us = None
     if overhead_source(gpu) is Source.MEASUREMENTS:
         event_us = profiler_event_us(measurements_dir() / gpu)
@@ -68,7 +68,7 @@ def _profiler_cost(gpu: str, settings: OverheadSettings) -> ProfilerCost:
 
 
 def overheads_from(table: pd.DataFrame, settings: OverheadSettings, workload: str) -> OverheadModel:
-    """The lookup over a statistics table, scaled to the host.
+    """The overhead model of a statistics table, scaled to the host.
 
     Raises:
         InputError: only the workload's own observations are wanted, and there are none.

@@ -1,4 +1,4 @@
-"""`steptime kernels fit` and `steptime kernels predict`: tables in, tables out."""
+"""The commands `steptime kernels fit` and `steptime kernels predict`, which read and write tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.shipped_models import load_models
 
 MOST_WORKERS = 8
-"""Processes of a fit. Each takes some 400 MB, and what is learned last, in one piece, would let more of them wait."""
+"""Largest number of processes of a fit. Each takes about 400 MB. More would not help: the last part is learned in one
+piece, while the other processes wait."""
 
 OUTPUT = ("predicted_us", "kernel_us", "p10_us", "p90_us", "kernel_p10_us", "kernel_p90_us", "evidence")
 """Columns that a prediction adds. `p10_us` and `p90_us` bracket `predicted_us`, the latency as samples measure it;
@@ -36,7 +37,7 @@ OUTPUT = ("predicted_us", "kernel_us", "p10_us", "p90_us", "kernel_p10_us", "ker
 def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
     """Samples of one GPU from a parquet file with NeuSight's columns or in the samples schema.
 
-    Without a `gpu` column all rows count as that GPU's. Rows are cleaned as `samples.clean_samples` says.
+    Without a `gpu` column all rows count as samples of that GPU. `samples.clean_samples` cleans the rows.
 
     Raises:
         TableError: the file, its columns or all of its rows are unusable, or none is of that GPU.
@@ -87,12 +88,12 @@ def fit_command(
         families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
         seed: of folds and weights.
-        workers: processes; as many as there are processors where None, up to `MOST_WORKERS`.
+        workers: processes; None takes the number of processors, at most `MOST_WORKERS`.
         on_fit: called after each family.
 
     Returns:
-        A row per family: variant, samples, and errors on rows unseen in cross-validation, as fractions; None of a single
-        sample, which nothing can judge.
+        A row per family: variant, samples, and errors on held-out rows of cross-validation, as fractions. Errors are
+        None for a single sample, because it cannot be cross-validated.
 
     Raises:
         InputError, SteptimeError, TableError, UnknownNameError: as `read_samples` and `fit.fit_gpu`.
@@ -117,11 +118,11 @@ def fit_command(
 def predict_command(
     gpu: str, models_dir: str | Path | None, in_path: str | Path, out_path: str | Path, probes: str | Path | None = None
 ) -> dict[str, Any]:
-    """Predict a file of calls; the output keeps rows, order and all columns, and adds `OUTPUT`.
+    """Predict a file of calls. The output keeps rows, order and all columns, and adds the columns `OUTPUT`.
 
     Args:
-        gpu: the device, whatever a `gpu` column says.
-        models_dir: folder that `fit_command` wrote; families that it lacks come from the shipped packs.
+        gpu: the device; a `gpu` column of the file is ignored.
+        models_dir: folder that `fit_command` wrote; missing families come from the shipped packs.
         in_path: parquet with `op` and dims.
         out_path: parquet to write.
         probes: parquet of a few rows measured on the device, to calibrate families that are transferred to it.
@@ -162,7 +163,7 @@ def predict_command(
 
 
 def _check_folder(out: Path) -> None:
-    """Refuse a folder that cannot be written before the minutes of a fit, not behind them."""
+    """Raise for a folder that cannot be written, before a fit that takes minutes."""
     nearest = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise InputError(f"{out}: {nearest} is a file; name a folder for the models")
@@ -173,7 +174,7 @@ def _check_folder(out: Path) -> None:
 
 
 def _check_models(folder: Path, gpu: GpuSpec) -> None:
-    """Refuse a folder without models, or with those of another GPU, whose answers would pass for this one's."""
+    """Raise for a folder without models, or with models of another GPU, which would give wrong predictions."""
     found = find_families([folder])
     if not found:
         raise InputError(f"{folder}: holds no fitted family; fit models into it with `steptime kernels fit`")
@@ -184,7 +185,7 @@ def _check_models(folder: Path, gpu: GpuSpec) -> None:
 
 
 def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:
-    """What probes ask of transferred families; nothing without probes."""
+    """Corrections of transferred families from probes; empty without probes."""
     if probes is None:
         return {}
 
@@ -193,6 +194,6 @@ def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:
 
 
 def _call_columns(calls: pd.DataFrame) -> pd.DataFrame:
-    """The columns that models read; a stranger's `flops` or `bytes_read` must not be taken for ours."""
+    """The columns that models read. A `flops` or `bytes_read` column of the user's file is not used."""
     keep = [name for name in ("family", "op", "phase", "dtype", "attributes", *DIMS) if name in calls.columns]
     return calls[keep]

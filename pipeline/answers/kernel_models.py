@@ -1,13 +1,15 @@
-"""Who answers for a GPU's kernels, best first; the whole order on one page.
+"""Chooses the models of a GPU's kernels.
 
-1. Models fitted on samples of that GPU: measured here, by a campaign, or public (`family_model.py`).
+The order, best first:
+
+1. Models fitted on samples of that GPU (`family_model.py`): measured on this machine, by a campaign, or public.
 2. Its shipped pack, for families that the first lacks.
 3. A GPU with the same chip that has a pack (`same_chip_model.py`), then cross-GPU models (`cross_gpu_model.py`).
 4. Products on tensor cores (`tensor_core_gemm.py`, then `tensor_core_transfer.py`), fused attention
    (`attention_constants.py`) and collectives, for calls that the models above do not cover.
 5. Physics and the GPU's file (`pipeline/kernels/physics.py`).
 
-A GPU whose figures are altered is answered by the unaltered one, each call scaled (`altered_gpu.py`).
+A GPU with altered figures is predicted by the models of the unaltered GPU, and each call is scaled (`altered_gpu.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from pipeline.packs import MANIFEST, check_pack, list_packs
 from pipeline.paths import Artifacts, packs_dir
 
 CHOOSING = ("auto", "compare")
-"""Variants that choose among others; the packs that ship are such a choice."""
+"""Variants that choose among the other variants. The shipped packs hold such a choice."""
 
 
 def shipped_models(gpu: str) -> list[Path]:
@@ -37,15 +39,15 @@ def shipped_models(gpu: str) -> list[Path]:
 
 
 def models_at_hand(gpu: str, variant: str, results: str | Path | None) -> list[Path]:
-    """The models that the `predict` rule declares for a GPU: fitted families under `results`, then its pack.
+    """The models that the `predict` rule declares as inputs for a GPU: fitted families under `results`, then its pack.
 
-    Families that an earlier run fitted count only while the samples of that GPU are at hand: the rule would not declare
-    them otherwise.
+    Families that an earlier run fitted count only while the samples of that GPU exist. Otherwise the rule would not
+    declare them.
 
     Args:
         gpu: name of the GPU.
         variant: label of the kernel settings (`pipeline.config.method_label`).
-        results: the results folder; None takes what ships.
+        results: the results folder; None takes the shipped pack.
     """
     if results is None or kernel_source(gpu) not in HAS_MODELS:
         return shipped_models(gpu)
@@ -57,10 +59,10 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
     """Kernel models of a GPU, from exactly the `models` given; else cross-GPU models and physics.
 
     Args:
-        gpu: the GPU, as its file states it or altered.
+        gpu: the GPU, with the figures of its file or with altered ones.
         variant: label of the kernel settings (`pipeline.config.method_label`).
-        models: folders of fitted families, `<family>/<variant>`, and manifests of packs, best first; None takes what
-            ships for this GPU.
+        models: folders of fitted families, `<family>/<variant>`, and manifests of packs, best first; None takes the
+            shipped pack of this GPU.
 
     Raises:
         InputError: the variant has to be fitted first; packs hold the one that `auto` chose.

@@ -1,4 +1,4 @@
-"""Predict tables of device calls: per family the best model at hand, else physics.
+"""Predicts tables of device calls: each family by its best available model, else by physics.
 
 `load_predictor(load_gpu("V100"), [packs_dir() / "V100" / "kernels"]).predict(calls)` keeps rows and order.
 """
@@ -31,22 +31,24 @@ from pipeline.kernels.saved_families import find_families, read_description
 from pipeline.kernels.work import Dims
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
-"""Where no sample of a GPU shows the floor: medians over the five GPUs of the public samples (docs/kernels.md)."""
+"""Latency floor in µs where no sample of a GPU shows it: medians over the five GPUs of the public samples
+(docs/kernels.md)."""
 
 TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "latency_p90_us")
-"""Time columns of a prediction, microseconds; p10 and p90 are of the kernel, `latency_*` of `predicted_us`."""
+"""Time columns of a prediction, in microseconds. `p10_us` and `p90_us` bracket `kernel_us`; `latency_*` bracket
+`predicted_us`."""
 
 
 @dataclass(frozen=True)
 class KernelPredictor:
-    """Models of one GPU's families, physics for the rest, and the floor that latencies of this GPU show."""
+    """Models of one GPU's families, physics for the rest, and the latency floor of this GPU."""
 
     gpu: GpuSpec
     models: Mapping[str, KernelModel]
     physics: Physics
     floor: Floor = UNKNOWN_LATENCY_FLOOR
     folders: tuple[str, ...] = ()
-    """Where the models of this GPU were read from, best first; empty where none of its own answer."""
+    """Folders that the models of this GPU were read from, best first; empty if it has none of its own."""
 
     def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
         """Times of device calls.
@@ -55,10 +57,16 @@ class KernelPredictor:
             calls: a calls table (or any table with `family`, `op` and dims).
 
         Returns:
-            Same rows, order and index: `predicted_us` (latency, floor included), `kernel_us`, `p10_us`, `p90_us`
-            (of the kernel), `latency_p10_us`, `latency_p90_us` (of the latency), `evidence`, `modelled` (False where
-            neither model nor formula covers the call: its time is then that of the shortest kernel), `inside` (False
-            where sizes leave the range of the samples).
+            Same rows, order and index, with these columns:
+
+            - `predicted_us`: latency, floor included.
+            - `kernel_us`: time of the kernel.
+            - `p10_us`, `p90_us`: interval of the kernel time.
+            - `latency_p10_us`, `latency_p90_us`: interval of the latency.
+            - `evidence`: what the time rests on.
+            - `modelled`: False where neither model nor formula covers the call. The time is then that of the shortest
+              kernel.
+            - `inside`: False where sizes are outside the range of the samples.
         """
         rows = len(calls)
         times = {key: np.full(rows, np.nan) for key in TIMES}
@@ -85,7 +93,7 @@ class KernelPredictor:
         return pd.DataFrame({**times, "evidence": evidence, "modelled": modelled, "inside": inside}, index=calls.index)
 
     def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
-        """Estimate and evidence, each row's, for calls of one family."""
+        """Estimate and evidence of each row, for calls of one family."""
         evidence = np.full(len(calls), self.physics_evidence(name), dtype=object)
         model = self.models.get(name)
         native = np.zeros(len(calls), dtype=bool) if model is None else model.native(calls)
@@ -106,24 +114,26 @@ class KernelPredictor:
         return formula, evidence
 
     def _derived(self, name: str, calls: pd.DataFrame) -> tuple[Estimate | None, npt.NDArray[np.object_]]:
-        """Estimate through models of related calls, and each row's evidence; None where there is none."""
+        """Estimate from models of related calls, and each row's evidence; None where there is none."""
         if name == "rnn" and self.gpu.limits is not None:
             return recurrent_us(calls, partial(self._family, "gemm"), self.physics, self.floor)
         derived, origin = derive(name, calls, self.models, self.physics)
         if derived is not None:
-            # a latency at the host's floor does not show what the scaling takes off the kernel
+            # where the host's floor determines the latency, a shorter kernel does not shorten it
             derived = derived.floored(self.floor.of(Dims(calls).text("op")))
         return derived, np.full(len(calls), origin, dtype=object)
 
     def formula(self, name: str, calls: pd.DataFrame) -> Estimate:
-        """Physics alone: what the family's law says, with a generic spread."""
+        """Estimate by physics alone: the family's law with a generic spread."""
         kernel = self.physics.kernel_us(name, calls)
         spread = PHYSICS_SPREAD[FAMILIES[name].law]
         latency = self.floor.latency(kernel, Dims(calls).text("op"))
         return Estimate.around(latency, kernel, spread, self.floor.of(Dims(calls).text("op")))
 
     def physics_evidence(self, name: str) -> str:
-        """Movement over a fitted bandwidth curve rests on samples of that GPU; all else on the spec file."""
+        """Evidence of physics. Data movement over a fitted bandwidth curve rests on samples of that GPU, all else on
+        its file.
+        """
         return self.physics.evidence if FAMILIES[name].law is Law.MOVEMENT else "roofline"
 
 
@@ -133,10 +143,11 @@ def load_predictor(
     variant: str = "auto",
     corrections: Mapping[str, Any] | None = None,
 ) -> KernelPredictor:
-    """A predictor from folders of saved families: per family the first folder that holds it, else transfer or physics.
+    """A predictor from folders of saved families. Each family comes from the first folder that holds it.
 
-    A folder holds one folder per family with a `family.json`, or one per family and variant; missing ones are skipped.
-    `corrections` come from probes of this GPU (`pipeline.transfer.probes`) and apply to transferred families.
+    Other families are transferred or predicted by physics. A folder holds one folder per family with a `family.json`,
+    or one per family and variant. Missing folders are skipped. `corrections` come from probes of this GPU
+    (`pipeline.transfer.probes`) and apply to transferred families.
 
     Raises:
         PackError: a family's files are damaged or incomplete.

@@ -1,7 +1,7 @@
 """Predict from Python: `predict(gpu="V100", model="dlrm_default", batch_size=2048)`.
 
-Nothing needs to have run before: kernel models and overheads are those that a pipeline run would use, else they ship, else
-they come from other GPUs and the GPU's file.
+No pipeline run is needed first. Kernel models and overheads are those that a pipeline run would use, else the shipped
+ones, else they come from other GPUs and the GPU's file.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
     Args:
         gpu: name or alias of a GPU.
         model: name of a workload.
-        overrides: any other override; `.` is written `__`, as in `model__embedding="sparse"`, `batch_size=512`; lists and
-            dicts are values too, as in `model__rows=[1000, 2000]`.
+        overrides: any other override, such as `batch_size=512`. `.` is written `__`, as in `model__embedding="sparse"`.
+            Lists and dicts are values too, as in `model__rows=[1000, 2000]`.
 
     Raises:
         InputError: a name or value does not exist, or the overrides describe several points.
@@ -49,8 +49,11 @@ def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
 def predict_point(point: Point, results: str | Path | None = "results") -> Prediction:
     """Predict one grid point from the models that the pipeline's rules would declare for it.
 
-    These are families fitted under `results` on samples that are at hand, else what ships (also where `results` is
-    None), else cross-GPU models and physics.
+    The order is:
+
+    1. Families fitted under `results`, if their samples still exist.
+    2. The shipped pack (also where `results` is None).
+    3. Cross-GPU models and physics.
 
     Raises:
         InputError: `gpu=local`, and the machine was not measured yet.
@@ -78,8 +81,8 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
 def largest_batch(point: Point) -> int | None:
     """The largest batch whose memory need fits the GPU, down to two digits; None where not even one sample fits.
 
-    A step's memory is a fixed part (parameters, gradients, optimizer) and a part per sample; two captures tell them
-    apart.
+    A step's memory is a fixed part (parameters, gradients, optimizer) plus a part per sample. Captures at two batch
+    sizes separate them.
     """
     gpu = gpu_of(point.settings.gpu)
     if point.local:
@@ -92,7 +95,7 @@ def largest_batch(point: Point) -> int | None:
 
 
 def first_digits(number: int, digits: int = 2) -> int:
-    """A whole number with all but its first digits set to zero, never more than it was."""
+    """Round a whole number down: all but its first digits are set to zero."""
     unit: int = 10 ** max(len(str(number)) - digits, 0)
     return number // unit * unit
 

@@ -1,9 +1,9 @@
 """One predicted step from its parts: graph, device calls, kernel models and overheads.
 
-Intervals: kernel times are drawn around their predictions, with the width that the kernel models state and the error that
-all kernels of a step share. Host times are drawn with a width by the kind of their evidence. Every draw is walked along the
-critical path. Each source of error draws from a generator of its own, whose key is the seed and the name of the source. Other
-calls, their order and the last digits of predicted times therefore do not change what a source draws.
+Intervals: kernel times are drawn around their predictions, with the width that the kernel models state and the error
+that all kernels of a step share. Host times are drawn with a width by the kind of their evidence. Every draw is walked
+along the critical path. Each source of error draws from a generator of its own, whose key is the seed and the name of
+the source. Other calls, their order and the last digits of predicted times therefore do not change what a source draws.
 """
 
 from __future__ import annotations
@@ -34,32 +34,33 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 HOST_SIGMA = {"measured": 0.05, "shared": 0.15, "transferred": 0.30}
-"""Standard deviation of log host time by evidence. Overheads shared between workloads of calibrated hosts were within 10 to
-16 % of those measured, overheads of another host within 41 %."""
+"""Standard deviation of log host time by evidence. Overheads shared between workloads of calibrated hosts were within
+10 to 16 % of those measured, overheads of another host within 41 %."""
 
 FAMILY_VARIANCE_SHARE = {"gemm": 0.9, "bmm": 0.9, "conv2d": 0.2}
 OTHER_VARIANCE_SHARE = 0.4
-"""Share of a kernel's log-variance that all calls of its family have in common, because the errors of one model have the same
-sign. Set from the errors of sums over a family on held-out GPUs (`benchmarks/kernels/shared_errors.py`)."""
+"""Share of a kernel's log-variance that all calls of its family have in common, because the errors of one model have
+the same sign. Set from the errors of sums over a family on held-out GPUs (`benchmarks/kernels/shared_errors.py`)."""
 
 STEP_SIGMA_RATIO = 1.5
-"""Ratio of the standard deviation that all kernels of a step share to that of one kernel (log time). A card's
-clocks differ from run to run. Set from the errors of sums over whole models that were measured in another run on the GPUs of
-the packs (`benchmarks/kernels/shared_errors.py`)."""
+"""Ratio of the standard deviation that all kernels of a step share to that of one kernel (log time). A GPU's
+clocks differ from run to run. Set from the errors of sums over whole models that were measured in another run on the
+GPUs of the packs (`benchmarks/kernels/shared_errors.py`)."""
 
 MAX_STEP_SIGMA = 0.10
-"""Upper bound of that shared standard deviation (log time). It covers what a step has beyond its kernels: libraries that fuse
-or add operators. Set from the mean errors by workload of the published steps that were used for tuning
-(`benchmarks/steps/published.py` prints it). That figure is 0.07 since BERT's steps are predicted with the optimizers that
-ran; the bound was kept."""
+"""Upper bound of that shared standard deviation (log time). It covers what a step has beyond its kernels: libraries
+that fuse or add operators. Set from the mean errors by workload of the published steps that were used for tuning
+(`benchmarks/steps/published.py` prints it). That figure has been 0.07 since BERT's steps are predicted with the
+optimizers that ran; the bound was kept."""
 
 DRAWS = 4096
-"""Draws where the settings name no number; `config/config.yaml` states the same number. With it, p10 and p90 vary from seed to
-seed with a standard deviation of 0.1 to 0.4 %."""
+"""Default number of draws; `config/config.yaml` states the same number. With it, p10 and p90 vary from seed to seed
+with a standard deviation of 0.1 to 0.4 %."""
 
 BLOCK_VALUES = 4_000_000
-"""Values (rows of the program times draws) that one simulation holds per array: 32 MB in each of about ten arrays. Smaller
-blocks make the prediction of a language model slower: a simulation takes 5 µs per row whatever the number of draws."""
+"""Values (rows of the program times draws) that one simulation holds per array: 32 MB in each of about ten arrays.
+Smaller blocks make the prediction of a language model slower: a simulation takes 5 µs per row whatever the number of
+draws."""
 
 MODELLED_DTYPES = ("fp32", "tf32", "bf16", "fp16")
 """Dtypes of matrix products and convolutions whose rates are in the GPU files and whose kernels have models."""
@@ -78,7 +79,7 @@ class Subject:
     memory_bytes: int
     overrides: tuple[str, ...] = ()
     workload: str | None = None
-    """Name under which the overheads know this very workload, if they do."""
+    """Name of this workload in the overhead statistics, if they have its observations."""
     settings: PredictSettings = PredictSettings()
 
 
@@ -100,7 +101,7 @@ def evaluate(
         calls: device calls, `calls` schema.
         kernels: kernel models of the device.
         overheads: host overheads.
-        measured_us: an unprofiled measurement to show beside the prediction; it plays no part in it.
+        measured_us: an unprofiled measurement to show beside the prediction; it does not change the prediction.
 
     Returns:
         The prediction, and the timeline of its central draw.
@@ -110,7 +111,7 @@ def evaluate(
     predicted = kernels.predict(calls)
     program = build_program(graph, calls, overheads, workload=subject.workload)
     if subject.settings.cuda_graph:
-        program, measured_us = as_cuda_graphs(program), None  # what was measured launched kernel by kernel
+        program, measured_us = as_cuda_graphs(program), None  # the measured step launched each kernel separately
     central = predicted["kernel_us"].to_numpy(float)
     timeline = simulate(program, central, form=form)
     kernel_draws = draw_kernel_times(calls, predicted, draws, seed)
@@ -154,8 +155,10 @@ def evaluate(
 
 
 def beyond_the_models(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Calls whose times are stand-ins, shape (calls,): operators that the map does not know, by their bytes; arithmetic in
-    dtypes that no model has a rate for (fp64, complex, integers), as if in fp32.
+    """Calls whose times are only substitutes, shape (calls,).
+
+    - Operators that the map does not know are timed by their bytes.
+    - Arithmetic in dtypes without a modelled rate (fp64, complex, integers) is timed as fp32.
     """
     unknown = (calls["family"] == "other") & (calls["op"] == "unknown")
     computed = calls["family"].map(lambda name: name in FAMILIES and FAMILIES[name].law is Law.COMPUTE)
@@ -182,11 +185,12 @@ def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, 
 
     Three errors add up in log time:
 
-    - Calls of one family share a part of their variance (`FAMILY_VARIANCE_SHARE`). The three directions of a convolution
-      are one family here, because one library computes them by the same means.
-    - The rest is each call's own, and of mean one, so that it cancels in the sum that a step is. Calls that launch the same
-      thing (`launch_keys`) share it, because a model has the same error for a shape in every launch.
-    - All kernels of a step share one error: `STEP_SIGMA_RATIO` times a kernel's standard deviation, at most `MAX_STEP_SIGMA`.
+    - Calls of one family share a part of their variance (`FAMILY_VARIANCE_SHARE`). The three directions of a
+      convolution are one family here, because one library computes them by the same methods.
+    - The rest is independent for each call and has mean one, so that it averages out over a step. Calls with the same
+      launch (`launch_keys`) share it, because a model has the same error for a shape in every launch.
+    - All kernels of a step share one error: `STEP_SIGMA_RATIO` times a kernel's standard deviation, at most
+      `MAX_STEP_SIGMA`.
 
     Args:
         calls: a `calls` table.
@@ -214,15 +218,15 @@ def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, 
 
 
 def draw_host_scale(evidence: Mapping[str, float], draws: int, seed: int) -> Floats:
-    """Log-normal factors on all host times, shape (draws,), as wide as the mix of evidence asks for."""
+    """Log-normal factors on all host times, shape (draws,), with a width set by the mix of evidence."""
     sigma = sum(share * HOST_SIGMA.get(kind, max(HOST_SIGMA.values())) for kind, share in evidence.items())
     return np.asarray(np.exp(sigma * keyed_normals(["host"], draws, seed)[:, 0]))
 
 
 def launch_keys(calls: pd.DataFrame) -> list[str]:
-    """What each call launches, as a kernel model sees it: family, op, phase, dtype, sizes and attributes.
+    """A key for each call from what a kernel model reads: family, op, phase, dtype, sizes and attributes.
 
-    Calls without sizes (operators that the map does not know) are told apart by their bytes.
+    Calls without sizes (operators that the map does not know) are distinguished by their bytes.
     """
     words = [name for name in ("family", "op", "phase", "dtype", "attributes") if name in calls]
     sizes = [name for name in DIMS if name in calls]
@@ -242,8 +246,8 @@ def launch_keys(calls: pd.DataFrame) -> list[str]:
 def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
     """Standard normal draws, shape (draws, keys); a key's column depends on the seed and the key alone.
 
-    Each column holds the same values, the middles of `draws` equally likely ranges, in an order of its own (a Latin
-    hypercube). Percentiles of a sum over many keys vary less from seed to seed than with independent draws.
+    Each column holds the same values, the middles of `draws` equally likely ranges, each in a different order (a
+    Latin hypercube). Percentiles of a sum over many keys vary less from seed to seed than with independent draws.
     """
     values = _normal_quantiles(draws)
     found = np.empty((len(keys), draws))

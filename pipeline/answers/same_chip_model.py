@@ -1,8 +1,8 @@
-"""Kernel times on a card of the same chip as one that was measured: an A100 with 80 GB beside the one with 40 GB.
+"""Kernel times on a GPU with the same chip as a measured GPU, such as the A100 with 80 GB and the one with 40 GB.
 
-The measured card's own fitted models know its kernels to a few per cent, which no model of all GPUs does. They are
-scaled per call by the ratio of the cross-GPU model's answers for the two cards, so that memory-bound calls follow the
-bandwidth and arithmetic follows clock and power. The floor stays the measured host's.
+The fitted models of the measured GPU have errors of a few per cent, less than cross-GPU models. Each call is scaled by
+the ratio of the cross-GPU model's predictions for the two GPUs. Memory-bound calls therefore follow the bandwidth, and
+arithmetic follows clock and power. The latency floor is that of the measured host.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from pipeline.transfer.utilisation import UtilisationModel
 Array = npt.NDArray[np.float64]
 
 SPREAD = 1.5
-"""Growth of the interval's log half-widths over the measured card's: boards of one chip differ in clocks and memory."""
+"""Factor on the log half-widths of the measured GPU's intervals, because boards of one chip differ in clocks and
+memory."""
 
 PROBE_TRUST = 3.0
-"""Probes after which half of a measured level (three to one against the sibling's, then more) is believed."""
+"""Number of probes at which a level measured on this GPU gets weight 1/2. With n probes the weight is n / (n + 3)."""
 
 
 def ratio_between(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, measured: GpuSpec) -> Array:
-    """Kernel time on `gpu` over that on `measured` by the cross-GPU model of the calls' family, shape (rows,)."""
+    """Ratio of the kernel time on `gpu` to that on `measured`, by the family's cross-GPU model, shape (rows,)."""
     own = model.own(measured.name)
-    # calls of empty tensors occur in graphs: they move nothing on either card
+    # graphs contain calls on empty tensors, which move no bytes on either GPU
     with np.errstate(divide="ignore", invalid="ignore"):
         here, there = (model.kernel_and_latency(calls, g, correction=own)[0] for g in (gpu, measured))
         ratio = here / there
@@ -56,13 +57,14 @@ def rescaled(
     ops: npt.NDArray[np.object_],
     spread: Array | float = SPREAD,
 ) -> Estimate:
-    """A measured card's estimate with kernels `factor` times as long; latencies follow down to the measured host's floor.
+    """A measured GPU's estimate with kernel times multiplied by `factor`. Latencies do not fall below the measured
+    host's floor.
 
     Args:
-        found: of the measured card.
+        found: estimate of the measured GPU.
         factor: shape (rows,).
-        family: of the calls; no kernel falls below the shortest of its family, or what it was where that is less.
-        gpu: the card to predict.
+        family: of the calls; no kernel falls below the shortest of its family, or its measured time if that is less.
+        gpu: the GPU to predict.
         floor: of the measured host.
         ops: shape (rows,).
         spread: growth of the intervals' log half-widths.
@@ -83,14 +85,14 @@ def rescaled(
 
 @dataclass(frozen=True)
 class SiblingModel(KernelModel):
-    """A family's model of a measured card, scaled to another card of the chip.
+    """A family's model of a measured GPU, scaled to another GPU with the same chip.
 
     Attributes:
-        gpu: the card to predict.
-        measured: the card of the samples.
-        base: that card's fitted model.
+        gpu: the GPU to predict.
+        measured: the GPU of the samples.
+        base: the fitted model of that GPU.
         model: the cross-GPU model of the family, for the ratio.
-        log_level: log factor that probes of the card ask for.
+        log_level: log of the factor that probes of the GPU give.
     """
 
     gpu: GpuSpec
@@ -101,30 +103,30 @@ class SiblingModel(KernelModel):
     evidence: str = "transferred"
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows that the measured card's samples cover."""
+        """Rows that the measured GPU's samples cover."""
         return self.base.native(calls)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """The measured card's estimate, its kernel times scaled; latencies follow down to the measured host's floor."""
+        """The measured GPU's estimate with scaled kernel times. Latencies do not fall below the measured host's floor."""
         factor = self.ratio(calls) * np.exp(self.log_level)
         ops = Dims(calls).text("op")
         return rescaled(self.base.predict(calls), factor, self.model.family, self.gpu, self.base.floor, ops)
 
     def ratio(self, calls: pd.DataFrame) -> Array:
-        """Kernel time on this card over the measured one, shape (rows,)."""
+        """Ratio of the kernel time on this GPU to that on the measured GPU, shape (rows,)."""
         if self.gpu.name == self.measured.name:
             return np.ones(len(calls))
         return ratio_between(self.model, calls, self.gpu, self.measured)
 
     def levelled(self, probes: pd.DataFrame) -> SiblingModel:
-        """The same with the level of a few calls measured on the card, shrunk towards the sibling's own."""
+        """The same model with a level from a few calls measured on the GPU, shrunk towards the measured GPU's level."""
         errors = np.log(probes["latency_us"].to_numpy(dtype=np.float64) / self.predict(probes).latency)
         weight = len(errors) / (len(errors) + PROBE_TRUST)
         return replace(self, log_level=float(weight * np.median(errors)))
 
 
 def sibling_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None = None) -> dict[str, SiblingModel]:
-    """Models by family from the pack of a card with the same chip; none where there is no such pack.
+    """Models by family from the pack of a GPU with the same chip; empty if there is no such pack.
 
     Raises:
         PackError: the pack is damaged.
@@ -145,7 +147,7 @@ def sibling_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None 
 
 
 def _measured(model: UtilisationModel, sibling: GpuSpec) -> GpuSpec:
-    """The card that the samples of a pack's family come from: convolutions of the A100 ran on the 80 GB card."""
+    """The GPU that the samples of a pack's family come from. The A100's convolutions were measured on the 80 GB GPU."""
     if sibling.name in model.gpu_corrections:
         return sibling
     return next((gpu for gpu in map(load_gpu, model.gpu_corrections) if same_chip(gpu, sibling)), sibling)

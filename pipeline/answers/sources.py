@@ -1,4 +1,4 @@
-"""What a prediction may rest on, best first, and which of it is at hand for a GPU."""
+"""The sources of a prediction, best first, and which of them are available for a GPU."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 
 
 class Source(StrEnum):
-    """Where the samples or traces of a GPU come from; decides which rule makes its kernel models and overheads."""
+    """Where the samples or traces of a GPU come from. It decides which rule makes its kernel models and overheads."""
 
-    LOCAL = "local"  # measured on this machine, now
-    MEASUREMENTS = "measurements"  # a campaign of ours, committed under measurements/
-    PUBLIC = "public"  # public data at hand
-    PACK = "pack"  # the shipped result of fitting public data
-    TRANSFER = "transfer"  # nothing of this GPU: predicted from other GPUs and its spec file
+    LOCAL = "local"  # measured on this machine, now.
+    MEASUREMENTS = "measurements"  # a campaign of this project, committed under measurements/.
+    PUBLIC = "public"  # public data, present on this machine.
+    PACK = "pack"  # models fitted on public data, shipped.
+    TRANSFER = "transfer"  # no data of this GPU: predicted from other GPUs and its spec file.
 
 
 PUBLIC_KERNEL_GPUS = ("V100", "P100", "P4", "T4", "A100-PCIE-40GB")
-"""GPUs of the public kernel latencies."""
+"""GPUs with public kernel latencies."""
 
 PUBLIC_OVERHEAD_GPUS = ("V100", "A100-PCIE-40GB")
-"""GPUs with a pack for which public training traces show a host of theirs (`pipeline/overheads/trace_overheads.py`)."""
+"""GPUs with a pack whose host appears in public training traces (`pipeline/overheads/trace_overheads.py`)."""
 
 
 OVERHEAD_DONOR = "V100"
-"""The GPU whose host overheads stand in where a GPU has none of its own."""
+"""The GPU whose host overheads are used where a GPU has none of its own."""
 
 
 HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
@@ -35,7 +35,7 @@ HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
 
 
 def kernel_source(gpu: str) -> Source:
-    """Where the kernel models of a GPU come from, by what is at hand now."""
+    """Where the kernel models of a GPU come from, by the files that exist now."""
     if gpu == LOCAL_GPU:
         return Source.LOCAL
     if (measurements_dir() / gpu / CAMPAIGN).is_file():
@@ -47,7 +47,7 @@ def kernel_source(gpu: str) -> Source:
 
 
 def overhead_source(gpu: str) -> Source:
-    """Where the host overheads of a GPU come from, by what is at hand now."""
+    """Where the host overheads of a GPU come from, by the files that exist now."""
     if gpu == LOCAL_GPU:
         return Source.LOCAL
     if (measurements_dir() / gpu / CAMPAIGN).is_file():

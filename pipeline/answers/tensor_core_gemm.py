@@ -1,9 +1,13 @@
-"""Matrix products on tensor cores (bf16, fp16, TF32), beside a GPU's other models.
+"""Matrix products on tensor cores (bf16, fp16, TF32), in addition to a GPU's other models.
 
-The fp32 samples of a GPU, or those of other GPUs, say nothing of tensor cores. Where bf16 products of a GPU, or of a card
-with the same chip, were measured (`pipeline.datasets.aiconfigurator`), `packs/half/<GPU>` holds a model of them, which
-takes its rows ahead of anything derived; elsewhere the cross-GPU model answers (`tensor.py`). fp16 runs at the same rate
-through the same kernels and is predicted as bf16; TF32 takes what the cross-GPU model says it takes longer than bf16.
+fp32 samples carry no information about tensor cores. There are two models:
+
+- `packs/half/<GPU>` holds a model of bf16 products, if they were measured on the GPU or on one with the same chip
+  (`pipeline.datasets.aiconfigurator`). It has priority over derived estimates.
+- Elsewhere the cross-GPU model predicts (`tensor_core_transfer.py`).
+
+fp16 runs at the same rate through the same kernels and is predicted as bf16. The time of TF32 is that of bf16 times the
+ratio that the cross-GPU model gives.
 """
 
 from __future__ import annotations
@@ -34,17 +38,19 @@ FOLDER = "half"
 """Folder under `packs/`."""
 
 FAMILY = "gemm"
+"""The family of the measured bf16 products."""
 
 EVEN = 8.0
-"""Elements of half precision whose rows in memory are aligned."""
+"""Number of half-precision elements to which the rows of a matrix in memory must be aligned."""
 
 SIBLING_SPREAD = 1.2
-"""Factor up and down that another card of the same chip adds to the interval: clocks and power limits differ."""
+"""Factor by which the interval grows, up and down, on another GPU with the same chip: clocks and power limits
+differ."""
 
 
 @dataclass(frozen=True)
 class HalfModel(KernelModel):
-    """A measured card's bf16 model, scaled by the cross-GPU model to TF32 and to another card of the same chip."""
+    """A measured GPU's bf16 model. The cross-GPU model scales it to TF32 and to another GPU with the same chip."""
 
     gpu: GpuSpec
     measured: GpuSpec
@@ -52,20 +58,20 @@ class HalfModel(KernelModel):
 
     @property
     def evidence(self) -> str:
-        """As the model's, or `transferred` on a card that was not measured itself."""
+        """The evidence of the model, or `transferred` on a GPU that was not measured itself."""
         return self.base.evidence if self.gpu.name == self.measured.name else "transferred"
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
-        """Evidence of each row, shape (rows,): no TF32 product was measured."""
+        """Evidence of each row, shape (rows,). TF32 is `transferred`, because no TF32 product was measured."""
         return np.where(self._half(calls), self.evidence, "transferred").astype(object)
 
     def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Products on tensor cores with all their dims."""
+        """Products on tensor cores whose dims are all known."""
         return np.asarray(covered(calls, self.gpu) & self.base.native(calls.assign(dtype="bf16")))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of products of these sizes."""
-        # what the samples hold: forward passes of linear layers whose rows in memory are aligned
+        # the samples are forward passes of linear layers with aligned rows in memory
         uneven, d = misaligned(calls), Dims(calls)
         even = {name: np.where(uneven, EVEN * np.ceil(d(name) / EVEN), d(name)) for name in ("N", "K")}
         stored = [name for name in ("trans_a", "trans_b") if name in calls]
@@ -77,7 +83,7 @@ class HalfModel(KernelModel):
             return found
         ratio = ratio_of(calls.assign(B=1.0), self.gpu, plain, self.measured)
         if ratio is None:
-            # without the cross-GPU model: as many times longer as the peaks say
+            # without the cross-GPU model: scaled by the ratio of the peaks
             here, there = (Physics.of(gpu).peak_flop_per_us(Dims(rows)) for gpu, rows in
                            ((self.gpu, calls), (self.measured, plain)))  # fmt: skip
             ratio = there / here
@@ -89,12 +95,12 @@ class HalfModel(KernelModel):
 
 
 def measured_gpus() -> list[str]:
-    """GPUs whose bf16 products ship."""
+    """GPUs with a shipped model of bf16 products."""
     return sorted(path.parent.name for path in (packs_dir() / FOLDER).glob(f"*/{MANIFEST}"))
 
 
 def half_model(gpu: GpuSpec) -> HalfModel | None:
-    """The bf16 model for a GPU: its own, else that of a card with the same chip; None where there is neither.
+    """The bf16 model for a GPU: its own, else that of a GPU with the same chip; None if there is neither.
 
     Raises:
         PackError: the pack is damaged.
@@ -109,7 +115,7 @@ def half_model(gpu: GpuSpec) -> HalfModel | None:
 
 
 def with_half(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
-    """Models of a GPU with products on tensor cores behind what it has of their families.
+    """Models of a GPU, with tensor-core products added for calls that its own models of these families do not cover.
 
     Raises:
         PackError: the pack is damaged.

@@ -1,4 +1,6 @@
-"""Products on tensor cores (bf16, fp16, TF32) of GPUs without samples of them: an adapter of `pipeline.transfer.tensor_core_tiles`."""
+"""Products on tensor cores (bf16, fp16, TF32) of GPUs without such samples. An adapter of
+`pipeline.transfer.tensor_core_tiles`.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,28 @@ from pipeline.transfer.tensor_core_model import kernel_us, sampled_architectures
 from pipeline.transfer.utilisation import UtilisationModel
 
 FAMILIES = ("gemm", "bmm")
-"""Families that run on tensor cores; a batch is more tiles of one product."""
+"""Families that run on tensor cores. A batch is treated as more tiles of one product."""
 
 BATCHED = "bmm"
+"""The family of batched products."""
 
 UNSEEN_SPREAD = 1.25
-"""Factor up and down for architectures of which no card was measured: Volta, Turing and older libraries' kernels."""
+"""Factor on the interval, up and down, for architectures without a measured GPU: Volta, Turing and older libraries'
+kernels."""
 
 UNSAMPLED_SPREAD = 1.2
-"""Factor up and down for what no sample has: TF32, and batches."""
+"""Factor on the interval, up and down, for products without samples: TF32 and batched products."""
 
 MISALIGNED_SPREAD = 1.3
-"""The same for matrices whose rows in memory are not aligned: the A100 DLRM trace's take 1.1 to 2.6 times as long."""
+"""Factor on the interval, up and down, for matrices whose rows in memory are not aligned. In the A100 DLRM trace such
+products take 1.1 to 2.6 times as long."""
 
 
 @dataclass(frozen=True)
 class TensorModel(KernelModel):
-    """The cross-GPU model in the form of a family's model; `like` names a measured card of the same chip, if any."""
+    """The cross-GPU model with the interface of a family's model. `like` names a measured GPU with the same chip, if
+    any.
+    """
 
     gpu: GpuSpec
     family: str
@@ -45,7 +52,7 @@ class TensorModel(KernelModel):
         return covered(calls, self.gpu)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Kernel times; the samples behind them hold no launch and no floor."""
+        """Kernel times. The latency is equal, because the samples contain neither launch nor floor."""
         plain = calls if self.family == BATCHED else calls.assign(B=1.0)
         found = kernel_us(self.model, plain, self.gpu, None if self.like is None else self.model.own(self.like))
         low, high = found * np.exp(self.model.log_p10), found * np.exp(self.model.log_p90)
@@ -61,7 +68,7 @@ class TensorModel(KernelModel):
 
 
 def tensor_models(gpu: GpuSpec, like: str | None = None) -> dict[str, TensorModel]:
-    """The cross-GPU model by family; none for a device without tensor cores, or where it does not ship.
+    """The cross-GPU model by family; empty for a device without specified limits, or if no model ships.
 
     Raises:
         PackError: the file is damaged.

@@ -1,11 +1,11 @@
-"""The tracker: run a step here, ask what it takes on other GPUs.
+"""The tracker: run a step on this machine, and predict its time on other GPUs.
 
     with track(device="cuda") as tracked:
         step()
     tracked.to("T4").predicted_us
     tracked.to_all()
 
-A saved profiler trace does as well: `load_trace(path).to("A100")`, or `TrackedTrace(load_trace(path))`.
+A saved profiler trace works as well: `load_trace(path).to("A100")`, or `TrackedTrace(load_trace(path))`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ from pipeline.transfer.trace_calls import trace_calls
 Array = npt.NDArray[np.float64]
 
 DRAWS = 200
-"""Draws of kernel times behind the interval of a step."""
+"""Number of draws of kernel times for the interval of a step."""
 
 SHARED_SHARE = 0.5
-"""Share of a transfer's log-variance that all kernels have in common: the errors of one method lean one way."""
+"""Share of a transfer's log-variance that all kernels have in common, because the errors of one method have the same
+sign."""
 
 
 class TrackedTrace:
@@ -58,7 +59,7 @@ class TrackedTrace:
 
     Args:
         trace: the linked trace of one or more iterations on a GPU.
-        batch_size: samples per step, for throughput and cost; 1 counts steps.
+        batch_size: samples per step, for throughput and cost; with 1, both are per step.
         model: name for reports.
 
     Raises:
@@ -96,10 +97,10 @@ class TrackedTrace:
         return frame.join(_transfer(frame, self.origin, load_gpu(gpu)))
 
     def to(self, gpu: str) -> Prediction:
-        """The step on another GPU: the host stays as traced, the kernels are carried over.
+        """The step on another GPU: host times stay as traced, and kernel times are transferred.
 
-        The program of the traced iteration (`pipeline.simulate`) runs with both sets of kernel times; the ratio of the
-        two steps scales the measured span, so that the origin itself gives back its measurement.
+        The program of the traced iteration (`pipeline.simulate`) runs with both sets of kernel times. The ratio of the
+        two steps scales the measured span. For the origin itself, the result is therefore its measurement.
 
         Raises:
             UnknownNameError: no such GPU.
@@ -109,7 +110,7 @@ class TrackedTrace:
         moved = _transfer(steps.calls, self.origin, destination)
         measured = steps.calls["latency_us"].to_numpy(dtype=np.float64)
         predicted = moved["predicted_us"].to_numpy(dtype=np.float64)
-        # events of no duration exist in traces
+        # traces contain events of zero duration
         upper = moved["p90_us"].to_numpy(dtype=np.float64)
         log_sigma = np.log(np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0)) / TENTH
         random = np.random.default_rng(0)
@@ -145,7 +146,7 @@ class TrackedTrace:
             Columns `gpu, predicted_us, p10_us, p90_us, samples_per_s, bound, cost_per_million` (of samples, in the
             currency of the price table; null without a price).
         """
-        # a lone name is a sequence too, of letters
+        # a single name is a string, which is also a sequence
         names = [gpus] if isinstance(gpus, str) and gpus else list(gpus) or [spec.name for spec in list_gpus()]
         table, rows = load_prices(prices), []
         for name in names:
@@ -173,8 +174,8 @@ def _check_batch_size(batch_size: object) -> None:
 class _Steps:
     """The iteration that stands for the trace (the median one), its program and its calls.
 
-    A host that runs ahead begins a step while the device still works on the one before. That wait is no part of the step:
-    its time counts from the end of the earlier work, and its program starts on an idle device.
+    A host that runs ahead begins a step while the device still works on the previous step. That wait is not part of the
+    step. Its time counts from the end of the earlier work, and its program starts on an idle device.
     """
 
     program: Any
@@ -201,7 +202,7 @@ class _Steps:
 
 
 def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
-    """Times of traced calls on the destination; traced times are kernel times, without a latency floor."""
+    """Times of traced calls on the destination. Traced times are kernel times, without a latency floor."""
     moved = by_wave(calls.assign(family="other"), origin, destination)
     if origin == destination:
         return moved
@@ -240,7 +241,7 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
 
 
 class MovableTrace(Trace):
-    """A linked trace that also says what its step takes on other GPUs: what `pipeline.load_trace` returns."""
+    """A linked trace that also predicts its step on other GPUs; `pipeline.load_trace` returns it."""
 
     def to(self, gpu: str) -> Prediction:
         """The traced step on another GPU, from its measured kernels; see `TrackedTrace.to`.
@@ -270,7 +271,7 @@ def load_trace(path: str | Path) -> MovableTrace:
 
 @dataclass
 class Tracker:
-    """What `track` yields: after the block it holds the trace and answers for other GPUs."""
+    """The object that `track` yields. After the block it holds the trace and predicts other GPUs."""
 
     device: str
     batch_size: int = 1
@@ -293,7 +294,7 @@ class Tracker:
 
 @contextmanager
 def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Iterator[Tracker]:
-    """Profile what runs in the block, to predict it on other GPUs.
+    """Profile the code in the block, to predict it on other GPUs.
 
     Warm up before the block: first calls compile and allocate.
 
@@ -307,7 +308,7 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     on_cuda = str(device).startswith("cuda")
     if not on_cuda and str(device) != "cpu":
         raise InputError(f"track(device={device!r}): give 'cuda' or 'cpu', the device that the block runs on")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its chatter is not the user's
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides its log messages
     if on_cuda and not torch.cuda.is_available():
         raise InputError("track(device='cuda'): this machine has no CUDA device; use load_trace(path).to(gpu)")
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
@@ -320,5 +321,5 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
         path = Path(folder) / "tracked.json"
         profiler.export_chrome_trace(str(path))
         trace = read_trace(path)
-    trace.path = Path("the tracked step")  # what errors call it: the file is gone
+    trace.path = Path("the tracked step")  # name for error messages: the file was deleted
     tracker.tracked = TrackedTrace(trace, batch_size, model)

@@ -192,7 +192,9 @@ def _api_times(act: Activity, keys: ItemKeys, use: Flags, waiting: bool) -> pd.D
 
 
 def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
-    """Launch latency on an idle stream, gap between queued calls (of calls that no other stream held), return of a wait."""
+    """Launch latency on an idle stream, gap between queued calls (of calls that no other stream held), return of a
+    wait.
+    """
     if not len(act.call_event):
         return []
     launch_start = act.action_start[act.call_action]

@@ -35,8 +35,8 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
 
     Args:
         act: activity of the trace.
-        iterations: which iterations to look at (one flag each), the whole trace by default. What a call usually takes is
-            theirs alone: iterations that are evaluated must not decide what statistics leave out.
+        iterations: which iterations to look at (one flag each), the whole trace by default. What a call usually takes
+            is theirs alone: iterations that are evaluated must not decide what statistics leave out.
     """
     trace = act.trace
     duration = trace.columns["dur_ns"]

@@ -35,8 +35,8 @@ PUBLIC_TRACES: dict[str, dict[str, str]] = {
 def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     """Observations of several workloads' traces as one `overhead_samples` table, from the iterations that are settled.
 
-    One-time calls (memory from the driver, code that is loaded) are cut out, as a replay does: no step after warm-up pays
-    them, and a single one among few iterations would rule its op's mean.
+    One-time calls (memory from the driver, code that is loaded) are cut out, as a replay does: no step after warm-up
+    pays them, and a single one among few iterations would rule its op's mean.
 
     Args:
         traces: (workload, trace file) pairs; each file is read before the next pair is asked for.

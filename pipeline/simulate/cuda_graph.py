@@ -1,9 +1,9 @@
 """What a step takes whose kernels are launched as CUDA graphs: captured once, then started by one call of the host.
 
-Between two waits of the host everything is one graph, as `torch.cuda.graph` or `torch.cuda.make_graphed_callables` would
-capture it; a host that never waits starts the whole step at once. Copies of the batch stay outside, because they fill
-the graph's fixed inputs anew. Kernels take as long as before, and so do the gaps between them: a graph saves the host.
-Whether a step can be captured at all is not asked: sizes that depend on data (`SparseAdam`) forbid it.
+Between two waits of the host everything is one graph, as `torch.cuda.graph` or `torch.cuda.make_graphed_callables`
+would capture it; a host that never waits starts the whole step at once. Copies of the batch stay outside, because they
+fill the graph's fixed inputs anew. Kernels take as long as before, and so do the gaps between them: a graph saves the
+host. Whether a step can be captured at all is not asked: sizes that depend on data (`SparseAdam`) forbid it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ The walk stands at one of four moments, each of which follows from one other:
 - the start of a row: the row before it, its own thread, or the call that made room in the launch queue as it began;
 - the end of a call: its begin;
 - the begin of a call: its launch, or the call (or earlier work) that it waited for.
-Time counts once, for host or device. What remains of the step is latency, gaps between kernels, returns of waits, and work
-queued before it.
+Time counts once, for host or device. What remains of the step is latency, gaps between kernels, returns of waits, and
+work queued before it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def write_timeline(
     names: Sequence[Sequence[str]] | None = None,
     beside: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Write one step (the first draw), or several with the time at which each begins, as Chrome JSON, gzipped if the name ends so.
+    """Write one step (the first draw), or several with the time at which each begins, as Chrome JSON, gzipped if the
+    name ends so.
 
     Args:
         timeline: a step, or (step, begin in us) pairs; `begin` places predicted iterations over measured ones.

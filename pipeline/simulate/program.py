@@ -1,4 +1,6 @@
-"""Programs (`pipeline.simulate.step_program`) of captured graphs, and of any items and actions: host times are looked up here."""
+"""Programs (`pipeline.simulate.step_program`) of captured graphs, and of any items and actions: host times are looked
+up here.
+"""
 
 from __future__ import annotations
 

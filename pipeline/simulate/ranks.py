@@ -36,8 +36,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 COLLECTIVE = re.compile(r"(void )?[nr]ccl\w*kernel", re.IGNORECASE)
-"""Names of kernels of collectives: `ncclAllReduceRingLLKernel_sum_f32` until NCCL 2.7, `ncclKernel_AllReduce_...`, since 2.19
-`ncclDevKernel_...`, since 2.27 `ncclSymkDevKernel_...` beside it; RCCL's begin with either name."""
+"""Names of kernels of collectives: `ncclAllReduceRingLLKernel_sum_f32` until NCCL 2.7, `ncclKernel_AllReduce_...`,
+since 2.19 `ncclDevKernel_...`, since 2.27 `ncclSymkDevKernel_...` beside it; RCCL's begin with either name."""
 
 MAX_PASSES = 20
 SETTLED_US = 0.01
@@ -113,8 +113,9 @@ def simulate_ranks(
 def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     """Replay one step of a job from the traces of its ranks, each rank's host time from the statistics of the others.
 
-    When each rank begins is given, by the clock of the traces: ranks of one host, or of hosts with synchronous clocks. The
-    step is the last one that all traces hold: by its number where `ProfilerStep` gives one, else the last of each trace.
+    When each rank begins is given, by the clock of the traces: ranks of one host, or of hosts with synchronous clocks.
+    The step is the last one that all traces hold: by its number where `ProfilerStep` gives one, else the last of each
+    trace.
 
     Raises:
         TraceError: a trace cannot be read, or holds no operators, or no work of a GPU that is tied to them.
@@ -214,8 +215,8 @@ def _same_step(sources: Sequence[Source]) -> list[Iteration]:
 def _paired(sources: Sequence[Source], steps: Sequence[Iteration]) -> list[Ints]:
     """Collective calls of each rank's step; the k-th of a name on one rank is the k-th of that name on the others.
 
-    Communicators of their own may be used in another order on every rank: order alone would pair an all-reduce with another
-    rank's all-to-all.
+    Communicators of their own may be used in another order on every rank: order alone would pair an all-reduce with
+    another rank's all-to-all.
     """
     calls, kinds = [], []
     for source, step in zip(sources, steps, strict=True):

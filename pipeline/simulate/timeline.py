@@ -42,11 +42,11 @@ class Timeline:
         row_end: host end of each row, its tail included, shape (rows, draws).
         device_start: start of each call, shape (calls, draws); NaN for calls that are waits.
         device_end: end of each call, shape (calls, draws).
-        launch_cause: call whose begin made room in the queue for each row's launch in the first draw; `path_walk.NOTHING` where
-            there was room.
+        launch_cause: call whose begin made room in the queue for each row's launch in the first draw;
+            `path_walk.NOTHING` where there was room.
         host_cause: call for whose end each row waited in the first draw; `path_walk.NOTHING`, or `path_walk.BACKLOG`.
-        device_cause: call for which each call waited in the first draw; `path_walk.NOTHING` where only for its launch, or
-            `path_walk.BACKLOG`.
+        device_cause: call for which each call waited in the first draw; `path_walk.NOTHING` where only for its launch,
+            or `path_walk.BACKLOG`.
     """
 
     program: Program

@@ -149,10 +149,11 @@ def program_from_trace(
 
 
 def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> Program:
-    """Waits of the host for an event await what its stream had been given when it was recorded, where the trace names it.
+    """Waits of the host for an event await what its stream had been given when it was recorded, where the trace names
+    it.
 
-    An event that was recorded ahead of any call of the iteration holds nobody up. Where the trace has no `cuda_sync` events,
-    a wait for an event stays a wait for everything.
+    An event that was recorded ahead of any call of the iteration holds nobody up. Where the trace has no `cuda_sync`
+    events, a wait for an event stays a wait for everything.
     """
     columns, calls = act.trace.columns, iteration.calls
     known = act.sync_details

@@ -1,9 +1,9 @@
 """Which call waits for which on another stream, learned from the iterations that statistics come from.
 
-A stream waits for an event of another stream (`cudaStreamWaitEvent`). Traces with `cuda_sync` events name both streams and
-the moment at which the event was recorded; others show only that a wait was enqueued. There, the first call launched behind
-a wait is a *waiter*, and the edge to the last call launched before it on another stream is kept if the waiter began behind
-that call's end in all training iterations.
+A stream waits for an event of another stream (`cudaStreamWaitEvent`). Traces with `cuda_sync` events name both streams
+and the moment at which the event was recorded; others show only that a wait was enqueued. There, the first call
+launched behind a wait is a *waiter*, and the edge to the last call launched before it on another stream is kept if the
+waiter began behind that call's end in all training iterations.
 
 Edges are keyed by what an iteration repeats (op, kernel, how many of these came before), so that they carry over to an
 iteration, or a rank, that was not looked at.

@@ -1,4 +1,6 @@
-"""Linked traces as tables: a DataFrame for Python users, parquet for files, the latter without holding a second copy."""
+"""Linked traces as tables: a DataFrame for Python users, parquet for files, the latter without holding a second
+copy.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ STAGED_COPY_BYTES = 64 << 10
 """A host-to-device copy from pageable memory up to this size is staged by the driver and does not block the host."""
 
 SECOND_GPU_STREAMS = 1_000_000
-"""Streams of a process's second GPU are numbered from here, those of a third from twice that: every GPU has a stream 7."""
+"""Streams of a process's second GPU are numbered from here, those of a third from twice that: every GPU has a stream
+7."""
 
 CPU_API = "cpu"
 """API of a call whose device is the CPU itself."""
@@ -124,8 +125,8 @@ class Activity:
     def action_stream(self) -> Ints:
         """Stream of each action's first call; of a wait for a stream that stream, -1 for a wait for everything.
 
-        Newer traces name the stream (an event of category cuda_sync with the same correlation); in older ones a wait for a
-        stream is taken to mean the one on which its thread launched last: what `.item()` and copies do.
+        Newer traces name the stream (an event of category cuda_sync with the same correlation); in older ones a wait
+        for a stream is taken to mean the one on which its thread launched last: what `.item()` and copies do.
         """
         stream = np.full(len(self.action_event), -1, np.int64)
         stream[self.call_action[::-1]] = self.call_stream[::-1]
@@ -148,7 +149,8 @@ class Activity:
     def sync_details(self) -> Ints:
         """Events that say what a wait waits for (`cuda_sync`), of the GPUs that the process whose steps count drives.
 
-        Each process counts its ids from 1: in a file of several ranks those of another rank would describe waits of this one.
+        Each process counts its ids from 1: in a file of several ranks those of another rank would describe waits of
+        this one.
         """
         columns = self.trace.columns
         rows = np.flatnonzero(self.trace.is_category(Category.SYNC))

@@ -86,15 +86,16 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
 
 KERNEL_LAUNCH = "cudaLaunchKernel"
 KERNEL_LAUNCHES = re.compile(r"_*(cuda|cu|hip)\w*Launch\w*Kernel")
-"""Calls that launch one kernel each: in whole traces of V100, A100 and RTX 2080 Ti every one of them has its kernel. Since
-Hopper, libraries launch the same operator's by another of them than before; all go by the name of the first. Programs
-built with CUDA 13 call `__cudaLaunchKernel`."""
+"""Calls that launch one kernel each: in whole traces of V100, A100 and RTX 2080 Ti every one of them has its kernel.
+Since Hopper, libraries launch the same operator's by another of them than before; all go by the name of the first.
+Programs built with CUDA 13 call `__cudaLaunchKernel`."""
 
 UNNAMED = "INVALID"
 UNNAMED_LAUNCHES = frozenset({505, 506})
-"""How Kineto calls what came with CUDA 12.2 and later, until it asks CUPTI for names (github.com/pytorch/kineto/pull/1400,
-May 2026), and CUPTI's numbers of the launch of CUDA 13 among them (`cbid`; `__cudaLaunchKernel_v13000` and its per-thread
-form in cupti_runtime_cbid.h). Seen with torch 2.11 for CUDA 13, where without this every launch would be unknown."""
+"""How Kineto calls what came with CUDA 12.2 and later, until it asks CUPTI for names
+(github.com/pytorch/kineto/pull/1400, May 2026), and CUPTI's numbers of the launch of CUDA 13 among them (`cbid`;
+`__cudaLaunchKernel_v13000` and its per-thread form in cupti_runtime_cbid.h). Seen with torch 2.11 for CUDA 13, where
+without this every launch would be unknown."""
 
 
 def api_name(name: str, args: object) -> str:

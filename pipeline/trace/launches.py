@@ -10,9 +10,9 @@ from pipeline.trace.event_columns import MISSING
 Ints = npt.NDArray[np.int64]
 
 OWNED_SHARE = 0.9
-"""A process drives a device if its calls explain at least this share of what the ids of all processes together explain. Not
-of all that ran there: profilers lose launches (a fifth of them in two ranks of v100x8_dlrm), and chance finds ids for these
-in other processes."""
+"""A process drives a device if its calls explain at least this share of what the ids of all processes together explain.
+Not of all that ran there: profilers lose launches (a fifth of them in two ranks of v100x8_dlrm), and chance finds ids
+for these in other processes."""
 
 
 def launches(

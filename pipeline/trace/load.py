@@ -1,8 +1,8 @@
 """A profiler trace as linked columns: events, nesting, launches, iterations and phases.
 
-`load_trace` is the whole reader; `linked_trace.Trace` holds what the other rooms work on. Events are ordered by start, so that the
-order in the file does not matter; `event_id` is the position in that order. Reading needs NumPy alone: pandas and Arrow,
-which take more memory than most traces, are imported where a table is asked for.
+`load_trace` is the whole reader; `linked_trace.Trace` holds what the other rooms work on. Events are ordered by start,
+so that the order in the file does not matter; `event_id` is the position in that order. Reading needs NumPy alone:
+pandas and Arrow, which take more memory than most traces, are imported where a table is asked for.
 """
 
 from __future__ import annotations
