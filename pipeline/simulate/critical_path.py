@@ -2,10 +2,12 @@
 
 The published form walks one host clock and one clock per stream. The full form adds what real steps need: threads,
 waits between streams, waits of the host, blocking copies and the limit of the launch queue. Both run the same
-recurrence per row; each quantity is a vector over draws, so that a thousand what-ifs cost little more than one.
+recurrence per row. Each quantity is a vector over draws, so a thousand draws take little more time than one.
 
-Per row i that follows row p, with all times from the begin of the step:
+For row i, which follows row p, with all times from the begin of the step:
+
     start[i]  = max(end[p] + lead + gap, end of the thread)        (and a free place in the launch queue)
+
     device[i] = max(start[i] + latency, stream + kernel gap, awaited calls + kernel gap)
     stream    = device[i] + kernel time
     end[i]    = start[i] + api (or the end of what the host waits for + return) + tail
@@ -28,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 Form = Literal["full", "published"]
 
 PUBLISHED_GAP_US = 1.0
-"""Shortest time between two kernels on a stream in the published form."""
+"""Shortest time between two kernels on a stream in the published form, µs, as in Lin et al."""
 
 
 def simulate(
@@ -133,7 +135,7 @@ class _Run:
         return [(self.device_end[c] + p.kernel_gap_us[i], c) for c in calls if not np.isnan(self.device_end[c, 0])]
 
     def _launch(self, i: int, ready: list[tuple[Floats, int]]) -> None:
-        """Start the call of row i as soon as everything is ready; note what it waited for in the first draw."""
+        """Start the call of row i when all that it waits for is ready. Records the cause of the wait in the first draw."""
         call, s = int(self.p.call[i]), int(self.p.stream[i])
         start, cause = ready[0]
         for other, by in ready[1:]:
@@ -148,9 +150,9 @@ class _Run:
         self.device_cause[call] = cause
 
     def _room(self, call: int, s: int, start: Floats, cause: int) -> tuple[Floats, int]:
-        """Put a kernel off while a kernel of another stream fills the device; it begins as that one drains.
+        """Delay a kernel while a kernel of another stream fills the device, until the last blocks of that kernel run.
 
-        Only the kernel that runs at that moment counts: the one behind it has to compete on equal terms.
+        Only the kernel that runs at that moment counts. Kernels queued behind it have no priority over this one.
         """
         p = self.p
         if p.competes is None or p.fills is None or not p.competes[call]:
@@ -159,7 +161,7 @@ class _Run:
         for other, filling in enumerate(self.filling):
             if other == s:
                 continue
-            for j in reversed(filling):  # latest first; those that ended before are of no interest
+            for j in reversed(filling):  # latest first; kernels that have already ended do not matter
                 if (self.device_end[j] <= start).all():
                     break
                 runs = (self.device_start[j] <= start) & (start < self.device_end[j])
@@ -172,7 +174,9 @@ class _Run:
 
     @staticmethod
     def _later(cause: Ints, i: int, host: Floats, device: Floats, call: int) -> Floats:
-        """The later of a host time and a device time that row i waits for; the call is noted where it is the device's."""
+        """The later of a host time and a device time that row i waits for. Records the call if the device time is
+        later.
+        """
         if device[0] > host[0]:
             cause[i] = call
         return np.maximum(host, device)

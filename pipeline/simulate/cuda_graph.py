@@ -1,9 +1,10 @@
-"""What a step takes whose kernels are launched as CUDA graphs: captured once, then started by one call of the host.
+"""Changes a step's program so that its kernels are launched as CUDA graphs: captured once, started by one host call.
 
-Between two waits of the host everything is one graph, as `torch.cuda.graph` or `torch.cuda.make_graphed_callables`
-would capture it; a host that never waits starts the whole step at once. Copies of the batch stay outside, because they
-fill the graph's fixed inputs anew. Kernels take as long as before, and so do the gaps between them: a graph saves the
-host. Whether a step can be captured at all is not asked: sizes that depend on data (`SparseAdam`) forbid it.
+All launches between two waits of the host form one graph, as `torch.cuda.graph` or `torch.cuda.make_graphed_callables`
+would capture them. A host that never waits starts the whole step with one call. Copies of the batch are not part of the
+graph, because they fill its fixed inputs again in each step. Kernel times and the gaps between kernels stay the same; a
+graph saves host time only. This module does not check whether a step can be captured. Sizes that depend on data
+(`SparseAdam`) make it impossible.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import numpy as np
 from pipeline.simulate.step_program import Kind, Program
 
 GRAPH_LAUNCH_US = 2.5
-"""Host time of one launch, whatever the number of kernels: NVIDIA states it for straight-line graphs since CUDA 12.6
-(developer blog, September 2024); before, each kernel added 0.2 µs, hidden behind the kernels themselves."""
+"""Host time of one graph launch in µs, for any number of kernels. NVIDIA states it for straight-line graphs since CUDA
+12.6 (developer blog, September 2024). Earlier, each kernel added 0.2 µs, which overlapped with the running kernels."""
 
 
 def as_cuda_graphs(program: Program) -> Program:
-    """The program with each run of launches between two waits of the host started by one call."""
+    """The program in which one call starts all launches between two waits of the host."""
     waits = (program.kind == Kind.SYNC) | program.blocking
     captured = ~waits & (program.items.phase[program.item] != "data")
     run = np.cumsum(~captured)  # rows of one run share a number with the row that ends the run before

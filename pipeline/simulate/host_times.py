@@ -1,4 +1,4 @@
-"""Host times of a step from overhead statistics, with what each of them rests on."""
+"""Host times of a step from overhead statistics, with the evidence of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Texts = npt.NDArray[np.object_]
 
 
 class HostTimes:
-    """Host times of a sequence from the statistics, remembering what each rests on."""
+    """Host times of a sequence from the statistics. The object records the evidence of each."""
 
     def __init__(self, sequence: StepSequence, model: OverheadModel, counts: Ints, workload: str | None) -> None:
         self.sequence, self.model, self.counts, self.workload = sequence, model, counts, workload
@@ -41,7 +41,7 @@ class HostTimes:
     def inside(
         self, item: Ints, place: Ints, first: Flags, last: Flags, acts: Flags, gap: Floats, tail: Floats
     ) -> None:
-        """T2, T3 and T5 into `gap` and `tail`."""
+        """Write T2, T3 and T5 into `gap` and `tail`."""
         s = self.sequence
         for kind, mask, out in (("T2", first & acts, gap), ("T3", last & acts, tail), ("T5", ~acts, gap)):
             rows = np.flatnonzero(mask)
@@ -53,7 +53,7 @@ class HostTimes:
         gap[rows] = self._find("T5", rows, owner, [placed, self.by_count[owner]])
 
     def apis(self) -> Floats:
-        """T4 of each action; none where the CPU is the device."""
+        """T4 of each action; 0 where the CPU is the device."""
         s = self.sequence
         rows = np.flatnonzero(s.api != CPU_API)
         out = np.zeros(len(s.api))
@@ -71,7 +71,7 @@ class HostTimes:
         return found.value_us
 
     def evidence(self) -> tuple[dict[str, float], float, Texts]:
-        """Shares of host time per evidence, the share that no op's own statistics cover, evidence per item."""
+        """Share of host time per evidence, share without statistics of its own op, and evidence per item."""
         table = self.model.table
         known = table["evidence"].astype(object).to_numpy() if "evidence" in table else np.full(len(table), None)
         holders = table["workloads"].astype(object).to_numpy()

@@ -1,7 +1,7 @@
 """Which kernels of a trace fill the GPU, so that a kernel of another stream must wait for them to drain.
 
-Streams share the multiprocessors: a kernel whose blocks exceed what all of them hold at once leaves no room, and what
-another stream launches meanwhile begins when its last blocks drain.
+Streams share the multiprocessors. A kernel fills the GPU if it has more blocks than all multiprocessors hold at once. A
+kernel that another stream launches meanwhile then begins when the last blocks of the first kernel run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Flags = npt.NDArray[np.bool_]
 
 
 def uses_multiprocessors(act: Activity, calls: Ints) -> Flags:
-    """Calls that need multiprocessors: kernels, not copies or fills, which have engines of their own."""
+    """Calls that need multiprocessors: kernels, but not copies or fills, which use separate engines."""
     return act.trace.is_category(Category.KERNEL)[act.call_event[calls]]
 
 
 def fills_device(act: Activity, calls: Ints) -> Flags:
-    """Calls whose blocks exceed what the whole GPU holds at once; none where the trace does not describe its GPU."""
+    """Calls with more blocks than the whole GPU holds at once; none if the trace does not describe its GPU."""
     properties = _properties(act)
     columns, events = act.trace.columns, act.call_event[calls]
     if properties is None or not len(calls):
@@ -53,7 +53,7 @@ def _properties(act: Activity) -> Mapping[str, int] | None:
 
 
 def _known(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    """NaN where the trace does not say."""
+    """Values as floats, NaN where the trace states none."""
     return np.where(values == MISSING, np.nan, values.astype(np.float64))
 
 
@@ -62,7 +62,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _product(texts: npt.NDArray[np.object_]) -> Ints:
-    """Product of each `[x,y,z]`; 0 for text that is none, and for absent text (the last entry)."""
+    """Product of each text `[x,y,z]`; 0 for other text, and for absent text (the last entry)."""
     out = np.zeros(len(texts) + 1, np.int64)
     for i, text in enumerate(texts):
         try:

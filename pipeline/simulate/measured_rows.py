@@ -1,7 +1,8 @@
-"""Measured iterations as rows of a Chrome trace, to lie below the predicted ones on the same axis.
+"""Measured iterations as rows of a Chrome trace, shown below the predicted rows on the same time axis.
 
-Rows are what the predicted timeline has: host threads by role, streams, operators with the launches inside them. The
-profiler's own cost is in them: a profiled step is longer than the unprofiled one that predictions are judged by.
+The rows are those of the predicted timeline: host threads by role, streams, operators with the launches inside them.
+They include the profiler's cost. A profiled step is therefore longer than the unprofiled step used to evaluate
+predictions.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from pipeline.trace.kineto_fields import API_CATEGORIES, Category
 from pipeline.trace.load import load_trace
 
 HOST_PID, DEVICE_PID = 900_003, 900_004
-"""Process ids of the measured rows: behind those of the predicted ones."""
+"""Process ids of the measured rows: larger than those of the predicted rows, so that they are shown below them."""
 
 HOST, DEVICE = "measured host (profiled)", "measured GPU (profiled)"
 DEVICE_CPU = "measured CPU as device (profiled)"
 
 
 def measured_events(trace_file: str | Path) -> list[dict[str, Any]]:
-    """Events of the iteration of median span, the first left out where there are several, beginning at 0.
+    """Events of the iteration with the median span, starting at time 0. With several iterations, the first is left out.
 
     Raises:
         TraceError: the trace is damaged.
@@ -45,7 +46,7 @@ def measured_rows(act: Activity, iterations: Sequence[tuple[Iteration, float]]) 
 
     Args:
         act: activity of the trace.
-        iterations: (iteration, time in us at which it begins) pairs.
+        iterations: pairs (iteration, time in µs at which it begins).
     """
     events = [event for iteration, begin in iterations for event in _slices(act, iteration, begin)]
     rows = [metadata_event("process_name", HOST_PID, 0, HOST),
@@ -56,7 +57,7 @@ def measured_rows(act: Activity, iterations: Sequence[tuple[Iteration, float]]) 
 
 
 def _slices(act: Activity, iteration: Iteration, begin: float) -> Iterator[dict[str, Any]]:
-    """Operators, runtime calls and device work of one iteration; what began before it (backlog) is left out."""
+    """Operators, runtime calls and device work of one iteration. Work that began before it (backlog) is left out."""
     trace, columns = act.trace, act.trace.columns
     categories = trace.vocabulary["category"][columns["category"]]
     tops = act.item[np.flatnonzero(act.iteration == iteration.number)]

@@ -1,12 +1,15 @@
-"""The critical path of a simulated step: what the end of the step rests on, found by walking back from what ended last.
+"""The critical path of a simulated step: the rows and calls that determine its end.
 
-The walk stands at one of four moments, each of which follows from one other:
-- the end of a row: its start and the call itself, or what the host waited for;
-- the start of a row: the row before it, its own thread, or the call that made room in the launch queue as it began;
-- the end of a call: its begin;
-- the begin of a call: its launch, or the call (or earlier work) that it waited for.
-Time counts once, for host or device. What remains of the step is latency, gaps between kernels, returns of waits, and
-work queued before it.
+The path is found by walking back from the row or call that ended last. The walk visits four kinds of moments. Each has
+one cause, which is visited next:
+
+- The end of a row is caused by its start and the call itself, or by the call that the host waited for.
+- The start of a row is caused by the row before it, its own thread, or the call that made room in the launch queue.
+- The end of a call is caused by its begin.
+- The begin of a call is caused by its launch, or by the call (or earlier work) that it waited for.
+
+Each interval of time is attributed once, to host or device. The rest of the step is latency, gaps between kernels,
+returns of waits, and work queued before the step.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NOTHING, BACKLOG = -1, -2
-"""In place of a call that something waited for: nothing, and work queued before the step."""
+"""Values used instead of the index of an awaited call: -1 for no wait, -2 for work queued before the step."""
 
 
 class SimulatedStep(Protocol):
-    """What the walk reads of a simulated step; `timeline.Timeline` explains each array."""
+    """The data of a simulated step that the walk reads. `timeline.Timeline` explains each array."""
 
     @property
     def program(self) -> Program:
@@ -49,7 +52,7 @@ class SimulatedStep(Protocol):
 
     @property
     def launch_cause(self) -> Ints:
-        """Call that made room in the queue for each row's launch."""
+        """Call whose begin made room in the launch queue for each row's launch."""
 
     @property
     def host_cause(self) -> Ints:
@@ -62,7 +65,7 @@ class SimulatedStep(Protocol):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """What the first draw of a step rests on.
+    """The critical path of the first draw of a step.
 
     Attributes:
         rows: rows of the program with host time on the path, or whose wait ends on it.
@@ -126,7 +129,7 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
 
 
 def _last(step: SimulatedStep) -> tuple[_Moment, int]:
-    """The end that is the step's: of a row, or of a call where that ends later; `NOTHING` for an empty step."""
+    """The row, or the call if one ends later, whose end is the end of the step; `NOTHING` for an empty step."""
     row = int(np.argmax(step.row_end[:, 0])) if len(step.program) else NOTHING
     if not np.isnan(step.device_end[:, 0]).all():
         call = int(np.nanargmax(step.device_end[:, 0]))
@@ -136,7 +139,7 @@ def _last(step: SimulatedStep) -> tuple[_Moment, int]:
 
 
 def _before_on_thread(thread: list[int]) -> list[int]:
-    """Row before each one on its own thread."""
+    """For each row, the row before it on the same thread."""
     latest: dict[int, int] = {}
     out = []
     for row, which in enumerate(thread):

@@ -1,4 +1,4 @@
-"""A predicted step as a Chrome trace, to open in Perfetto beside the measured one."""
+"""Writes a predicted step as a Chrome trace, which Perfetto shows together with the measured step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.schemas import atomic_path
 from pipeline.simulate.timeline import Timeline
 
 HOST_PID, DEVICE_PID = 900_001, 900_002
-"""Process ids of the predicted rows: above any a Linux profiler writes, so that traces can be merged."""
+"""Process ids of the predicted rows. They are larger than any process id on Linux, so that traces can be merged."""
 
 _THREADS = ("main", "autograd")
 
@@ -27,11 +27,10 @@ def write_timeline(
     names: Sequence[Sequence[str]] | None = None,
     beside: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Write one step (the first draw), or several with the time at which each begins, as Chrome JSON, gzipped if the
-    name ends so.
+    """Write one or several steps (their first draws) as Chrome JSON, compressed if the name ends in `.gz`.
 
     Args:
-        timeline: a step, or (step, begin in us) pairs; `begin` places predicted iterations over measured ones.
+        timeline: a step, or pairs (step, begin in µs); the begin aligns predicted iterations with measured ones.
         path: the `.json.gz` (or plain `.json`) file to write.
         calls: `calls` table for the kernels' family and op, where there is one.
         names: kernel names per step, in the order of its calls.
@@ -61,7 +60,7 @@ def _labels(step: Timeline, calls: pd.DataFrame | None) -> list[str]:
 
 
 def _host_events(step: Timeline, begin: float) -> list[dict[str, Any]]:
-    """Ops as slices; launches and waits inside them."""
+    """Ops as slices, with launches and waits inside them."""
     p = step.program
     on_path = step.critical.rows
     host_begin = np.minimum(
@@ -104,7 +103,7 @@ def _device_events(step: Timeline, begin: float, labels: Sequence[str]) -> list[
 def slice_event(
     name: str, category: str, pid: int, tid: int, start: float, duration: float, args: dict[str, Any]
 ) -> dict[str, Any]:
-    """A complete event; times in us, rounded to nanoseconds."""
+    """A complete event. Times are in µs, rounded to nanoseconds."""
     return {
         "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": round(float(start), 3),
         "dur": round(float(duration), 3), "args": args,
@@ -129,5 +128,5 @@ def metadata_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def thread_name(role: int) -> str:
-    """What the host thread of a role is called: 0 main, 1 autograd, then by number."""
+    """Name of the host thread of a role: 0 main, 1 autograd, others by number."""
     return _THREADS[role] if role < len(_THREADS) else f"thread {role}"

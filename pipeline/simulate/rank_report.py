@@ -1,4 +1,4 @@
-"""Several ranks replayed together, as facts for `--json` and as a table for the terminal."""
+"""Reports of several ranks that were replayed together: as JSON, and as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[str, Any]:
-    """What `steptime replay TRACE --rank TRACE... --json` prints: means over the ranks, then each rank."""
+    """Output of `steptime replay TRACE --rank TRACE... --json`: means over the ranks, then each rank."""
     rows: list[dict[str, Any]] = [
         {
             "trace": str(path), "measured_us": r.iteration.span_us, "predicted_us": float(r.timeline.step_us[0]),

@@ -1,9 +1,9 @@
 """Several ranks of one job, simulated together: a collective ends when its slowest rank has arrived and moved its part.
 
-The measured duration of a collective on one rank holds its wait for the others. The transfer itself is at least the
-shortest duration over the ranks, and the rank that measured it arrived last. So for the k-th collective of every rank:
+The measured duration of a collective on one rank includes its wait for the other ranks. The rank with the shortest
+duration arrived last, so that duration is taken as the time of the transfer. For the k-th collective of every rank:
     end = latest arrival over the ranks + least duration over the ranks
-Arrivals depend on earlier collectives; passes over all ranks repeat until nothing moves.
+Arrivals depend on earlier collectives. All ranks are simulated in repeated passes until no collective moves.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ COLLECTIVE = re.compile(r"(void )?[nr]ccl\w*kernel", re.IGNORECASE)
 since 2.19 `ncclDevKernel_...`, since 2.27 `ncclSymkDevKernel_...` beside it; RCCL's begin with either name."""
 
 MAX_PASSES = 20
+"""Largest number of passes over all ranks."""
 SETTLED_US = 0.01
-"""Passes end when no collective moves by more than this."""
+"""Passes end when no collective moves by more than this time, in µs."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class RankResult:
     Attributes:
         iteration: what was measured.
         timeline: what was simulated.
-        error: predicted over measured span, less 1.
-        compute_us: active time of everything but collectives, predicted.
-        communication_us: active time of collectives, predicted.
+        error: predicted span divided by measured span, minus 1.
+        compute_us: predicted active time of all calls except collectives.
+        communication_us: predicted active time of collectives.
         train_mean_us: mean span of the other ranks, whose statistics were used.
-        overheads: the rank's own observations, which served the others.
-        notes: what was odd about its trace, and what cannot be foreseen in its step.
+        overheads: the rank's own observations, which were used for the other ranks.
+        notes: what is unusual in its trace, and what cannot be predicted in its step.
     """
 
     iteration: Iteration
@@ -79,8 +80,8 @@ def simulate_ranks(
 
     Args:
         programs: one program per rank.
-        kernel_us: kernel times per rank, shape (calls,); those of collectives are what the rank measured.
-        collectives: per rank its collective calls; the k-th ones belong together.
+        kernel_us: kernel times per rank, shape (calls,); those of collectives as the rank measured them.
+        collectives: the collective calls of each rank; the k-th calls of all ranks belong together.
         begin_us: when each rank's step begins, on a common clock; all at once by default.
 
     Raises:
@@ -111,11 +112,12 @@ def simulate_ranks(
 
 
 def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
-    """Replay one step of a job from the traces of its ranks, each rank's host time from the statistics of the others.
+    """Replay one step of a job from the traces of its ranks. Each rank's host times come from the other ranks'
+    statistics.
 
-    When each rank begins is given, by the clock of the traces: ranks of one host, or of hosts with synchronous clocks.
-    The step is the last one that all traces hold: by its number where `ProfilerStep` gives one, else the last of each
-    trace.
+    The time at which each rank begins is taken from the clock of its trace. The ranks must therefore run on one host,
+    or on hosts with synchronous clocks. The replayed step is the last one that all traces contain. Steps are matched by
+    number where `ProfilerStep` gives one; otherwise the last step of each trace is used.
 
     Raises:
         TraceError: a trace cannot be read, or holds no operators, or no work of a GPU that is tied to them.
@@ -161,14 +163,14 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
 
 
 def _distributed(source: Source, key: str) -> int | None:
-    """What a trace says of its job (`rank`, `world_size`); None where it does not."""
+    """A field of the job's description in a trace (`rank`, `world_size`); None where it is absent."""
     info = source.act.trace.metadata.get("distributedInfo")
     value = info.get(key) if isinstance(info, dict) else None
     return value if type(value) is int else None
 
 
 def _missing(sources: Sequence[Source]) -> list[str]:
-    """A sentence where the job had more ranks than are given."""
+    """A note if the job had more ranks than are given."""
     world = max((_distributed(source, "world_size") or 0 for source in sources), default=0)
     if world <= len(sources):
         return []
@@ -190,7 +192,7 @@ def _refuse_twice(sources: Sequence[Source]) -> None:
 
 
 def _same_step(sources: Sequence[Source]) -> list[Iteration]:
-    """The last step that all ranks hold, one iteration per rank."""
+    """The last step that the traces of all ranks contain, one iteration per rank."""
     numbered = [{step_number(source.act.trace, it.number): it for it in source.chosen} for source in sources]
     steps = [source.chosen[-1] for source in sources]
     if all(None not in numbers for numbers in numbered):
@@ -215,7 +217,7 @@ def _same_step(sources: Sequence[Source]) -> list[Iteration]:
 def _paired(sources: Sequence[Source], steps: Sequence[Iteration]) -> list[Ints]:
     """Collective calls of each rank's step; the k-th of a name on one rank is the k-th of that name on the others.
 
-    Communicators of their own may be used in another order on every rank: order alone would pair an all-reduce with
+    Ranks may use different communicators in a different order. Pairing by order alone could pair an all-reduce with
     another rank's all-to-all.
     """
     calls, kinds = [], []

@@ -1,9 +1,9 @@
-"""Replaying a trace: how well host statistics and the critical path explain iterations they have not seen.
+"""Replays a trace: evaluates how well host statistics and the critical path predict held-out iterations.
 
-The evaluated iteration gives its order of calls, device durations and backlog; host time and waiting are predicted.
-Without other traces the first iteration is dropped where there are three or more, and the rest is cut into two halves,
-each predicted with statistics of the other. Two baselines keep the figures honest: the sum of kernel times, and the
-mean span of the iterations that statistics come from.
+The order of calls, the device durations and the backlog are taken from the evaluated iteration. Host time and waiting
+are predicted. Without other traces, the iterations are split into two halves, and each half is predicted with
+statistics of the other. If there are three or more iterations, the first is left out. Predictions are compared with two
+baselines: the sum of kernel times, and the mean span of the iterations that the statistics come from.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pipeline.trace.kineto_fields import API_CATEGORIES, KERNEL_LAUNCHES
 from pipeline.trace.load import load_trace
 
 MOST_UNMATCHED = 0.5
-"""From this share of host time on, a replay says that its statistics come from other ops."""
+"""Share of host time without statistics of its own ops from which a replay prints a note."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Fold:
     Attributes:
         train: sources of statistics.
         test: what is evaluated.
-        few: iterations of the target that give one factor on host times, evaluated nowhere; None for no factor.
+        few: iterations of the target that give one factor on host times; they are not evaluated. None for no factor.
     """
 
     train: tuple[Source, ...]
@@ -63,12 +63,12 @@ def replay(
     """Replay a trace from statistics of other iterations of it, or of other traces.
 
     Args:
-        path: the trace to explain.
+        path: the trace to evaluate.
         overheads: traces to take statistics from; without any, the halves of `path` predict each other.
         options: switches for ablations.
         timeline: where to write the predicted iterations for Perfetto, with the measured trace's time axis.
-        calibrate: number of iterations of `path` that give one factor on the host times of `overheads` (another host,
-            another workload); they are not evaluated.
+        calibrate: number of iterations of `path` that give one factor on the host times of `overheads`, for traces of
+            another host or workload. These iterations are not evaluated.
 
     Raises:
         TraceError: a file cannot be read, or holds no operators to replay.
@@ -99,13 +99,13 @@ def replay(
 
 
 def _same_run(one: Source, other: Source) -> bool:
-    """Whether two traces hold the same events, whatever their files are called and however they are packed."""
+    """Whether two traces contain the same events, regardless of file name and compression."""
     ours, theirs = one.act.trace.columns, other.act.trace.columns
     return all(np.array_equal(ours[name], theirs[name]) for name in ("ts_ns", "dur_ns", "correlation"))
 
 
 def refuse_unlinked(source: Source) -> None:
-    """Refuse a trace that shows too little of its GPU: one that never works, or a CPU that does the work instead.
+    """Raise for a trace without usable GPU work: no kernel was recorded, or the CPU did the work instead.
 
     Raises:
         TraceError: kernels were launched and none was recorded, or no recorded work is tied to a launch.
@@ -128,11 +128,11 @@ def refuse_unlinked(source: Source) -> None:
 def replay_source(
     target: Source, others: Sequence[Source] = (), options: Options | None = None, calibrate: int = 0
 ) -> ReplayResult:
-    """`replay` for traces that are loaded already (several options on one trace)."""
+    """`replay` for loaded traces, to run several options on one trace."""
     options = options or Options()
     split, folds = _folds(target, tuple(others), calibrate)
     if split == "none":
-        options = replace(options, estimator="mean")  # its own mean gives back its own host time
+        options = replace(options, estimator="mean")  # a trace's own mean gives its own host time
     replayed: list[Replayed] = []
     samples = []
     notes = ["one iteration only: predicted from its own statistics, no held-out figure"] if split == "none" else []
@@ -160,7 +160,7 @@ def _write(target: Source, replayed: Sequence[Replayed], path: str | Path) -> No
 
 
 def _folds(target: Source, others: tuple[Source, ...], calibrate: int) -> tuple[str, list[Fold]]:
-    """How statistics and evaluation are kept apart: name of the split, and the folds."""
+    """The split between statistics and evaluation: its name and the folds."""
     if calibrate < 0 or (calibrate and not others):
         raise InputError("calibrate: a number of iterations, together with traces to take overheads from")
     settled = target.settled.chosen
@@ -182,7 +182,7 @@ def _folds(target: Source, others: tuple[Source, ...], calibrate: int) -> tuple[
 
 
 def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -> tuple[OverheadModel, list[str]]:
-    """Host statistics of a fold, with the factor from a few iterations of the target where there are some."""
+    """Host statistics of a fold, with the factor from a few iterations of the target if any are given."""
     samples, waits = seen
     if fold.few is None:
         table = summarise(samples, options.estimator, signatures=options.signatures)
@@ -201,7 +201,7 @@ def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -
 
 
 def _left_out(folds: Sequence[Fold]) -> list[str]:
-    """What statistics leave out of the traces they come from."""
+    """Notes on what statistics leave out of the traces that they come from."""
     counts: dict[str, int] = {}
     for source in (source for fold in folds for source in fold.train):
         counts[source.name] = counts.get(source.name, 0) + len(source.one_time)
@@ -212,7 +212,7 @@ def _left_out(folds: Sequence[Fold]) -> list[str]:
 
 
 def _unmatched(replayed: Sequence[Replayed]) -> list[str]:
-    """A word of caution where statistics of other ops have to do."""
+    """A note where statistics of other ops had to be used."""
     share = float(np.mean([r.program.unmatched_host_share for r in replayed]))
     if share < MOST_UNMATCHED:
         return []
@@ -230,7 +230,7 @@ def _evaluate(fold: Fold, model: OverheadModel, waits: WaitModel, options: Optio
 def build(
     source: Source, iteration: Iteration, model: OverheadModel, waits: WaitModel, options: Options | None = None
 ) -> Program:
-    """Program of one iteration, with parts left out as the options say."""
+    """Program of one iteration, without the parts that the options switch off."""
     options = options or Options()
     edges = waits.edges(source.act, source.keys, iteration) if options.event_waits and options.form == "full" else {}
     program = program_from_trace(source.act, source.keys, iteration, model, edges)
@@ -250,7 +250,7 @@ def build(
 
 
 def _ablated(table: pd.DataFrame, options: Options) -> pd.DataFrame:
-    """Statistics without what an ablation takes away."""
+    """Statistics without the parts that an ablation removes."""
     if options.threads:
         return table
     gaps = table["type"].isin(["T1", "loading"])

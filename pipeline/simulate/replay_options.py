@@ -1,4 +1,4 @@
-"""What a replay may switch off or exchange, so that the worth of each part can be measured."""
+"""The parts that a replay can switch off or exchange, to measure the effect of each part."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pipeline.simulate.critical_path import Form
 
 @dataclass(frozen=True)
 class Options:
-    """What may be switched off or exchanged, for ablations.
+    """The parts that can be switched off or exchanged, for ablations.
 
     Attributes:
-        estimator: how overhead statistics are taken (`pipeline.overheads.statistics.ESTIMATORS`).
+        estimator: estimator of the overhead statistics (`pipeline.overheads.statistics.ESTIMATORS`).
         form: `full` or `published` critical path.
         signatures: look overheads up by full signature first.
         event_waits: keep waits between streams.
         host_waits: keep waits of the host (synchronisation, blocking copies).
         queue: keep the limit of the launch queue.
-        occupancy: kernels that fill the device hold up other streams.
-        threads: T1 by thread switch and by the op before.
-        device_constants: launch latency and kernel gap from the trace; otherwise T4/2 and 1 us.
+        occupancy: kernels that fill the device delay kernels of other streams.
+        threads: look T1 up by thread switch and by the previous op.
+        device_constants: launch latency and kernel gap from the trace; otherwise T4/2 and 1 µs.
     """
 
     estimator: str = "clipped_mean"

@@ -1,4 +1,4 @@
-"""What a replay found: every evaluated iteration, its prediction, and the baselines that it has to beat."""
+"""The result of a replay: every evaluated iteration, its prediction, and the baselines for comparison."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Replayed:
     """One evaluated iteration.
 
     Attributes:
-        iteration: the measured one.
+        iteration: the measured iteration.
         program: its program.
-        timeline: the simulated one.
+        timeline: the simulated timeline.
         train_mean_us: mean span of the iterations that the statistics come from.
     """
 
@@ -39,13 +39,13 @@ class Replayed:
 
     @property
     def error(self) -> float:
-        """Predicted over measured span, less 1."""
+        """Predicted span divided by measured span, minus 1."""
         return self.predicted_us / self.iteration.span_us - 1.0
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """All evaluated iterations of a trace with what they were predicted from."""
+    """All evaluated iterations of a trace, with the statistics that they were predicted from."""
 
     trace: Trace
     split: str
@@ -58,7 +58,7 @@ class ReplayResult:
         return float(np.mean(self._each(what)))
 
     def _each(self, what: str) -> npt.NDArray[np.float64]:
-        """A figure of every evaluated iteration, us, shape (iterations,)."""
+        """A figure of every evaluated iteration in µs, shape (iterations,)."""
         pick: dict[str, Callable[[Replayed], float]] = {
             "measured": lambda r: r.iteration.span_us,
             "predicted": lambda r: r.predicted_us,
@@ -72,7 +72,7 @@ class ReplayResult:
         return np.array([pick[what](r) for r in self.replayed])
 
     def as_dict(self) -> dict[str, Any]:
-        """What `steptime replay --json` prints."""
+        """The output of `steptime replay --json`."""
         measured = self.mean("measured")
         return {
             "trace": str(self.trace.path),
@@ -114,9 +114,9 @@ class ReplayResult:
         return float(np.mean(np.abs(self._each(which) / self._each("measured") - 1.0)))
 
     def critical_path(self) -> dict[str, Any]:
-        """What the predicted step consists of along its critical path, means over the evaluated iterations.
+        """Host and device time on the critical path of the predicted step, as means over the evaluated iterations.
 
-        The rest, beside host and device, is work queued before the step, latency of launches and gaps between kernels.
+        The rest is work queued before the step, latency of launches and gaps between kernels.
         """
         paths = [r.timeline.critical for r in self.replayed]
         host, device = np.mean([(path.host_us, path.device_us) for path in paths], axis=0)

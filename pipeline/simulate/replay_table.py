@@ -1,4 +1,4 @@
-"""A replay for the terminal: prediction, measurement and the baselines that it has to beat, in one table."""
+"""A table of a replay for the terminal: prediction, measurement and the baselines for comparison."""
 
 from __future__ import annotations
 

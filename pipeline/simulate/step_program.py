@@ -1,9 +1,12 @@
-"""The step as the critical path runs it: flat arrays, one row per action of the host, in host order.
+"""The program of a step, which the critical path runs: flat arrays, one row per action of the host, in host order.
 
-A row is a stretch of host time that ends in a launch, in a wait, or (an op without device calls) in nothing. Rows of
-one *item* (top-level op) follow each other; `lead_us` is the gap before the item (T1), `gap_us` the time in the item
-before the action (T2, T5, or the whole of an item without actions), `api_us` the call itself (T4), `tail_us` the time
-behind the item's last action (T3).
+A row is an interval of host time. It ends in a launch or in a wait; for an op without device calls it ends in neither.
+Rows of one *item* (top-level op) follow each other. The parts of a row are:
+
+- `lead_us`: the gap before the item (T1).
+- `gap_us`: the time in the item before the action (T2, T5, or all of an item without actions).
+- `api_us`: the call itself (T4).
+- `tail_us`: the time in the item after its last action (T3).
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ Flags = npt.NDArray[np.bool_]
 Texts = npt.NDArray[np.object_]
 
 QUEUE_DEPTH = 1024
-"""Calls that the launch queue of a GPU holds; the next launch blocks until the device begins an older one."""
+"""Number of calls that the launch queue of a GPU holds. The next launch blocks until the device begins an older
+call."""
 
 DEFAULT_LATENCY_US = 6.0
 DEFAULT_KERNEL_GAP_US = 1.2
 DEFAULT_SYNC_RETURN_US = 5.0
-"""Device constants where no trace told them: medians of the public V100 and A100 traces, rounded."""
+"""Device constants in µs, used where no trace shows them: medians of the public V100 and A100 traces, rounded."""
 
 HOST_EVIDENCE = ("measured", "shared", "transferred")
+"""Kinds of evidence of host times, best first."""
 
 
 class Kind(IntEnum):
@@ -41,14 +46,14 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Items:
-    """The top-level ops of a step, in host order: what rows belong to and what a timeline names.
+    """The top-level ops of a step, in host order. Rows belong to them, and a timeline shows their names.
 
     Attributes:
         node: id of each item in its graph, or event id in its trace.
         name: op name.
         thread: host thread (0 main, 1 autograd).
         phase: forward, loss, backward, optimizer, data, communication.
-        evidence: what the host time of each item rests on, one of `HOST_EVIDENCE`.
+        evidence: evidence of the host time of each item, one of `HOST_EVIDENCE`.
     """
 
     node: Ints
@@ -67,21 +72,21 @@ class Program:
         item: item of each row.
         kind: what ends each row (`Kind`).
         thread: host thread of each row.
-        previous: row whose host end each row follows, -1 for the begin of the step.
-        lead_us: host gap before the item; 0 but for an item's first row.
+        previous: row whose host end each row follows; -1 for the begin of the step.
+        lead_us: host gap before the item; 0 except for an item's first row.
         gap_us: host time in the item before the action.
         api_us: host time of the action itself.
-        tail_us: host time of the item behind its last action; 0 but for an item's last row.
+        tail_us: host time of the item after its last action; 0 except for an item's last row.
         call: index of the device call that the row launches, -1 for none.
         stream: index into `streams` of the call, or of the awaited stream; -1 awaits all.
         blocking: whether the host waits for the call's end.
         latency_us: from the start of the launch to the earliest start of its call.
-        kernel_gap_us: shortest time between the end of the call ahead on the stream and the start of this one.
+        kernel_gap_us: shortest time between the end of the previous call on the stream and the start of this one.
         wait_offsets: row i awaits the calls `wait_calls[wait_offsets[i]:wait_offsets[i + 1]]` (stream events); a wait
             of the host that names calls awaits these alone.
         wait_calls: calls awaited.
         streams: stream ids.
-        backlog_us: per stream, until when it is busy with earlier work.
+        backlog_us: per stream, the time until which it is busy with earlier work.
         call_count: number of device calls, the width of the kernel times.
         sync_return_us: from the end of awaited work to the return of the host's wait.
         queue_depth: launches that may be outstanding; 0 for no limit.

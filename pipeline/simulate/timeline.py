@@ -1,4 +1,4 @@
-"""What a simulated step looks like: host and stream intervals, active and idle time, and the critical path."""
+"""The timeline of a simulated step: host and stream intervals, active and idle time, and the critical path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def union_us(start: Floats, end: Floats) -> Floats:
-    """Time covered by at least one interval, per draw; intervals along the first axis, shape (calls, draws)."""
+    """Time covered by at least one interval, per draw. The inputs have shape (calls, draws)."""
     if not len(start):
         return np.zeros(start.shape[1])
     order = np.argsort(start, axis=0, kind="stable")
@@ -33,7 +33,7 @@ def union_us(start: Floats, end: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Times of a simulated step, all in us from its begin.
+    """Times of a simulated step, all in µs from its begin.
 
     Attributes:
         program: what ran.
@@ -66,18 +66,18 @@ class Timeline:
 
     @cached_property
     def host_us(self) -> Floats:
-        """When the host is done, per draw."""
+        """Time at which the host is done, per draw."""
         return self.row_end.max(axis=0) if len(self.row_end) else np.zeros(self.draws)
 
     @cached_property
     def step_us(self) -> Floats:
-        """The step: when host and device are done, per draw."""
+        """Step time: when host and device are done, per draw."""
         ran = self._ran
         return np.maximum(self.host_us, self.device_end[ran].max(axis=0)) if ran.any() else self.host_us
 
     @cached_property
     def active_us(self) -> Floats:
-        """Device active time: at least one call runs, per draw."""
+        """Device active time, in which at least one call runs, per draw."""
         return union_us(self.device_start[self._ran], self.device_end[self._ran])
 
     @property
@@ -97,7 +97,7 @@ class Timeline:
 
     @property
     def bound(self) -> str:
-        """What the step is bound by in the first draw: `host` if most of its critical path is host time."""
+        """What limits the step in the first draw: `host` if most of its critical path is host time."""
         return "host" if self.critical.host_us > self.critical.device_us else "device"
 
     @cached_property

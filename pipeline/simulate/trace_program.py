@@ -1,4 +1,4 @@
-"""One iteration of a trace as a program: its order of calls and its backlog are given, host time is looked up."""
+"""Builds the program of one iteration of a trace. Call order and backlog are given; host times are looked up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Iteration:
     """One iteration of a trace.
 
     Attributes:
-        number: which.
+        number: index of the iteration in the trace.
         items: positions of its items in the activity.
         actions: positions of its actions.
         calls: positions of its calls, in launch order.
@@ -57,8 +57,8 @@ class Iteration:
 def iterations(act: Activity) -> list[Iteration]:
     """The iterations of a trace that hold any work, in order.
 
-    A step begins behind the data loader and with an op: loading and waits outside any op count in the middle of a step
-    only, not at its ends (a `torch.cuda.synchronize()` between steps belongs to none).
+    A step begins after the data loader, with an op. Loading and waits outside any op count only in the middle of a
+    step. At its ends they do not: a `torch.cuda.synchronize()` between steps belongs to no step.
     """
     out = []
     outside = (act.trace.columns["phase"][act.item] == DATA) | _bare_waits(act)
@@ -94,7 +94,7 @@ def _bare_waits(act: Activity) -> Flags:
 
 
 def backlog_us(act: Activity, iteration: Iteration) -> dict[int, float]:
-    """Until when each stream is busy with work launched before the iteration, us from its begin."""
+    """Time until which each stream is busy with work launched before the iteration, in µs from its begin."""
     begin = iteration.start_ns
     earlier = (act.action_start[act.call_action] < begin) & (act.call_end > begin)
     stream, end = act.call_stream[earlier], act.call_end[earlier]
@@ -115,7 +115,7 @@ def program_from_trace(
         keys: keys of its items.
         iteration: the iteration to rebuild.
         overheads: host statistics, of other iterations or traces.
-        waits: call -> calls of other streams that it must await, numbered within the iteration.
+        waits: for each call the calls of other streams that it must await, numbered within the iteration.
     """
     items, actions, calls = iteration.items, iteration.actions, iteration.calls
     local_item = np.full(len(act.item), -1, np.int64)
@@ -143,17 +143,16 @@ def program_from_trace(
     program = assemble(sequence, overheads, len(calls), waits=waits or {}, backlog_us=backlog_us(act, iteration))
     program = _with_event_waits(program, act, iteration)
     gpus = np.unique(act.trace.columns["device"][act.call_event[calls]])
-    if len(program.streams) > 1 and len(gpus) == 1:  # kernels of two GPUs leave each other room
+    if len(program.streams) > 1 and len(gpus) == 1:  # kernels of two GPUs do not compete for multiprocessors
         program = replace(program, fills=fills_device(act, calls), competes=uses_multiprocessors(act, calls))
     return _with_extra_calls(program, act, iteration, local_call)
 
 
 def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> Program:
-    """Waits of the host for an event await what its stream had been given when it was recorded, where the trace names
-    it.
+    """Make each wait of the host for an event await the calls that its stream held when the event was recorded.
 
-    An event that was recorded ahead of any call of the iteration holds nobody up. Where the trace has no `cuda_sync`
-    events, a wait for an event stays a wait for everything.
+    An event that was recorded before any call of the iteration causes no wait. Without `cuda_sync` events in the trace,
+    the recorded event is unknown, and a wait for an event stays a wait for all streams.
     """
     columns, calls = act.trace.columns, iteration.calls
     known = act.sync_details

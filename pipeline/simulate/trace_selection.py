@@ -1,4 +1,4 @@
-"""A trace as something to learn from, or to evaluate: its activity and which of its iterations count."""
+"""Selects iterations of a trace, to take statistics from or to evaluate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Source:
-    """A trace to learn from or to evaluate: its activity, keys, and which of its iterations count."""
+    """A trace to take statistics from or to evaluate: its activity, keys, and the chosen iterations."""
 
     act: Activity
     keys: ItemKeys
@@ -32,7 +32,7 @@ class Source:
 
     @classmethod
     def of(cls, trace: Trace | Activity) -> Source:
-        """All iterations of a trace that hold work."""
+        """A source with all iterations of a trace that contain work."""
         act = trace if isinstance(trace, Activity) else activity(trace)
         return cls(act, item_keys(act), tuple(iterations(act)))
 
@@ -42,30 +42,30 @@ class Source:
 
     @property
     def settled(self) -> Source:
-        """The source without the iteration that only warms up (`first_settled`)."""
+        """The source without the warm-up iteration (`first_settled`)."""
         return self.only(self.chosen[first_settled(len(self.chosen)) :])
 
     @property
     def name(self) -> str:
-        """Name of the file with its folder: many traces are called `kineto.json.gz`."""
+        """Name of the file with its folder, because many traces are named `kineto.json.gz`."""
         path = self.act.trace.path
         return str(Path(path.parent.name) / path.name)
 
     @property
     def flags(self) -> Flags:
-        """Which iterations of the trace count."""
+        """Which iterations of the trace are chosen."""
         out = np.zeros(len(self.act.trace.opens), bool)
         out[[iteration.number for iteration in self.chosen]] = True
         return out
 
     @cached_property
     def one_time(self) -> Ints:
-        """Events of one-time runtime calls within the iterations that count."""
+        """Events of one-time runtime calls within the chosen iterations."""
         return one_time_calls(self.act, self.flags)
 
     @cached_property
     def lasting(self) -> Source:
-        """The source without the time of its one-time calls: what statistics are taken from."""
+        """The source without the time of its one-time calls. Statistics are taken from it."""
         act = lasting(self.act, self.flags)
         if act is self.act:
             return self
@@ -75,7 +75,7 @@ class Source:
 
 
 def learn(train: Sequence[Source], waiting: bool = False) -> tuple[pd.DataFrame, WaitModel]:
-    """Overhead observations (with `waiting` in T4 or without) and stream waits of the iterations to learn from."""
+    """Overhead observations and stream waits of the training iterations. `waiting` keeps waiting time in T4."""
     samples = [extract_overheads(source.act, source.name, source.flags, source.keys, waiting) for source in train]
     waits = WaitModel()
     for source in train:

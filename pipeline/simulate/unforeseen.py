@@ -1,7 +1,7 @@
-"""What no statistics of other steps can foresee in an iteration, named so that nobody has to guess at a large error.
+"""Reports what statistics of other steps cannot predict in an iteration, to explain a large error.
 
-One-time runtime calls (the start of CUDA, memory from the driver) and long stretches in which the host ran no operator
-at all. The figures are the evaluated iteration's own; they explain an error and never enter a prediction.
+It reports one-time runtime calls (the start of CUDA, memory from the driver), and long intervals in which the host ran
+no operator. The figures come from the evaluated iteration itself and are never used in a prediction.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pipeline.simulate.trace_program import Iteration
 from pipeline.simulate.trace_selection import Source
 
 LEAST_SHARE = 0.05
-"""Shorter than this share of the span is not worth a line."""
+"""Share of the span below which a call or gap is not reported."""
 
 MOST_NAMED = 3
-"""Longest calls and gaps named per iteration."""
+"""Number of calls, and of gaps, that are reported per iteration: the longest."""
 
 
 def unforeseen(source: Source, iteration: Iteration) -> list[str]:
-    """Sentences on one-time calls and idle stretches of the host that rule an iteration's span."""
+    """Notes on one-time calls and idle intervals of the host that take a large share of an iteration's span."""
     return [*_calls(source, iteration), *_gaps(source, iteration)]
 
 

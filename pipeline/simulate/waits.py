@@ -1,12 +1,14 @@
-"""Which call waits for which on another stream, learned from the iterations that statistics come from.
+"""Learns which call waits for which call of another stream, from the training iterations.
 
 A stream waits for an event of another stream (`cudaStreamWaitEvent`). Traces with `cuda_sync` events name both streams
-and the moment at which the event was recorded; others show only that a wait was enqueued. There, the first call
-launched behind a wait is a *waiter*, and the edge to the last call launched before it on another stream is kept if the
-waiter began behind that call's end in all training iterations.
+and the moment at which the event was recorded. Other traces show only that a wait was enqueued. In these:
 
-Edges are keyed by what an iteration repeats (op, kernel, how many of these came before), so that they carry over to an
-iteration, or a rank, that was not looked at.
+- The first call launched after a wait is a *waiter*.
+- An edge connects it to the last call launched before it on another stream.
+- The edge is kept if the waiter began after the end of that call in almost all training iterations (`_MOST_BROKEN`).
+
+The key of an edge is the same in every iteration: op, kernel, and the number of earlier calls with both. Edges
+therefore apply to iterations and ranks that were not used for training.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ Edge = tuple[str, str, int, int, int]
 """(op, kernel, occurrence, stream of the waiter, stream awaited)."""
 
 TOLERANCE_NS = 2_000
-"""A waiter may begin this much ahead of the awaited end: stamps are rounded to a microsecond."""
+"""Time in ns by which a waiter may begin before the awaited end, because timestamps are rounded to a microsecond."""
 
 _MOST_BROKEN = 0.1
-"""An edge is dropped where more than this share of its training occurrences contradicts it."""
+"""Share of contradicting training occurrences above which an edge is dropped."""
 
 
 @dataclass
@@ -55,7 +57,7 @@ class WaitModel:
         return edge in self.seen and self.broken[edge] <= _MOST_BROKEN * self.seen[edge]
 
     def edges(self, act: Activity, keys: ItemKeys, iteration: Iteration) -> dict[int, list[int]]:
-        """Waiter -> awaited calls of an iteration, numbered within it; only its order of calls is used."""
+        """Awaited calls of each waiter of an iteration, numbered within it. Only the order of its calls is used."""
         out: dict[int, list[int]] = {}
         for edge, waiter, awaited in _candidates(act, keys, iteration):
             if self.holds(edge):
@@ -113,7 +115,7 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
 
 @dataclass(frozen=True)
 class _Named:
-    """What a newer trace says of a stream wait: stream that waits, stream awaited, record of the event; -1 for unknown."""
+    """Data of a stream wait in newer traces: waiting stream, awaited stream, record of the event; -1 if unknown."""
 
     waiter: int = -1
     awaited: int = -1
@@ -122,7 +124,7 @@ class _Named:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A stream wait that has not met a launch yet: its thread, waiting and awaited stream, and the calls it may await."""
+    """A stream wait without a launch after it so far: thread, waiting and awaited stream, and the calls it may await."""
 
     thread: int
     waiter: int
@@ -130,7 +132,7 @@ class _Pending:
     heads: dict[int, int]
 
     def holds_up(self, thread: int, stream: int) -> bool:
-        """Whether a launch is what waits: the next one on the stream that is named, else the next one of the thread."""
+        """Whether a launch is the one that waits: the next on the named stream, else the next of the thread."""
         return self.waiter == stream if self.waiter >= 0 else self.thread == thread
 
 
@@ -144,7 +146,7 @@ def _during(act: Activity, iteration: Iteration, apis: frozenset[str]) -> Ints:
 
 
 def _named(act: Activity) -> dict[int, _Named]:
-    """Correlation id -> what a stream wait waits for, where the trace says so (`cuda_sync` events)."""
+    """For each correlation id what a stream wait waits for, from `cuda_sync` events of the trace."""
     columns = act.trace.columns
     rows = act.sync_details
     rows = rows[columns["wait_stream"][rows] >= 0]
