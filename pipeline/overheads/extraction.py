@@ -1,18 +1,18 @@
-"""Overheads of the host from a trace, as raw observations (DESIGN section 3; Lin et al., section IV-B).
+"""Extracts overheads of the host from a trace, as raw observations (Lin et al., section IV-B; docs/replay.md).
 
-| type | what |
-|---|---|
-| T1 | gap before an item, since the end of the item it follows |
-| T2 | in an item, before its first action |
-| T3 | in an item, behind its last action |
-| T4 | the runtime call itself, without waiting |
-| T5 | in an item, between two actions; the whole time of an item without actions |
-| loading | gap in which data was loaded (no T1) |
-| launch_latency | from the start of a launch to the start of its call on an idle stream |
-| kernel_gap | between two calls on a stream that had both queued |
-| sync_return | from the end of the awaited work to the return of the waiting call |
+Types of observations:
 
-Observations are per occurrence and keep their iteration, so that any statistics can be rebuilt from them.
+- `T1`: gap before an item, since the end of the item it follows.
+- `T2`: in an item, before its first action.
+- `T3`: in an item, after its last action.
+- `T4`: the runtime call itself, without waiting.
+- `T5`: in an item, between two actions; for an item without actions, its whole time.
+- `loading`: gap in which data was loaded (no T1).
+- `launch_latency`: from the start of a launch to the start of its call on an idle stream.
+- `kernel_gap`: between two queued calls on a stream.
+- `sync_return`: from the end of the awaited work to the return of the waiting call.
+
+There is one observation per occurrence, with its iteration, so that any statistics can be computed from them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,22 @@ Floats = npt.NDArray[np.float64]
 Texts = npt.NDArray[np.object_]
 
 WAIT_CAP_US = 10.0
-"""A call in which the host waits costs at most this itself; the rest of its duration is waiting, which is simulated."""
+"""Largest cost in µs of a call in which the host waits. The rest of its duration is waiting time, which is
+simulated."""
 
 FULL_QUEUE_CALLS = 900
-"""With this many calls outstanding a launch may block on the queue (about 1024 deep) and says nothing about T4."""
+"""Number of outstanding calls from which a launch may block, because the queue holds about 1024. Such launches are not
+used for T4."""
 
 QUEUED_NS = 10_000
-"""A call counts as queued if its launch returned at least this long before the call ahead of it ended."""
+"""Time in ns. A call counts as queued if its launch returned at least this long before the previous call ended."""
 
 COLUMNS = ["type", "op", "value_us", "iteration", "workload", "api", "signature"]
 
 
 @dataclass(frozen=True)
 class ItemKeys:
-    """What overheads of items are keyed by.
+    """The keys of the overheads of items.
 
     Attributes:
         name: name of each item.
@@ -89,12 +91,12 @@ def extract_overheads(
     """All observations of a trace as an `overhead_samples` table.
 
     Args:
-        source: a trace, or its activity where that is at hand.
-        workload: name under which the observations are kept.
-        iterations: which iterations to use (one flag each); all by default. Work outside any iteration is left out
-            where the trace has a marker.
-        keys: keys of the items where they are at hand.
-        waiting: leave waiting in T4, as the published form does, which knows no waits of the host.
+        source: a trace, or its activity if the caller has it already.
+        workload: name of the workload, stored with the observations.
+        iterations: which iterations to use (one flag each); all by default. If the trace has a marker, work outside any
+            iteration is left out.
+        keys: keys of the items, if the caller has them already.
+        waiting: keep waiting time in T4, as the published form does, which does not simulate waits of the host.
     """
     act = source if isinstance(source, Activity) else activity(source)
     keys = keys or item_keys(act)
@@ -123,7 +125,7 @@ def _rows(kind: str, op: Texts, value_ns: Ints, iteration: Ints, signature: Text
 
 
 def gap_signatures(act: Activity, keys: ItemKeys) -> Texts:
-    """Signature of the gap before each item: the threads on its sides and the item it follows."""
+    """Signature of the gap before each item: the threads on its two sides, and the item that it follows."""
     before = np.maximum(act.previous, 0)
     return np.array(
         [
@@ -135,7 +137,7 @@ def gap_signatures(act: Activity, keys: ItemKeys) -> Texts:
 
 
 def _gaps(act: Activity, keys: ItemKeys, use: Flags) -> pd.DataFrame:
-    """T1 and loading gaps; only between items of one iteration."""
+    """T1 and loading gaps, only between items of the same iteration."""
     before = np.maximum(act.previous, 0)
     rows = np.flatnonzero(use & (act.previous >= 0) & (act.iteration == act.iteration[before]))
     signature = gap_signatures(act, keys)[rows]
@@ -146,7 +148,7 @@ def _gaps(act: Activity, keys: ItemKeys, use: Flags) -> pd.DataFrame:
 
 
 def _inside(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFrame]:
-    """T2, T3, T5."""
+    """Observations of T2, T3 and T5."""
     start, end = act.action_start, act.action_end
     with_calls = np.flatnonzero(use & (keys.calls > 0))
     without = np.flatnonzero(use & (keys.calls == 0))
@@ -170,7 +172,7 @@ def _inside(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFrame]:
 
 
 def outstanding(act: Activity) -> Ints:
-    """Number of launches whose work had not ended when each action began; a CUDA graph is one of them."""
+    """Number of launches whose work had not ended when each action began; a CUDA graph counts as one."""
     start = act.action_start
     actions, first = np.unique(act.call_action, return_index=True)  # calls are in the order of their actions
     last_end = np.maximum.reduceat(act.call_end, first) if len(first) else act.call_end
@@ -180,7 +182,7 @@ def outstanding(act: Activity) -> Ints:
 
 
 def _api_times(act: Activity, keys: ItemKeys, use: Flags, waiting: bool) -> pd.DataFrame:
-    """T4 of launches and waits, full queues left out, waiting too unless it is wanted."""
+    """T4 of launches and waits, without launches into a full queue, and without waiting time unless `waiting` is set."""
     waits = act.action_sync.copy()
     waits[act.call_action[act.blocking]] = True
     waits &= not waiting
@@ -192,9 +194,7 @@ def _api_times(act: Activity, keys: ItemKeys, use: Flags, waiting: bool) -> pd.D
 
 
 def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
-    """Launch latency on an idle stream, gap between queued calls (of calls that no other stream held), return of a
-    wait.
-    """
+    """Launch latency on an idle stream, gap between queued calls that no other stream delayed, and return of a wait."""
     if not len(act.call_event):
         return []
     launch_start = act.action_start[act.call_action]
@@ -205,7 +205,7 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     kept = use[act.action_item[act.call_action]]
     ends = np.sort(end)
     ready = np.searchsorted(ends, np.maximum(launch_start, before_end), side="right")
-    # a call of another stream that ended since then may be what this one waited for
+    # this call may have waited for a call of another stream that ended in between
     kept &= np.searchsorted(ends, start, side="right") - (end <= start) <= ready
     idle = np.flatnonzero(kept & (before_end < launch_start) & (before_end > -(2**62)).any())
     queued = np.flatnonzero(kept & (before_end > launch_end + QUEUED_NS))
@@ -228,7 +228,7 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
 
 
 def previous_end(act: Activity) -> Ints:
-    """End of the call ahead of each call on its stream, ns; far in the past for the first."""
+    """End of the previous call on the stream of each call, in ns; a very early time for the first call."""
     order = np.lexsort((act.call_start, act.call_stream))
     stream, end = act.call_stream[order], act.call_end[order]
     out = np.full(len(order), -(2**62), np.int64)

@@ -1,7 +1,7 @@
-"""Runtime calls that cost much once: the start of CUDA, the loading of a kernel's code, memory from the driver.
+"""Finds runtime calls with a large one-time cost: the start of CUDA, loading a kernel's code, memory from the driver.
 
-A step after warm-up pays none of them, and no statistics foresee them. They are found by their length, cut out of what
-statistics are taken from, and named where an iteration to be explained holds them.
+A step after warm-up has none of them, and no statistics predict them. They are found by their duration. Statistics are
+taken without them, and a replay reports those in the evaluated iterations.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pipeline.trace.linked_trace import Trace
 Ints = npt.NDArray[np.int64]
 
 LEAST_NS = 1_000_000
-"""Shorter calls may be hiccups of the host, which are part of every step's time."""
+"""Shortest one-time call, in ns. Shorter calls may be short delays of the host, which occur in every step."""
 
 TIMES_MEDIAN = 100
-"""A call that usually takes microseconds and lasts this many times its median loaded or started something."""
+"""Ratio of a call's duration to the median of its API from which the call counts as one-time."""
 
 KEPT_NS = 10_000
-"""What a cut call keeps: the call itself when it has nothing to do."""
+"""Time in ns that remains of a call after the cut: a call without one-time work."""
 
 
 def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = None) -> Ints:
@@ -35,8 +35,8 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
 
     Args:
         act: activity of the trace.
-        iterations: which iterations to look at (one flag each), the whole trace by default. What a call usually takes
-            is theirs alone: iterations that are evaluated must not decide what statistics leave out.
+        iterations: which iterations to search (one flag each), the whole trace by default. Medians are taken from these
+            iterations only, so that evaluated iterations do not influence the statistics.
     """
     trace = act.trace
     duration = trace.columns["dur_ns"]
@@ -59,15 +59,13 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
 
 
 def lasting(act: Activity, iterations: npt.NDArray[np.bool_]) -> Activity:
-    """The activity without the time of the one-time calls of some iterations (one flag each): what statistics are taken
-    from.
-    """
+    """The activity without the time of the one-time calls of some iterations (one flag each), for statistics."""
     events = one_time_calls(act, iterations)
     return activity(without(act.trace, events)) if len(events) else act
 
 
 def without(trace: Trace, events: Ints) -> Trace:
-    """The trace with the time of some calls cut out: everything behind them moves up, in step."""
+    """The trace without the time of some calls. Later events of host and device move earlier by the same time."""
     begin = trace.columns["ts_ns"][events] + KEPT_NS
     end = np.maximum.accumulate(trace.end_ns[events])
     begin = np.maximum(begin, np.concatenate([begin[:1], end[:-1]]))  # overlapping calls are cut once

@@ -1,4 +1,4 @@
-"""Names under which overheads are kept and looked up, so that a trace and a captured graph mean the same op."""
+"""Names under which overheads are stored and looked up, so that an op has the same name in a trace and in a graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 HOST_TYPES = ("T1", "T2", "T3", "T4", "T5")
-"""Kinds of host overhead: between operators, before, after and between launches, and in the runtime call."""
+"""Kinds of host overhead: T1 between operators, T2 before, T3 after and T5 between launches, T4 in the runtime call."""
 
 ANY = "*"
 """Op name of statistics over all ops."""
@@ -40,10 +40,10 @@ _NODE = re.compile(r"^(?P<stem>\w+?)Backward\d*$")
 
 @lru_cache(maxsize=65536)
 def normalised(name: str) -> str:
-    """One spelling per op: without in-place underscore, overload, autograd wrapper or version-dependent alias.
+    """A single name per op: without in-place underscore, overload, autograd wrapper or version-dependent alias.
 
-    `aten::add_` and `aten::add` are one, as are `autograd::engine::evaluate_function: AddmmBackward0` and
-    `AddmmBackward0`, and `Optimizer.step#SGD.step` of any optimizer class.
+    These are equal: `aten::add_` and `aten::add`; `autograd::engine::evaluate_function: AddmmBackward0` and
+    `AddmmBackward0`; `Optimizer.step#SGD.step` for any optimizer class.
     """
     if name.startswith("Optimizer."):
         return name.partition("#")[0]

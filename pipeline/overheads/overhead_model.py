@@ -1,4 +1,4 @@
-"""Looking overheads up for a step to be predicted: signature, then op, then normalised op, then all ops."""
+"""Looks up overheads of a step to be predicted: by signature, then op, then normalised op, then over all ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 Texts = npt.NDArray[np.object_]
 
 LEVELS = ("signature", "op", "global", "absent")
-"""How closely a looked-up value matches: this very item, its op, all ops, nothing at all (0)."""
+"""How closely a looked-up value matches: the same item, its op, all ops, or no value (0 µs)."""
 SIGNATURE, OP, GLOBAL, ABSENT = range(4)
 
 _SEPARATOR = "\x1f"
@@ -25,12 +25,12 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True)
 class Found:
-    """Values of a look-up and what they rest on.
+    """Values of a look-up and their sources.
 
     Attributes:
         value_us: the overheads.
         level: index into `LEVELS`.
-        row: row of the table that answered, -1 where none did.
+        row: row of the table that the value comes from, -1 where there is none.
     """
 
     value_us: Floats
@@ -43,7 +43,8 @@ class OverheadModel:
 
     Args:
         table: statistics as `summarise` makes them.
-        scale: factor on all host times (not on device constants), for a host slower or faster than the one measured.
+        scale: factor on all host times (not on device constants), for a host that is slower or faster than the measured
+            one.
     """
 
     def __init__(self, table: pd.DataFrame, scale: float = 1.0) -> None:
@@ -66,7 +67,7 @@ class OverheadModel:
         Args:
             kind: T1 to T5, loading.
             ops: op name of each item.
-            signatures: candidate signatures, most telling first; each a sequence with one entry per item.
+            signatures: candidate signatures, most specific first; each a sequence with one entry per item.
             apis: API of each item (T4 only).
         """
         count = len(ops)
@@ -99,7 +100,9 @@ class OverheadModel:
         return Found(value * self.scale, level, row)
 
     def constant(self, kind: str, default_us: float, api: str = "") -> float:
-        """A constant of the device (launch_latency, kernel_gap, sync_return), by its median; a default if unknown."""
+        """A constant of the device (launch_latency, kernel_gap, sync_return): its median, or the default if it is
+        unknown.
+        """
         for key in (_SEPARATOR.join((kind, ANY, "", one)) for one in (api, "")):
             if key in self._lookup:
                 return float(self._medians[self._lookup[key]])

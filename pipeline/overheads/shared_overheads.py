@@ -1,8 +1,8 @@
-"""Overheads across workloads and hosts: merging statistics, and one factor for a host of another speed.
+"""Shares overheads across workloads and hosts: merges statistics, and fits one factor for a host of another speed.
 
-Statistics of several workloads on one host serve workloads that were never profiled there. On another host everything
-takes a multiple of the time; one factor removes most of the error (DESIGN section 4). It comes from a few iterations of
-the target: the ratio of its host time to the time that the donor's statistics give for the same ops.
+Statistics of several workloads on one host are used for workloads that were never profiled there. On another host, all
+host times are approximately a multiple of the donor's. One factor removes most of the error (docs/replay.md). It comes
+from a few iterations of the target: the ratio of its host time to that of the donor's statistics for the same ops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 MIN_COMMON = 8
-"""With fewer common keys than this the factor would rest on chance: it stays 1."""
+"""Smallest number of common keys for a factor. With fewer keys the factor would be unreliable, and it stays 1."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Calibration:
     """One factor between two hosts.
 
     Attributes:
-        scale: host time on the target over host time on the donor.
-        common: number of (type, op, calls) keys of the target that the donor knows.
+        scale: host time on the target divided by host time on the donor.
+        common: number of (type, op, calls) keys of the target that the donor's statistics contain.
         coverage: share of the target's host time in those keys.
     """
 
@@ -40,15 +40,15 @@ class Calibration:
 
 
 def merged(samples: pd.DataFrame, estimator: str = "clipped_mean") -> pd.DataFrame:
-    """Shared statistics of several workloads of one host; per op, since shapes are the workload's own."""
+    """Shared statistics of several workloads of one host, per op, because shapes differ between workloads."""
     return summarise(samples, estimator, evidence="shared", signatures=False)
 
 
 def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
-    """The factor from the donor's host to the target's: host time as observed over host time as the donor has it.
+    """The factor from the donor's host to the target's: observed host time divided by the donor's host time.
 
-    Every (type, op, number of calls) of the target counts with its time, so that ops that fill the step rule; ops that
-    the donor does not know enter with its mean over all ops.
+    Every (type, op, number of calls) of the target is weighted by its time, so ops with much time in the step dominate.
+    For ops without donor statistics, the donor's mean over all ops is used.
 
     Args:
         donor: statistics of the host that overheads come from.
@@ -79,7 +79,7 @@ def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
 
 
 def coverage(samples: pd.DataFrame, table: pd.DataFrame) -> dict[str, float]:
-    """Share of a workload's host time whose (type, op) a table of statistics knows, per type and `all`."""
+    """Share of a workload's host time whose (type, op) a table of statistics contains, per type and for `all`."""
     frame = samples[samples["type"].isin(HOST_TYPES)]
     known = {(kind, normalised(op)) for kind, op in zip(table["type"], table["op"], strict=True)}
     hit = np.array([(kind, normalised(op)) in known for kind, op in zip(frame["type"], frame["op"], strict=True)], bool)

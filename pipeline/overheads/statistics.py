@@ -1,7 +1,8 @@
 """Statistics of overhead observations, at every level at which a prediction may look them up.
 
-Levels, most telling first: full signature of an item; op and number of device calls; op; all ops. The estimator is
-chosen by name; DESIGN section 4 says why the mean of clipped values is the default and the published one is not.
+Levels, most specific first: full signature of an item; op and number of device calls; op; all ops. The estimator is
+chosen by name. The default is the mean of clipped values, which keeps real tails. The published estimator removes them
+(docs/replay.md).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from pipeline.overheads.op_names import ANY, calls_signature
 Floats = npt.NDArray[np.float64]
 
 CLIP_QUANTILE = 0.99
-"""Values above this quantile of their key count as that quantile: real tails stay, single hiccups do not rule."""
+"""Quantile at which the values of a key are clipped. Real tails stay, and single outliers do not dominate."""
 
 IQR_FACTOR = 1.5
-"""The published estimator drops values further than this many interquartile ranges outside the quartiles."""
+"""Distance from the quartiles, in interquartile ranges, beyond which the published estimator drops values."""
 
 ESTIMATORS = ("clipped_mean", "trimmed_mean", "mean", "median")
 
@@ -34,12 +35,12 @@ _TAIL = re.compile(r"\|(\d+)(?:@\d+)?$")
 
 @dataclass(frozen=True)
 class ProfilerCost:
-    """What recording costs the host, subtracted from observations when unprofiled steps are to be predicted.
+    """The profiler's cost on the host, subtracted from observations to predict unprofiled steps.
 
     Attributes:
-        event_us: per recorded host event. Half lies before and half behind an op's own stamps, so that T1 and T2/T3
-            each lose one event's cost in total, and an item loses one per nested op.
-        launch_us: per recorded launch, part of T4.
+        event_us: cost per recorded host event. Half lies before and half after an op's own timestamps. T1 and T2/T3
+            therefore each lose one event's cost in total, and an item loses one per nested op.
+        launch_us: cost per recorded launch, part of T4.
     """
 
     event_us: float = 2.0
@@ -47,12 +48,12 @@ class ProfilerCost:
 
     @classmethod
     def none(cls) -> ProfilerCost:
-        """No correction: for replay, whose ground truth is the profiled trace itself."""
+        """No correction, for replay, which predicts the profiled trace itself."""
         return cls(0.0, 0.0)
 
 
 def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
-    """Observations less the profiler's cost, never below zero."""
+    """Observations minus the profiler's cost, at least zero."""
     if cost == ProfilerCost.none():
         return samples
     kind = samples["type"].to_numpy(object)
@@ -66,14 +67,14 @@ def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
 
 
 def _nested(samples: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Number of actions and of nested ops of the item behind each observation, from its signature."""
+    """Number of actions and of nested ops of the item of each observation, from its signature."""
     signature = samples["signature"].astype("object").where(samples["signature"].notna(), "")
     nested = _each(signature, lambda text: float(m[1]) if (m := _TAIL.search(text)) else 0.0)
     return _each(signature, _count_calls).astype(float), nested.astype(float)
 
 
 def _each(texts: pd.Series, of: Callable[[str], object]) -> npt.NDArray[np.object_]:
-    """`of` every text; the texts are many and the distinct ones few."""
+    """Apply `of` to every text. It is computed once per distinct text, because there are few of these."""
     code, distinct = pd.factorize(texts)
     return np.array([of(text) for text in distinct], object)[code]
 
@@ -95,10 +96,10 @@ def summarise(
 
     Args:
         samples: `overhead_samples`, of one or of several workloads.
-        estimator: how a mean is taken, one of `ESTIMATORS`; `trimmed_mean` is the published one.
+        estimator: estimator of the mean, one of `ESTIMATORS`; `trimmed_mean` is the published one.
         cost: the profiler's cost to subtract; none by default.
         evidence: where the observations come from (`measured`, `shared`, `transferred`), kept with each row.
-        signatures: whether to keep statistics per full signature (large; of use for the same workload only).
+        signatures: whether to keep statistics per full signature (large, and useful for the same workload only).
 
     Raises:
         UnknownNameError: the estimator does not exist.
@@ -178,7 +179,7 @@ def group_statistics(value: Floats, group: npt.NDArray[np.int64], estimator: str
 
 
 def _quantile(value: Floats, first: npt.NDArray[np.int64], count: npt.NDArray[np.int64], q: float) -> Floats:
-    """Linear quantile of each run of sorted values."""
+    """Quantile of each group of sorted values, with linear interpolation."""
     place = q * (count - 1)
     below = np.floor(place).astype(np.int64)
     above = np.minimum(below + 1, count - 1)

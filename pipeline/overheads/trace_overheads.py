@@ -1,6 +1,6 @@
-"""Host overheads of several workloads of one host, from their traces: any, the public ones, or those of a campaign.
+"""Extracts host overheads of several workloads of one host from traces: any, the public ones, or those of a campaign.
 
-The profiler's cost is still in the values: `summarise(samples, cost=ProfilerCost(...))` takes it off.
+The values include the profiler's cost. `summarise(samples, cost=ProfilerCost(...))` subtracts it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ PUBLIC_TRACES: dict[str, dict[str, str]] = {
         "rtx2080ti_linear": "rtx2080ti_linear/kineto.json.gz",
     },
 }
-"""GPU -> workload -> trace under `traces/`. The A100 trace is from an SXM card; the host matters, not the card."""
+"""For each GPU and workload the trace under `traces/`. The A100 trace is from an SXM GPU; host overheads do not depend
+on this."""
 
 
 def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
-    """Observations of several workloads' traces as one `overhead_samples` table, from the iterations that are settled.
+    """Observations of several workloads' traces as one `overhead_samples` table, from the iterations after warm-up.
 
-    One-time calls (memory from the driver, code that is loaded) are cut out, as a replay does: no step after warm-up
-    pays them, and a single one among few iterations would rule its op's mean.
+    One-time calls (memory from the driver, code that is loaded) are cut out, as in a replay. Steps after warm-up do not
+    have them, and among few iterations a single one would dominate the mean of its op.
 
     Args:
-        traces: (workload, trace file) pairs; each file is read before the next pair is asked for.
+        traces: (workload, trace file) pairs; each file is read before the next pair is fetched.
 
     Raises:
         TraceError: a trace is missing or damaged, or there is none.
@@ -71,7 +72,7 @@ def extract_public(datasets: str | Path, gpu: str) -> pd.DataFrame:
 
 
 def extract_campaign(folder: str | Path) -> pd.DataFrame:
-    """Observations of every traced step of a campaign; workloads are named as grid points name theirs.
+    """Observations of every traced step of a campaign; workloads have the same names as in grid points.
 
     Args:
         folder: `measurements/<GPU>`, or the output of the stand-alone script.

@@ -1,8 +1,8 @@
-"""Traces without a GPU: which ops are the work of the device, when the device is the CPU itself.
+"""Traces without a GPU: finds the ops that count as device work when the device is the CPU.
 
-The profiler shows an op and the ops it is made of. The outermost op that PyTorch does not compose of others is one
-call (`aten::addmm` inside `aten::linear`); its own helpers (views, copies) belong to it. Ops that only describe
-memory (views, allocation) are host time.
+The profiler shows an op and the ops that it consists of. The outermost op that PyTorch does not compose of other ops is
+one call (`aten::addmm` inside `aten::linear`). Its helpers (views, copies) belong to it. Ops that only describe memory
+(views, allocation) are host time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMPOSITE = frozenset({
     "div_", "chunk", "tensor_split", "embedding_backward", "_embedding_bag_backward", "_embedding_bag_sparse_backward",
     "coalesce", "_pack_padded_sequence", "norm", "matrix_norm", "linalg_vector_norm_", "clone_",
 })  # fmt: skip
-"""Aten ops that are made of other aten ops, each of which is a call of its own."""
+"""Aten ops that consist of other aten ops, each of which is a separate call."""
 
 VIEWS = frozenset({
     "t", "transpose", "permute", "view", "_unsafe_view", "_reshape_alias", "as_strided", "expand", "slice", "select",
@@ -37,7 +37,7 @@ VIEWS = frozenset({
     "unfold_", "broadcast_tensors", "swapaxes", "movedim", "mT", "positive", "stride", "size",
     "data", "requires_grad_",
 })  # fmt: skip
-"""Aten ops that touch no elements: their time is host time."""
+"""Aten ops that read or write no elements. Their time is host time."""
 
 
 def compute_ops(trace: Trace) -> npt.NDArray[np.bool_]:

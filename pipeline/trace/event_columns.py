@@ -1,7 +1,7 @@
-"""Raw events, batch by batch, to typed columns: the only code that touches the dictionaries of a trace.
+"""Converts raw events to typed columns, batch by batch. No other module reads the dictionaries of a trace.
 
-Numbers become int64 arrays with a mask where absent; text becomes codes into one vocabulary. Stamps become integer
-nanoseconds, exactly, whether the file gives whole microseconds, three decimals, or stamps too large for a float.
+Numbers become int64 arrays, with `MISSING` for absent values. Text becomes codes into a vocabulary per column.
+Timestamps become exact integer nanoseconds, for whole microseconds, three decimals, and values too large for a float.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from pipeline.trace.kineto_fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_A
 
 Ints = npt.NDArray[np.int64]
 MISSING = np.iinfo(np.int64).min
-"""Marks an absent integer inside this package; tables show it as null."""
+"""Value of an absent integer in this package. Tables show it as null."""
 
 _EXACT_TS = re.compile(rb'"ts"\s*:\s*(-?\d+)(?:\.(\d+))?\s*[,}]')
 _FLOAT_LIMIT_US = 2.0**42
-"""Above this a float64 of microseconds no longer resolves nanoseconds."""
+"""Timestamp in µs above which a float64 no longer resolves nanoseconds."""
 _LIMITS_US = {"ts": (-1e15, 4e15), "dur": (-1e15, 1e15)}
-"""Range of stamps (to the year 2096) and durations (31 years), us: sums of two and a base stay within int64 ns."""
+"""Range of timestamps (to the year 2096) and durations (31 years), in µs. The sum of two and a base fits int64 in
+ns."""
 _NO_ARGS: dict[str, Any] = {}
 _DEFAULTS: dict[str, Any] = {"ts": None, "dur": 0, "name": None, "cat": "", "pid": 0, "tid": 0, "args": None}
 _GET_ALL = itemgetter(*_DEFAULTS)
@@ -42,17 +43,17 @@ _DUMPS = orjson.dumps
 
 @dataclass
 class Vocabulary:
-    """Text seen so far; code -1 stands for absent. JSON text is kept as the bytes it was dumped to until the end."""
+    """Texts read so far, by code; code -1 means absent. JSON text is kept as bytes until the end."""
 
     codes: defaultdict[str | bytes, int] = field(default_factory=lambda: defaultdict(count().__next__))
 
     @property
     def texts(self) -> list[str]:
-        """The texts in the order of their codes; half a surrogate pair, which no table can hold, becomes `?`."""
+        """The texts in the order of their codes. Half a surrogate pair, which a table cannot hold, becomes `?`."""
         return [(text.encode("utf-8", "replace") if isinstance(text, str) else text).decode() for text in self.codes]
 
     def encode(self, values: Iterable[str | bytes], number: int) -> Ints:
-        """Codes of texts, of which there are `number`; new ones get the next code as they are looked up."""
+        """Codes of `number` texts. A new text gets the next code."""
         return np.fromiter(map(self.codes.__getitem__, values), np.int64, number)
 
 
@@ -62,12 +63,12 @@ class Columns:
 
     Attributes:
         path: the file, for messages.
-        parts: per column the arrays of the batches that carry it, each with its first row.
+        parts: per column the arrays of the batches that contain it, each with its first row.
         rows: number of complete events so far.
         vocabulary: per text column its vocabulary.
         seen: number of elements in the event array, of any kind.
         clamped: number of events with a negative duration, read as 0.
-        unlinked: number of ids that do not fit 64 bits, read as absent.
+        unlinked: number of ids that do not fit into 64 bits, read as absent.
         ignored: number of begin and end events, which profilers do not write.
     """
 
@@ -108,12 +109,12 @@ class Columns:
         self.rows += len(events)
 
     def finish(self) -> dict[str, Ints]:
-        """One array per column; the batches are released as they are joined."""
+        """One array per column. Each batch is released when it has been joined."""
         out: dict[str, Ints] = {}
         for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
             parts = self.parts.pop(name, [])
             empty = np.array([-1], np.int32) if name in TEXT_ARGS else np.array([MISSING])
-            if not parts:  # no event carries it: one value stands for all
+            if not parts:  # no event has this column: one value represents all
                 out[name] = np.broadcast_to(empty, self.rows)
             elif sum(len(values) for _, values in parts) == self.rows:
                 out[name] = np.concatenate([values for _, values in parts])
@@ -141,9 +142,9 @@ class Columns:
         return np.array(values, np.int64) * 1000
 
     def _exact_stamps(self, batch: Batch, stamps: npt.NDArray[np.float64]) -> Ints:
-        """Stamps from the digits of the file, where a float would round them to a quarter of a microsecond.
+        """Timestamps from the digits of the file, where a float would round them to a quarter of a microsecond.
 
-        Falls back to the floats where the text does not hold one stamp per event (`ts` used as a key elsewhere).
+        Uses the floats if the text does not contain one timestamp per event (`ts` used as a key elsewhere).
         """
         found = _EXACT_TS.findall(batch.text)
         is_event = [isinstance(e, dict) and "ts" in e for e in batch.events]
@@ -182,7 +183,7 @@ class Columns:
         self._append(key, self._encode(key, values, len(values)))
 
     def _process(self, batch: Batch, values: Sequence[Any], key: str) -> Ints:
-        """Process or thread ids; text ids (`Spans`) become negative numbers below any real id."""
+        """Process or thread ids. Text ids (`Spans`) become negative numbers below any real id."""
         try:
             if set(map(type, values)) == {int}:
                 return np.array(values, np.int64)
@@ -201,7 +202,7 @@ class Columns:
         return out
 
     def _arguments(self, batch: Batch, values: Sequence[Any]) -> None:
-        """Columns from the arguments, category by category; a column that no event carries takes no memory."""
+        """Columns from the arguments, category by category. A column that no event has takes no memory."""
         args = values if set(map(type, values)) == {dict} else [value or _NO_ARGS for value in values]
         if args is not values and set(map(type, args)) != {dict}:
             raise self._wrong(batch, lambda e: type(e.get("args") or {}) is not dict, "has args that are no object")
@@ -237,7 +238,9 @@ class Columns:
         return np.fromiter((self._integer(value) for value in values), np.int64, len(values))
 
     def _integer(self, value: Any) -> int:
-        """One id; text digits are read, unsigned 64-bit values wrap (they stay distinct), the rest is absent."""
+        """One id as an integer. Digits in text are read, unsigned 64-bit values wrap (they stay distinct), other values
+        are absent.
+        """
         if isinstance(value, str) and len(value) < 21 and value.lstrip("-").isdecimal() and value.isascii():
             value = int(value) if value.count("-") == value.startswith("-") else None
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -248,7 +251,7 @@ class Columns:
         return int(MISSING)
 
     def _texts(self, column: str, values: list[Any]) -> Ints:
-        """Codes of texts; lists count by their JSON text."""
+        """Codes of texts. Lists are represented by their JSON text."""
         kinds = set(map(type, values))
         if kinds == {str}:
             return self._encode(column, values, len(values))
@@ -260,7 +263,7 @@ class Columns:
                 chosen if kinds <= {str, NoneType} else map(_DUMPS if kinds <= {list, NoneType} else _text_of, chosen)
             )
             out[present] = self._encode(column, texts, len(present))
-        except TypeError:  # numbers that the fast writer refuses
+        except TypeError:  # numbers that orjson cannot write
             out[present] = self._encode(column, map(_text_of, chosen), len(present))
         return out
 
@@ -274,7 +277,7 @@ class Columns:
 
 
 def _fields(events: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
-    """The fields that every event has, one sequence each; absent ones by their default."""
+    """The fields that every event has, one sequence each. Absent fields have their default."""
     try:
         return dict(zip(_DEFAULTS, zip(*map(_GET_ALL, events), strict=True), strict=True))
     except KeyError:
@@ -290,7 +293,7 @@ def _has_nan(values: Sequence[Any]) -> bool:
 
 
 def _pick(args: list[dict[str, Any]], keys: list[str]) -> list[Any]:
-    """The first of some keys that is there, per event; None where none is."""
+    """Per event, the value of the first of some keys that exists; None if none exists."""
     try:
         return list(map(itemgetter(keys[0]), args))  # the common case, at twice the speed of `get`
     except KeyError:

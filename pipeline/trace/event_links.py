@@ -1,4 +1,4 @@
-"""What ties the events of a trace together: nesting, launches, iterations and phases."""
+"""Links the events of a trace: nesting, launches, iterations and phases."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from pipeline.trace.linked_trace import Trace
 from pipeline.trace.phases import PHASES, phases
 
 CLOCK_NS = 2_000
-"""A device event may begin this much before its launch: stamps are rounded to a microsecond on both sides."""
+"""Time in ns by which a device event may begin before its launch, because both timestamps are rounded to a
+microsecond."""
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
 def link(trace: Trace) -> None:
-    """Fill in the columns that tie events together, the device, and the windows of the iterations."""
+    """Fill in the columns that link events, the device, and the windows of the iterations."""
     _mark(trace)
     columns = trace.columns
     host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
@@ -81,7 +82,7 @@ def link(trace: Trace) -> None:
 
 
 def _mark(trace: Trace) -> None:
-    """Steps, optimizers and loaders as annotations: PyTorch 1.8 wrote them down as operators, like everything else."""
+    """Mark steps, optimizers and loaders as annotations, because PyTorch 1.8 recorded them as operators."""
     columns, vocabulary = trace.columns, trace.vocabulary
     marks = [name.startswith((STEP_MARKER, OPTIMIZER_PREFIX, LOADER_MARKER)) for name in vocabulary["name"]]
     wrong = np.array([*marks, False], bool)[columns["name"]] & trace.is_category(Category.OP)
@@ -123,7 +124,7 @@ def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: 
 
 
 def _main_process(trace: Trace, launches: Ints) -> int:
-    """The process whose steps count: of those that launched work the one with most operators (the first of equals)."""
+    """The process whose steps count: of those that launched work, the one with the most operators (the first if equal)."""
     columns = trace.columns
     ops = np.flatnonzero(trace.is_category(Category.OP))
     ops = ops if len(ops) else np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
@@ -141,7 +142,7 @@ def _main_process(trace: Trace, launches: Ints) -> int:
 
 
 def _label(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
-    """Ops that only name a stretch of code: no namespace (`DistributedDataParallel.forward`) but ops inside."""
+    """Ops that only name a section of code: without namespace (`DistributedDataParallel.forward`), and with ops inside."""
     plain = np.array([":" not in name for name in trace.vocabulary["name"]], bool)
     has_child = np.zeros(len(rows), bool)
     has_child[parent[is_op & (parent >= 0)]] = True
@@ -158,7 +159,7 @@ def thread_numbers(pid: Ints, tid: Ints) -> Ints:
 
 
 def _doubts(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> list[str]:
-    """What makes the links between device and host doubtful, a sentence each."""
+    """Notes on what makes the links between device and host unreliable, one sentence each."""
     columns, notes = trace.columns, []
     if not len(device):
         if trace.metadata.get("deviceProperties") and len(runtime) == 0 and trace.is_category(Category.OP).any():

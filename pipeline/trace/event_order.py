@@ -1,4 +1,4 @@
-"""Events in one order that does not depend on the file's: by start, then longer first, then by contents."""
+"""Sorts events independently of their order in the file: by start, then longer first, then by contents."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ def ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], di
         columns[column] = np.append(rank, -1).astype(np.int32)[columns[column]]  # type: ignore[assignment]
     order = _order(columns)
     out: dict[str, Ints] = {}
-    for name in list(columns):  # one column at a time: the unsorted one goes before the next is sorted
+    for name in list(columns):  # one column at a time: frees the unsorted column before the next is sorted
         values = columns.pop(name)
         out[name] = values if values.strides == (0,) else values[order]
     return out, vocabulary
 
 
 def _order(columns: dict[str, Ints]) -> Ints:
-    """Order by start, then longer first; only rows that tie in both are compared by their contents.
+    """Order by start, then longer first. Only rows that are equal in both are compared by their contents.
 
-    In whole microseconds an op and the one inside it may tie: ids count ops in the order in which they began.
+    With timestamps in whole microseconds, an op and its nested op may be equal. Ids then give the order of their
+    begins.
     """
     start, longest = columns["ts_ns"], -columns["dur_ns"]
     order = np.lexsort((longest, start))
@@ -46,11 +47,11 @@ def _order(columns: dict[str, Ints]) -> Ints:
 
 
 def without_copies(columns: dict[str, Ints]) -> tuple[dict[str, Ints], int]:
-    """Columns in order without events that occur twice, and how many there were.
+    """Sorted columns without duplicate events, and the number of duplicates.
 
-    Files that were joined with themselves hold every event twice, and twice the work. In whole microseconds two empty
-    calls may look alike in earnest: only where calls with the same correlation id are equal in everything are equal
-    events copies.
+    A file that was joined with itself contains every event twice, and therefore twice the work. With timestamps in
+    whole microseconds, two different short calls may also look equal. Equal events therefore count as duplicates only
+    if there are calls with the same correlation id that are equal in all columns.
     """
     same: Flags = np.zeros(len(columns["ts_ns"]), bool)
     if len(same):

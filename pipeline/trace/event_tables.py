@@ -1,6 +1,4 @@
-"""Linked traces as tables: a DataFrame for Python users, parquet for files, the latter without holding a second
-copy.
-"""
+"""Writes linked traces as parquet tables, without a second copy in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS = 1 << 13
-"""Events per row group of a parquet file: about a MB as text, which is all that is held beside the columns."""
+"""Events per row group of a parquet file: about 1 MB as text, which is the only memory needed beside the columns."""
 
 
 def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
@@ -45,16 +43,16 @@ def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] |
 
 
 def _release_memory() -> None:
-    """Give what parsing has freed back to the system before Arrow takes its own; only glibc keeps it otherwise."""
+    """Return the memory that parsing has freed to the system before Arrow allocates its own. Only glibc needs this."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def _groups(trace: Trace, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Arrow tables of some rows each; a column that must not be empty is checked here.
+    """Arrow tables of `ROWS` rows each. Columns that must not be empty are checked here.
 
-    Arrays are made from buffers: `pyarrow.array` imports pandas to look whether it is given a Series.
+    Arrays are made from buffers, because `pyarrow.array` imports pandas to check whether its argument is a Series.
     """
     import pyarrow as pa
 

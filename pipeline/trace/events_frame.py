@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 LINKS = frozenset({"iteration", "parent", "top", "op", "launch"})
-"""Columns of positions, where -1 stands for none."""
+"""Columns of positions, where -1 means none."""
 
 
 def absent(column: str) -> int:
-    """The number that stands for nothing in an integer column."""
+    """The number that means absent in an integer column."""
     return -1 if column in LINKS else int(MISSING)
 
 

@@ -1,8 +1,8 @@
-"""A trace file as a stream of batches of raw events: decompressed, cut and parsed piece by piece.
+"""Reads a trace file as a stream of batches of raw events: decompressed, cut and parsed piece by piece.
 
-The `traceEvents` array is never held as a whole. A window of bytes is cut behind its last complete event and parsed;
-that the parse succeeds proves that the cut lay between two events. Text before and after the array is kept as
-metadata. A file that ends early, or holds what cannot be read, is refused with the byte where it happened.
+The `traceEvents` array is never held in memory as a whole. A window of bytes is cut after its last complete event and
+parsed. If it parses, the cut was between two events. Text before and after the array is kept as metadata. A file that
+ends early or cannot be read raises an error with the position of the byte.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pipeline.errors import TraceError
 from pipeline.trace.json_repair import parse_loosely
 
 WINDOW_BYTES = 128 << 10
-"""Bytes parsed at once: small enough that the parsed objects stay in the cache, also beside a busy neighbour."""
+"""Bytes parsed at once. The parsed objects then stay in the cache, also when other processes use the CPU."""
 
 MAX_EVENT_BYTES = 64 << 20
-"""An element larger than this is no profiler event; stop instead of reading on without end."""
+"""Largest element in bytes. A larger one is no profiler event, and reading stops with an error."""
 
 _ARRAY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
@@ -35,11 +35,11 @@ _ATTEMPTS = 4
 
 @dataclass
 class Batch:
-    """Raw events that lay together in the file.
+    """Raw events that are adjacent in the file.
 
     Attributes:
         events: parsed elements of the array.
-        text: the bytes they were parsed from (for digits that a float cannot hold).
+        text: the bytes they were parsed from, for digits that a float cannot represent.
         first: position of the first element in the array.
     """
 
@@ -53,7 +53,7 @@ class Scanner:
     """Reads one trace file; after `batches` is exhausted, `metadata` holds everything outside the event array.
 
     Args:
-        path: a `.json` or `.json.gz` file (told by content, not by name).
+        path: a `.json` or `.json.gz` file (detected by content, not by name).
     """
 
     path: Path
@@ -90,7 +90,7 @@ class Scanner:
         return gzip.GzipFile(fileobj=stream) if magic == _GZIP_MAGIC else stream  # type: ignore[return-value]
 
     def _read(self, stream: IO[bytes], held: int = 0) -> bytes:
-        data = stream.read(max(WINDOW_BYTES, held))  # doubling keeps an endless element from being rescanned often
+        data = stream.read(max(WINDOW_BYTES, held))  # doubling limits how often a very large element is scanned again
         self.bytes_read += len(data)
         return data
 
@@ -121,7 +121,7 @@ class Scanner:
                 buffer += data
 
     def _header(self, stream: IO[bytes]) -> tuple[bytes, bool]:
-        """Read up to the event array; return the bytes behind its bracket and whether the file ended."""
+        """Read up to the event array. Returns the bytes after its bracket and whether the file ended."""
         buffer = b""
         while True:
             data = self._read(stream, len(buffer))
@@ -155,8 +155,8 @@ class Scanner:
         return TraceError(f"{self.path}: not a JSON trace, or cut off before its events (byte {len(buffer)})")
 
     def _loose_end(self, buffer: bytes, count: int) -> Iterator[Batch]:
-        """The last window of a file that is not strict JSON: mend it, or say where it is cut off."""
-        close = buffer.find(b"\n  ],\n") + 3  # Kineto's own layout, which unbalanced quotes do not disturb
+        """The last window of a file that is not strict JSON: repair it, or raise with the position where it is cut off."""
+        close = buffer.find(b"\n  ],\n") + 3  # Kineto's layout, which works also with unbalanced quotes
         close = close if close > 2 else _structural(buffer)[1]
         if close < 0:
             raise TraceError(
@@ -208,7 +208,9 @@ def _parse_any(text: bytes) -> Any:
 
 
 def _complete_elements(buffer: bytes) -> tuple[int, list[Any] | None]:
-    """The elements up to the last boundary in the buffer and where they end; None where that text does not parse."""
+    """The end of the elements up to the last boundary in the buffer, and the elements; None where that text does not
+    parse.
+    """
     cut = len(buffer)
     for _ in range(_ATTEMPTS):
         cut = _last_boundary(buffer, cut)
@@ -217,7 +219,7 @@ def _complete_elements(buffer: bytes) -> tuple[int, list[Any] | None]:
         events = _parse_list(buffer[:cut])
         if events is not None:
             return cut, events
-        if _split_at_end(buffer) is not None:  # the boundary lay in the metadata behind the array
+        if _split_at_end(buffer) is not None:  # the boundary was in the metadata after the array
             break
     return 0, None
 
@@ -225,7 +227,7 @@ def _complete_elements(buffer: bytes) -> tuple[int, list[Any] | None]:
 def _split_at_end(buffer: bytes) -> tuple[bytes, bytes] | None:
     """Split at the bracket that closes the event array: (elements, rest); None where the buffer ends before it.
 
-    The parser itself tells where: it reads one list and complains about what follows.
+    The parser's error gives the position: it reads one list and rejects the text after it.
     """
     try:
         orjson.loads(b"[" + buffer)
@@ -240,7 +242,7 @@ def _split_at_end(buffer: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _last_boundary(buffer: bytes, before: int) -> int:
-    """Position behind the last `}` that a comma and an opening brace follow, ahead of `before`; 0 if there is none."""
+    """Position after the last `}` before `before` that a comma and an opening brace follow; 0 if there is none."""
     position = before
     while (position := buffer.rfind(b"{", 0, position)) > 0:
         start = max(0, position - 64)
@@ -251,9 +253,10 @@ def _last_boundary(buffer: bytes, before: int) -> int:
 
 
 def _loose_cut(buffer: bytes) -> int:
-    """Where to cut a window that is not strict JSON: behind the last event that ends a line, else by counting braces.
+    """Where to cut a window that is not strict JSON: after the last event that ends a line, else by counting braces.
 
-    Counting fails where quotes are unbalanced; Kineto's layout (an element ends on a line of its own) does not.
+    Counting fails with unbalanced quotes. Kineto's layout, in which an element ends on a separate line, works also
+    then.
     """
     line = buffer.rfind(b"\n  },\n")
     return line + 4 if line > 0 else _structural(buffer)[0]

@@ -1,10 +1,10 @@
-"""What the host did, as the critical path sees it: items, the actions inside them, and the device calls they started.
+"""Host activity, as the critical path uses it: items, the actions inside them, and the device calls that they started.
 
 - An *item* is a top-level op, or a runtime call that stands outside any op. Items are in host order over all threads.
 - An *action* is a moment inside an item at which host and device meet: a launch, or a wait of the host (sync).
-- A *call* is a piece of device work; a launch starts one (CUDA graphs: several).
+- A *call* is one unit of device work, such as a kernel. A launch starts one call (CUDA graphs: several).
 
-On a trace without a GPU the CPU is the device: compute ops are the calls, and launching one means running it.
+In a trace without a GPU, the CPU is the device. Compute ops are then the calls, and a launch is the run of such an op.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 STAGED_COPY_BYTES = 64 << 10
-"""A host-to-device copy from pageable memory up to this size is staged by the driver and does not block the host."""
+"""Largest host-to-device copy from pageable memory, in bytes, that the driver stages without blocking the host."""
 
 SECOND_GPU_STREAMS = 1_000_000
-"""Streams of a process's second GPU are numbered from here, those of a third from twice that: every GPU has a stream
-7."""
+"""First stream number of a process's second GPU; the third starts at twice this number. Every GPU has a stream 7."""
 
 CPU_API = "cpu"
 """API of a call whose device is the CPU itself."""
@@ -45,24 +44,24 @@ CPU_API = "cpu"
 
 @dataclass(frozen=True)
 class Activity:
-    """Items, actions and calls of a trace; each action points to its item, each call to its action.
+    """Items, actions and calls of a trace. Each action refers to its item, each call to its action.
 
     Attributes:
-        trace: where it comes from.
+        trace: the trace itself.
         item: event id of each item.
         thread: role of the item's thread (0 main, 1 autograd, 2... others).
         start: start of each item, ns.
         end: end of each item, ns.
         iteration: iteration of each item, -1 outside any.
         children: number of ops nested in each item.
-        previous: the item whose end this one follows, -1 for the first.
+        previous: the item whose end each item follows, -1 for the first.
         loading: whether data loading lies between an item and the one it follows.
         action_item: item of each action.
         action_event: event id of each action.
         action_sync: whether an action is a wait of the host.
         call_action: action of each call, in launch order.
         call_event: event id of each call.
-        blocking: whether the host waits for a call's end before it goes on.
+        blocking: whether the host waits for a call's end before it continues.
     """
 
     trace: Trace
@@ -98,7 +97,9 @@ class Activity:
 
     @property
     def apis(self) -> npt.NDArray[np.object_]:
-        """API name of each action; one for all that launch a kernel, as no graph knows which of them a library takes."""
+        """API name of each action. All kernel launches have one name, because a graph does not show which API a library
+        uses.
+        """
         if self.on_cpu:
             return np.full(len(self.action_event), CPU_API, object)
         vocabulary = self.trace.vocabulary["name"]
@@ -123,10 +124,10 @@ class Activity:
 
     @cached_property
     def action_stream(self) -> Ints:
-        """Stream of each action's first call; of a wait for a stream that stream, -1 for a wait for everything.
+        """Stream of each action's first call. For a wait: the awaited stream, or -1 for a wait for all streams.
 
-        Newer traces name the stream (an event of category cuda_sync with the same correlation); in older ones a wait
-        for a stream is taken to mean the one on which its thread launched last: what `.item()` and copies do.
+        Newer traces name the stream, in an event of category cuda_sync with the same correlation. In older traces, a
+        wait for a stream is assumed to be for the stream of its thread's last launch, as in `.item()` and copies.
         """
         stream = np.full(len(self.action_event), -1, np.int64)
         stream[self.call_action[::-1]] = self.call_stream[::-1]
@@ -147,10 +148,10 @@ class Activity:
 
     @cached_property
     def sync_details(self) -> Ints:
-        """Events that say what a wait waits for (`cuda_sync`), of the GPUs that the process whose steps count drives.
+        """Events that describe waits (`cuda_sync`), of the GPUs used by the process whose steps count.
 
-        Each process counts its ids from 1: in a file of several ranks those of another rank would describe waits of
-        this one.
+        Each process counts its ids from 1. In a file of several ranks, ids of another rank would match waits of this
+        one.
         """
         columns = self.trace.columns
         rows = np.flatnonzero(self.trace.is_category(Category.SYNC))
@@ -161,7 +162,7 @@ class Activity:
 
 
 def stream_ids(trace: Trace, events: Ints) -> Ints:
-    """Streams of some events, told apart between GPUs: those of the first GPU keep their number; -1 stays."""
+    """Streams of some events, with distinct numbers per GPU. Streams of the first GPU keep their number; -1 stays."""
     stream, device = trace.columns["stream"][events], trace.columns["device"]
     stream = np.where(stream < -(2**62), 0, stream)
     launched = np.flatnonzero(trace.columns["launch"] >= 0)
@@ -206,7 +207,7 @@ def activity(trace: Trace) -> Activity:
 
 
 def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
-    """Events of calls, events of actions, and which actions are waits; all of the process whose steps count."""
+    """Events of calls, events of actions, and which actions are waits, all of the process whose steps count."""
     main = trace.columns["pid"] == trace.process
     if trace.device == "cpu":
         calls = np.flatnonzero(compute_ops(trace) & main)
@@ -247,10 +248,11 @@ def _roles(trace: Trace, item: Ints) -> Ints:
 
 
 def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
-    """The item that each item follows: its own thread's previous one, unless another thread worked in between.
+    """The item that each item follows: the previous one of its thread, unless another thread worked in between.
 
-    That is so where the latest item to end before this one also began behind the end of the own thread's previous item.
-    Only the order of begins and ends decides, no duration: a replay may know the order, not the times.
+    Another thread worked in between if the latest item to end before this one began after the end of the thread's
+    previous item. Only the order of begins and ends is used, no durations, because a replay may use the order but not
+    the times.
     """
     count = len(start)
     by_end = np.argsort(end, kind="stable")

@@ -1,15 +1,18 @@
-"""Training iterations in a trace: where each begins and ends (DESIGN section 13).
+"""Training iterations in a trace: where each begins and ends (docs/replay.md).
 
-A window opens at a marker (`ProfilerStep#n`, else `Optimizer.zero_grad`, else the data loader's `__next__`). A
-ProfilerStep closes itself; the others close at the next marker, and what follows the last is no whole iteration.
+The window of an iteration begins at a marker, the first available of:
 
-Data loading is no part of a step. Where the loader is annotated and no ProfilerStep bounds the step, a window therefore
-reaches from the end of one loader call to the begin of the next: a window from `zero_grad` to `zero_grad` would hold
-the wait for the next batch, which no model of the step can know.
+1. `ProfilerStep#n`, which also gives the end of the window;
+2. the data loader's `__next__`: the window lasts from the end of one loader call to the begin of the next;
+3. `Optimizer.zero_grad`: the window ends at the next marker, and events after the last marker are no whole iteration;
+4. a single call of the loader: the window lasts to the end of the trace.
 
-Where in a step `zero_grad` stands is its author's choice: before the forward pass, between forward and backward, at the
-end. From one to the next is a step all the same; a single one bounds nothing, and the trace is one iteration. Several
-optimizers that are cleared one after the other open one step.
+Data loading is not part of a step. A window from `zero_grad` to `zero_grad` would contain the wait for the next batch,
+which no model of the step can predict.
+
+`zero_grad` may be called before the forward pass, between forward and backward, or at the end of a step. In each case
+the time from one call to the next is one step. A single call bounds no step, and the trace is then one iteration.
+Several optimizers that are cleared one after the other begin one step.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ def _apart(rows: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def _of_steps(rows: Ints, start: Ints, learning: Ints) -> Ints:
-    """Markers without those that follow another one before anything was learned: one more optimizer of the same step."""
+    """Markers without those that follow another marker before any backward or optimizer work: these are further
+    optimizers of the same step.
+    """
     if len(rows) < 2 or not len(learning):
         return rows
     learned = np.searchsorted(np.sort(learning), start[rows])
@@ -84,7 +89,7 @@ def step_number(trace: Trace, iteration: int) -> int | None:
 
 
 def assign(stamps: Ints, opens: Ints, closes: Ints) -> Ints:
-    """Iteration of each stamp; -1 where it lies in none."""
+    """Iteration of each timestamp; -1 if it is in none."""
     at = np.searchsorted(opens, stamps, side="right") - 1
     inside = (at >= 0) & (stamps < closes[np.maximum(at, 0)])
     return np.where(inside, at, -1)

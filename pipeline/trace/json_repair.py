@@ -1,8 +1,11 @@
-"""Reading JSON that is not quite JSON: what real profilers write when a name holds a quote or a control character.
+"""Reads invalid JSON that profilers write, for example when a name contains a quote or a control character.
 
-Four faults are common in the field: raw control characters and invalid UTF-8 in names, `nan` and `inf` as C++ writes
-them, backslashes that start no escape, and quotes that were not escaped. They are mended in this order; anything else
-is refused.
+Four faults are common. They are repaired in this order, and any other fault is an error:
+
+1. raw control characters and invalid UTF-8 in names;
+2. `nan` and `inf` as C++ writes them;
+3. backslashes that start no escape;
+4. quotes that were not escaped.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ _LONE_QUOTE = re.compile(r'(?<!\\)"')
 
 
 def parse_loosely(text: bytes, wrap: bool = True) -> tuple[Any, str]:
-    """Parse JSON text with the common faults mended; (value, "") or (None, what is wrong).
+    """Parse JSON text and repair the common faults. Returns (value, "") or (None, the error).
 
     Args:
         text: bytes of the JSON text.
@@ -32,7 +35,7 @@ def parse_loosely(text: bytes, wrap: bool = True) -> tuple[Any, str]:
             return json.loads(f"[{mended}]" if wrap else mended, strict=False), ""
         except json.JSONDecodeError as error:
             problem = problem or f"{error.msg} in {_excerpt(mended, error.pos)}"
-        except (RecursionError, ValueError) as error:  # nesting without end; integers beyond Python's digit limit
+        except (RecursionError, ValueError) as error:  # too deep nesting; integers beyond Python's digit limit
             return None, str(error).splitlines()[0]
     return None, problem
 
@@ -42,7 +45,7 @@ def _as_is(text: str) -> str:
 
 
 def _mend_numbers(text: str) -> str:
-    """C++ writes what is no number as `nan`, `-nan` or `inf`, which JSON does not know."""
+    """Replace `nan`, `-nan` and `inf`, which C++ writes and which are not valid JSON."""
     return _NO_NUMBER.sub(r"\1null", text)
 
 

@@ -1,7 +1,7 @@
-"""Which raw keys of a profiler trace become which columns: the one table that knows Kineto's vocabulary.
+"""Maps raw keys of a profiler trace to columns. No other module contains Kineto's names of fields.
 
-Kineto renamed categories and arguments over the years; every spelling maps onto one column here. AMD GPUs (roctracer)
-write the same events with `hip*` API names.
+Kineto has renamed categories and arguments over the years. Every spelling is mapped to one column here. Traces of AMD
+GPUs (roctracer) contain the same events with `hip*` API names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Category(StrEnum):
-    """Category of an event, in the spelling of today's Kineto."""
+    """Category of an event, in the spelling of current Kineto."""
 
     OP = "cpu_op"
     ANNOTATION = "user_annotation"
@@ -57,7 +57,7 @@ INTEGER_ARGS: dict[str, tuple[str, ...]] = {
     "wait_stream": ("wait_on_stream",),
     "ranks": ("Group size",),
 }
-"""Integer column -> the argument keys it may come from, newest first."""
+"""For each integer column the argument keys that it may come from, newest first."""
 
 TEXT_ARGS: dict[str, tuple[str, ...]] = {
     "grid": ("grid",),
@@ -67,7 +67,7 @@ TEXT_ARGS: dict[str, tuple[str, ...]] = {
     "input_values": ("Concrete Inputs",),
     "collective": ("Collective name",),
 }
-"""Text column (JSON text where the value is a list) -> the argument keys it may come from."""
+"""For each text column the argument keys that it may come from. A list is stored as JSON text."""
 
 _DEVICE_ARGS = ("stream", "device", "correlation", "external_id", "bytes")
 COLUMNS_OF: dict[str, tuple[str, ...]] = {
@@ -82,24 +82,24 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
     Category.SYNC: ("stream", "device", "correlation", "external_id", "wait_event", "wait_stream"),
     Category.DEVICE_ANNOTATION: ("stream", "device", "external_id"),
 }  # fmt: skip
-"""Which argument columns an event of each category may carry; other categories carry none."""
+"""Argument columns that an event of each category may have. Other categories have none."""
 
 KERNEL_LAUNCH = "cudaLaunchKernel"
 KERNEL_LAUNCHES = re.compile(r"_*(cuda|cu|hip)\w*Launch\w*Kernel")
-"""Calls that launch one kernel each: in whole traces of V100, A100 and RTX 2080 Ti every one of them has its kernel.
-Since Hopper, libraries launch the same operator's by another of them than before; all go by the name of the first.
-Programs built with CUDA 13 call `__cudaLaunchKernel`."""
+"""Calls that launch one kernel each: in whole traces of V100, A100 and RTX 2080 Ti, each of these calls has its kernel.
+Since Hopper, libraries launch the kernels of an operator by a different API than before. All these calls are therefore
+stored under one name, `cudaLaunchKernel`. Programs built with CUDA 13 call `__cudaLaunchKernel`."""
 
 UNNAMED = "INVALID"
 UNNAMED_LAUNCHES = frozenset({505, 506})
-"""How Kineto calls what came with CUDA 12.2 and later, until it asks CUPTI for names
-(github.com/pytorch/kineto/pull/1400, May 2026), and CUPTI's numbers of the launch of CUDA 13 among them (`cbid`;
-`__cudaLaunchKernel_v13000` and its per-thread form in cupti_runtime_cbid.h). Seen with torch 2.11 for CUDA 13, where
-without this every launch would be unknown."""
+"""`UNNAMED` is Kineto's name for APIs that are new in CUDA 12.2 or later. Since github.com/pytorch/kineto/pull/1400
+(May 2026) it gets their names from CUPTI. `UNNAMED_LAUNCHES` are CUPTI's numbers (`cbid`) of the kernel launches of
+CUDA 13: `__cudaLaunchKernel_v13000` and its per-thread form in cupti_runtime_cbid.h. They were observed with torch 2.11
+for CUDA 13, where every launch would otherwise be unknown."""
 
 
 def api_name(name: str, args: object) -> str:
-    """The name of a runtime call; that of a launch where Kineto had none for it."""
+    """The name of a runtime call. A launch that Kineto could not name gets the name of a launch."""
     launches = name == UNNAMED and isinstance(args, Mapping) and args.get("cbid") in UNNAMED_LAUNCHES
     return KERNEL_LAUNCH if launches else name
 
@@ -108,8 +108,8 @@ _API_FORM = re.compile(r"_*(?:cuda|cu|hip)[A-Z]\w*?((?:_pt(?:sz|ds))?(?:_v\d+)?)
 
 
 def plain_api(name: str) -> str:
-    """A name without what tells forms of one runtime call apart: `_ptsz`, `_ptds` (each host thread has its own default
-    stream) and CUPTI's versions (`_v3020`). Other names stay as they are.
+    """A name without the suffixes of variants of a runtime call. These are `_ptsz` and `_ptds` (each host thread has
+    its own default stream), and CUPTI's versions (`_v3020`). Other names stay unchanged.
     """
     form = _API_FORM.fullmatch(name)
     return name[: form.start(1)] if form else name
@@ -127,14 +127,16 @@ RESOURCE_APIS = (
     "cuLibrary", "cuCtxCreate", "cuDevicePrimaryCtx", "cuInit", "hipMalloc", "hipFree", "hipHostMalloc",
     "hipHostRegister", "hipStreamCreate", "hipEventCreate", "hipModuleLoad", "hipGetDevice", "hipSetDevice",
 )  # fmt: skip
-"""Prefixes of runtime calls that get memory, load code or start the device: what a step after warm-up does not pay."""
+"""Prefixes of runtime calls that allocate memory, load code or start the device. Steps after warm-up have no such
+calls."""
 
 WAIT_EVENT_APIS = frozenset({"cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"})
-"""Runtime calls that make one stream wait for an event of another; the host does not wait."""
+"""Runtime calls that make one stream wait for an event of another stream. The host does not wait."""
 
 EVENT_SYNC_APIS = frozenset({"cudaEventSynchronize", "cuEventSynchronize", "hipEventSynchronize"})
 RECORD_APIS = frozenset({"cudaEventRecord", "cudaEventRecordWithFlags", "cuEventRecord", "hipEventRecord"})
-"""Runtime calls in which the host waits for an event, and those that put one behind what a stream has been given."""
+"""Runtime calls in which the host waits for an event, and calls that record an event after the work queued on a
+stream."""
 
 BACKWARD_PREFIX = "autograd::engine::evaluate_function"
 """Name prefix of the wrapper around each node that the autograd engine runs."""
@@ -148,4 +150,4 @@ OPTIMIZER_STEP = "Optimizer.step"
 STEP_MARKER = "ProfilerStep"
 ZERO_GRAD_MARKER = "Optimizer.zero_grad"
 LOADER_MARKER = "enumerate(DataLoader)"
-"""Annotations that mark an iteration, best first (DESIGN section 13)."""
+"""Annotations that mark an iteration (docs/replay.md)."""

@@ -1,4 +1,4 @@
-"""Device events to their launches: by correlation id, within the process that drives the device."""
+"""Links device events to their launches, by correlation id, within the process that uses the device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pipeline.trace.event_columns import MISSING
 Ints = npt.NDArray[np.int64]
 
 OWNED_SHARE = 0.9
-"""A process drives a device if its calls explain at least this share of what the ids of all processes together explain.
-Not of all that ran there: profilers lose launches (a fifth of them in two ranks of v100x8_dlrm), and chance finds ids
-for these in other processes."""
+"""A process uses a device if its calls match at least this share of the device events that the ids of all processes
+match. The share does not refer to all events of the device. Profilers lose launches (a fifth of them in two ranks of
+v100x8_dlrm), and their ids match calls of other processes by chance."""
 
 
 def launches(
@@ -20,8 +20,8 @@ def launches(
 ) -> Ints:
     """Row of the runtime call that launched each device event; -1 where no call carries its correlation id.
 
-    Each process counts its ids from 1, so that in a file of several ranks an id alone says nothing: every device is
-    given to the process whose launches precede its events most closely.
+    Each process counts its ids from 1, so in a file of several ranks an id alone is ambiguous. Every device is assigned
+    to the process whose launches precede its events most closely.
 
     Args:
         device_correlation: ids of the device events.
@@ -52,9 +52,9 @@ def launches(
 
 
 def _within(device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints) -> Ints:
-    """Launches by id alone.
+    """Launches by id only.
 
-    Where several calls carry the same id (damaged files), the latest that began before the device event is taken. One
+    If several calls have the same id (damaged files), the latest one that began before the device event is used. One
     call may launch many device events (CUDA graphs).
     """
     rows = np.flatnonzero(host_correlation != MISSING)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.events_frame import events_frame  # loads Arrow, which reading does without
+from pipeline.trace.events_frame import events_frame  # loads Arrow, which reading a trace does not need
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def first_settled(count: int) -> int:
-    """The first of so many iterations that counts: where there are three or more, the very first only warms up."""
+    """Index of the first iteration that counts. With three or more iterations, the first is warm-up."""
     return 1 if count >= 3 else 0
 
 
@@ -30,15 +30,15 @@ class Trace:
 
     Attributes:
         path: the file.
-        device: name of the GPU, `cpu` where nothing ran on a GPU.
-        process: the process whose steps count, where several ran operators.
-        marker: what marked the iterations; empty where nothing did and the trace is one iteration.
+        device: name of the GPU, `cpu` if no work ran on a GPU.
+        process: the process whose steps count, if several ran operators.
+        marker: the marker of the iterations; empty if there is none and the trace is one iteration.
         opens: start of each iteration's window, ns.
         closes: end of each iteration's window, ns.
         columns: int64 arrays, one per column, in event order; text as codes into `vocabulary`.
         vocabulary: per text column an array of its texts.
         metadata: everything in the file outside the event array.
-        notes: what was odd about the file and how it was read, one sentence each.
+        notes: what was unusual in the file and how it was read, one sentence each.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class Trace:
 
     @property
     def settled(self) -> Flags:
-        """Iterations to learn overheads from, shape (iterations,)."""
+        """Whether each iteration is used for overhead statistics, shape (iterations,)."""
         return np.arange(len(self.opens)) >= first_settled(len(self.opens))
 
     def is_category(self, *categories: str) -> Flags:

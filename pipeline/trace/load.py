@@ -1,8 +1,8 @@
-"""A profiler trace as linked columns: events, nesting, launches, iterations and phases.
+"""Reads a profiler trace as linked columns: events, nesting, launches, iterations and phases.
 
-`load_trace` is the whole reader; `linked_trace.Trace` holds what the other rooms work on. Events are ordered by start,
-so that the order in the file does not matter; `event_id` is the position in that order. Reading needs NumPy alone:
-pandas and Arrow, which take more memory than most traces, are imported where a table is asked for.
+`load_trace` is the complete reader; other packages use its result, a `linked_trace.Trace`. Events are ordered by start,
+so the order in the file does not matter. `event_id` is the position in that order. Reading needs only NumPy. pandas and
+Arrow take more memory than most traces, and are imported when a table is needed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def _notes(raw: Columns, scanner: Scanner, copies: int) -> list[str]:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Parsing makes millions of short-lived containers without cycles; the collector would scan them in vain."""
+    """Pause the garbage collector. Parsing creates millions of short-lived containers without cycles, which it would
+    only scan.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

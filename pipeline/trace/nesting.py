@@ -1,4 +1,6 @@
-"""Nesting of host events: which operator or annotation encloses which, per thread, without a loop over events."""
+"""Nesting of host events: the operator or annotation that encloses each event, per thread, without a loop over
+events.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ Flags = npt.NDArray[np.bool_]
 
 
 def enclosing(thread: Ints, start: Ints, end: Ints) -> Ints:
-    """Position of the innermost interval that encloses each interval on its thread; -1 where none does.
+    """Position of the innermost interval that encloses each interval on its thread; -1 if there is none.
 
-    Rows must be sorted by thread, start, then longer first. An interval lies inside an earlier one if its middle does:
-    stamps are rounded, so that a child may end a little behind its parent.
+    Rows must be sorted by thread, start, then longer first. An interval is inside an earlier one if its middle is.
+    Timestamps are rounded, so a child may end slightly after its parent.
 
-    The candidate of every row is followed up to its own candidate until it encloses the row; all rows advance at once,
-    which halves the number of siblings still to skip in each round (pointer doubling).
+    If the candidate of a row does not enclose it, the candidate's own candidate is tried next. All rows advance at
+    once, which halves the number of siblings still to skip in each round (pointer doubling).
     """
     count = len(start)
     parent = np.arange(-1, count - 1, dtype=np.int64)
@@ -59,5 +61,5 @@ def outermost(parent: Ints, wanted: Flags) -> Ints:
 
 
 def inherited(parent: Ints, flag: Flags) -> Flags:
-    """Whether a row or any of its ancestors carries a flag."""
+    """Whether a row or any of its ancestors has a flag."""
     return flag | (nearest(parent, flag) >= 0)

@@ -24,7 +24,7 @@ _RULES: tuple[tuple[int, Callable[[str], bool]], ...] = (
     (DATA, lambda name: name.startswith(LOADER_MARKER)),
     (COMMUNICATION, lambda name: name.startswith(("nccl:", "c10d::", "record_param_comms", "gloo:"))),
 )
-"""What a name says about its own phase and that of everything inside it; later rules outrank earlier ones."""
+"""Rules from a name to the phase of the event and of everything inside it. Later rules have priority."""
 
 
 def phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -> Ints:
@@ -33,7 +33,7 @@ def phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -
     Args:
         trace: the trace; names are read from it.
         rows: host events in nesting order.
-        parent: for each of `rows` the position (in `rows`) of what encloses it, or -1.
+        parent: for each of `rows` the position (in `rows`) of the event that encloses it, or -1.
         device: device events.
         launch: for each of `device` the event that launched it, or -1.
     """
