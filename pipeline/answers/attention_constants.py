@@ -3,8 +3,8 @@
 Which kernel runs depends on the GPU:
 
 - Compute capability 8 and 12: PyTorch's flash backend (FlashAttention-2).
-- Compute capability 9 and 10: cuDNN's kernel, which current PyTorch prefers there. docs/kernels.md says from which
-  version, and what the difference is.
+- Compute capability 9 and 10: cuDNN's kernel, which current PyTorch prefers there. docs/kernels.md states the version
+  and the difference.
 - GPUs older than Ampere: neither. There, and in fp32, the formulas of physics predict attention.
 """
 

@@ -124,7 +124,7 @@ class KernelPredictor:
         return derived, np.full(len(calls), origin, dtype=object)
 
     def formula(self, name: str, calls: pd.DataFrame) -> Estimate:
-        """Estimate by physics alone: the family's law with a generic spread."""
+        """Estimate by physics only: the family's law with a generic spread."""
         kernel = self.physics.kernel_us(name, calls)
         spread = PHYSICS_SPREAD[FAMILIES[name].law]
         latency = self.floor.latency(kernel, Dims(calls).text("op"))

@@ -29,8 +29,8 @@ PUBLIC_TRACES: dict[str, dict[str, str]] = {
         "rtx2080ti_linear": "rtx2080ti_linear/kineto.json.gz",
     },
 }
-"""For each GPU and workload the trace under `traces/`. The A100 trace is from an SXM GPU; host overheads do not depend
-on this."""
+"""For each GPU and workload the trace under `traces/`. The A100 trace is from an SXM GPU, which does not matter: the
+overheads depend on the host."""
 
 
 def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:

@@ -1,5 +1,5 @@
-"""Programs (`pipeline.simulate.step_program`) of captured graphs, and of any items and actions: host times are looked
-up here.
+"""Builds programs (`pipeline.simulate.step_program`) of captured graphs, or of given items and actions, and looks up
+host times.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def assemble(
     waits: Mapping[int, Sequence[int]] | None = None,
     backlog_us: Mapping[int, float] | None = None,
 ) -> Program:
-    """Program of items and actions, host times looked up in the statistics."""
+    """Program of items and actions, with host times from the statistics."""
     items, n_items = sequence.items, len(sequence.items.node)
     counts = np.bincount(sequence.action_item, minlength=n_items)
     rows_of = np.maximum(counts, 1)

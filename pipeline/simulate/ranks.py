@@ -36,8 +36,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 COLLECTIVE = re.compile(r"(void )?[nr]ccl\w*kernel", re.IGNORECASE)
-"""Names of kernels of collectives: `ncclAllReduceRingLLKernel_sum_f32` until NCCL 2.7, `ncclKernel_AllReduce_...`,
-since 2.19 `ncclDevKernel_...`, since 2.27 `ncclSymkDevKernel_...` beside it; RCCL's begin with either name."""
+"""Names of kernels of collectives. In NCCL: `ncclAllReduceRingLLKernel_sum_f32` until 2.7, then
+`ncclKernel_AllReduce_...`, since 2.19 `ncclDevKernel_...`, and since 2.27 also `ncclSymkDevKernel_...`. RCCL's names
+begin with `nccl` or `rccl`."""
 
 MAX_PASSES = 20
 """Largest number of passes over all ranks."""

@@ -82,8 +82,8 @@ class Program:
         blocking: whether the host waits for the call's end.
         latency_us: from the start of the launch to the earliest start of its call.
         kernel_gap_us: shortest time between the end of the previous call on the stream and the start of this one.
-        wait_offsets: row i awaits the calls `wait_calls[wait_offsets[i]:wait_offsets[i + 1]]` (stream events); a wait
-            of the host that names calls awaits these alone.
+        wait_offsets: row i awaits the calls `wait_calls[wait_offsets[i]:wait_offsets[i + 1]]` (stream events). A wait
+            of the host that names calls awaits only these.
         wait_calls: calls awaited.
         streams: stream ids.
         backlog_us: per stream, the time until which it is busy with earlier work.
@@ -91,8 +91,8 @@ class Program:
         sync_return_us: from the end of awaited work to the return of the host's wait.
         queue_depth: launches that may be outstanding; 0 for no limit.
         fills: per call, whether it leaves no room on the device for kernels of other streams; None for none.
-        further: per row, whether it starts one more call of the launch ahead of it (CUDA graphs), which takes no place
-            of its own in the launch queue; None for none.
+        further: per row, whether it starts one more call of the previous launch (CUDA graphs). Such a row takes no
+            place in the launch queue. None for none.
         competes: per call, whether it needs room on the device (copies do not).
         host_evidence: share of host time per kind of evidence, summing to 1.
         unmatched_host_share: share of host time that rests on statistics over all ops.
@@ -137,7 +137,7 @@ class StepSequence:
         items: the items (evidence still empty).
         signature: full signature of each item.
         previous: item that each item follows, -1 for none.
-        loading: whether data loading lies between an item and the one it follows.
+        loading: whether data was loaded between an item and the one it follows.
         action_item: item of each action, ascending.
         api: API of each action.
         sync: whether an action is a wait of the host.

@@ -45,8 +45,8 @@ class Timeline:
         launch_cause: call whose begin made room in the queue for each row's launch in the first draw;
             `path_walk.NOTHING` where there was room.
         host_cause: call for whose end each row waited in the first draw; `path_walk.NOTHING`, or `path_walk.BACKLOG`.
-        device_cause: call for which each call waited in the first draw; `path_walk.NOTHING` where only for its launch,
-            or `path_walk.BACKLOG`.
+        device_cause: call for which each call waited in the first draw; `path_walk.NOTHING` if it waited only for its
+            launch, or `path_walk.BACKLOG`.
     """
 
     program: Program

@@ -55,7 +55,7 @@ class Activity:
         iteration: iteration of each item, -1 outside any.
         children: number of ops nested in each item.
         previous: the item whose end each item follows, -1 for the first.
-        loading: whether data loading lies between an item and the one it follows.
+        loading: whether data was loaded between an item and the one it follows.
         action_item: item of each action.
         action_event: event id of each action.
         action_sync: whether an action is a wait of the host.
