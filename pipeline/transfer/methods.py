@@ -1,12 +1,15 @@
-"""The methods that carry measured latencies from an origin GPU to a destination: wave, mlp, and the choice, auto.
+"""The methods that carry measured latencies from an origin GPU to a destination: wave, mlp and auto.
 
-`auto` takes per row the first that applies:
-1. the same GPU: the measurement itself;
-2. a covered family (`features.COVERED`): the utilisation model's prediction for the destination, times the model's
-   residual on the origin to the power of `RESIDUAL_SHARE`: all of it between cards of one chip, a family's share
-   otherwise, as left-out GPUs show (docs/transfer.md); for convolutions blended with the roofline's ratio, for
-   convolutions and products with wave scaling;
-3. wave scaling with the origin's gamma. Every row says which, in `method`.
+For each row, `auto` takes the first of these that applies:
+1. The origin is the destination: the measurement itself.
+2. A covered family (`gpu_features.COVERED`): the utilisation model's prediction for the destination.
+   - It is multiplied by the model's residual on the origin to a power. The power is 1 between GPUs with the same chip
+     and `RESIDUAL_SHARE` of the family otherwise (docs/transfer.md).
+   - For convolutions it is blended with the roofline's ratio (`ROOFLINE_SHARE`) and with wave scaling (`WAVE_SHARE`).
+3. Other calls: wave scaling with the origin's gamma.
+
+The column `method` names the method of each row. `in_a_step` predicts the products and convolutions of a training step;
+it blends them with wave scaling (`STEP_WAVE_SHARE`).
 """
 
 from __future__ import annotations
@@ -41,35 +44,44 @@ Array = npt.NDArray[np.float64]
 RESIDUAL_SHARE: dict[str, float] = {
     "gemm": 0.0, "bmm": 0.0, "conv2d_forward": 0.5, "elementwise": 0.0, "softmax": 0.0, "layer_norm": 0.0,
 }  # fmt: skip
-"""How much of the origin's residual (measured over modelled) the destination shares, between architectures: best of
-0, 0.25, 0.5, 0.75 and 1 over pairs of the development GPUs."""
+"""Exponent of the origin's residual (measured over modelled time) that is carried to the destination, by family.
+
+It applies between different chips. Each value is the best of 0, 0.25, 0.5, 0.75 and 1 over pairs of the development
+GPUs."""
 
 ROOFLINE_SHARE: dict[str, float] = {"conv2d_forward": 0.3}
-"""Weight, in log time, of the measurement scaled by the ratio of rooflines, which errs for reasons of its own: best of
-0.2, 0.3, 0.4 and 0.5 over pairs of the development GPUs (docs/transfer.md)."""
+"""Weight, in log time, of the measurement scaled by the ratio of rooflines, by family.
+
+Its errors have other causes than those of the model, so a blend has smaller errors. The value is the best of 0.2, 0.3,
+0.4 and 0.5 over pairs of the development GPUs (docs/transfer.md)."""
 
 WAVE_SHARE: dict[str, float] = {"conv2d_forward": 0.1}
-"""Weight, in log time, of wave scaling: it errs far more, but again for other reasons. With probes none is taken."""
+"""Weight, in log time, of wave scaling, by family; 0 with probes.
+
+The weight is small because the errors of wave scaling are much larger. It is not 0 because their causes differ from
+those of the other two methods."""
 
 STEP_WAVE_SHARE = dict.fromkeys(ARITHMETIC, 0.5)
-"""Weight, in log time, of wave scaling beside the cross-GPU model in the products and convolutions of a step (tracker,
-`paper.py`): over the calls of a whole model the errors of the two partly cancel. Half was set beforehand; chosen without
-the destination it would be a quarter or a half, with nearly the same error (docs/transfer.md)."""
+"""Weight, in log time, of wave scaling beside the cross-GPU model in the products and convolutions of a step.
+
+Over the calls of a whole model the errors of the two partly cancel. The value 0.5 was set in advance. A choice without
+the destination's data would give 0.25 or 0.5, with nearly the same error (docs/transfer.md)."""
 
 WAVE_LOG_SIGMA = 0.45
-"""Log error of wave scaling over the pairs of the public GPUs, for its interval."""
+"""Standard deviation of the log error of wave scaling over pairs of the public GPUs; sets the width of its interval."""
 
 MLP_LOG_SIGMA = 0.35
-"""Log error of the networks' ratio over the pairs of the public GPUs, for its interval."""
+"""Standard deviation of the log error of the networks' ratio over pairs of the public GPUs; sets the interval's width."""
 
 
 def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin_gamma: bool = False) -> pd.DataFrame:
     """Wave scaling of every row; whole waves are counted where the launch geometry is known.
 
-    Plain matrix products change their tiles between GPUs, so that the origin's blocks say little: there the simplified
-    form is the better one (docs/transfer.md).
+    Matrix products (`gemm`) use the simplified form. Their tiles differ between GPUs, so the origin's number of blocks
+    does not hold on the destination (docs/transfer.md).
 
-    `origin_gamma` takes the roofline of the origin for gamma, which keeps the result monotone in the destination.
+    `origin_gamma` computes gamma from the roofline of the origin. The result is then monotone in the destination's
+    figures.
     """
     measured = samples["latency_us"].to_numpy(dtype=np.float64)
     intensity = wave.intensity_of(samples)
@@ -82,13 +94,13 @@ def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin
 
 
 UNSAMPLED = ("rnn", "batch_norm", "attention")
-"""Kernel-varying families without samples to train networks on: the roofline's ratio until there are some."""
+"""Kernel-varying families without samples to train networks on. The roofline's ratio predicts them."""
 
 
 def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
     """The pre-trained networks' ratio for kernel-varying families, wave scaling for the others.
 
-    Kernel-varying families without samples take the roofline's ratio where their dims say how much work there is.
+    Kernel-varying families without samples use the roofline's ratio where their dims give the amount of work.
     """
     result = by_wave(samples, origin, destination)
     wide = _half_width(WAVE_LOG_SIGMA, origin, destination)
@@ -122,7 +134,7 @@ def by_auto(
     models: dict[str, UtilisationModel] | None = None,
     calibrations: dict[str, Calibration] | None = None,
 ) -> pd.DataFrame:
-    """The best method per row; see the module's text."""
+    """The method that suits each row best; the module's docstring lists the order."""
     result = by_wave(samples, origin, destination, origin_gamma=True)
     if origin == destination:
         return result.assign(method="same_gpu", evidence="measured")
@@ -138,7 +150,7 @@ def by_auto(
         share = residual_share(name, origin, destination)
         if share:
             residual = _residual(model, part, origin)
-            # probes have already settled the level: only the residual's variation between shapes is carried then
+            # probes already determine the level, so only the residual's variation between shapes is carried
             level = 1.0 if found is None else float(np.exp(np.median(np.log(residual))))
             latency = latency * (residual / level) ** share
         roofline = ROOFLINE_SHARE.get(name, 0.0)
@@ -163,8 +175,8 @@ def in_a_step(
     Args:
         model: the family's cross-GPU model.
         part: calls with `op`, dims and `latency_us`, their times on the origin.
-        waves: the same by wave scaling.
-        origin: where they were measured.
+        waves: their times on the destination by wave scaling, µs, shape (rows,).
+        origin: GPU of the measurements.
         destination: GPU to predict.
     """
     here, there = (
@@ -178,10 +190,14 @@ def in_a_step(
 def on_tensor_cores(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> Array | None:
     """Times of a step's products or convolutions in fp16, bf16 or TF32 on the destination, µs, shape (rows,).
 
-    Between tensor cores, the measurement times the ratio of two times that are known for them on both GPUs: by their
-    model for products, by physics for convolutions. A GPU without them for the dtype computes in fp32, with kernels of
-    which those of the other GPU say nothing: there `model`, the family's in fp32, answers alone for the destination. None
-    where the model of tensor cores does not ship.
+    The formula depends on whether each GPU has tensor cores for the dtype:
+    - Both or neither: the measurement times the ratio of the modelled times on the two GPUs.
+    - One of the two: the modelled time on the destination, because the two GPUs run different kernels.
+
+    Modelled times on tensor cores come from the tensor-core model for products and from physics for convolutions. A GPU
+    without tensor cores for the dtype computes in fp32, and `model`, the family's model in fp32, gives its times.
+
+    Returns None where no tensor-core model is shipped.
     """
     native = _convolutions_on_tensor_cores if model.family.startswith("conv2d") else _products_on_tensor_cores()
     if native is None:
@@ -215,14 +231,17 @@ def _products_on_tensor_cores() -> Native | None:
 
 
 def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
-    """Kernels that turn images around a convolution are calls of their own in a trace: channels lie innermost here."""
+    """Convolutions that tensor cores compute, and their times with channels innermost (NHWC).
+
+    In a trace, the kernels that change the layout of images around a convolution are separate calls.
+    """
     innermost = part.assign(attributes='{"layout":"nhwc"}')
     times = Physics.of(gpu).kernel_us("conv2d_forward", innermost)
     return convolved(Dims(part), gpu) & np.isfinite(times), times
 
 
 def _raised(result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec) -> pd.DataFrame:
-    """Predictions below what a kernel of their family takes at least, raised with their intervals."""
+    """Raise predictions below the shortest kernel time of their family; intervals are scaled with them."""
     measured = samples["latency_us"].to_numpy(dtype=np.float64)
     predicted = result["predicted_us"].to_numpy(dtype=np.float64)
     raised = predicted.copy()
@@ -245,14 +264,14 @@ def by_roofline(part: pd.DataFrame, family: str, origin: GpuSpec, destination: G
 
 
 def residual_share(family: str, origin: GpuSpec, destination: GpuSpec) -> float:
-    """Share of the origin's residual that carries over, by architecture and SMs and never by bandwidth or clock."""
+    """Share of the origin's residual that carries over. It depends on architecture and SMs, not on bandwidth or clock."""
     return 1.0 if same_chip(origin, destination) else RESIDUAL_SHARE[family]
 
 
 def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> Array:
-    """Measured over modelled latency on the origin, with the origin's own floors where the model knows them.
+    """Measured over modelled latency on the origin, with the origin's own floors where the model has them.
 
-    A convolution is compared to the route that its kernel name shows, where there is one.
+    A convolution is compared to the modelled time of the route that its kernel name shows, where it shows one.
     """
     own = model.gpu_floors_us.get(origin.name)
     floors = None if own is None else {**model.floors_us, **own}

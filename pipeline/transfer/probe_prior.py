@@ -1,9 +1,13 @@
-"""How far a cross-GPU model may be from a GPU that nobody measured: a covariance over calls, for probes to condition on.
+"""Covariance of the errors of a cross-GPU model on a GPU without measurements; probes condition it.
 
-The log error of a model on a new GPU is a sum of what a wrong datasheet figure would do (`EFFECTS`: throughput,
-bandwidth, host floor, power, L2), a common level, a level per op, and three smooth functions: of sizes, of the work
-with the time that it takes, and of how the sizes fit tiles and alignment. How large each is, and over which distance
-the functions vary, is learned from the errors on GPUs that a model has not seen (`prior_fit.py`).
+The log error of a model on a new GPU is modelled as a sum of four parts:
+1. The effects of wrong datasheet figures (`EFFECTS`: throughput, bandwidth, host floor, power, L2).
+2. A level that all calls share.
+3. A level per op.
+4. Three smooth functions (`GROUPS`): of sizes, of work and time, and of how sizes fit tiles and alignment.
+
+The size of each part, and the distances over which the functions vary, are learned. The data are the errors on GPUs
+that a model has not seen (`prior_fit.py`).
 """
 
 from __future__ import annotations
@@ -24,28 +28,28 @@ from pipeline.transfer.utilisation import Correction, UtilisationModel
 Array = npt.NDArray[np.float64]
 
 CORRECTED = ("compute", "memory", "floor")
-"""Effects that `Correction` has a factor for."""
+"""Effects for which `Correction` has a factor."""
 
 EFFECTS = (*CORRECTED, "power", "l2")
-"""What a wrong figure would do to the time: columns of `Seen.effects`, per unit of log time or log figure."""
+"""Effects of wrong figures on the log time: columns of `Seen.effects`, per unit of log time or of log figure."""
 
 GROUPS = ("sizes", "work", "form")
-"""Coordinates that the smooth functions run over."""
+"""Coordinates of the three smooth functions."""
 
 STEP = 0.2
-"""Change of a logarithm for the effects' difference quotients."""
+"""Step in a logarithm with which the effects are computed as difference quotients."""
 
 BEYOND = 50.0
-"""Coordinates are held within this: calls of empty tensors have logarithms of minus infinity."""
+"""Coordinates are limited to this absolute value: calls of empty tensors have logarithms of minus infinity."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Calls as the covariance sees them.
+    """Inputs of the covariance for a set of calls.
 
     Attributes:
-        log_latency: the model's, shape (rows,).
-        effects: of `EFFECTS`, shape (rows, 5).
+        log_latency: logarithm of the modelled latency in µs, shape (rows,).
+        effects: slopes of the log latency in `EFFECTS`, shape (rows, 5).
         groups: coordinates of `GROUPS`, each of shape (rows, axes).
         op: index of the op, shape (rows,).
     """
@@ -62,13 +66,13 @@ class Seen:
 
 
 def look(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction: Correction | None = None) -> Seen:
-    """Calls of a model's family on a GPU, as the covariance sees them.
+    """Inputs of the covariance for calls of a model's family on a GPU.
 
     Args:
         model: the cross-GPU model.
         calls: rows with `op` and dims.
-        gpu: the GPU, known by its spec.
-        correction: the factors around which the effects are taken.
+        gpu: spec of the GPU.
+        correction: the factors at which the effects are computed; none by default.
     """
     around = correction or Correction()
 
@@ -86,7 +90,7 @@ def look(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction:
 
 
 def _groups(family: str, calls: pd.DataFrame, gpu: GpuSpec, log_latency: Array) -> tuple[Array, Array, Array]:
-    """Coordinates, scaled so that errors resemble each other over a distance of about 1 before anything is learned."""
+    """Coordinates of `GROUPS`. Before learning, they are scaled so that errors stay similar over a distance of about 1."""
     seen = describe(family, calls, gpu)
     names = [name for name in FAMILIES[family].required if name in calls.columns]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -99,20 +103,20 @@ def _groups(family: str, calls: pd.DataFrame, gpu: GpuSpec, log_latency: Array) 
 
 
 FORM = ("tail", "padding", "align", "winograd_padding", "winograd_tail", "row_power", "wide", "block_wave_tail")
-"""Features (`features.py`) that say how sizes fit tiles, waves and alignment."""
+"""Prefixes of the features (`gpu_features.py`) that describe how sizes fit tiles, waves and alignment."""
 
 
 @dataclass(frozen=True)
 class ProbePrior:
-    """Standard deviations, in log time, and distances of one family's errors.
+    """Standard deviations (log time) and length scales of one family's errors.
 
     Attributes:
-        effects: how far the figures behind `EFFECTS` are off, each a standard deviation of a logarithm.
-        level: of the level that all calls share.
-        op: of an op's own level.
-        spreads: of the smooth functions over `GROUPS`.
+        effects: standard deviation of the logarithm of each figure in `EFFECTS`.
+        level: standard deviation of the level that all calls share.
+        op: standard deviation of the level of an op.
+        spreads: standard deviations of the smooth functions over `GROUPS`.
         lengths: distance over which each function varies, per axis of its group; missing axes count as 1.
-        noise: what remains between neighbouring calls.
+        noise: standard deviation of the difference that remains between neighbouring calls.
     """
 
     effects: tuple[float, ...] = (0.3, 0.3, 0.3, 0.1, 0.1)
@@ -127,7 +131,7 @@ class ProbePrior:
 
         Args:
             a, b: calls.
-            corrected: whether the effects that `Correction` carries count.
+            corrected: whether to include the effects that `Correction` has a factor for.
         """
         first = 0 if corrected else len(CORRECTED)
         scale = np.asarray(self.effects[first:]) ** 2
@@ -148,7 +152,7 @@ class ProbePrior:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ProbePrior:
-        """From `as_dict`, or from its JSON; the defaults where a model carries none."""
+        """Build from the result of `as_dict` or its JSON; the defaults where a model has none."""
         if not values:
             return cls()
         lengths = tuple(tuple(float(v) for v in axis) for axis in values["lengths"])

@@ -1,15 +1,23 @@
-"""Kernel times on a GPU known only by its spec file: bounded utilisation of sustained throughput and bandwidth.
+"""Kernel times on a GPU from its spec file alone: bounded utilisation of sustained throughput and bandwidth.
 
-A kernel takes the p-norm of three times: arithmetic over the sustained throughput, traffic over the sustained DRAM
-bandwidth (L2's where the working set fits), and thread steps over the threads that the device keeps resident (or, for
-softmax, over the warp instructions that its schedulers issue). Each is divided by a utilisation that a small network
-reads from device-normalised features (`features.py`); softmax needs none and is linear in a few (`softmax.py`).
-Bandwidth, clock and throughput enter as divisors only, so that more of any of them never predicts a slower kernel.
-Convolutions have a network for each route of cuDNN (`convolution.py`), batched products a time for each tile of cuBLAS
-(`products.py`), and the shortest counts, smoothly. A latency, as event timing sees it, is the larger of the host's floor
-and the launch offset plus the kernel, smoothly.
+The time of a kernel is the p-norm of three times:
+- arithmetic over the sustained throughput;
+- traffic over the sustained bandwidth of DRAM, or of L2 where the working set fits;
+- thread steps over the resident threads of the device. For softmax and layer norm it is thread steps over the warp
+  instructions that the schedulers issue.
 
-Inference is NumPy; training is in `train.py`. Several networks (seeds) are averaged in log time.
+Each time is divided by a utilisation. A small network computes it from device-normalised features (`gpu_features.py`).
+For softmax its logit is linear in a few features (`softmax_features.py`). Bandwidth, clock and throughput are divisors
+only, so a higher value never predicts a slower kernel.
+
+Some families can be computed in several ways, and a smooth minimum over the ways gives their time:
+- convolutions: one network for each route of cuDNN (`conv_routes.py`);
+- batched products: one time for each tile of cuBLAS (`bmm_tiles.py`).
+
+The latency that event timing measures is a smooth maximum of two times. One is the host's floor, the other the launch
+offset plus the kernel.
+
+Inference uses NumPy; training is in `utilisation_train.py`. Several networks (seeds) are averaged in log time.
 """
 
 from __future__ import annotations
@@ -33,15 +41,15 @@ KIND = "utilisation"
 """Name of these models in the metadata of their files."""
 
 FLOOR_SHARPNESS = 12.0
-"""p-norm exponent between the host's floor and launch offset plus kernel: a corner about 6 % high."""
+"""Exponent of the p-norm of the host's floor and of launch offset plus kernel: 6 % above the maximum if both are equal."""
 
 FEATURE_CLIP = 4.0
-"""Standardised features are held within this many standard deviations: sizes beyond the samples count as the edge."""
+"""Limit of standardised features, in standard deviations: larger values than in the samples count as the limit."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Log factors on compute time, memory time and host floor that probes of a GPU ask for; zero without probes."""
+    """Log factors on compute time, memory time and host floor, fitted to probes of a GPU; 0 without probes."""
 
     compute: float = 0.0
     memory: float = 0.0
@@ -50,17 +58,17 @@ class Correction:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a family's networks look like.
+    """Sizes and bounds of a family's networks.
 
     Attributes:
-        width, depth: hidden layers of the network; without any, the utilisations' logits are linear in the features.
+        width, depth: width and number of hidden layers; at depth 0 the utilisations' logits are linear in the features.
         compute_bound: largest utilisation of throughput; above 1 where algorithms save arithmetic (Winograd).
-        memory_low, memory_high: range of the utilisation of bandwidth; the low end is traffic amplification by tiles
-            that L2 does not hold, above 1 where the sustained figure is cautious.
+        memory_low, memory_high: range of the utilisation of bandwidth. The low end stands for repeated reads of tiles
+            that L2 does not hold. The high end is above 1 where the sustained figure is cautious.
         norm: exponent p of the norm over the three times.
-        thread_steps: whether the third time counts.
+        thread_steps: whether the third time is included.
         tile_reads: largest share of a product's tile traffic that goes to DRAM; 0 for families without tiles.
-        choice: exponent of the smooth minimum over the ways to compute a call, for families with several.
+        choice: exponent of the smooth minimum over the ways to compute a call, for families with several ways.
     """
 
     width: int = 64
@@ -75,7 +83,11 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """Outputs of a network: logits of the utilisations of throughput and bandwidth, log thread steps, rereads."""
+        """Number of outputs of a network.
+
+        They are the logits of the utilisations of throughput and bandwidth, the log thread steps, and, for families with
+        tiles, the logit of the share of repeated reads.
+        """
         return 4 if self.tile_reads else 3
 
 
@@ -88,14 +100,14 @@ class UtilisationModel:
         ops: ops in the order of `op_bias` and `launch`.
         shape: sizes and bounds of the networks.
         parameters: arrays with a leading axis of networks: `weight0`, `bias0`... (in, out), `op_bias` (ops, heads),
-            `launch` (ops,), `l2` (2,); and `mean`, `scale` of the features without that axis. Convolutions
-            hold all but `launch` once for each route, as `winograd.weight0`.
-        floors_us: latency floor by op that an unknown host is assumed to have.
-        gpu_floors_us: floors by GPU and op, of the GPUs with samples.
-        gpu_corrections: what each trained GPU differs by from the common model: {gpu: [compute, memory]}.
+            `launch` (ops,), `l2` (2,). The `mean` and `scale` of the features do not have that axis. Convolutions
+            have all but `launch` once for each route, as `winograd.weight0`.
+        floors_us: latency floor by op that is assumed for an unknown host, µs.
+        gpu_floors_us: floors by GPU and op of the GPUs with samples, µs.
+        gpu_corrections: log factors between each trained GPU and the common model: {gpu: [compute, memory]}.
         log_p10, log_p90: ends of the p10-p90 interval of log(measured / predicted), from leaving each GPU out.
-        provenance: where the samples come from and how it was trained.
-        probe_prior: what probes of a new GPU may assume of the errors (`probe_prior.ProbePrior`).
+        provenance: origin of the samples and how the model was trained.
+        probe_prior: covariance of the errors on a new GPU, for probes (`probe_prior.ProbePrior`).
     """
 
     family: str
@@ -118,15 +130,15 @@ class UtilisationModel:
 
         Args:
             calls: rows of this family (`op` and dims).
-            gpu: the GPU, known by its spec.
-            floors_us: latency floor by op; the unknown host's where not given.
-            correction: what probes or samples of the GPU ask for.
-            taken: which of the `terms` each call is known to take, -1 where it is not; shape (rows,).
+            gpu: spec of the GPU.
+            floors_us: latency floor by op, µs; that of the unknown host by default.
+            correction: log factors fitted to probes or samples of the GPU.
+            taken: index of the way in `terms` that each call is known to take, -1 where unknown; shape (rows,).
         """
         correction = correction or Correction()
         seen = terms(self.family, calls, gpu)
         op = pd.Series(calls["op"].astype(str)).map({name: i for i, name in enumerate(self.ops)})
-        # an op that no sample shows behaves as the first of its family, which is the commonest
+        # an op without samples is treated as the first op of its family, which is the most frequent one
         code = np.asarray(op.fillna(0), dtype=np.int64)
         known = self.floors_us if floors_us is None else floors_us
         usual = float(np.median(list(known.values())))
@@ -145,7 +157,7 @@ class UtilisationModel:
         return np.exp(np.mean(kernels, axis=0)), np.exp(np.mean(latencies, axis=0))
 
     def _log_kernel(self, network: int, seen: Terms, code: npt.NDArray[np.int64], correction: Correction) -> Array:
-        """Logarithm of the kernel's time in one way, shape (rows,)."""
+        """Logarithm of the kernel's time in µs when computed in one way, shape (rows,)."""
         own = seen.network
         p = {name.removeprefix(own): value for name, value in self.parameters.items() if name.startswith(own)}
         shape = self.shape
@@ -167,18 +179,18 @@ class UtilisationModel:
             memory - use_memory + correction.memory,
         )
         if shape.tile_reads:
-            # what L2 holds is never read twice, whatever the network makes of the shape
+            # data that L2 holds is not read from DRAM again, whatever the network's output
             again = missed + _log_sigmoid(z[:, 3]) + np.log(shape.tile_reads)
             log_kernel = _norm(shape.norm, log_kernel, seen.tiles + again + correction.memory)
         return _norm(shape.norm, log_kernel, seen.steps + z[:, 2]) if shape.thread_steps else log_kernel
 
     def own(self, gpu: str) -> Correction:
-        """The correction of a GPU that the model was trained on; none for others."""
+        """The correction of a GPU that the model was trained on; 0 for other GPUs."""
         found = self.gpu_corrections.get(gpu)
         return Correction() if found is None else Correction(found[0], found[1])
 
     def save(self, path: Path) -> None:
-        """Write one safetensors file: arrays, with everything else as JSON in its metadata."""
+        """Write one safetensors file: the arrays, with all other fields as JSON in its metadata."""
         facts = asdict(replace(self, parameters={}))
         del facts["parameters"]
         write_arrays(path, self.parameters, {KIND: facts})
@@ -199,7 +211,7 @@ class UtilisationModel:
             return model
 
     def array_shapes(self) -> Shapes:
-        """Shape of each of `parameters`; `networks` and the inputs of each network are free."""
+        """Shape of each of `parameters`; the number of networks and the inputs of each network are free."""
         shape, ops = self.shape, len(self.ops)
         expected: Shapes = {"launch": ("networks", ops)}
         for own in networks_of(self.family):
@@ -224,5 +236,5 @@ def _norm(p: float, *logs: Array) -> Array:
 
 @lru_cache(maxsize=32)
 def load_cached(path: Path) -> UtilisationModel:
-    """`UtilisationModel.load`, once per file and process."""
+    """`UtilisationModel.load`; each file is read once per process."""
     return UtilisationModel.load(path)

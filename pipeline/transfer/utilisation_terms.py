@@ -1,7 +1,10 @@
-"""What a call would take at full utilisation, and what it looks like: the inputs of a utilisation model.
+"""Inputs of a utilisation model: times of a call at full utilisation, and its features.
 
-Most families have one way to be computed. Convolutions (`convolution.py`) and batched products (`products.py`) have
-several, each with terms of its own; softmax (`softmax.py`) has features of its own.
+Most families can be computed in one way. These families differ:
+- Convolutions (`conv_routes.py`) have one way per route of cuDNN, each with its own terms.
+- Batched products (`bmm_tiles.py`) have one way per tile of cuBLAS, each with its own terms.
+- Products on tensor cores (`tensor_core_tiles.py`) have one way per tile, each with its own terms.
+- Softmax (`softmax_features.py`) has one way, with its own features.
 """
 
 from __future__ import annotations
@@ -24,45 +27,61 @@ from pipeline.transfer.tensor_core_tiles import TensorTile, tensor_tiles
 Array = npt.NDArray[np.float64]
 
 NOMINAL_STEP_CYCLES = 100.0
-"""Cycles per element and resident thread that a thread step is quoted in; the network scales it."""
+"""Nominal cycles per element and resident thread: the unit of a thread step. The network scales it."""
 
 ISSUE_BOUND = ("softmax", "layer_norm")
-"""Families whose steps are limited by the schedulers' issue rate rather than by resident threads. Softmax on the public
-GPUs sustains 1.5 to 2.8 bytes per scheduler and clock beside its DRAM time, the P100 (two schedulers per SM, four on
-the others) among them, but 4.7 to 12 per 2048 resident threads, with the P100 far below the others. Layer norm errs by
-11.6 % so, by 12.0 with resident threads."""
+"""Families whose steps are limited by the schedulers' issue rate rather than by resident threads.
+
+- Softmax on the public GPUs sustains 1.5 to 2.8 bytes per scheduler and clock beside its DRAM time. This range includes
+  the P100, which has two schedulers per SM where the other GPUs have four.
+- Per 2048 resident threads, softmax sustains 4.7 to 12 bytes per clock, and the P100 is far below the other GPUs.
+- The error of layer norm is 11.6 % with the issue rate and 12.0 % with resident threads."""
 
 NOMINAL_ISSUE_CYCLES = 10.0
-"""Cycles per element and scheduler lane that an issue-bound step is quoted in; the network scales it."""
+"""Nominal cycles per element and scheduler lane: the unit of an issue-bound step. The network scales it."""
 
 SOFTMAX_NORM = 2.0
-"""Exponent of the norm over arithmetic and memory in softmax, whose exponentials wait for the loads of their own row. The
-family's larger one is for what overlaps: L2, DRAM and the issue of instructions."""
+"""Exponent of the norm over the arithmetic and memory times of softmax.
+
+It is low because these times hardly overlap: the exponentials wait for the loads of their row. The family's larger
+exponent applies to times that overlap: L2, DRAM and the issue of instructions."""
 
 SEEN_L2_PER_SM = 40 * 2**20 / 108
-"""Most L2 for each SM among the GPUs of the samples, bytes: the A100's."""
+"""Largest L2 size per SM among the GPUs with samples, in bytes: that of the A100."""
 
 L2_REUSE = 3.0
-"""Power by which rereads fall beyond it, where the samples say nothing. Tiles that run at once read the same panels, and
-with L2 to spare none drifts out of it. Set on the bf16 products of the L40S with the features of an earlier model; with
-today's, which end where all fits, it hardly matters: 22.6 % (1), 21.2 (3), 21.1 (9)."""
+"""Exponent with which repeated reads fall on GPUs with more L2 per SM than `SEEN_L2_PER_SM`.
+
+The samples do not cover such GPUs. Tiles that run at the same time read the same panels, and a larger L2 keeps these
+panels. The value was set on the bf16 products of the L40S with the features of an earlier model. Today's features stop
+changing where everything fits in L2, so the value hardly matters. The errors are 22.6 % (1), 21.2 % (3) and 21.1 %
+(9)."""
 
 LARGE_TILE = {"gemm": (128, 64)}
-"""Output tile (rows, columns) of the family's large fp32 kernels from Volta on (kernel names of the public table)."""
+"""Output tile (rows, columns) of large fp32 kernels from Volta on, by family (kernel names of the public table)."""
 
 PASCAL_PRODUCT_TILE = (32, 128)
-"""Pascal's cuBLAS runs nearly all large fp32 products in `maxwell_sgemm` tiles of 32 x 128 or 64 x 64, which read as
-much. Large products on a P100 reach just what its sustained bandwidth allows for them: 6.2 of 7.0 TFLOP/s."""
+"""Output tile (rows, columns) of large fp32 products on Pascal.
+
+cuBLAS runs nearly all of them there in `maxwell_sgemm` tiles of 32 x 128 or 64 x 64. The two read a similar number of
+bytes. Large products on a P100 reach the limit that its sustained bandwidth sets for this tile: 6.2 of 7.0
+TFLOP/s."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Logarithms of a call's times in µs at full utilisation, each of shape (rows,), and its features (rows, features).
+    """Logarithms of times in µs at full utilisation, and features of calls. All but `x` have shape (rows,).
 
-    `arithmetic` at sustained throughput, `dram` and `l2` for the traffic, `steps` of the resident threads;
-    `tiles` is the DRAM time of a product's operands if no panel that one tile of outputs reads were found in L2 by
-    another; `per_l2` is the logarithm of the traffic over the L2 size. `norm` is the exponent of the norm over
-    arithmetic and memory where it is not the family's; `network` the prefix of the parameters that answer.
+    Attributes:
+        arithmetic: time of the arithmetic at the sustained throughput.
+        dram: time of the traffic over DRAM.
+        l2: time of the traffic over L2.
+        steps: time of the steps of the resident threads.
+        tiles: DRAM time of a product's operands if every output tile reads its panels from DRAM and none from L2.
+        per_l2: logarithm of the traffic over the L2 size (no time).
+        x: features, shape (rows, features).
+        norm: exponent of the norm over arithmetic and memory; None for the exponent of the family.
+        network: prefix of the parameters of the network that is used.
     """
 
     arithmetic: Array
@@ -84,8 +103,8 @@ def networks_of(family: str) -> tuple[str, ...]:
 def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Terms]:
     """Times at full utilisation and features of calls of a covered family on a GPU, for each way to compute them.
 
-    Calls of empty tensors, which graphs hold, take no time: their logarithms are minus infinity. A way that is not open
-    to a call has infinite arithmetic.
+    Graphs contain calls of empty tensors. They take no time, and their logarithms are minus infinity. Where a call
+    cannot be computed in a way, the arithmetic of that way is infinite.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         if family == "conv2d_forward":
@@ -107,7 +126,7 @@ def ways_taken(family: str, samples: pd.DataFrame) -> npt.NDArray[np.int64]:
 def _route(route: Route, gpu: GpuSpec, name: str) -> Terms:
     nothing = np.full(len(route.flops), -np.inf)
     per_l2 = np.log(route.bytes / gpu.l2_bytes)
-    # an empty image has no last wave to be full
+    # for an empty image, the fullness of the last wave is NaN
     x = np.nan_to_num(route.x)
     work, traffic = _arithmetic(route.flops, gpu), _traffic(route.bytes, gpu)
     return Terms(work, *traffic, nothing, nothing, per_l2, x, route.norm, f"{name}.")
@@ -126,7 +145,7 @@ def _tensor(tile: TensorTile, gpu: GpuSpec) -> Terms:
 
 
 def _arithmetic(flops: Array, gpu: GpuSpec) -> Array:
-    """Logarithm of the sustained time of arithmetic; infinite where there is an infinity of it."""
+    """Logarithm of the time of arithmetic at the sustained throughput; infinite where `flops` is infinite."""
     able = np.isfinite(flops)
     return np.where(able, np.log(arithmetic_us(gpu, np.where(able, flops, 1.0))), np.inf)
 
@@ -138,7 +157,7 @@ def _traffic(moved: Array, gpu: GpuSpec) -> tuple[Array, Array]:
 
 def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
     seen = describe(family, calls, gpu)
-    # memory-bound kernels issue few instructions: their rate is the clock's, not the power-limited product rate
+    # memory-bound kernels issue few instructions, so the clock limits their rate, not the power budget of products
     flops = np.maximum(seen.flops, 1.0)
     arithmetic = arithmetic_us(gpu, flops) if family in ARITHMETIC else flops / gpu.fp32_gflop_per_s / 1e3
     x, norm = seen.x, None
@@ -161,12 +180,12 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
 
 
 def _kept(gpu: GpuSpec) -> float:
-    """Logarithm by which tiles reread less on a GPU with more L2 for each SM than those of the samples; 0 up to them."""
+    """Log factor by which repeated reads of tiles fall on a GPU with more L2 per SM than GPUs with samples; else 0."""
     return L2_REUSE * max(0.0, float(np.log(gpu.l2_bytes / gpu.sms / SEEN_L2_PER_SM)))
 
 
 def _tile_intensity(family: str, gpu: GpuSpec) -> float:
-    """FLOP per byte of the operands that one tile of a large product's outputs reads: 2 h w / 4 (h + w)."""
+    """FLOP per byte that an h x w output tile of a large product reads of its operands: 2 h w / 4 (h + w)."""
     high, wide = LARGE_TILE.get(family, (128, 128))
     if family == "gemm" and gpu.architecture == "pascal":
         high, wide = PASCAL_PRODUCT_TILE
