@@ -1,1 +1,1 @@
-"""Readers of public measurements, as they lie in a folder of the user's; nothing is downloaded."""
+"""Readers of public measurements from a folder of the user or an installed package; nothing is downloaded."""

@@ -1,10 +1,14 @@
 """Reader of public measurements on newer GPUs (package `aiconfigurator-core`, NVIDIA, Apache-2.0).
 
-bf16 matrix products: kernel times of `torch.nn.functional.linear` without bias at 36,000 sizes per GPU, most of them
-round, as serving of language models has them; operands stay in L2 where they fit. Collectives: NCCL over NVLink on 2, 4
-and 8 GPUs of one machine. Fused attention in bf16: kernels of serving frameworks, as near as there are to those that
-PyTorch runs. The tables come with the package: `pip install -e '.[newer]'`. They are read from where it is
-installed, never copied.
+The package holds three kinds of measurements:
+- Matrix products in bf16 are kernel times of `torch.nn.functional.linear` without bias at 36,000 sizes per GPU. Most
+  sizes are round numbers, as in serving of language models. Operands stay in L2 where they fit.
+- Collectives are times of NCCL over NVLink on 2, 4 and 8 GPUs of one machine.
+- Fused attention in bf16 is measured with kernels of serving frameworks. They are the closest public kernels to those
+  that PyTorch runs.
+
+The tables come with the package: `pip install -e '.[newer]'`. They are read from the installed package and never
+copied.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from pipeline.schemas import read_columns
 PACKAGE = "aiconfigurator_core"
 
 RELEASE = "0.12.0"
-"""Release that shipped models and figures of this project refer to."""
+"""Release of the package from which the shipped models and figures of this project were made."""
 
 SOURCE = f"aiconfigurator-core@{RELEASE}"
 
@@ -36,7 +40,7 @@ TABLES = {
     "GB300": "gb300/gemm/vllm/0.24.0",
     "RTXPRO6000": "rtx_pro_6000_server/gemm/vllm/0.24.0",
 }
-"""The table of each GPU: of several software versions, one in which PyTorch's own product was measured."""
+"""Table of each GPU. Of several software versions, it is one with measurements of PyTorch's own product."""
 
 COLLECTIVES = {
     "A100-SXM4-80GB": "a100_sxm/comm/nccl/2.27.3",
@@ -44,7 +48,9 @@ COLLECTIVES = {
     "H200": "h200_sxm/comm/nccl/2.29.2",
     "B200": "b200_sxm/comm/nccl/2.29.2",
 }
-"""NCCL tables of GPUs whose collectives run over NVLink; over PCIe they depend on the machine more than on the GPU."""
+"""NCCL tables of GPUs whose collectives run over NVLink.
+
+PCIe tables are not read, because collectives over PCIe depend on the machine more than on the GPU."""
 
 ATTENTION: Mapping[str, tuple[tuple[str, str, bool], ...]] = {
     "A100-SXM4-80GB": (("a100_sxm/attention/sglang/0.5.10/context", "flash_attention", True),),
@@ -65,15 +71,20 @@ ATTENTION: Mapping[str, tuple[tuple[str, str, bool], ...]] = {
         ("b200_sxm/encoder_attention/vllm/0.24.0/encoder", "vllm_vit_flash_attn_fa4", False),
     ),
 }
-"""Tables of fused attention per GPU: (file, kernel, causal). FlashAttention-2 on A100 and L40S; on Hopper
-FlashAttention-3, whose rate cuDNN's kernels share; on Blackwell cuDNN's relatives (docs/kernels.md). Causal rows also
-write keys and values to the serving cache."""
+"""Tables of fused attention per GPU: (file, kernel, causal). Causal rows also write keys and values to the serving cache.
+
+The kernels depend on the GPU (docs/kernels.md):
+- A100 and L40S run FlashAttention-2.
+- Hopper runs FlashAttention-3, which has the same rate as cuDNN's kernels.
+- Blackwell runs kernels that are related to cuDNN's."""
 
 SHORTEST, LONGEST, WIDEST = 16, 16384, 256
-"""Tokens and head widths of rows that are taken: a single token is another kernel, longer ones are nobody's batch."""
+"""Smallest and largest number of tokens, and largest head width, of the rows that are read.
+
+A single token runs in another kernel, and longer sequences do not occur in training batches."""
 
 NCCL_BYTES = {"half": 2, "int8": 1}
-"""`message_size` counts elements: the sizes of both types are the same in bytes."""
+"""Bytes per element of each type, because `message_size` counts elements. Both types have the same sizes in bytes."""
 
 _COLUMNS = ("device", "gemm_dtype", "m", "n", "k", "latency")
 
@@ -113,11 +124,11 @@ def _read(file: Path, columns: tuple[str, ...]) -> pd.DataFrame:
 
 
 def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:
-    """bf16 products of one GPU as a samples table: a row per size, `latency_us` and `kernel_us` are kernel times.
+    """bf16 products of one GPU as a samples table with one row per size; `latency_us` and `kernel_us` are kernel times.
 
     Args:
         gpu: canonical name, one of `TABLES`.
-        folder: the package's `systems/data`; where it is installed if None.
+        folder: the package's `systems/data`; that of the installed package if None.
 
     Raises:
         UnknownNameError: no measurement of that GPU is read.
@@ -130,7 +141,7 @@ def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:
         {
             "gpu": gpu, "family": "gemm", "op": "linear", "phase": "forward", "dtype": "bf16",
             "latency_us": micro, "kernel_us": micro, "source": SOURCE, "campaign_id": SOURCE,
-            # as everywhere: (M, N) x (N, K), N is the reduction
+            # the project's convention: (M, N) x (N, K), where N is the reduction
             "B": 1, "M": rows["m"].astype("int64"), "N": rows["k"].astype("int64"), "K": rows["n"].astype("int64"),
             "cold": False,
         }
@@ -138,12 +149,15 @@ def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:
 
 
 def read_collectives(gpu: str, folder: Path | None = None) -> pd.DataFrame:
-    """Collectives of one GPU among its like: `op` (all_reduce, all_gather, reduce_scatter, all_to_all), `ranks`, `bytes`
-    of the buffer on one rank (the whole gathered one for all_gather and reduce_scatter), `kernel_us`.
+    """Times of collectives between several GPUs of one kind.
 
     Args:
         gpu: canonical name, one of `COLLECTIVES`.
-        folder: the package's `systems/data`; where it is installed if None.
+        folder: the package's `systems/data`; that of the installed package if None.
+
+    Returns:
+        Columns `op` (all_reduce, all_gather, reduce_scatter, all_to_all), `ranks`, `bytes` and `kernel_us`. `bytes` is
+        the size of the buffer on one rank; for all_gather and reduce_scatter it is the whole gathered buffer.
 
     Raises:
         UnknownNameError, TableError: as `read_products`.
@@ -162,15 +176,15 @@ def read_collectives(gpu: str, folder: Path | None = None) -> pd.DataFrame:
 
 
 def read_attention(gpu: str, folder: Path | None = None) -> pd.DataFrame:
-    """Fused attention of one GPU as a samples table: a row per size, `kernel_us` its time.
+    """Fused attention of one GPU as a samples table with one row per size; `kernel_us` is the kernel time.
 
-    Plain multi-head attention in bf16 over whole sequences: B counts heads of all samples, M and N tokens, K is the head
-    width. `attributes` holds `causal`, and `cached` where the time includes the write to the serving cache; `heads` is
-    the number of heads of one sample.
+    The rows are plain multi-head attention in bf16 over whole sequences. B is the number of heads of all samples, M and N
+    are numbers of tokens, and K is the head width. `heads` is the number of heads of one sample. `attributes` holds
+    `causal`, and `cached` where the time includes the write to the serving cache.
 
     Args:
         gpu: canonical name, one of `ATTENTION`.
-        folder: the package's `systems/data`; where it is installed if None.
+        folder: the package's `systems/data`; that of the installed package if None.
 
     Raises:
         UnknownNameError, TableError: as `read_products`.

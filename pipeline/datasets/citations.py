@@ -1,4 +1,4 @@
-"""Where public measurements come from: repository, commit, licence, citation. Goes into the provenance of packs."""
+"""Origin of the public measurements: repository, commit, licence and citation. Packs hold it in their provenance."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Reader of the public NeuSight kernel latencies (github.com/sitar-lab/NeuSight, MIT; Lee et al., ASPLOS 2025).
 
-Event latencies of forward ops in fp32 on five GPUs. In `linear` and `bmm` the column N is the reduction dimension.
+The table holds latencies of forward ops in fp32 on five GPUs, measured with CUDA events. In `linear` and `bmm` the
+column N is the reduction dimension.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from pipeline.kernels.samples import with_launches
 from pipeline.schemas import read_columns
 
 COMMIT = "6945927d"
-"""Commit of the data that figures in this project refer to."""
+"""Commit of the data from which the figures of this project were made."""
 
 SOURCE = f"github.com/sitar-lab/NeuSight@{COMMIT}"
 
 CAMPAIGN = f"neusight-{COMMIT}"
 
 KERNELS_FILE = Path("neusight") / "kernels.parquet"
-"""Place of the table under the datasets folder."""
+"""Path of the table below the datasets folder."""
 
 SIBLINGS = {"A100-PCIE-40GB": "A100-PCIE-80GB"}
-"""GPU whose samples stand in for families that a GPU lacks: A100 convolutions were measured on the 80 GB card only."""
+"""GPU whose samples replace ops that a GPU lacks: A100 convolutions were measured only on the GPU with 80 GB."""
 
 DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
-"""Columns that are dimensions of an op; those of other ops are empty."""
+"""Columns that hold dimensions of ops; in each row, columns of other ops are empty."""
 
 
 def kernels_path(path: str | Path) -> Path:
@@ -44,8 +45,8 @@ def read_samples(path: str | Path, gpu: str | None = None) -> pd.DataFrame:
 
     Args:
         path: the parquet file, its folder, or the datasets folder.
-        gpu: keep rows of this GPU only (name or alias), and of its sibling card for families that it lacks (A100
-            convolutions), whose `gpu` column keeps the card that was measured; None keeps all.
+        gpu: keep only rows of this GPU (name or alias); None keeps all rows. Ops that the GPU lacks (A100 convolutions)
+            come from its sibling in `SIBLINGS`, and their `gpu` column names that sibling.
 
     Raises:
         TableError: the file is missing, unreadable, or lacks columns.
@@ -69,7 +70,7 @@ def select_gpu(table: pd.DataFrame, gpu: str) -> pd.DataFrame:
 
 
 def to_samples(table: pd.DataFrame, default_gpu: str) -> pd.DataFrame:
-    """NeuSight's columns to the samples schema; rows, order and index kept.
+    """Convert NeuSight's columns to the samples schema; rows, order and index are kept.
 
     Raises:
         TableError: an op is unknown.

@@ -1,4 +1,4 @@
-"""What a GPU's tensor cores sustain in matrix products, from its spec file alone."""
+"""Sustained throughput of a GPU's tensor cores in matrix products, from its spec file alone."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from pipeline.hardware.spec import GpuSpec
 
 DTYPES = ("bf16", "fp16", "tf32")
-"""What tensor cores of the covered GPUs multiply, as tables name it."""
+"""Data types that tensor cores of the covered GPUs multiply, as tables name them."""
 
 
 @dataclass(frozen=True)
 class Sustained:
-    """What tensor cores of an architecture sustain.
+    """Sustained throughput of an architecture's tensor cores.
 
     Attributes:
-        share: large products over the datasheet's peak where power is no limit; above 1 on boards that clock above
-            their stated boost.
+        share: throughput of large products over the datasheet's peak where power is no limit; above 1 on boards that
+            clock above their stated boost.
         power: throughput of large products under the power limit, over the geometric mean of board power in W and peak
-            in TFLOP/s. A chip that lowers its clock lowers its voltage too, so that half the power costs less than half
-            the speed: H100 with 350 and 700 W reach 0.90 and 0.92 so.
+            in TFLOP/s. A chip that lowers its clock also lowers its voltage, so half the power costs less than half the
+            speed. H100 boards with 350 and 700 W reach 0.90 and 0.92 in this measure.
         source: where the figures come from.
     """
 
@@ -56,13 +56,13 @@ SUSTAINED: dict[tuple[str, float], Sustained] = {
         1.10, 0.69, f"share: RTX 5090 224 to 236 of 209.5, {_TABLE}; power: as Ada, the same process"
     ),
 }
-"""Figures by (architecture, compute capability); none comes from the samples that the model is trained on."""
+"""Figures by (architecture, compute capability); none comes from the samples that the models are trained on."""
 
 UNKNOWN = Sustained(0.85, 0.8, "no figures for this architecture: middle of the others")
 
 
 def peak_gflop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
-    """Datasheet peak of a dtype's tensor cores; None where the GPU has none for it."""
+    """Datasheet peak of tensor cores in a dtype, GFLOP/s; None where the GPU has no tensor cores for it."""
     if gpu.limits is None or gpu.architecture == "pascal":
         return None
     peak = getattr(gpu, f"{dtype}_gflop_per_s")
@@ -72,9 +72,12 @@ def peak_gflop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
 def sustained_gflop_per_s(gpu: GpuSpec, dtype: str) -> float:
     """Throughput of large products, GFLOP/s; NaN without tensor cores for the dtype.
 
-    TF32 and half precision draw alike, so that the power limit costs them the same share: of their peaks, products of
-    8192 reach 0.75 and 0.78 on an H100, 0.64 and 0.62 on the PCIe card, 0.62 and 0.66 on an A100-PCIE-40GB, 0.80 and 0.73
-    on an A40 (the same table).
+    TF32 and half precision need the same power, so the power limit costs both the same share of their peak. In the same
+    table, 8192-wide products reach these shares of the peak in TF32 and in half precision:
+    - H100: 0.75 and 0.78.
+    - H100 PCIe: 0.64 and 0.62.
+    - A100-PCIE-40GB: 0.62 and 0.66.
+    - A40: 0.80 and 0.73.
     """
     peak, half = peak_gflop_per_s(gpu, dtype), peak_gflop_per_s(gpu, "fp16")
     if peak is None or half is None:

@@ -1,1 +1,1 @@
-"""Cross-GPU prediction: wave scaling, learned models, and the tracker (DESIGN section 5)."""
+"""Cross-GPU prediction: wave scaling, learned models, and the tracker (docs/transfer.md)."""

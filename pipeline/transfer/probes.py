@@ -1,9 +1,12 @@
-"""Calibration from a handful of kernels measured on the new GPU, by what models get wrong on GPUs they have not seen.
+"""Calibration of a cross-GPU model with a few kernels measured on the new GPU (probes).
 
-The probes condition the covariance of a family's errors (`probe_prior.py`): factors on compute, memory and host floor
-enter the model's own formula, everything else the errors hold is a factor per call that fades out away from the probes.
-Probes far off the others count less (Student's t). `steptime kernels predict --probes` and `steptime transfer --probes`
-read the probes from a table; `design` says which calls are worth measuring.
+The probes condition the covariance of a family's errors (`probe_prior.py`). The covariance is learned from errors on GPUs
+that a model has not seen. Conditioning gives two kinds of factors:
+- Factors on compute, memory and host floor are inserted into the model's own formula.
+- The rest of the errors gives a factor per call. It approaches 1 with growing distance from the probes.
+
+Probes that disagree with the others have less weight (Student's t). `steptime kernels predict --probes` and
+`steptime transfer --probes` read the probes from a table. `design` selects the calls to measure.
 """
 
 from __future__ import annotations
@@ -22,31 +25,33 @@ from pipeline.transfer.utilisation import Correction, UtilisationModel
 Array = npt.NDArray[np.float64]
 
 DEGREES = 4.0
-"""Degrees of freedom of a probe's error: a measurement disturbed by another process weighs little."""
+"""Degrees of freedom of Student's t for a probe's error.
+
+The value is low, so that a measurement which another process disturbed has little weight."""
 
 ROUNDS = 8
-"""Rounds of taking the model's slopes at the factors found, and the probes' weights at their errors."""
+"""Iterations of `calibrate`. Each recomputes the model's slopes at the current factors, and the probes' weights."""
 
 FARTHEST = 1.5
-"""Largest log factor of the model's formula: probes beyond it are of another kernel or another unit."""
+"""Largest log factor in the model's formula; a larger one means that probes have another kernel or another unit."""
 
 MOST_CANDIDATES = 400
-"""Calls that `design` looks at."""
+"""Largest number of calls among which `design` selects."""
 
 TENTH = 1.2816
-"""Standard deviations from the middle to p90."""
+"""Distance of p90 from the median of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What probes of one family ask for.
+    """Calibration of one family's model with probes.
 
     Attributes:
-        model, gpu: what was calibrated.
-        probes: the rows measured.
-        correction: factors of the model's formula.
-        seen: the probes as the covariance sees them, around the correction.
-        weights: of the probes in everything the correction leaves, shape (probes,).
+        model, gpu: the model, and the GPU for which it is calibrated.
+        probes: the measured rows.
+        correction: log factors in the model's formula.
+        seen: inputs of the covariance for the probes, at the correction.
+        weights: weights of the probes for the errors that remain after the correction, shape (probes,).
         noise: variance of each probe, shape (probes,).
     """
 
@@ -64,7 +69,7 @@ class Calibration:
         return ProbePrior.of(self.model.probe_prior)
 
     def predict(self, calls: pd.DataFrame) -> tuple[Array, Array, Array]:
-        """Kernel time and latency in µs, and the log half-width to p90 of either; each of shape (rows,)."""
+        """Kernel time and latency in µs, and the log distance from each to its p90; each of shape (rows,)."""
         kernel, latency = self.model.kernel_and_latency(calls, self.gpu, correction=self.correction)
         seen = look(self.model, calls, self.gpu, self.correction)
         factor = np.exp(self.prior.covariance(seen, self.seen, corrected=False) @ self.weights)
@@ -91,7 +96,7 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
         correction = Correction(*(float(v) for v in factors))
         seen = look(model, probes, gpu, correction)
         slopes = seen.effects[:, : len(CORRECTED)]
-        # linear around the factors at hand: what the probes would show had the factors been 1
+        # linear in the factors: the probes' log errors if all factors were 1
         off = target - seen.log_latency + slopes @ factors
         covariance, noise = prior.covariance(seen, seen), prior.noise**2 / trust
         weights = np.linalg.solve(covariance + np.diag(noise), off)
@@ -116,17 +121,17 @@ def calibrate_all(models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu
 def design(
     model: UtilisationModel, candidates: pd.DataFrame, gpu: GpuSpec, count: int = 10, most: int = MOST_CANDIDATES
 ) -> pd.DataFrame:
-    """The calls to measure on a new GPU: those that tell most about all candidates, before anything is measured.
+    """Select the calls to measure on a new GPU, before anything is measured there.
 
-    Greedy: each probe is the call that lowers the expected squared error over the candidates most, under the family's
-    covariance. Of the new GPU only the spec file enters.
+    The selection is greedy. Each probe is the call that most reduces the expected squared error over all candidates,
+    under the family's covariance. The only input about the new GPU is its spec file.
 
     Args:
         model: the family's cross-GPU model, as in `kernels.load_models()["gemm"]`.
-        candidates: calls of that family, of the sizes that matter.
+        candidates: calls of that family, of the sizes of interest.
         gpu: the GPU to be measured.
-        count: probes.
-        most: candidates that are looked at, evenly spaced.
+        count: number of probes.
+        most: largest number of candidates that are considered, evenly spaced.
     """
     step = max(1, -(-len(candidates) // most))
     pool = candidates.iloc[::step]
@@ -134,7 +139,7 @@ def design(
     covariance = prior.covariance(seen, seen)
     chosen: list[int] = []
     for _ in range(min(count, len(pool))):
-        # posterior covariance column norms over posterior variance: the error that measuring a call would remove
+        # squared error that measuring a call would remove: squared norm of its covariance column over its variance
         gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + prior.noise**2)
         gain[chosen] = -1.0
         best = int(gain.argmax())

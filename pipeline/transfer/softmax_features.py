@@ -1,11 +1,12 @@
-"""What decides how far a softmax stays below its bandwidth, in few features that mean the same on every GPU.
+"""Features of softmax calls that determine how much of the bandwidth they reach; they mean the same on every GPU.
 
-PyTorch keeps a row of up to 1,024 elements in the registers of a warp, padded to a power of two. A longer row is read
-three times by a block (largest, sum, outputs): vectors of four elements a thread where they are aligned and fill the
-block, single elements for what is left before and after them. Names and blocks of the public table show both.
+PyTorch keeps a row of up to 1,024 elements in the registers of a warp, padded to a power of two. A block reads a longer
+row three times (for its largest element, its sum and its outputs). Each thread reads vectors of four elements where
+they are aligned and fill the block, and single elements before and after them. The kernel names and blocks of the
+public table show both.
 
-The model is linear in these features: networks on more of them told the GPUs apart and missed a new one by more
-(docs/notes/transfer.md).
+The model is linear in these features. Networks with more features learned to tell the GPUs apart, and their errors on a
+new GPU were larger (docs/notes/transfer.md).
 """
 
 from __future__ import annotations
@@ -24,28 +25,35 @@ WARP = 32
 """Threads of a warp."""
 
 VECTOR = 4
-"""fp32 elements that a thread of a block reads at once (16 bytes)."""
+"""Number of fp32 elements that a thread of a block reads at once (16 bytes)."""
 
 MOST_THREADS = 1024
-"""Largest block that PyTorch starts from; a vectorised one takes at most half of it."""
+"""Threads of the largest block that PyTorch starts from; a vectorised block has at most half as many."""
 
 WHOLE_SECTORS = 8
-"""fp32 elements of a 32-byte sector: rows of a multiple of it begin and end with whole sectors."""
+"""Number of fp32 elements of a 32-byte sector: rows of a multiple of it begin and end with whole sectors."""
 
 PARTLY = 0.7
-"""What rows of a multiple of 4 elements, every other of which begins within a sector, cost of what others do: on a T4 and
-a V100 they lose 4 to 12 % of the bandwidth where those lose 6 to 18 %."""
+"""Relative cost of rows of a multiple of 4 elements, of which every second one begins within a sector.
+
+The unit is the cost of rows of other lengths. On a T4 and a V100 these rows lose 4 to 12 % of the bandwidth, rows of
+other lengths 6 to 18 %."""
 
 PARTIAL_SECTORS = ("volta", "turing")
-"""Architectures that pay for partly written sectors: 6 to 18 % of the bandwidth on V100 and T4, 0 to 8 % on P100, P4 and A100."""
+"""Architectures on which partly written sectors cost bandwidth: 6 to 18 % on V100 and T4.
+
+P100, P4 and A100 lose only 0 to 8 %."""
 
 
 def softmax_features(calls: pd.DataFrame, gpu: GpuSpec) -> Array:
-    """Features of softmax calls on a GPU, shape (rows, 5), none of them infinite.
+    """Features of softmax calls on a GPU, shape (rows, 5); all are finite.
 
-    In turn: whether a block computes a row; how much of a warp's padded row is there; how many rounds a block's threads
-    take per element of theirs; rows that begin within a sector, where that costs; how far the threads fall short of those
-    that the device keeps resident.
+    The columns are:
+    1. Whether a block computes a row (1) or a warp (0).
+    2. The share of a warp's padded row that holds elements; 1 for blocks.
+    3. The rounds of a block's threads per element of each thread; 0 for warps.
+    4. The cost of rows that begin within a sector, on architectures where they cost bandwidth.
+    5. log(1 + resident threads of the device / threads of the call).
     """
     d = Dims(calls)
     rows, width = np.maximum(d("B", 1.0), 1.0), np.maximum(d("H"), 1.0)
@@ -62,17 +70,18 @@ def softmax_features(calls: pd.DataFrame, gpu: GpuSpec) -> Array:
 def block_threads(width: Array) -> Array:
     """Threads of the block that computes a row of a width above `WARP_WIDTH` elements, shape (rows,).
 
-    A power of two: at least half of the row's vectors have a thread (`SoftMax_getBlockSize` of PyTorch).
+    It is a power of two, large enough that at least half of the row's vectors have a thread, up to the largest block
+    (`SoftMax_getBlockSize` of PyTorch).
     """
     wanted = np.maximum(np.minimum(np.floor(width / VECTOR), MOST_THREADS) / 2.0, 1.0)
     return np.asarray(np.maximum(2.0 ** np.ceil(np.log2(np.floor(wanted))), WARP))
 
 
 def block_rounds(width: Array, threads: Array) -> Array:
-    """Loads that a thread makes one after another in a pass over a row, mean over the alignments of rows; shape (rows,).
+    """Consecutive loads of a thread in one pass over a row, averaged over the alignments of rows; shape (rows,).
 
-    Rows lie one behind another, so that a width of a multiple of 4 is always aligned, an even one every other time and
-    an odd one every fourth.
+    Rows are stored one after another. With a width of a multiple of 4 every row is aligned, with another even width every
+    second row, and with an odd width every fourth row.
     """
     aligned, within_2, within_1, within_3 = (_rounds(width, threads, shift) for shift in (0, 2, 1, 3))
     even, odd = (aligned + within_2) / 2.0, (aligned + within_1 + within_2 + within_3) / 4.0
@@ -80,7 +89,7 @@ def block_rounds(width: Array, threads: Array) -> Array:
 
 
 def _rounds(width: Array, threads: Array, shift: int) -> Array:
-    """The same for rows that begin `shift` elements behind an aligned address: a round of single elements comes first."""
+    """`block_rounds` of rows that begin `shift` elements after an aligned address; single elements are loaded first."""
     left = np.maximum(width - threads + shift, 0.0) if shift else width
     vectors = np.floor(left / (VECTOR * threads))
     singles = np.ceil((left - vectors * VECTOR * threads) / threads)
