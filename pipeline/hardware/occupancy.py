@@ -1,8 +1,10 @@
 """Resident thread blocks per SM, from threads, registers and shared memory per block and the architecture's limits.
 
-The arithmetic of NVIDIA's occupancy calculator (cuda_occupancy.h of the CUDA toolkit), vectorised: registers go to warps,
-each within one partition of the SM, so that a block of two warps takes those of two warps. Profiler traces carry registers and
-shared memory; the public kernel tables do not, for which `TYPICAL_REGISTERS` and no shared memory are assumed.
+The arithmetic is that of NVIDIA's occupancy calculator (cuda_occupancy.h of the CUDA toolkit), vectorised. Registers are
+allocated to warps, each within one partition of the SM. A block of two warps therefore takes the registers of two warps.
+
+Profiler traces hold registers and shared memory. The public kernel tables do not; for them, `TYPICAL_REGISTERS` and no
+shared memory are assumed.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ from pipeline.hardware.spec import GpuSpec
 Array = npt.NDArray[np.float64]
 
 TYPICAL_REGISTERS = 32.0
-"""Registers per thread where a table does not say: element-wise PyTorch kernels take 16 to 40. Matrix kernels take more
-(128 x 128 tiles over 100), so that their residency, and with it the wave, is overestimated on both GPUs alike."""
+"""Registers per thread that are assumed where a table does not state them; element-wise PyTorch kernels take 16 to 40.
+
+Matrix kernels take more (those of 128 x 128 tiles over 100). Their resident blocks, and the blocks per wave, are
+therefore overestimated, on origin and destination alike."""
 
 _DEFAULT = Architecture(2048, 64, 32, 65536, 98304, 64)
 
 
 def limits_of(gpu: GpuSpec) -> Architecture:
-    """Limits of one SM: those of the architecture, with what the GPU file says instead."""
+    """Limits of one SM: those of the architecture, replaced by those that the GPU file states."""
     return replace(
         gpu.limits or _DEFAULT,
         max_threads_per_sm=gpu.max_threads_per_sm,
@@ -41,8 +45,8 @@ def limits_of_device(properties: Mapping[str, int]) -> Architecture:
     """Limits of one SM of a device as PyTorch's profiler describes it.
 
     Args:
-        properties: an entry of a trace's `deviceProperties`, counts as integers; where `computeMajor` and `computeMinor`
-            are absent or unknown, warps and blocks are those of a common SM.
+        properties: an entry of a trace's `deviceProperties`, counts as integers. Where `computeMajor` and
+            `computeMinor` are absent or unknown, the limits on warps and blocks are those of a typical SM.
     """
     capability = properties.get("computeMajor", 0) + properties.get("computeMinor", 0) / 10
     return replace(
@@ -59,13 +63,13 @@ def resident_blocks(
     """Blocks that one SM holds at once.
 
     Args:
-        limits: of the SM.
+        limits: limits of the SM.
         threads: threads per block, shape (rows,).
         registers: registers per thread; NaN or None where unknown.
         shared_bytes: static plus dynamic shared memory per block; NaN or None where unknown.
 
     Returns:
-        Blocks per SM, shape (rows,), at least 1: a launch that ran fits the SM.
+        Blocks per SM, shape (rows,). At least 1, because a block of a kernel that ran fits on an SM.
     """
     threads = np.maximum(np.asarray(threads, dtype=np.float64), 1.0)
     known = np.full(threads.shape, np.nan) if registers is None else np.asarray(registers, dtype=np.float64)

@@ -1,8 +1,9 @@
-"""The output tiles that cuBLAS runs batched fp32 products in: arithmetic, traffic and features of each.
+"""The output tiles in which cuBLAS computes batched fp32 products: arithmetic, traffic and features of each.
 
-Names and grids of the public table show the tile of every product: a grid of ceil(K / high) x ceil(M / wide) blocks for
-each of B products, K being the columns of the outputs. Which tiles there are depends on the architecture, and padding to
-them is computed like everything else: a P100 and a P4 run every batch in tiles of 128 x 64, an A100 in 128 x 128.
+Kernel names and grids of the public table show the tile of every product. The grid has ceil(K / high) x ceil(M / wide)
+blocks for each of B products, where K is the number of columns of the outputs. The available tiles depend on the
+architecture. A P100 and a P4 run every batch in tiles of 128 x 64, an A100 in 128 x 128. The padding to whole tiles
+costs the same arithmetic as real outputs.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from pipeline.transfer.gpu_features import alignment
 Array = npt.NDArray[np.float64]
 
 TILES = ("128x128", "128x64", "64x64", "32x128", "128x32")
-"""Tiles, columns x rows of the outputs, in the order in which a model holds them."""
+"""Tiles, as columns x rows of the outputs, in the order in which a model holds them."""
 
 OPEN: dict[str, tuple[str, ...]] = {
     "pascal": ("128x64",),
     "volta": ("64x64", "32x128", "128x32"),
     "turing": ("128x64", "64x64", "128x32", "32x128"),
 }
-"""Tiles that an architecture has; a handful of single products in others aside."""
+"""Available tiles by architecture. Few products of the public table ran in other tiles; they are ignored."""
 
 NEWER_OPEN = ("128x128",)
-"""Tiles of Ampere, and of what came after it, which runs its kernels."""
+"""Tiles of Ampere and of later architectures, which run Ampere's kernels."""
 
 DEPTH = 8
-"""Step of a tile over the sums' length."""
+"""Elements along the sum that a tile processes in one step; the sum's length is padded to a multiple of it."""
 
 
 @dataclass(frozen=True)
 class Tiled:
-    """Products in one tile.
+    """Work and features of products in one tile.
 
     Attributes:
-        flops: with padding, infinite where the GPU lacks the tile; shape (rows,).
-        bytes: moved at least, shape (rows,).
-        tile_bytes: what all tiles read, shape (rows,).
+        flops: operations with padding, infinite where the GPU lacks the tile; shape (rows,).
+        bytes: least number of bytes moved, shape (rows,).
+        tile_bytes: bytes that all tiles together read, shape (rows,).
         x: features, shape (rows, features).
     """
 

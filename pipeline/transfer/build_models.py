@@ -1,4 +1,4 @@
-"""Build of the shipped cross-GPU models: train on every GPU with samples, with intervals from leaving each out.
+"""Build of the shipped cross-GPU models: train on every GPU with samples; intervals come from leaving out each GPU.
 
 python -m pipeline.transfer.build_models --out packs/transfer --errors errors.csv --folds FOLDER [--family gemm]
 
@@ -45,7 +45,10 @@ LEVELS = 100
 
 
 def build_family(samples: pd.DataFrame, family: str, out: Path, cache: Path | None = None) -> pd.DataFrame:
-    """Train and save one family's models; errors over all ordered pairs. `cache` keeps the left-out models."""
+    """Train and save one family's models, and return the errors over all ordered pairs of GPUs.
+
+    The folder `cache` keeps the models without each GPU.
+    """
     source = {"source": ", ".join(sorted(samples["source"].astype(str).unique()))}
     model = train_utilisation(samples, family, provenance=source)
     if family in DIMS:
@@ -60,11 +63,11 @@ def build_family(samples: pd.DataFrame, family: str, out: Path, cache: Path | No
 def finish(
     samples: pd.DataFrame, model: UtilisationModel, left_out: Iterable[Fold]
 ) -> tuple[UtilisationModel, pd.DataFrame]:
-    """A trained model with its interval, and errors of the models without each GPU.
+    """Add the interval and the prior of probes to a trained model; also return errors of the models without each GPU.
 
-    The interval is that of a new GPU, estimated from the residuals of left-out GPUs. `coverage` in the provenance is the
-    share of each GPU's residuals inside the interval of the other GPUs. The prior of probes is fitted to the same models'
-    errors.
+    The interval is that of a new GPU, estimated from the residuals of left-out GPUs. `coverage` in the provenance is
+    the share of each GPU's residuals inside the interval of the other GPUs. The prior of probes is fitted to the errors
+    of the same models.
     """
     errors, residuals, direct, unseen = [], {}, {}, {}
     for fold in left_out:
@@ -83,12 +86,12 @@ def finish(
 
 
 def interval_of_a_new_gpu(residuals: Mapping[str, Array]) -> tuple[float, float]:
-    """p10 and p90 of the log residuals of one more GPU; at least 2 % up and down.
+    """p10 and p90 of the log residuals of a new GPU, at least 0.02 (about 2 %) away from 0.
 
-    The residuals of a GPU are a level of its own plus variation between shapes. Levels have mean 0 and a spread that n
-    GPUs estimate, so the level of one more GPU follows Student's t with n degrees of freedom. The variation between shapes
-    is pooled, with equal weight for every GPU. Plain pooled quantiles would limit a new GPU to the levels that were seen:
-    they cover 69 to 79 % of a left-out GPU instead of the nominal 80.
+    The residuals of a GPU are the sum of a level of the GPU and the variation between shapes. Levels have mean 0, and n
+    GPUs estimate their spread, so the level of a new GPU follows Student's t with n degrees of freedom. The variation
+    between shapes is pooled, with equal weight for every GPU. Plain pooled quantiles would limit a new GPU to the levels
+    of the other GPUs. They cover 69 to 79 % of a left-out GPU's residuals instead of the nominal 80 %.
     """
     middle = (np.arange(LEVELS) + 0.5) / LEVELS
     levels = np.array([np.median(values) for values in residuals.values()])
@@ -128,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def merge_errors(path: Path, errors: pd.DataFrame) -> None:
-    """Put one family's errors into the table at a path, in place of its earlier ones; the order is that of `COVERED`."""
+    """Replace one family's errors in the table at a path; rows are in the order of `COVERED`."""
     parts = [errors]
     if path.is_file():
         before = pd.read_csv(path)

@@ -1,9 +1,9 @@
-"""Build of the cross-GPU model of tensor-core products: trained on every GPU with public bf16 products.
+"""Build of the cross-GPU model of tensor-core products, trained on every GPU with public bf16 products.
 
     python -m pipeline.transfer.build_tensor_core [--out packs/transfer]
 
-Errors and interval come from leaving out one chip at a time, with all its cards. Other cards of the same chip must not be
-in the training set, because a new chip has none. Takes a few minutes on one core.
+Errors and interval come from leaving out one chip at a time, with all GPUs that have it. No GPU with the same chip may be
+in the training set, because a new chip has none there. The build takes a few minutes on one core.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LONG_US = 100.0
 
 
 def chips(gpus: Sequence[str]) -> list[tuple[str, ...]]:
-    """GPUs by chip: cards of one architecture whose compute capabilities share the major number."""
+    """GPUs by chip. GPUs count as one chip if their architecture and the major number of compute capability agree."""
     found: dict[tuple[str, int], list[str]] = {}
     for name in gpus:
         spec = load_gpu(name)
@@ -47,7 +47,7 @@ def chips(gpus: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def drawn(products: Mapping[str, pd.DataFrame], rows: int, seed: int) -> dict[str, pd.DataFrame]:
-    """As many sizes of each GPU, as samples of the model's family."""
+    """Draw up to `rows` sizes of each GPU, as samples of the model's family."""
     return {
         gpu: table.sample(min(rows, len(table)), random_state=seed).reset_index(drop=True).assign(family=FAMILY)
         for gpu, table in products.items()
@@ -55,13 +55,13 @@ def drawn(products: Mapping[str, pd.DataFrame], rows: int, seed: int) -> dict[st
 
 
 def without(left: Sequence[str], samples: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR) -> UtilisationModel:
-    """A model trained without the cards of one chip."""
+    """A model trained without the GPUs of one chip."""
     own = [table for gpu, table in samples.items() if gpu not in left]
     return train_utilisation(pd.concat(own, ignore_index=True), FAMILY, recipe)
 
 
 def residuals(model: UtilisationModel, samples: pd.DataFrame, gpu: str) -> Array:
-    """log(measured / predicted) on a GPU as known by its spec file, shape (rows,)."""
+    """log(measured / predicted) on a GPU, predicted from its spec file, shape (rows,)."""
     _, predicted = model.kernel_and_latency(samples, load_gpu(gpu))
     return np.asarray(np.log(samples["kernel_us"].to_numpy(dtype=np.float64) / predicted))
 
@@ -77,7 +77,7 @@ def errors(off: Array, measured: Array) -> dict[str, float]:
 
 
 def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR) -> UtilisationModel:
-    """The model of all GPUs, its interval, and what each GPU's errors were when its chip was left out.
+    """Train the model of all GPUs, with its interval and the errors of each GPU when its chip is left out.
 
     Args:
         products: samples tables by GPU, of at least two chips.
@@ -103,7 +103,7 @@ def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR) -> Util
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line: train, save, and print what leaving each chip out showed."""
+    """Command line: train, save, and print the errors of each GPU when its chip is left out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=transfer_dir())
     options = parser.parse_args(arguments)

@@ -1,15 +1,15 @@
-"""The routes that cuDNN takes through a forward convolution in fp32: arithmetic, traffic and features of each.
+"""The routes by which cuDNN computes a forward convolution in fp32: arithmetic, traffic and features of each.
 
-Read off the kernel names and grids of the public table (five GPUs, 3 x 3 windows at stride 1):
+The routes are derived from the kernel names and grids of the public table (five GPUs, 3 x 3 windows at stride 1):
 
-- `implicit`: a product of B H W x (C window) by (C window) x K in output tiles of 128 rows;
-- `winograd`: one kernel of F(2x2, 3x3). A block makes 32 channels of 32 tiles of 2 x 2 outputs, which lie in a box of
-  images, rows and columns that the kernel's name holds (`tile148`: 1 image, 8 rows, 16 columns). Small images fill a
-  box badly, and which boxes there are depends on the architecture;
-- `transformed`: F(4x4, 3x3), with 36 products of tiles x C by C x K between kernels that transform images and outputs
-  through DRAM (products with a grid 36 deep). Images are rounded up to 16.
+- `implicit`: a product of B H W x (C window) by (C window) x K in output tiles of 128 rows.
+- `winograd`: one kernel of F(2x2, 3x3). A block computes 32 channels of 32 tiles of 2 x 2 outputs. These tiles form a
+  box of images, rows and columns, which the kernel's name states (`tile148`: 1 image, 8 rows, 16 columns). Small images
+  fill a box badly. The available boxes depend on the architecture.
+- `transformed`: F(4x4, 3x3) with 36 products of tiles x C by C x K, whose grid has a depth of 36. Other kernels transform
+  images before and outputs after them, through DRAM. The number of images is rounded up to a multiple of 16.
 
-A few FFTs (1 %) have no route of their own.
+FFTs (1 % of the calls) have no route of their own.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ BOXES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "volta": ((1, 8, 16),),
     "turing": ((1, 8, 16),),
 }
-"""Images, rows and columns of outputs in a block's box, by architecture."""
+"""Images, rows and columns of outputs in a block's box, by architecture; each architecture has several boxes."""
 
 NEWER_BOXES = ((1, 8, 16), (4, 8, 4))
-"""Boxes of Ampere, and of what came after it."""
+"""Boxes of Ampere and later architectures."""
 
 BOX_OUTPUTS, BOX_CHANNELS, BOX_DEPTH = 128, 32, 8
-"""Outputs of a box in each channel, channels of a block, and the step over input channels."""
+"""Outputs of a box in each channel, output channels of a block, and input channels of one step."""
 
 IMAGES = 16
-"""Images that the transformed route rounds up to."""
+"""The transformed route rounds the number of images up to a multiple of this."""
 
 POINTS = 36
-"""Products of the transformed route: elements of a tile of 6 x 6 inputs."""
+"""Number of products of the transformed route: one for each element of a tile of 6 x 6 inputs."""
 
 IMPLICIT_TILES = ((128, 128), (128, 64), (128, 32), (32, 32))
 TRANSFORMED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128))
@@ -55,13 +55,13 @@ TRANSFORMED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128))
 
 @dataclass(frozen=True)
 class Route:
-    """One way to compute calls.
+    """Work and features of convolutions on one route.
 
     Attributes:
-        flops, bytes: what is computed, padding included, and moved at least; infinite where the route cannot be taken;
-            shape (rows,).
+        flops: operations with padding, infinite where the route cannot compute the call; shape (rows,).
+        bytes: least number of bytes moved, shape (rows,).
         x: features, shape (rows, features).
-        norm: exponent of the norm over arithmetic and memory times; 1 where kernels follow each other.
+        norm: exponent of the norm over arithmetic and memory times; 1 where kernels run one after another.
     """
 
     flops: Array
@@ -81,7 +81,7 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
     padded = BOX_DEPTH * np.ceil(channels / BOX_DEPTH)
     aligned = [alignment(channels), alignment(out_channels)]
     pascal = np.full(d.rows, float(gpu.architecture == "pascal"))
-    # transforms exist for windows of 3 x 3 that move by one
+    # transforms exist for windows of 3 x 3 at stride 1
     square = (s.window == 9.0) & (d("kernel_size") == 3.0) & (s.groups == 1.0)
     able = square & (d("stride", 1.0) == 1.0) & (d("stride_w", d("stride", 1.0)) == 1.0) & (d("dilation", 1.0) == 1.0)
 
@@ -101,7 +101,7 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
     blocks = np.min(filled, axis=0) * np.ceil(out_channels / BOX_CHANNELS)
     waves = blocks / gpu.sms
     winograd = Route(
-        # 16 multiplications make a tile of 2 x 2 outputs
+        # a tile of 2 x 2 outputs takes 16 multiplications
         np.where(able, 2.0 * blocks * BOX_OUTPUTS * 4.0 * BOX_CHANNELS * padded, np.inf),
         traffic,
         np.column_stack([
@@ -130,7 +130,7 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
 
 
 def _fit(rows: Array, columns: Array, batch: float, tiles: tuple[tuple[int, int], ...], gpu: GpuSpec) -> list[Array]:
-    """Waves, fullness of the last wave and of the tiles, for products of rows x columns outputs."""
+    """Waves, fullness of the last wave, and fullness of the tiles, for products with rows x columns outputs."""
     found = []
     for high, wide in tiles:
         blocks = np.ceil(rows / high) * np.ceil(columns / wide)

@@ -1,7 +1,7 @@
-"""Device-normalised features: what a kernel call looks like to a GPU, in quantities that carry over to other GPUs.
+"""Device-normalised features of kernel calls: quantities that carry over to other GPUs.
 
-Sizes appear as waves (tiles over SMs), padding and alignment, and working sets over the L2 size. Bandwidths and clocks
-do not appear: they scale the prediction itself (`utilisation.py`), which keeps it monotone in them.
+Sizes appear as waves (tiles over SMs), as padding and alignment, and as working sets over the L2 size. Bandwidths and
+clocks do not appear. They scale the prediction itself (`utilisation.py`), which keeps it monotone in them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pipeline.kernels.work import ConvShape, Dims
 Array = npt.NDArray[np.float64]
 
 TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32), (32, 32))
-"""Output tiles of the fp32 matrix kernels that cuBLAS and cuDNN choose from (names in the public table)."""
+"""Output tiles of the fp32 matrix kernels from which cuBLAS and cuDNN choose (kernel names in the public table)."""
 
 COVERED = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
-"""Families with cross-GPU models; others fall back to the roofline of the caller."""
+"""Families with cross-GPU models; for other families the caller uses its roofline."""
 
 ARITHMETIC = ("gemm", "bmm", "conv2d_forward")
 """Families with a compute term; the others move bytes only."""
@@ -30,7 +30,7 @@ ARITHMETIC = ("gemm", "bmm", "conv2d_forward")
 
 @dataclass(frozen=True)
 class Described:
-    """Calls as a device sees them: `flops` and `bytes` of shape (rows,), features `x` of shape (rows, features)."""
+    """Work and features of calls: `flops` and `bytes` of shape (rows,), features `x` of shape (rows, features)."""
 
     flops: Array
     bytes: Array
@@ -47,9 +47,10 @@ def describe(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Described:
 
 
 def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
-    """Matrix products (B x) M x N times N x K, and convolutions as the products that they amount to.
+    """Features of matrix products (B x) M x N times N x K, and of convolutions as implicit products.
 
-    Convolutions are described so for the likeness of calls (`probe_prior.py`); their models look at each route.
+    For convolutions these features serve only as a measure of similarity of calls (`probe_prior.py`). Their models use
+    features of each route instead.
     """
     if family == "conv2d_forward":
         shape = ConvShape.of(d)
@@ -66,8 +67,8 @@ def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, A
         f[f"padding_{high}x{wide}"] = batch * m * k / (tiles * high * wide)
     for name, size in (("m", m), ("n", n), ("k", k)):
         f[f"align_{name}"] = alignment(size)
-    # the panels that one wave of blocks reads together, against what L2 can hold; what fits has no further effect, so
-    # that a GPU with far more L2 than any sample's looks like those and not like something unseen
+    # bytes that one wave of blocks reads together, over the L2 size; the logarithm of 1 + x is nearly 0 where they fit.
+    # A GPU with much more L2 than the GPUs with samples therefore has features within the range of the samples.
     f["operands_per_l2"] = np.log1p(traffic / gpu.l2_bytes)
     f["panels_per_l2"] = np.log1p(4.0 * 64.0 * n * np.minimum(batch * np.ceil(m / 64) * np.ceil(k / 64), 2.0 * gpu.sms)
                                   / gpu.l2_bytes)  # fmt: skip
@@ -80,7 +81,10 @@ def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, A
 
 
 def _image(d: Dims, shape: ConvShape, gpu: GpuSpec) -> dict[str, Array]:
-    """What decides between Winograd, implicit products and FFT: image size, channels, tiles of 2 x 2 and 4 x 4."""
+    """Features on which the choice of Winograd, implicit products or FFT depends.
+
+    They are the image size, channels, the window, and padding to Winograd tiles of 2 x 2, 4 x 4 and 6 x 6.
+    """
     out = shape.out_height
     f = {"log_images": np.log(shape.batch), "log_image": np.log(out), "log_in": np.log(shape.in_channels)}
     for edge in (2, 4, 6):
@@ -96,7 +100,7 @@ def _image(d: Dims, shape: ConvShape, gpu: GpuSpec) -> dict[str, Array]:
 
 
 def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
-    """Rows of a width: how many there are per SM, how wide they are, and how well L2 holds them."""
+    """Features of families that work on rows: rows per SM, their width, and their size over the L2 size."""
     rows, width = d("B", 1.0), d("H")
     threads = gpu.sms * gpu.max_threads_per_sm
     return {
@@ -113,6 +117,6 @@ def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
 
 
 def alignment(size: Array) -> Array:
-    """Largest power of two up to 32 that divides a size, as its logarithm over 5: 0 for odd sizes, 1 for 32."""
+    """Base-2 logarithm of the largest power of two up to 32 that divides a size, over 5: 0 for odd sizes, 1 for 32."""
     powers = sum((np.mod(size, 2.0**step) == 0).astype(float) for step in range(1, 6))
     return np.asarray(powers) / 5.0

@@ -1,9 +1,12 @@
 """Matrix products on tensor cores (bf16, fp16, TF32): work and features of each output tile.
 
-A library computes a product in tiles of outputs, a thread block or a cluster of them each, and takes the tile that suits
-the sizes. Every tile here is a way to compute the product (`terms.py`): its padding, its waves over the SMs with long
-sums split over idle ones, and the chain of steps along one block's sum. bf16 and fp16 run at one rate; TF32 runs the same
-tiles on elements of twice the bytes at its own peak. A batched product has its batch as more tiles.
+A library computes a product in tiles of outputs and chooses the tile that suits the sizes. One thread block, or one
+cluster of blocks, computes each tile. Every tile here is one way to compute the product (`utilisation_terms.py`). It
+is described by its padding, its waves over the SMs, and the chain of steps along one block's sum. Long sums are split
+over idle SMs.
+
+bf16 and fp16 run at the same rate. TF32 runs the same tiles at its own peak, on elements of twice as many bytes. The
+batch of a batched product multiplies its number of tiles.
 """
 
 from __future__ import annotations
@@ -25,31 +28,32 @@ FAMILY = "tensor_gemm"
 """Name of the cross-GPU model, and of its file under `packs/transfer`; calls are those of `gemm` and `bmm`."""
 
 TILES = ("256x128", "128x256", "128x128", "128x64", "64x128", "64x64")
-"""Tiles, columns x rows of the outputs; columns are the weight's outputs."""
+"""Tiles, as columns x rows of the output matrix; its columns are the output features of the weight."""
 
 STEP_BYTES = 128.0
-"""Bytes of the sum's length that a block takes in one step: 64 elements of bf16, 32 of TF32."""
+"""Bytes along the sum that a block processes in one step: 64 elements of bf16 or 32 of TF32."""
 
 STEP_CYCLES = 100.0
-"""Cycles that a step is quoted in; the network scales it."""
+"""Nominal cycles of one step; the network scales it."""
 
 LEAST_STEPS = 8.0
-"""Steps that each part of a split sum keeps."""
+"""Smallest number of steps of each part of a split sum."""
 
 MISALIGNED = 2.25
-"""Times as long as arithmetic takes in the kernels for other rows (`align1` in their names). Set on half of the 26 such
-sizes of the A100 DLRM trace, every other one in order of size: MAPE 20 % there and 25 % on the other half, 38 and 40 without
-it."""
+"""Factor on the time of arithmetic in kernels for misaligned rows (`align1` in their names).
+
+It was set on half of the 26 such sizes of the A100 DLRM trace, every second one in order of size. MAPE is 20 % on this
+half and 25 % on the other half; without the factor it is 38 % and 40 %."""
 
 
 @dataclass(frozen=True)
 class TensorTile:
-    """Products in one tile, each array of shape (rows,) but `x` of (rows, features).
+    """Work and features of products in one tile; arrays have shape (rows,), `x` has (rows, features).
 
     Attributes:
-        us: arithmetic with padding and idle SMs of the last wave, at the sustained throughput.
-        bytes: moved at least.
-        chain_us: the steps along one block's sum, one after another.
+        us: time of arithmetic in µs at the sustained throughput, with padding and idle SMs of the last wave.
+        bytes: least number of bytes moved.
+        chain_us: time in µs of the consecutive steps along one block's sum.
         x: features.
     """
 
@@ -76,7 +80,7 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, TensorTile]:
         parts = np.clip(np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(steps / LEAST_STEPS, 1.0))
         own = np.ceil(steps / parts)
         waves = blocks * parts / gpu.sms
-        # sizes and working sets do not appear by themselves: a GPU with another L2 would look like nothing seen
+        # no feature depends on the L2 size: a GPU with another L2 would be outside the range of the samples
         x = np.column_stack([
             np.log(waves), waves / np.ceil(waves), np.log(parts), np.log(own),
             batch * m * k / (blocks * high * wide),
