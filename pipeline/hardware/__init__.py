@@ -1,1 +1,1 @@
-"""What GPUs are: specification files, architecture limits, and the device of this machine."""
+"""Figures of GPUs: specification files, architecture limits, and the device of this machine."""

@@ -1,8 +1,8 @@
-"""What-ifs on a GPU's figures: which figures follow an altered one, and which differ from the catalogue's card.
+"""What-ifs on a GPU's figures: which figures follow an altered one, and which differ from the catalogue's GPU.
 
-`gpu.dram_gb_per_s=2000` alters one figure of a file that states others beside it. Those that hang on it move along, so
-that the altered card is as consistent as the real one: a measured peak with its datasheet's figure, throughputs with SMs
-and clock. A figure that is stated itself stays as stated.
+`gpu.dram_gb_per_s=2000` alters one figure of a GPU file. Figures that depend on it are scaled with it, so that the
+altered GPU stays consistent. A measured peak follows the figure of its datasheet, and throughputs follow SMs and clock. A
+figure that the user also states is not scaled.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ FOLLOWS = {
     "measured_dram_gb_per_s": ("dram_gb_per_s",),
     "measured_l2_gb_per_s": _CLOCKED,
 }
-"""Figures that are proportional to others, and to which; one that is followed itself stands above its follower."""
+"""Figures that are proportional to other figures, which are the values. A figure stands above those that follow it."""
 
 TIMELESS = ("name", "aliases", "sources", "memory_bytes", "base_clock_mhz")
-"""Fields that no time depends on: memory decides what fits, and no formula reads the base clock."""
+"""Fields on which no time depends. Memory determines only what fits, and no formula uses the base clock."""
 
 
 def catalogue(name: str) -> GpuSpec | None:
@@ -45,12 +45,12 @@ def catalogue(name: str) -> GpuSpec | None:
 
 
 def following_ratio(key: str, gpu: GpuSpec, card: GpuSpec) -> float:
-    """By what a figure grows from `card` to `gpu` with those that it follows; exactly 1 where they are the same."""
+    """Factor from `card` to `gpu` on a figure, from the figures that it follows; exactly 1 if those are equal."""
     return float(np.prod([getattr(gpu, name) / getattr(card, name) for name in FOLLOWS.get(key, ())]))
 
 
 def following(gpu: GpuSpec, card: GpuSpec) -> GpuSpec:
-    """`gpu` with figures that are still those of `card` moved along with altered ones that they follow."""
+    """`gpu` with dependent figures scaled: those that are unchanged from `card` but follow an altered figure."""
     for key in FOLLOWS:
         value, ratio = getattr(gpu, key), following_ratio(key, gpu, card)
         if value is not None and value == getattr(card, key) and ratio != 1.0:
@@ -59,15 +59,17 @@ def following(gpu: GpuSpec, card: GpuSpec) -> GpuSpec:
 
 
 def differing(gpu: GpuSpec, card: GpuSpec) -> frozenset[str]:
-    """Figures that times depend on and that differ between two specs."""
+    """Figures that differ between two specs and on which times depend."""
     names = [entry.name for entry in fields(GpuSpec) if entry.name not in TIMELESS]
     return frozenset(name for name in names if getattr(gpu, name) != getattr(card, name))
 
 
 def bounds(gpu: GpuSpec, card: GpuSpec) -> tuple[float, float]:
-    """Least and most that a call's time may change by: a card with more of every altered figure slows no call.
+    """Smallest and largest factor by which a call's time may change from `card` to `gpu`.
 
-    Trained models are monotone in bandwidths, clock, throughput and power, but not in sizes of caches and numbers of SMs.
+    If all altered figures increase, no call may become slower; if all decrease, no call may become faster. The bounds
+    are needed because trained models are not monotone in cache sizes and numbers of SMs. They are monotone in bandwidths,
+    clock, throughput and power.
     """
     pairs = [(getattr(gpu, name), getattr(card, name)) for name in differing(gpu, card)]
     if not all(isinstance(value, (int, float)) for pair in pairs for value in pair):
@@ -77,9 +79,9 @@ def bounds(gpu: GpuSpec, card: GpuSpec) -> tuple[float, float]:
 
 
 def composed_gpu(values: Mapping[str, Any]) -> tuple[GpuSpec, GpuSpec | None]:
-    """The GPU that the `gpu` node of a composed configuration describes, and the catalogue's card of that name.
+    """The GPU that the `gpu` node of a composed configuration describes, and the catalogue's GPU of that name.
 
-    Figures that hang on altered ones have followed.
+    Figures that follow altered ones are already scaled.
 
     Raises:
         ConfigError: a key is missing or unknown, a figure is no number or implausible.
@@ -92,7 +94,7 @@ def composed_gpu(values: Mapping[str, Any]) -> tuple[GpuSpec, GpuSpec | None]:
 
 
 def is_altered(values: Mapping[str, Any]) -> bool:
-    """Whether the `gpu` node of a composed configuration is a what-if that times depend on.
+    """Whether the `gpu` node of a composed configuration alters a figure on which times depend.
 
     Raises:
         ConfigError: a figure is implausible.

@@ -1,9 +1,11 @@
 """Per-SM limits of each GPU architecture, by compute capability.
 
-Source of the NVIDIA rows: CUDA C Programming Guide, "Technical Specifications per Compute Capability" and "Arithmetic
-Instructions"; allocation units and partitions: the occupancy calculator of the CUDA toolkit (cuda_occupancy.h). CDNA2: AMD
-"CDNA 2" whitepaper and the MI200 ISA guide.
-A GPU file may override any of the first five.
+Sources:
+- NVIDIA: CUDA C Programming Guide, "Technical Specifications per Compute Capability" and "Arithmetic Instructions".
+- Allocation units and partitions: the occupancy calculator of the CUDA toolkit (cuda_occupancy.h).
+- CDNA2: AMD "CDNA 2" whitepaper and the MI200 ISA guide.
+
+A GPU file may override any of the first five limits.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ class Architecture:
         fp32_lanes_per_sm: fp32 fused multiply-adds per clock.
         schedulers_per_sm: warp instructions issued per clock (one per scheduler).
         warp_size: threads per warp.
-        register_unit: registers are handed out per warp in multiples of this.
-        partitions: parts of it with registers of their own; a warp takes its registers from one of them.
-        shared_unit_bytes: shared memory is handed out in multiples of this.
-        shared_reserved_bytes: shared memory per block that the system keeps for itself.
+        register_unit: registers are allocated per warp in multiples of this number.
+        partitions: partitions of the SM with separate registers; a warp takes its registers from one of them.
+        shared_unit_bytes: shared memory is allocated in multiples of this number of bytes.
+        shared_reserved_bytes: shared memory per block that the system reserves, bytes.
     """
 
     max_threads_per_sm: int
@@ -68,4 +70,4 @@ ARCHITECTURES: dict[tuple[str, float], Architecture] = {
 """Limits by (architecture, compute capability)."""
 
 NAMES = {capability: name for name, capability in ARCHITECTURES if name != "cdna2"}
-"""NVIDIA architecture name by compute capability, for devices that are detected rather than read from a file."""
+"""NVIDIA architecture name by compute capability, for detected devices without a file."""

@@ -1,4 +1,4 @@
-"""A GPU by the name that a user gives: a file under `config/gpu/`, or the device of this machine."""
+"""Look-up of a GPU by name: a file under `config/gpu/`, or the device of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device of this machine as a `GpuSpec` named `local`: its CUDA GPU where there is one, else the CPU."""
+"""The device of this machine as a `GpuSpec` named `local`: its CUDA GPU, or the CPU where there is none."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from pipeline.hardware.spec import MIB, PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, Gpu
 LOCAL = "local"
 
 CPU_FLOP_PER_CLOCK = 32
-"""fp32 operations per core and clock that are assumed of a CPU: one fused multiply-add on two 256-bit vectors."""
+"""fp32 operations per core and clock that are assumed for a CPU: one fused multiply-add on two 256-bit vectors."""
 CPU_DRAM_GB_PER_S = 20.0
-"""DRAM bandwidth that is assumed of a CPU until `collect` measures it: about one DDR4-2666 channel."""
+"""DRAM bandwidth in GB/s that is assumed for a CPU until `collect` measures it: about one DDR4-2666 channel."""
 CPU_CLOCK_MHZ = 2500.0
-"""Clock that is assumed of a CPU that does not state one."""
+"""Clock in MHz that is assumed for a CPU that does not state its clock."""
 
 
 @lru_cache(maxsize=1)
 def local_device() -> GpuSpec:
-    """Describe the first CUDA device, from its file if its name is known, else from its properties; else the CPU.
+    """Describe the first CUDA device, or the CPU where there is none.
 
-    `sources` says which figures are read from the device and which are assumed; measured peaks are left to `collect`.
+    A CUDA device is described from its GPU file if its name is known, otherwise from its properties. `sources` states
+    which figures are read from the device and which are assumed. `collect` measures the peaks.
     """
     try:
         import torch
@@ -56,7 +57,7 @@ def cuda_spec(properties: Any) -> GpuSpec:
 
 
 def _unlisted_cuda_spec(properties: Any, memory: int, read: str) -> GpuSpec:
-    """A card without a file: SMs, clocks, bus and L2 from the driver; tensor-core rates scaled from a sibling."""
+    """Spec of a GPU without a file: SMs, clocks, bus and L2 from the driver; tensor-core rates scaled from a sibling."""
     capability = float(f"{properties.major}.{properties.minor}")
     listed = max((c for c in NAMES if c <= capability), default=min(NAMES))
     limits = ARCHITECTURES[NAMES[listed], listed]
@@ -66,7 +67,7 @@ def _unlisted_cuda_spec(properties: Any, memory: int, read: str) -> GpuSpec:
     clock = clock_khz / 1e3 if clock_khz else like.boost_clock_mhz
     sms = int(properties.multi_processor_count)
     memory_khz, bus_bits = (getattr(properties, key, None) for key in ("memory_clock_rate", "memory_bus_width"))
-    # the driver's memory clock transfers twice per clock on the whole bus
+    # memory transfers data twice per clock of the driver's memory clock, on the whole bus
     dram = 2 * memory_khz * bus_bits / 8 / 1e6 if memory_khz and bus_bits else like.dram_gb_per_s
     scale = sms * clock / (like.sms * like.boost_clock_mhz)
     guess = f"scaled from {like.name} by SMs and clock"
@@ -94,7 +95,7 @@ def _unlisted_cuda_spec(properties: Any, memory: int, read: str) -> GpuSpec:
 
 
 def cpu_spec() -> GpuSpec:
-    """The CPU as a device: one "SM" per core, no separate memory, so that every stage runs without a GPU."""
+    """The CPU as a device, with one "SM" per core and no separate memory, so that every stage runs without a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     clock, clock_source = _cpu_clock_mhz()
     flops = CPU_FLOP_PER_CLOCK * cores * clock / 1e3
@@ -141,7 +142,7 @@ def _cpu_clock_mhz() -> tuple[float, str]:
 
 
 def _cpu_cache_bytes() -> int:
-    """Size of the last-level cache, the CPU's counterpart of L2; 8 MiB where the system does not say."""
+    """Size in bytes of the last-level cache, the CPU's counterpart of L2; 8 MiB where the system does not state it."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
         return int(text.removesuffix("K")) * 1024

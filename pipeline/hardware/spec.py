@@ -1,7 +1,7 @@
 """GPU specifications: one YAML file per GPU under `config/gpu/`, converted to one set of units on load.
 
-A file holds datasheet figures and measured peaks side by side, each with its source (`sources`, by key). Units sit in
-the keys; `load_gpu` turns tera into giga, MiB into bytes and a PCIe generation into an effective bandwidth, once.
+A file holds datasheet figures and measured peaks, each with its source (`sources`, by key). The keys name the units. On
+load, tera becomes giga, MiB becomes bytes, and a PCIe generation becomes an effective bandwidth.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from pipeline.yaml_text import load_yaml
 MIB, GIB = 1 << 20, 1 << 30
 
 PCIE_LANE_GB_PER_S = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""Raw bandwidth of one PCIe lane and direction by generation, after line coding (PCI-SIG base specifications)."""
+"""Raw bandwidth in GB/s of one PCIe lane and direction by generation, after line coding (PCI-SIG base specifications)."""
 
 PCIE_EFFICIENCY = 0.78
-"""Share of the raw PCIe bandwidth that large pinned copies reach after packet headers and flow control; about 12.3
-GB/s on generation 3 x16, where `bandwidthTest` shows 12 to 13."""
+"""Share of the raw PCIe bandwidth that large pinned copies reach, after packet headers and flow control.
+
+It gives about 12.3 GB/s on generation 3 x16, where `bandwidthTest` shows 12 to 13 GB/s."""
 
 # Ratios of measured to datasheet peaks: medians over the GPU files that hold both (tests/hardware checks that).
 FP32_DERATE = 0.89
@@ -34,16 +35,18 @@ FP32_DERATE = 0.89
 DRAM_DERATE = 0.80
 """Measured over datasheet DRAM bandwidth, median of the same five GPUs."""
 L2_BYTES_PER_SM_CLOCK = 21.8
-"""Measured L2 bandwidth over SMs x boost clock, median of the same five GPUs; no datasheet states L2 bandwidth."""
+"""Measured L2 bandwidth over SMs x boost clock, in bytes per SM and clock, median of the same five GPUs.
+
+It is used for GPUs without a measurement, because no datasheet states L2 bandwidth."""
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One GPU: datasheet figures, per-SM limits, and measured peaks where somebody measured them.
+    """One GPU: datasheet figures, per-SM limits, and measured peaks where available.
 
     Bandwidths are GB/s (1e9 bytes), throughputs GFLOP/s, sizes bytes, clocks MHz, power watts. Throughputs of tensor
     cores are dense (no sparsity) with fp32 accumulation. `pcie_gb_per_s` and `nvlink_gb_per_s` count one direction;
-    PCIe is effective, NVLink raw. Measured peaks are None where nobody measured them.
+    PCIe is effective, NVLink raw. Measured peaks are None where there is no measurement.
     """
 
     name: str
@@ -75,7 +78,7 @@ class GpuSpec:
 
     @property
     def limits(self) -> Architecture | None:
-        """Allocation units and lanes of the architecture; None for one that has no table row (a CPU)."""
+        """Allocation units and lanes of the architecture; None for an architecture without a table row (a CPU)."""
         return ARCHITECTURES.get((self.architecture, self.compute_capability))
 
     def peak_gflop_per_s(self, dtype: str = "fp32") -> float:
@@ -102,7 +105,7 @@ class GpuSpec:
 
         Args:
             values: figures by key.
-            where: what an error message names.
+            where: origin of the figures, for error messages.
 
         Raises:
             ConfigError: a key is missing or unknown, a figure is no number or implausible.
@@ -132,7 +135,7 @@ def may_state(key: str) -> bool:
 
 
 def read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
-    """The figures of a GPU in this project's units, plausible or not.
+    """Convert the figures of a GPU file to this project's units, without a check of plausibility.
 
     Raises:
         ConfigError: a key is missing or unknown, or a figure is no number.
@@ -189,10 +192,10 @@ def _scaled(value: Any, factor: float) -> float | None:
 
 
 def check_plausible(spec: GpuSpec, where: str) -> None:
-    """Refuse figures that contradict each other or that no GPU has had, which a slipped unit would produce.
+    """Refuse figures that contradict each other or that no GPU has. A wrong unit causes such figures.
 
     Raises:
-        ConfigError: naming the figure and its plausible range.
+        ConfigError: a figure is implausible; the message names the figure and its plausible range.
     """
     measured = {
         "measured_fp32_gflop_per_s": (spec.measured_fp32_gflop_per_s, spec.fp32_gflop_per_s),
@@ -261,7 +264,7 @@ def load_gpu_file(name: str) -> GpuSpec:
 
 
 def _key(name: str) -> str:
-    """Names compare without case, vendor prefix, blanks and dashes: `NVIDIA A100-PCIE-40GB` is `a100pcie40gb`."""
+    """Name for comparison, without case, vendor prefix, blanks and dashes: `NVIDIA A100-PCIE-40GB` is `a100pcie40gb`."""
     folded = str(name).lower()
     for prefix in ("nvidia", "tesla", "geforce", "quadro"):
         folded = folded.replace(prefix, "")

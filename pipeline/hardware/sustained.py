@@ -1,9 +1,11 @@
-"""What a GPU sustains, from its spec file alone: matrix throughput under its power limit, and DRAM bandwidth.
+"""Sustained figures of a GPU, from its spec file alone: matrix throughput under its power limit, and DRAM bandwidth.
 
-Datasheet peaks flatter in two ways that differ between cards. Issue slots and operand bandwidth keep fp32 matrix
-products below the peak by a share that depends on the architecture, and cards with a small power budget (P4, T4, L4)
-throttle their clock long before that. `transfer/utilisation.py` predicts shares of these sustained figures, so that a model
-trained on some cards carries over to others.
+Datasheet peaks are too high for two reasons, and the difference depends on the GPU:
+- Issue slots and operand bandwidth limit fp32 matrix products to a share of the peak that depends on the architecture.
+- GPUs with a small power budget (P4, T4, L4) lower their clock far below that limit.
+
+`transfer/utilisation.py` predicts shares of these sustained figures. A model trained on some GPUs then carries over to
+others.
 """
 
 from __future__ import annotations
@@ -18,21 +20,23 @@ from pipeline.hardware.spec import GpuSpec
 Array = npt.NDArray[np.float64]
 
 THROTTLE_US = 800.0
-"""Kernel time at which a repeated kernel is half throttled. A T4 reaches the same share of its peak as a V100 in
-products of 0.3 ms, and half of it from 3 ms on (public latencies, 25 repetitions of each kernel)."""
+"""Kernel time in µs at which a repeated kernel is half throttled.
+
+A T4 reaches the same share of its peak as a V100 in products of 0.3 ms, and half of that share from 3 ms on (public
+latencies, 25 repetitions of each kernel)."""
 
 IDLE_WATTS = 12.0
-"""Board power that does no arithmetic (memory refresh, leakage, regulators); a P4 or T4 idles at 8 to 15 W."""
+"""Board power in W that does no arithmetic (memory refresh, leakage, regulators); a P4 or T4 idles at 8 to 15 W."""
 
 
 @dataclass(frozen=True)
 class Sustained:
-    """Shares and costs of an architecture.
+    """Sustained shares of peaks, and power per throughput, of an architecture.
 
     Attributes:
-        fp32_share: large fp32 matrix products over the datasheet peak where power is no limit.
-        watts_per_tflop: board power per sustained fp32 TFLOP/s at the clocks of a power-limited card.
-        dram_share: streaming DRAM bandwidth over the datasheet's.
+        fp32_share: throughput of large fp32 matrix products over the datasheet peak where power is no limit.
+        watts_per_tflop: board power in W per sustained fp32 TFLOP/s at the clocks of a power-limited GPU.
+        dram_share: streaming DRAM bandwidth over the datasheet's bandwidth.
         source: where the figures come from.
     """
 
@@ -64,8 +68,10 @@ ARCHITECTURE_SHARES: dict[tuple[str, float], Sustained] = {
     ("blackwell", 10.3): Sustained(0.88, 9.0, 0.90, "as B200: the same units for fp32"),
     ("blackwell", 12.0): Sustained(0.66, 4.4, 0.90, f"fp32: RTX 5090 69.2 of 104.8, {_TABLE}"),
 }
-"""Figures by (architecture, compute capability). Watts per TFLOP/s of Ada and newer are estimates: a low-voltage card
-needs about half of what an RTX 4090 (8 W) takes per TFLOP/s."""
+"""Figures by (architecture, compute capability).
+
+Watts per TFLOP/s of Ada and newer are estimates: a low-voltage GPU needs about half the power per TFLOP/s of an RTX 4090
+(8 W)."""
 
 UNKNOWN = Sustained(0.80, 12.0, 0.85, "no figures for this architecture: middle of the others")
 
@@ -78,8 +84,9 @@ def shares(gpu: GpuSpec) -> Sustained:
 def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
     """Least time of fp32 matrix arithmetic, µs: at the architecture's share of the peak, slowed by the power limit.
 
-    A card throttles only after it has been busy for a while, and a measurement repeats its kernel: short kernels run at
-    full clock, long ones at what the power budget sustains. More clock or power never makes this longer.
+    A GPU throttles only after it has been busy for some time, and a measurement repeats its kernel. Short kernels
+    therefore run at full clock, and long ones at the throughput that the power budget sustains. A higher clock or power
+    budget never increases this time.
     """
     known = shares(gpu)
     full = np.asarray(flops, dtype=np.float64) / (known.fp32_share * gpu.fp32_gflop_per_s * 1e3)
@@ -92,7 +99,10 @@ def power_gflop_per_s(gpu: GpuSpec) -> float:
 
 
 def throttled(full: Array, powered: Array) -> Array:
-    """Times of arithmetic between that at full clock and that at what the power budget sustains, by how long it lasts."""
+    """Times of arithmetic, interpolated between full clock and the sustained throughput of the power budget.
+
+    The weight of the second grows with the duration of the kernel.
+    """
     weight = full / (full + THROTTLE_US)
     return np.asarray(full * (1.0 - weight) + np.maximum(powered, full) * weight)
 

@@ -28,7 +28,7 @@ OPEN: dict[str, tuple[str, ...]] = {
     "volta": ("64x64", "32x128", "128x32"),
     "turing": ("128x64", "64x64", "128x32", "32x128"),
 }
-"""Available tiles by architecture. Few products of the public table ran in other tiles; they are ignored."""
+"""Available tiles by architecture. A handful of products of the public table ran in other tiles."""
 
 NEWER_OPEN = ("128x128",)
 """Tiles of Ampere and of later architectures, which run Ampere's kernels."""

@@ -34,7 +34,7 @@ BOXES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "volta": ((1, 8, 16),),
     "turing": ((1, 8, 16),),
 }
-"""Images, rows and columns of outputs in a block's box, by architecture; each architecture has several boxes."""
+"""Images, rows and columns of outputs in a block's box, for each box available on an architecture."""
 
 NEWER_BOXES = ((1, 8, 16), (4, 8, 4))
 """Boxes of Ampere and later architectures."""

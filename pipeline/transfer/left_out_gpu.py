@@ -1,8 +1,8 @@
 """Leave-one-GPU-out errors of every transfer method over all ordered pairs of GPUs.
 
 For each destination, all learned models are trained on the other GPUs. An origin's rows are joined to the
-destination's by shape; errors count rows above twice the destination's latency floor, where the floor is the least
-latency of the op on that GPU.
+destination's by shape. Errors are computed over rows above twice the destination's latency floor. The floor is the
+smallest latency of the op on that GPU.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Array = npt.NDArray[np.float64]
 Trained = TypeVar("Trained", UtilisationModel, TransferMlp)
 
 PROBES = 10
-"""Probe kernels per family in the calibrated figures."""
+"""Number of probe kernels per family for the errors with probes."""
 
 PROBE_COUNTS = (5, 10, 20)
-"""Numbers of probes that a left-out GPU is predicted with."""
+"""Numbers of probes with which `probe_errors` predicts a left-out GPU."""
 
 ABOVE = 2.0
-"""Errors count rows above this many times the latency floor."""
+"""Errors are computed over rows above this multiple of the latency floor."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ def folds(
     cache: Path | None = None,
     probes: bool = True,
 ) -> Iterator[Fold]:
-    """Train a family's models once per GPU left out.
+    """Train a family's models once for each left-out GPU.
 
-    What probes of the left-out GPU may assume is learned from the other GPUs, each predicted by a model of one network
-    that saw neither.
+    The prior for probes of the left-out GPU is learned from the errors on the other GPUs. Each of these GPUs is
+    predicted by a model of one network, trained without it and without the left-out GPU.
 
     Args:
         samples: a samples table.
         family: a covered family.
         recipe: sizes and schedule; the family's by default.
         mlp_steps: steps of the cross-GPU network; none is trained for 0.
-        cache: folder of models that an earlier call left there; missing ones are trained and saved.
-        probes: whether to learn what probes may assume; takes a model per pair of GPUs.
+        cache: folder of models from earlier calls; missing models are trained and saved there.
+        probes: whether to learn the prior for probes, which takes one model per pair of GPUs.
     """
     own = samples[samples["family"] == family]
     gpus = sorted(str(gpu) for gpu in own["gpu"].unique())
@@ -112,7 +112,7 @@ def folds(
 
 
 def _cached(path: Path | None, load: Callable[[Path], Trained], train: Callable[[], Trained]) -> Trained:
-    """The model saved at a path, else a new one, saved there."""
+    """Load the model at a path; where there is none, train it and save it there."""
     if path is not None and path.is_file():
         return load(path)
     model = train()
@@ -122,7 +122,10 @@ def _cached(path: Path | None, load: Callable[[Path], Trained], train: Callable[
 
 
 def unseen_errors(samples: pd.DataFrame, model: UtilisationModel, gpu: str) -> tuple[Seen, Array]:
-    """A GPU's calls and log(measured / predicted) above the floor, for `learn_prior`; the model has not seen the GPU."""
+    """Calls of a GPU above `ABOVE` times the floor, and their log(measured / predicted), for `learn_prior`.
+
+    The model must have been trained without this GPU.
+    """
     own = _above(samples[(samples["family"] == model.family) & (samples["gpu"] == gpu)])
     seen = look(model, own, load_gpu(gpu))
     return seen, np.log(own["latency_us"].to_numpy(dtype=np.float64)) - seen.log_latency
@@ -177,12 +180,12 @@ _DIMS = {name: FAMILIES[name].required for name in RECIPES}
 
 
 def _except(rows: pd.DataFrame, probes: pd.DataFrame, keys: list[str]) -> npt.NDArray[np.bool_]:
-    """Which rows are no probes."""
+    """Mask of the rows that are not probes."""
     return ~rows[keys].apply(tuple, axis=1).isin(set(probes[keys].apply(tuple, axis=1))).to_numpy()
 
 
 def probe_rows(own: pd.DataFrame, keys: list[str], fold: Fold, count: int = PROBES) -> pd.DataFrame:
-    """The destination's rows of the calls that `design` picks, among those above twice the floor on all other GPUs."""
+    """The destination's rows of the calls that `design` selects among `probe_candidates`."""
     return design(fold.utilisation, probe_candidates(own, keys, fold), fold.destination, count)
 
 
@@ -198,7 +201,7 @@ def probe_candidates(own: pd.DataFrame, keys: list[str], fold: Fold) -> pd.DataF
 
 
 def log_residuals(samples: pd.DataFrame, fold: Fold) -> Array:
-    """log(measured / predicted) of the left-out GPU above twice its floor, from its spec alone; shape (rows,)."""
+    """log(measured / predicted) of the left-out GPU above twice its floor, without probes; shape (rows,)."""
     own = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
     own = _above(own)
     _, latency = fold.utilisation.kernel_and_latency(own, fold.destination)
@@ -206,7 +209,7 @@ def log_residuals(samples: pd.DataFrame, fold: Fold) -> Array:
 
 
 def probe_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, dict[str, float]]:
-    """`probed_errors` of the left-out GPU by number of probes; 0 is from the spec alone."""
+    """`probed_errors` of the left-out GPU by number of probes; 0 means a prediction from the spec alone."""
     own, keys, target = left_out_rows(samples, fold)
     return {
         str(count): probed_errors(target, keys, fold, probe_rows(own, keys, fold, count) if count else None)
@@ -215,7 +218,7 @@ def probe_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, dict[str, float
 
 
 def left_out_rows(samples: pd.DataFrame, fold: Fold) -> tuple[pd.DataFrame, list[str], pd.DataFrame]:
-    """The family's samples, the columns that tell its calls apart, and the left-out GPU's rows above twice its floor."""
+    """The family's samples, the columns that identify a call, and the left-out GPU's rows above twice its floor."""
     own = samples[samples["family"] == fold.family]
     keys = ["op", *(name for name in _DIMS[fold.family] if name in own.columns)]
     return own, keys, _above(own[own["gpu"] == fold.destination.name].drop_duplicates(keys))
@@ -224,10 +227,10 @@ def left_out_rows(samples: pd.DataFrame, fold: Fold) -> tuple[pd.DataFrame, list
 def probed_errors(
     target: pd.DataFrame, keys: list[str], fold: Fold, probes: pd.DataFrame | None = None
 ) -> dict[str, float]:
-    """Errors of a fold's model on the left-out GPU's rows, with probes or without; probes are not counted.
+    """Errors of a fold's model on the left-out GPU's rows, with or without probes; the probes' rows are excluded.
 
     Returns:
-        MAPE, GMAE and median of the error in %; with probes `coverage`, the share of rows within p10 to p90.
+        MAPE, GMAE and median of the error in %. With probes also `coverage`, the share of rows within p10 to p90.
     """
     rows, covered = target, {}
     if probes is not None:
@@ -243,7 +246,7 @@ def probed_errors(
 
 
 def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, Any]:
-    """MAPE above twice the floor, and GMAE over all rows, of the left-out GPU predicted from its spec alone, %."""
+    """Errors in % on the left-out GPU, predicted from its spec alone: MAPE above twice the floor, GMAE over all rows."""
     own = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
     _, latency = fold.utilisation.kernel_and_latency(own, fold.destination)
     truth = own["latency_us"].to_numpy(dtype=np.float64)

@@ -1,8 +1,9 @@
 """Networks for ops whose kernel varies with the GPU, in the published form of Habitat and Surfer.
 
 Inputs are the logarithms of the op's dims and of four features of the destination GPU: memory, bandwidth, SMs, peak
-FLOP/s. The target is the latency, the loss its MAPE. A prediction multiplies the time measured on the origin GPU by the
-ratio of the network's outputs for the two GPUs. The published size is 8 x 1024 (34 MB for each op), the shipped one 3 x 96.
+FLOP/s. The target is the latency, and the loss is its MAPE. A prediction multiplies the time measured on the origin GPU
+by the ratio of the network's outputs for the two GPUs. The published size is 8 x 1024 (34 MB for each op), the shipped
+size 3 x 96.
 """
 
 from __future__ import annotations
@@ -101,12 +102,12 @@ def train_mlp(
     """Fit a network to samples of several GPUs (needs torch).
 
     Args:
-        samples: a samples table; rows of other families are passed over.
+        samples: a samples table; rows of other families are ignored.
         family: gemm, bmm or conv2d_forward.
         size: hidden layers and width; `PUBLISHED` is (8, 1024).
         steps: optimizer steps.
         rows: samples per step.
-        seed: of initial weights and sampling.
+        seed: seed of initial weights and sampling.
         rate: peak learning rate.
 
     Raises:
@@ -139,7 +140,7 @@ def train_mlp(
         for layer in network[:-1]:
             hidden = torch.relu(layer(hidden))
         error = network[-1](hidden)[:, 0] - target[batch]
-        # MAPE of the latency; the exponent is limited, so that a first guess far off does not overflow
+        # MAPE of the latency; the exponent is limited, so that a large initial error does not overflow
         return (torch.exp(error.clamp(max=3.0)) - 1.0).abs().mean() + torch.relu(error - 3.0).mean()
 
     # the published size trains almost twice as fast on two threads

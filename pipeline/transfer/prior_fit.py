@@ -1,8 +1,8 @@
 """Fits the covariance of a model's errors on an unseen GPU by maximum likelihood (needs torch).
 
 The errors of each GPU are one sample from the covariance in `probe_prior.py`. Each step uses a random part of a few
-hundred calls per GPU, which keeps the linear algebra small. To judge a left-out GPU, the errors of the other GPUs come
-from models that saw neither of the two (`evaluate.folds`).
+hundred calls per GPU, which keeps the linear algebra small. To evaluate on a left-out GPU, the errors of every other GPU
+come from a model trained without either of the two (`left_out_gpu.folds`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ LENGTH_PENALTY = 0.02
 """Weight of the squared log length scales: a few GPUs determine them poorly."""
 
 TYPICAL_SPREAD, TYPICAL_PENALTY = 0.15, 0.01
-"""Typical standard deviation of effects, levels and smooth functions (log time), and the weight of the squared log ratio to
-it. Each GPU shows one value of an effect or level. If four or five GPUs agree by chance, the fit without this weight
-would ignore probes."""
+"""Typical standard deviation of effects, levels and smooth functions (log time), and a weight in the loss.
+
+The weight is that of the squared log ratio to the typical value. Each GPU shows only one value of an effect or level. If
+four or five GPUs agree by chance, a fit without this weight would ignore probes."""
 
 
 def learn_prior(errors: Mapping[str, tuple[Seen, Array]], seed: int = 0) -> ProbePrior:
     """The covariance that makes the errors of several GPUs most likely.
 
     Args:
-        errors: by GPU, its calls and log(measured / predicted), shape (rows,), of a model that has not seen it.
-        seed: of the calls drawn.
+        errors: by GPU, its calls and log(measured / predicted), shape (rows,), of a model trained without this GPU.
+        seed: seed for drawing calls.
     """
     import torch
 
@@ -74,7 +75,7 @@ def learn_prior(errors: Mapping[str, tuple[Seen, Array]], seed: int = 0) -> Prob
 
 
 def _covariance(p: dict[str, Any], seen: Seen) -> Any:
-    """`ProbePrior.covariance` of calls with themselves, differentiable."""
+    """Differentiable form of `ProbePrior.covariance` for one set of calls with itself."""
     import torch
 
     effects, op = torch.tensor(seen.effects), torch.tensor(seen.op)

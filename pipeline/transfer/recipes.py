@@ -14,13 +14,13 @@ class Recipe:
     Attributes:
         shape: sizes and bounds of the networks.
         steps: optimizer steps per network.
-        networks: seeds that are averaged.
+        networks: number of networks (seeds) that are averaged.
         rows: samples per step, over all GPUs.
         memory_reward: weight of the reward for attributing time to memory.
-        prior: how far, in log time, a GPU may differ from the common model before it costs.
+        prior: scale, in log time, of a GPU's correction to the common model; larger corrections are penalised.
         rate: peak learning rate of the one-cycle schedule.
-        route_time: weight of the error of the route or tile that a sample's kernel name shows.
-        route_choice: weight of how unlikely the smooth minimum holds that one to be.
+        route_time: weight of the error in the time of the route or tile that a sample's kernel name shows.
+        route_choice: weight of the negative log probability that the smooth minimum gives to this route or tile.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -37,9 +37,9 @@ class Recipe:
 _ROWS = Shape(width=12, depth=2, compute_bound=10.0, memory_high=1.1, norm=4.0, thread_steps=True)
 
 RECIPES: dict[str, Recipe] = {
-    # where tiles read their operands is a term of its own, so that little is left for the utilisation of bandwidth
+    # reads of operands by tiles have a term of their own, so the utilisation of bandwidth needs only a small range
     "gemm": Recipe(Shape(tile_reads=2.0, memory_low=0.2), networks=3),
-    # narrow networks carry over better to a GPU they have not seen
+    # narrow networks have smaller errors on GPUs outside the training set
     "bmm": Recipe(
         Shape(width=12, depth=2, tile_reads=1.0, memory_low=0.2),
         steps=600,
@@ -52,11 +52,11 @@ RECIPES: dict[str, Recipe] = {
         Shape(width=12, depth=2, memory_low=0.2), steps=600, networks=4, rows=1024, memory_reward=0.0, prior=0.3
     ),
     "elementwise": Recipe(replace(_ROWS, width=16), steps=600, networks=3, memory_reward=0.0),
-    # linear in a few features (`softmax.py`): networks on them tell GPUs apart and differ by seed
+    # linear in a few features (`softmax_features.py`): networks learn to tell the GPUs apart and differ between seeds
     "softmax": Recipe(replace(_ROWS, depth=0, memory_low=0.7), steps=600, networks=3, memory_reward=0.0, prior=0.4),
     "layer_norm": Recipe(_ROWS, steps=600, networks=3, memory_reward=0.01),
 }
-"""Chosen on leave-one-GPU-out errors (docs/transfer.md)."""
+"""Recipe by family, chosen by leave-one-GPU-out errors (docs/transfer.md)."""
 
 TENSOR = Recipe(
     Shape(width=12, depth=2, compute_bound=1.05, memory_low=0.2, norm=4.0, thread_steps=True),
@@ -64,4 +64,4 @@ TENSOR = Recipe(
     networks=3,
     memory_reward=0.0,
 )
-"""Of products on tensor cores; chosen on errors with each chip left out (docs/notes/transfer.md)."""
+"""Recipe for products on tensor cores, chosen by errors with each chip left out (docs/notes/transfer.md)."""

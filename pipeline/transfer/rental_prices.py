@@ -1,6 +1,6 @@
-"""What samples cost on rented GPUs: a price table that the user keeps, each price with its date and source.
+"""Cost of training samples on rented GPUs, from the user's price table; each price has its date and source.
 
-No prices are shipped, because none would stay true. Write `config/prices.yaml` (or name another file):
+No prices are shipped, because prices change. Write `config/prices.yaml` (or name another file):
 
     currency: USD
     prices:
@@ -27,10 +27,10 @@ from pipeline.prediction import Prediction
 from pipeline.yaml_text import load_yaml
 
 PRICES = "prices.yaml"
-"""The user's price table, under `config/`."""
+"""File name of the user's price table under `config/`."""
 
 KEYS = ("gpu", "per_hour", "date", "source")
-"""What an entry of the table states, all of it."""
+"""Keys of an entry of the table; all are required."""
 
 
 def load_prices(path: str | Path | None = None) -> dict[str, float]:
@@ -52,7 +52,7 @@ def load_prices(path: str | Path | None = None) -> dict[str, float]:
 
 
 def currency(path: str | Path | None = None) -> str:
-    """The currency that a price table names; `price table's currency` where it names none or does not exist.
+    """The currency that a price table names; `price table's currency` if it names none or does not exist.
 
     Raises:
         ConfigError: as `load_prices`.
@@ -67,7 +67,7 @@ def _file(path: str | Path | None) -> Path:
 
 
 def _read(path: str | Path | None) -> dict[str, Any] | None:
-    """The table as it stands; None where the default file does not exist."""
+    """Content of the price table; None where the default file does not exist."""
     file = _file(path)
     if not file.is_file():
         if path is None:
@@ -87,7 +87,7 @@ def _read(path: str | Path | None) -> dict[str, Any] | None:
 
 
 def _refuse_unknown(values: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
-    """`per_hour: 1,50` in braces is a price of 1 and a key 50."""
+    """Refuse unknown keys: `{per_hour: 1,50}` is read in YAML as a price of 1 and a key 50."""
     for key in values:
         if key not in known:
             raise ConfigError(
@@ -116,7 +116,7 @@ def _entry(entry: object, where: str) -> tuple[str, float]:
 
 
 def _check_date(given: object, where: str) -> None:
-    """Refuse what is no day, or none that has come yet (anywhere on Earth)."""
+    """Refuse a date that is invalid, or in the future in every time zone."""
     try:
         day = given.date() if isinstance(given, datetime) else given
         day = day if isinstance(day, date) else date.fromisoformat(str(day)) if isinstance(day, str) else None

@@ -19,7 +19,7 @@ COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
 
 
 def load_models() -> dict[str, UtilisationModel]:
-    """The cross-GPU models at hand, by family; files are read once per process.
+    """The shipped cross-GPU models by family; each file is read once per process.
 
     Raises:
         PackError: a file is damaged.
@@ -29,7 +29,7 @@ def load_models() -> dict[str, UtilisationModel]:
 
 
 def covered(calls: pd.DataFrame) -> pd.Series:
-    """Whether the cross-GPU models cover a call: fp32 forward of a covered family with all its dims."""
+    """Whether the cross-GPU models cover each call: it is forward, in fp32, of a covered family and has all its dims."""
     found = calls["family"].astype(str).isin(COVERED)
     if "dtype" in calls.columns:
         found &= calls["dtype"].isna() | (calls["dtype"].astype(str) == "fp32")
@@ -47,9 +47,10 @@ def covered(calls: pd.DataFrame) -> pd.Series:
 def estimate(
     model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, calibration: Calibration | None
 ) -> tuple[Array, Array, Array, Array]:
-    """(kernel, latency) in µs and the logarithms of p10 and p90 over them, each of shape (rows,), of one family's calls.
+    """Predict one family's calls with the calibration of probes, or with the shipped model where there is none.
 
-    With probes their calibration answers; else the model as it ships.
+    Returns:
+        Kernel time and latency in µs, and the logarithms of p10 and p90 relative to them, each of shape (rows,).
     """
     if calibration is not None:
         kernel, latency, high = calibration.predict(calls)
@@ -65,17 +66,17 @@ def predict_calls(
     models: dict[str, UtilisationModel] | None = None,
     calibrations: Mapping[str, Calibration] | None = None,
 ) -> pd.DataFrame:
-    """Times of calls on a GPU that is known by its spec alone.
+    """Times of calls on a GPU, from its spec and optional probes.
 
     Args:
-        calls: rows with `family`, `op` and dims (NeuSight's or the calls schema's, which share names).
+        calls: rows with `family`, `op` and dims (NeuSight's or the calls schema's, which have the same names).
         gpu: the destination.
         models: cross-GPU models by family; the shipped ones by default.
-        calibrations: by family, what probes of that GPU ask for.
+        calibrations: calibrations with probes of that GPU, by family.
 
     Returns:
-        Same rows and index: `predicted_us` (latency, floor included), `kernel_us`, `p10_us`, `p90_us` (of the
-        kernel); NaN where no model covers the call, for the caller's roofline.
+        Same rows and index, with `predicted_us` (latency, floor included), `kernel_us`, `p10_us` and `p90_us` (of the
+        kernel). NaN where no model covers the call; the caller then uses its roofline.
     """
     models = load_models() if models is None else models
     result = pd.DataFrame(np.nan, index=calls.index, columns=list(COLUMNS))
@@ -88,7 +89,7 @@ def predict_calls(
         part = calls.iloc[at]
         kernel, latency, low, high = estimate(model, part, gpu, (calibrations or {}).get(name))
         raised = not_shorter(kernel, name, gpu)
-        # what the floor and the launch add stays as it is
+        # the latency, with floor and launch, is raised only where the kernel alone takes longer
         latency = np.maximum(latency, raised)
         result.iloc[at] = np.column_stack([latency, raised, raised * np.exp(low), raised * np.exp(high)])
     return result

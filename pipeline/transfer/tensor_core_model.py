@@ -35,9 +35,9 @@ def sampled_architectures(gpus: tuple[str, ...]) -> frozenset[str]:
 def kernel_us(
     model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction: Correction | None = None
 ) -> Array:
-    """Kernel times on a GPU, shape (rows,); none shorter than the shortest that samples show.
+    """Kernel times on a GPU in µs, shape (rows,).
 
-    Where no card of an architecture was measured, none is shorter than kernels of older traces either.
+    On architectures without samples, no time is shorter than the shortest kernel of the family (`not_shorter`).
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         _, found = model.kernel_and_latency(calls.assign(op="linear"), gpu, correction=correction)
@@ -56,9 +56,9 @@ def ratio_of(
     Args:
         calls: covered products.
         gpu: their GPU.
-        others: covered products, row by row beside `calls`.
+        others: covered products, one for each row of `calls`.
         other: their GPU.
-        like: a GPU with samples whose deviation from the common model both share.
+        like: name of a GPU with samples. Its deviation from the common model is used for both GPUs; `other` by default.
     """
     model = tensor_model()
     if model is None:

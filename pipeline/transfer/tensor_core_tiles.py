@@ -80,7 +80,7 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, TensorTile]:
         parts = np.clip(np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(steps / LEAST_STEPS, 1.0))
         own = np.ceil(steps / parts)
         waves = blocks * parts / gpu.sms
-        # no feature depends on the L2 size: a GPU with another L2 would be outside the range of the samples
+        # sizes and working sets are no features: a GPU with another L2 would be outside the range of the samples
         x = np.column_stack([
             np.log(waves), waves / np.ceil(waves), np.log(parts), np.log(own),
             batch * m * k / (blocks * high * wide),

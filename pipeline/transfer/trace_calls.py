@@ -1,8 +1,8 @@
-"""Device calls of a trace as a table that the transfer methods take: family, dims, launch geometry, measured time.
+"""Device calls of a trace as a table for the transfer methods: family, dims, launch geometry, measured time.
 
-Dims come from the launching op's input shapes (recorded with `record_shapes=True`); without shapes a call is scaled by
-waves. Matrix products and forward convolutions get their family; copies between host and device, and collectives, are
-told apart because no wave moves them.
+Dims come from the launching op's input shapes (recorded with `record_shapes=True`). Without shapes, wave scaling
+predicts a call. Matrix products and forward convolutions get their family. Copies between host and device, and
+collectives, have kinds of their own because wave scaling does not apply to them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ CONVOLUTION_DIMS = (
 )
 
 WINDOW_DIMS = ("stride", "stride_w", "padding", "padding_w", "dilation")
-"""How the window moves, where a trace holds values of inputs."""
+"""Stride, padding and dilation of the window; known where a trace holds values of inputs."""
 
 PRODUCT_KERNELS = "gemm|cutlass|gemv|nvjet"
-"""What the names of matrix-product kernels hold (`nvjet` are cuBLAS's own since Hopper); other kernels of such an op
-(bias, split-K reduction) go by waves."""
+"""Pattern in the names of matrix-product kernels; `nvjet` are cuBLAS's own kernels since Hopper.
+
+Other kernels of such an op (bias, split-K reduction) are predicted by wave scaling."""
 
 HALF_TYPES = {name: short for name, short in DTYPES.items() if short in ("fp16", "bf16")}
-"""What Kineto calls the element types that tensor cores take directly."""
+"""Kineto's names of the half-precision types, which tensor cores process directly, and their short names."""
 
 TF32_KERNELS = "tf32|tensorop|s1688|nvjet"
-"""What the names of kernels hold that multiply fp32 matrices on tensor cores, as TF32."""
+"""Pattern in the names of kernels that multiply fp32 matrices on tensor cores in TF32."""
 
 CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|nvjet"
 
@@ -57,8 +58,8 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
 
     Returns:
         Columns `kernel_name, stream, op, family, kind, latency_us, grid, block, registers, shared_memory, bytes, dtype`
-        and dims. `kind` is kernel, copy (device only), link (host and device) or collective. `dtype` says what a product
-        is computed in: fp32, tf32, fp16 or bf16.
+        and dims. `kind` is kernel, copy (device only), link (host and device) or collective. `dtype` is the type in which
+        a product is computed: fp32, tf32, fp16 or bf16.
     """
     events = act.trace.events
     columns = ["name", "category", "stream", "grid", "block", "registers", "shared_memory", "bytes"]
@@ -97,7 +98,7 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
         (frame["family"] == "conv2d_forward") & name.str.contains(CONVOLUTION_KERNELS, case=False)
     )
     frame["family"] = frame["family"].where(main, "other").fillna("other")
-    # shapes of inputs say neither stride nor padding: as in most convolutions, and in those the models learned from
+    # input shapes do not show stride and padding: assume the values of most convolutions and of the training samples
     usual = {"stride": 1.0, "stride_w": 1.0, "dilation": 1.0, "padding": np.floor(frame["kernel_size"] / 2),
              "padding_w": np.floor(frame["kernel_size_w"] / 2)}  # fmt: skip
     for column, value in usual.items():
@@ -112,7 +113,7 @@ def _half(types: Any) -> str:
 
 
 def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:
-    """Family and dims of an op from the JSON texts of its input shapes and values; empty where shapes do not say."""
+    """Family and dims of an op from the JSON texts of its input shapes and values; empty if shapes do not show them."""
     try:
         sizes = [s for s in json.loads(shapes) if isinstance(s, list) and s and isinstance(s[0], int)]
     except (TypeError, ValueError):
@@ -139,7 +140,10 @@ def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:
 
 
 def _window(op: str, values: Any) -> dict[str, int]:
-    """How a convolution's window moves, from the values that PyTorch records beside shapes since 2.1; empty without them."""
+    """Stride, padding and dilation of a convolution, from the input values of a trace; empty without them.
+
+    PyTorch records input values beside shapes since version 2.1.
+    """
     stride, padding, dilation = (3, 2, 4) if op == "aten::cudnn_convolution" else (3, 4, 5)
     try:
         given = json.loads(values)

@@ -1,4 +1,4 @@
-"""`steptime transfer`: a table measured on one GPU in, the same rows predicted on another out."""
+"""`steptime transfer`: reads a table measured on one GPU and writes the same rows predicted on another GPU."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.shipped_models import load_models
 
 ADDED = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
-"""Columns that the output has beside the input's."""
+"""Columns that the output has in addition to those of the input."""
 
 GEOMETRY = (*(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"), "registers", "shared_memory")
-"""Launch geometry as numbers; 0 is a kernel whose geometry was not recorded."""
+"""Columns of the launch geometry; 0 means that the geometry was not recorded."""
 
 MAY_BE_ZERO = ("padding", *GEOMETRY)
 
@@ -43,10 +43,10 @@ def transfer_command(
         probes: parquet of a few rows measured on the destination; for `auto`.
 
     Returns:
-        Facts to show: rows, methods' shares, where the table was written.
+        Facts to show, such as the number of rows, the share of each method and the path of the output.
 
     Raises:
-        InputError: an unknown GPU or method, a table that cannot be used, or one that is read and written.
+        InputError: an unknown GPU or method, a table that cannot be used, or an output that is also an input.
     """
     origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
     predict = method(method_name)
@@ -99,11 +99,13 @@ def read_measured(path: Path) -> pd.DataFrame:
 
 
 def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
-    """The table with a `family` column and rows counted from 0; an op that no family knows is `other`, scaled by waves.
+    """The table with a `family` column and rows counted from 0.
+
+    Ops that belong to no family are `other`; wave scaling predicts them.
 
     Raises:
-        TableError: a row says neither op nor family, a dimension is no positive whole number, launch geometry is no whole
-            number, or a dtype is unknown.
+        TableError: a row has neither op nor family, a dimension is no positive whole number, launch geometry is no
+            whole number, or a dtype is unknown.
     """
     table = table.reset_index(drop=True)
     family = table["op"].astype(str).map(NEUSIGHT_OPS).fillna("other")
@@ -136,7 +138,7 @@ def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> Non
     if "gpu" not in table.columns or table.empty:
         return
     others = sorted({str(name) for name in table["gpu"].dropna().unique()} - {gpu.name, *gpu.aliases})
-    # conv of the A100 was measured on the 80 GB card: one of the same chip counts as the origin
+    # convolutions of the A100 were measured on the GPU with 80 GB: a GPU with the same chip is accepted as the origin
     strange = [name for name in others if not _sibling(name, gpu)]
     if strange:
         raise InputError(f"{what} rows of {', '.join(strange)}, {option} says {gpu.name}; filter the table")

@@ -1,4 +1,4 @@
-"""The loss that utilisation models are trained by (needs torch): the formula of `utilisation.py`, differentiable."""
+"""The training loss of utilisation models (needs torch): a differentiable form of the formula in `utilisation.py`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pipeline.transfer.recipes import Recipe
 from pipeline.transfer.utilisation import FLOOR_SHARPNESS, Shape
 
 Ways = dict[str, tuple[str, float | None]]
-"""Prefix of the network and norm of each way to compute a family's calls (`Terms`)."""
+"""Type of the ways to compute a family's calls: by name, the prefix of the network and the norm (`Terms`)."""
 
 TIMES = ("arithmetic", "dram", "l2", "steps", "tiles", "per_l2")
-"""What training takes of `Terms` beside the features."""
+"""Fields of `Terms` that training uses in addition to the features."""
 
 
 def batch_loss(p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: Ways, latent: Any) -> Any:
@@ -24,7 +24,7 @@ def batch_loss(p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: W
     shape = recipe.shape
     found: list[tuple[Any, Any]] = []
     for prefix, norm in dict.fromkeys(ways.values()):
-        # ways of one network pass through it together
+        # ways that share a network are evaluated together
         own = [way for way, network in ways.items() if network == (prefix, norm)]
         seen = {key: torch.cat([batch[f"{way} {key}"] for way in own]) for key in (*TIMES, "x")}
         op = batch["op"].repeat(len(own))
@@ -43,7 +43,7 @@ def batch_loss(p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: W
     known = (batch["way"] >= 0).float()
     at = batch["way"].clamp(min=0)[:, None]
     loss = error(-torch.logsumexp(-shape.choice * all_ways, dim=-1) / shape.choice).mean()
-    # kernel names say which way a sample took: its network answers for it, and it was the shortest
+    # kernel names show the way of a sample: its own time must fit, and it must be the shortest of all ways
     loss = loss + recipe.route_time * (error(all_ways.gather(-1, at)[:, 0]) * known).mean()
     unlikely = -log_softmax(-shape.choice * all_ways, dim=-1).gather(-1, at)[:, 0]
     return loss + recipe.route_choice * (unlikely * known).mean()

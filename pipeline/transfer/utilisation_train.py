@@ -1,8 +1,8 @@
-"""Training of the utilisation models (needs torch): the same formula as `utilisation.py`, differentiable.
+"""Training of the utilisation models (needs torch), with a differentiable form of the formula in `utilisation.py`.
 
-Every GPU counts equally; the loss is the mean absolute log error of the latency. Arithmetic-bound samples do not show the
-memory time, so a small reward attributes time to memory. Without it the model underestimates GPUs that have little
-bandwidth per FLOP (P4 predicted from the other GPUs: bias -35 % instead of -20 %).
+Every GPU has the same weight. The loss is the mean absolute log error of the latency. Arithmetic-bound samples do not
+show the memory time, so a small reward attributes time to memory. Without it the model underestimates times on GPUs
+that have little bandwidth per FLOP (P4 predicted from the other GPUs: bias -35 % instead of -20 %).
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from pipeline.transfer.utilisation_terms import Terms, networks_of, terms, ways_
 Array = npt.NDArray[np.float64]
 
 MODERN_HOSTS = {"A100-PCIE-40GB", "A100-PCIE-80GB", "T4"}
-"""GPUs whose hosts stand for an unknown modern host: the newest of the public set; their floors are nearly equal."""
+"""GPUs whose hosts represent an unknown modern host: the newest of the public set. Their floors are nearly equal."""
 
 FLOOR_QUANTILE, FLOOR_SPREAD = 0.002, 1.1
-"""A GPU's floor for an op is the median of the latencies up to `FLOOR_SPREAD` times this quantile of them. The smallest
-latencies are outliers: calls that only wait for the host lie 1 to 4 % above them (on the P100's host 10 %)."""
+"""Definition of the latency floor: the median of an op's latencies up to `FLOOR_SPREAD` times their `FLOOR_QUANTILE`.
+
+The quantile is used because the smallest latencies are outliers. Calls that only wait for the host take 1 to 4 % longer
+(10 % on the P100's host)."""
 
 
 CLOSED_LOG_US = 40.0
-"""Log of the time in microseconds that stands for a way that a call cannot take: gradients of infinity are NaN."""
+"""Log of the time in µs of a way in which a call cannot be computed; it is finite because infinity has NaN gradients."""
 
 NETWORK_DECAY, CORRECTION_WEIGHT = 1e-2, 0.01
-"""Weight decay of the networks' layers, and weight of the squared corrections of GPUs (over `Recipe.prior`, squared)."""
+"""Weight decay of the networks' layers, and weight of the squared ratio of GPU corrections to `Recipe.prior`."""
 
 
 def train_utilisation(
@@ -47,7 +49,7 @@ def train_utilisation(
     """Fit one family's model to samples of several GPUs.
 
     Args:
-        samples: a samples table; rows of other families are passed over.
+        samples: a samples table; rows of other families are ignored.
         family: a covered family.
         recipe: sizes and schedule; the family's by default.
         seed: first seed; networks use consecutive ones.
@@ -90,19 +92,19 @@ def op_floors(samples: pd.DataFrame) -> dict[str, float]:
 
 
 def unknown_host_floors(floors: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Floors to assume on a host that nobody measured: per op the median over hosts of the newest GPUs at hand."""
+    """Floors that are assumed on an unmeasured host: per op, the median over the hosts in `MODERN_HOSTS`, or over all."""
     hosts = {gpu: own for gpu, own in floors.items() if gpu in MODERN_HOSTS} or floors
     return {str(op): float(value) for op, value in pd.DataFrame(hosts).median(axis=1).items()}
 
 
 def _scale(parts: list[Array]) -> tuple[Array, Array]:
-    """Mean and spread of each feature over several tables of them, shape (features,)."""
+    """Mean and standard deviation of each feature over several tables of features, shape (features,)."""
     x = np.concatenate(parts)
     return x.mean(axis=0), x.std(axis=0) + 1e-6
 
 
 def _known_way(seen: dict[str, Terms], taken: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Number of the way that each row is known to take, -1 where none is known or its GPU has no such way; (rows,)."""
+    """Index of the way that each row takes, -1 where it is unknown or not available on the GPU; shape (rows,)."""
     times = np.stack([way.arithmetic for way in seen.values()])
     known = (taken >= 0) & np.isfinite(times[np.maximum(taken, 0), np.arange(len(taken))])
     return np.where(known, taken, -1)
@@ -156,7 +158,7 @@ def _fit_one(
         ways: network and norm of each way to compute a call.
         ops: number of ops.
         recipe: sizes and schedule.
-        seed: of initial weights and batches.
+        seed: seed of initial weights and batches.
 
     Returns:
         Parameters by name, and the correction of each GPU, shape (GPUs, 2): compute and memory.
@@ -170,7 +172,7 @@ def _fit_one(
         p |= {prefix + key: value for key, value in start.items()}
     latent = torch.zeros(len(tables), 2)
     layers = [key for key in p if "weight" in key or ".bias" in f".{key}"]
-    # a batch has as many rows of each GPU, so that every GPU counts equally
+    # a batch has the same number of rows of each GPU, so that every GPU has the same weight
     per_gpu = recipe.rows // len(tables)
     pooled = {key: torch.cat([table[key] for table in tables]) for key in tables[0]}
     counts = [len(table["target"]) for table in tables]

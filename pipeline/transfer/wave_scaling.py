@@ -1,13 +1,16 @@
-"""Wave scaling (Yu et al., Habitat / Surfer, USENIX ATC 2021, section 3): a kernel that is the same code on both GPUs.
+"""Wave scaling of kernels whose code is the same on both GPUs (Yu et al., Habitat / Surfer, USENIX ATC 2021, section 3).
 
 With B thread blocks, W blocks per wave, D memory bandwidth, C clock, on the origin o and the destination d:
 
     exact       T_d = ceil(B/W_d) (D_o W_d / (D_d W_o))^g (C_o/C_d)^(1-g) T_o / ceil(B/W_o)
     simplified  T_d = T_o (D_o/D_d)^g (W_o C_o / (W_d C_d))^(1-g), for many waves
 
-and g from the roofline on d: with arithmetic intensity x and ridge point R, g = 1 - x/(2R) below R, else R/(2x).
-Because the published g moves with the destination, a destination with more bandwidth can be predicted slower: its
-ridge point falls, g falls, and the clock ratio gains weight. At fixed g the simplified form is monotone in D and C.
+The exponent g comes from the roofline on d. With arithmetic intensity x and ridge point R, g = 1 - x/(2R) below R and
+R/(2x) above.
+
+The published g depends on the destination, so a destination with more bandwidth can be predicted slower. More bandwidth
+lowers the ridge point and g, which gives the clock ratio more weight. At fixed g the simplified form is monotone in D
+and C.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from pipeline.kernels.families import work_of
 Array = npt.NDArray[np.float64]
 
 UNKNOWN_INTENSITY = 0.25
-"""FLOP per byte of calls whose work nobody knows: one operation per element read and written, bound by memory."""
+"""FLOP per byte that are assumed for calls of unknown work: one operation per fp32 element, which is memory-bound."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def _text(values: pd.Series) -> Array:
 
 
 def gamma(intensity: Array, gpu: GpuSpec) -> Array:
-    """Share of memory-boundedness on a GPU: 1 for pure traffic, towards 0 for pure arithmetic, 0.5 at the ridge."""
+    """Degree to which memory limits a call on a GPU: 1 for pure traffic, near 0 for pure arithmetic, 0.5 at the ridge."""
     ridge = gpu.peak_gflop_per_s() / sustained_dram_gb_per_s(gpu)
     x = np.asarray(intensity, dtype=np.float64)
     return np.where(x < ridge, 1.0 - x / (2.0 * ridge), ridge / (2.0 * np.maximum(x, 1e-9)))
@@ -110,11 +113,11 @@ def scale(
 
     Args:
         measured_us: kernel times on the origin.
-        launches: launch geometry; unknown geometry takes the blocks per wave of 256-thread blocks.
+        launches: launch geometry; where it is unknown, blocks of 256 threads are assumed.
         origin: GPU of the measurements.
         destination: GPU to predict.
         intensity: FLOP per byte, for the published gamma.
-        fixed_gamma: use this gamma instead.
+        fixed_gamma: gamma to use instead of the published one.
         exact: count whole waves (the paper's first form); rows without geometry use the simplified form.
     """
     threads = np.where(np.isnan(launches.threads), 256.0, launches.threads)
