@@ -1,11 +1,11 @@
-"""From command-line overrides to a grid of typed, fully resolved configurations.
+"""Turns command-line overrides into a grid of typed, fully resolved configurations.
 
 Vocabulary:
-  override   a Hydra override, `model.embedding=sparse`; several values (`batch_size=512,1024`) make a sweep
-  experiment a named set of sweeps under `config/experiment/`
-  point      one GPU, one model, one batch size, everything else resolved
-  variant    short name of all overrides that change the result beside GPU, model and batch size
-  workload   what runs, whoever predicts it: model, overrides of the model, batch size
+  override: a Hydra override, `model.embedding=sparse`; several values (`batch_size=512,1024`) make a sweep.
+  experiment: a named set of sweeps under `config/experiment/`.
+  point: one GPU, one model and one batch size, with all other settings resolved.
+  variant: short name of all overrides that change the result, except GPU, model and batch size.
+  workload: the training step that runs: model, overrides of the model, batch size. It is the same for all methods.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from pipeline.settings import section as plain_section
 from pipeline.yaml_text import load_yaml
 
 LOCAL_GPU = "local"
-"""Name of the device of this machine: its CUDA GPU, or its CPU where there is none."""
+"""Name of the device of this machine: its CUDA GPU, or its CPU if it has no CUDA GPU."""
 
 _PLAIN_BATCH = re.compile(r"batch_size=[1-9][0-9]*")
 _GROUPS = ("gpu", "model", "kernels", "overheads")
 _METHODS = ("kernels", "overheads")
 _NOT_IN_VARIANT = ("gpu", "model", "batch_size")
 NAME = r"[A-Za-z0-9_\-]+"
-"""What GPUs and models may be called: folders have their names, and rules find them by this pattern."""
+"""Pattern of names of GPUs and models. Folders have these names, and Snakemake rules find them by this pattern."""
 _APPLIED_LATER = ("host_scale", "workers")
-"""Settings of a method that leave its fitted models and statistics as they are."""
+"""Settings of a method that do not change its fitted models and statistics."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ class Point:
     settings: Settings
     overrides: tuple[str, ...]
     model_variant: str
-    """The part of `variant` that is the model's; measured steps are named by it."""
+    """The part of `variant` that belongs to the model; measured steps have it in their names."""
 
     @property
     def workload(self) -> str:
-        """Name under which a host's overheads and a campaign's steps know this workload."""
+        """Name of this workload in a host's overheads and in a campaign's steps."""
         return f"{self.model}/{self.model_variant}/b{self.batch_size}"
 
     @property
     def local(self) -> bool:
-        """Whether this point is measured on the machine itself."""
+        """Whether this point is measured on this machine."""
         return self.gpu == LOCAL_GPU
 
     def section(self, name: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def choices(group: str) -> list[str]:
 
 
 def method_label(settings: KernelSettings | OverheadSettings) -> str:
-    """Name of what a method makes: its file's name, with a hash of the settings that differ from that file.
+    """Label of a method's models or statistics: its file's name, and a hash of the settings that differ from that file.
 
     Two points never share models or statistics that were made with different settings.
 
@@ -124,9 +124,9 @@ def point(overrides: Sequence[str]) -> Point:
     config["batch_size"] = _batch_size(batch)
     config["model"].pop("batch_size", None)
     gpu, model = str(config["gpu"]["name"]), str(config["model"]["name"])
-    # Hydra writes `zipf\\:1.05` for what was given as `zipf:1.05`
+    # Hydra changes a given `zipf:1.05` to `zipf\\:1.05`
     rest = tuple(text.replace("\\:", ":") for text in given if text.split("=", 1)[0] not in _NOT_IN_VARIANT)
-    # what must be given (`model.target`) is no default, so neither of the two needs to be complete
+    # a value that the user must give (`model.target`) has no default, so neither configuration needs to be complete
     plain = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")), complete=False)
     base = _compose(tuple(text for text in given if text.split("=", 1)[0] in _GROUPS), complete=False)
     _refuse_new_keys(config, base, given)
@@ -158,7 +158,7 @@ def from_snakemake(config: Mapping[str, Any]) -> list[str]:
 
 
 def _refuse_repeated(overrides: Sequence[str]) -> None:
-    """`batch_size=512 batch_size=1024` would be answered for one of the two.
+    """Refuse a repeated key: `batch_size=512 batch_size=1024` would be answered for only one of the two.
 
     Raises:
         ConfigError: a key is given twice, taken away, or missing.
@@ -176,7 +176,7 @@ def _refuse_repeated(overrides: Sequence[str]) -> None:
 
 
 def _with_experiment(overrides: list[str]) -> list[str]:
-    """Replace `experiment=NAME` by its sweeps, which the other overrides outrank."""
+    """Replace `experiment=NAME` by its sweeps; the other overrides have priority over them."""
     names = [text.split("=", 1)[1] for text in overrides if text.startswith("experiment=")]
     rest = [text for text in overrides if not text.startswith("experiment=")]
     if not names:
@@ -215,7 +215,7 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
                 raise ConfigError(f"{text}: no name fits this pattern, which {' and '.join(_GROUPS)} may have")
             parsed[-1] = parser.parse_override(f"{group}={','.join(names)}")
     texts: dict[str, list[str]] = {}
-    for override in parsed:  # of a key that is given twice, the last value counts
+    for override in parsed:  # the last value of a repeated key is used
         key = override.get_key_element()
         if not override.is_sweep_override():
             texts[key] = [f"{key}={override.get_value_element_as_str()}"]
@@ -227,7 +227,7 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _canonical(text: str) -> str:
-    """The override with GPU aliases replaced, and unknown names of a group refused with the choices."""
+    """The override with GPU aliases replaced. An unknown name of a group is refused, with the choices in the message."""
     key, _, value = text.partition("=")
     if key == "gpu":
         return text if value == LOCAL_GPU else f"gpu={load_gpu(value).name}"
@@ -237,7 +237,7 @@ def _canonical(text: str) -> str:
 
 
 def _check_names(given: Iterable[str], config: Mapping[str, Any]) -> None:
-    """A copied file must carry its own name: artifacts lie in folders of that name."""
+    """Check that a copied file states its own name: artifacts are stored in folders of that name."""
     for group, _, value in (text.partition("=") for text in given):
         if group not in _GROUPS:
             continue
@@ -249,9 +249,9 @@ def _check_names(given: Iterable[str], config: Mapping[str, Any]) -> None:
 
 
 def _refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any], given: Sequence[str]) -> None:
-    """`+model.atention=fused` would be carried along and answered as if it had been heeded.
+    """Refuse new keys: a misspelt `+model.atention=fused` would be ignored, and the answer would not show this.
 
-    New keys of a GPU are for its specification to judge; those of the user's own workload are the user's.
+    New keys of a GPU are checked by its specification. New keys of the user's own workload are allowed.
 
     Raises:
         ConfigError: a key was added that nothing reads.
@@ -265,7 +265,7 @@ def _refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any], given: 
 
 @lru_cache(maxsize=256)
 def _compose_text(overrides: tuple[str, ...], directory: str) -> tuple[str, tuple[str, ...]]:
-    """The composed configuration as YAML, and the keys that still lack a value."""
+    """The composed configuration as YAML, and the keys that have no value yet."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -285,16 +285,16 @@ def _compose_text(overrides: tuple[str, ...], directory: str) -> tuple[str, tupl
 
 
 def _known_keys(overrides: tuple[str, ...], directory: str) -> list[str]:
-    """Every key of the configuration that the chosen groups make, for a suggestion."""
+    """Every key of the configuration with the chosen groups, for a suggestion in an error message."""
     groups = tuple(text for text in overrides if text.split("=", 1)[0] in _GROUPS)
-    if groups == overrides:  # what failed is the choice of groups itself
+    if groups == overrides:  # the choice of groups itself failed
         return []
     return list(flatten(load_yaml(_compose_text(groups, directory)[0])))
 
 
 def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any]:
-    local = f"gpu={LOCAL_GPU}" in overrides  # has no file: the machine is asked, not the configuration
-    # nothing refers to the batch size, so that points which differ in it alone are composed once
+    local = f"gpu={LOCAL_GPU}" in overrides  # has no file: its values come from the machine, not from the configuration
+    # nothing refers to the batch size, so points that differ only in it are composed once
     sizes = [text for text in overrides if _PLAIN_BATCH.fullmatch(text)]
     asked = tuple("~gpu" if text == f"gpu={LOCAL_GPU}" else text for text in overrides if text not in sizes)
     text, missing = _compose_text(asked, str(Path(config_dir()).resolve()))
@@ -307,7 +307,7 @@ def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any
 
 
 def _explain(error: Exception, keys: Iterable[str], overrides: Iterable[str]) -> str:
-    """Hydra's several lines as one, with the remedy; `keys` are those that exist for the groups among `overrides`."""
+    """Hydra's message as one line with a remedy; `keys` are those that exist for the groups among `overrides`."""
     text = str(error)
     key = re.search(r"Could not override '([^']+)'", text)
     return _unknown_option(key.group(1), keys, overrides) if key else f"configuration: {_first_line(error)}"
@@ -333,9 +333,9 @@ def _batch_size(value: object) -> int:
 
 
 def _variant(config: Mapping[str, Any], base: Mapping[str, Any], named: Sequence[str] = ()) -> str:
-    """`default`, or the methods that were named and what differs from their and the model's defaults.
+    """Name of a variant: `default`, or the named methods and the settings that differ from the defaults.
 
-    Readable where short, else a hash.
+    The defaults are those of the methods and of the model. A long name is replaced by a hash.
     """
     mine, theirs = flatten(config), flatten(base)
     ignored = {"batch_size", "model.batch_size"}

@@ -1,7 +1,7 @@
-"""Whether the values of a composed configuration make sense, before anything is computed with them.
+"""Checks that the values of a composed configuration make sense, before anything is computed with them.
 
-A value keeps the kind that the files give it: a number stays a number, a name a name. What several values must do
-together (widths that have to divide each other) is for the workload and the GPU specification to say.
+A value must have the kind that the files give it: a number stays a number, and a name stays a name. Conditions on several
+values (widths that must divide each other) are checked by the workload and the GPU specification.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import ConfigError, UnknownNameError
 
 SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect")
-"""Parts of the configuration whose values are checked; `batch_size` has a check of its own."""
+"""Parts of the configuration whose values are checked; `batch_size` has a separate check."""
 
 CHOICES = {
     "model.mode": ("train", "inference"),
@@ -33,10 +33,10 @@ CHOICES = {
 """Options with a fixed set of values."""
 
 HALF = ("bf16", "fp16")
-"""Dtypes that a whole model can be cast to (`model.precision=pure`)."""
+"""Half-precision dtypes that a whole model can be cast to (`model.precision=pure`)."""
 
 ONE_OR_ONE_EACH = ("model.rows", "model.lookups")
-"""Options that take one number for all tables, or a list with one for each."""
+"""Options that take one number for all tables, or a list with one number for each table."""
 
 ZERO_IS_MEANT = (
     "predict.seed",
@@ -46,26 +46,26 @@ ZERO_IS_MEANT = (
     "model.dropout",
     "model.label_smoothing",
 )
-"""Numbers that may be 0; all others are sizes, counts and rates of something, and above 0."""
+"""Numbers that may be 0. All others are sizes, counts and rates, and must be above 0."""
 
 FRACTIONS = ("gpu", "overheads", "collect", "model.dropout", "model.label_smoothing")
-"""Sections and keys whose numbers need not be whole where the file happens to state a whole one."""
+"""Sections and keys whose numbers may be fractions even where the file states a whole number."""
 
 
 LEAST = {"predict.draws": 10}
-"""Least values of numbers that say nothing below: p10 and p90 are no longer draws of their own from ten on."""
+"""Least allowed values by key. With fewer than 10 draws, p10 and p90 are not distinct draws and mean nothing."""
 
 
 def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
-    """Check every value that differs from the files'.
+    """Check every value that differs from the value in the files.
 
     Args:
         config: the composed configuration, nested.
-        base: the same groups without any other override.
+        base: the configuration of the same groups without any other override.
 
     Raises:
         UnknownNameError: an option has no such choice.
-        ConfigError: a value is of another kind than the file's, no plausible number, or does not go with another.
+        ConfigError: a value is not of the file's kind, is not a plausible number, or conflicts with another value.
     """
     flat, given = flatten(config), flatten(base)
     for key, allowed in CHOICES.items():
@@ -79,10 +79,10 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
 
 
 def check_precision(model: Mapping[str, Any]) -> None:
-    """Refuse a model that is to lie in half precision without a half precision being named.
+    """Refuse a model with half-precision parameters whose dtype is not a half precision.
 
     Raises:
-        ConfigError: `precision` is pure, and `dtype` neither bf16 nor fp16.
+        ConfigError: `precision` is pure, and `dtype` is neither bf16 nor fp16.
     """
     if model.get("precision") == "pure" and model.get("dtype") not in HALF:
         raise ConfigError(
@@ -131,7 +131,7 @@ def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
 
 
 def written(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """A value in the form in which a user types it on the command line."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{written(each)}" for key, each in value.items()) + "}"
     if isinstance(value, (list, tuple)):

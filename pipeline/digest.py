@@ -1,4 +1,4 @@
-"""A fingerprint of the library code behind a script, so that Snakemake runs a rule again when that code has changed.
+"""Digest of the library code that a script uses, so that Snakemake runs a rule again when that code has changed.
 
 The imports of the script are followed through the package, also those inside functions, so no rule has to list modules.
 """
@@ -28,10 +28,10 @@ PLUMBING = frozenset(
         "yaml_text",
     )
 )
-"""Modules that find, check and store files. No number depends on them, so an edit there does not refit kernel models."""
+"""Modules that find, check and store files. No result depends on them, so an edit there does not refit kernel models."""
 
 DRAWING = "pipeline/report/figures/"
-"""Pictures beside a result: they matter to rules that draw, not to rules that log a picture beside a fit."""
+"""Folder of the figures' code. It counts for rules that draw figures, not for rules that log a figure with a fit."""
 
 _IMPORT = re.compile(r"^[ \t]*from (pipeline[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
@@ -55,7 +55,7 @@ def code_digest(script: str, drawing: bool = False) -> str:
 
 
 def code_of(script: str, drawing: bool = False) -> list[Path]:
-    """The files behind `code_digest`: modules, and the data files beside them (`opmap.yaml`); in a fixed order."""
+    """The files that `code_digest` hashes: modules and the data files beside them (`opmap.yaml`), in a fixed order."""
     waiting = [ROOT / "workflow" / "scripts" / f"{script}.py"]
     found: set[Path] = set()
     while waiting:

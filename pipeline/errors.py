@@ -1,4 +1,4 @@
-"""The errors that users may see: one line each, saying what was wrong, where, and what to do."""
+"""The errors that users may see. Each message is one line: what was wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -34,17 +34,20 @@ class SteptimeWarning(UserWarning):
 
 
 def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """In place of `warnings.showwarning`: ours as one line; those of libraries about themselves are not for users."""
+    """Replacement of `warnings.showwarning`: shows our warnings as one line, and hides libraries' own warnings."""
     if issubclass(category, SteptimeWarning):
         print("steptime: warning: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
-    """`did you mean 'V100'? `, with the choice that is spelled most like `name` whatever its case, else the first that
-    begins like it; empty if none does.
+    """A suggestion such as `did you mean 'V100'? `, or an empty text.
 
-    Of a dotted name the last part is compared, with those of its own section; of a plain one with those of all others where
-    its own have none. Where no section is called like that of a dotted name, the whole of it is compared.
+    The suggestion is the choice with the spelling closest to `name`, upper or lower case, else the first choice that
+    begins with `name`.
+
+    - A dotted name: its last part is compared with the last parts of the choices in its section. If no choice has this
+      section, the whole name is compared.
+    - A plain name: it is compared with the plain choices, then with the last parts of all other choices.
     """
     section, dot, last = str(name).lower().rpartition(".")
     folded = {choice.lower(): choice for choice in choices}

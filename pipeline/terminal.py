@@ -1,4 +1,4 @@
-"""How every command speaks: errors as one line and an exit code, a table or one JSON object, a line that moves."""
+"""Output of every command: errors as one line and an exit code, a table or one JSON object, a progress line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.report.terminal_tables import Catalogue, console
 Item = TypeVar("Item")
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, the same as in shells (128 + signal 2)."""
 
 
 def run_app(app: typer.Typer) -> None:
@@ -31,7 +31,7 @@ def run_app(app: typer.Typer) -> None:
     warnings.showwarning = show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an encoding without arrows and stars shows a question mark
+            stream.reconfigure(errors="replace")  # an encoding that has no arrows and stars shows a question mark
     try:
         code = app(prog_name="steptime", standalone_mode=False)
         if code == INTERRUPTED:  # newer typer turns the exception into this code
@@ -49,14 +49,14 @@ def run_app(app: typer.Typer) -> None:
     except MemoryError:
         _fail("not enough memory for this input", 1)
     except UnicodeEncodeError as error:
-        if error.reason != "surrogates not allowed":  # how Python keeps bytes of a name that it cannot read
+        if error.reason != "surrogates not allowed":  # Python stores undecodable bytes of a name as surrogates
             raise
         encoding = sys.getfilesystemencoding()
         _fail(f"a name is not {encoding} text: rename it, or use a UTF-8 locale and leave PYTHONUTF8 unset", 2)
     except OSError as error:
         _fail(f"{error.filename or 'file'}: {error.strerror or error}", 1)
     except Exception as error:
-        message = getattr(error, "format_message", None)  # a usage error of typer, whichever click it brings along
+        message = getattr(error, "format_message", None)  # a usage error of typer, with any version of click
         if message is None:
             raise
         if not message():  # no arguments: the help was shown
@@ -65,8 +65,10 @@ def run_app(app: typer.Typer) -> None:
 
 
 def _collect_seldom() -> None:
-    """PyTorch and pandas make a million objects that stay: looking for garbage among them took a fifth of a command's
-    time while they are made, and as much again at the exit, where freezing them leaves nothing to look through.
+    """Let Python collect garbage less often, and skip long-lived objects at the exit.
+
+    PyTorch and pandas create a million objects that live until the exit. Garbage collection took a fifth of a command's
+    time while they were created, and another fifth at the exit. Frozen objects are not searched at the exit.
     """
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
@@ -79,7 +81,7 @@ def _fail(message: str, code: int) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object; numbers of numpy and paths become plain values."""
+    """Print one JSON object; NumPy numbers and paths become plain values."""
     print(json.dumps(value, default=_plain, allow_nan=False))
 
 
@@ -88,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 def catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print rows as a table, a column per key, or as one JSON object."""
+    """Print rows as a table with a column per key, or as one JSON object."""
     if as_json:
         print_json({"rows": rows})
         return
@@ -98,7 +100,10 @@ def catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], object]]:
-    """A line that moves while something takes its time; on a terminal alone, and gone afterwards. Yields what changes it."""
+    """Show a moving status line during long work, only on a terminal; it is removed afterwards.
+
+    Yields a function that changes the line's text.
+    """
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -109,7 +114,7 @@ def working(text: str) -> Iterator[Callable[[str], object]]:
 
 
 def progress(items: Sequence[Item], text: str) -> Iterable[Item]:
-    """The items, with a bar that shows how many are done; on a terminal alone, and gone afterwards."""
+    """The items, with a progress bar. It is shown only on a terminal and is removed afterwards."""
     if len(items) < 2 or not sys.stderr.isatty():
         return items
     from rich.console import Console

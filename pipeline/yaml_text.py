@@ -1,4 +1,4 @@
-"""YAML as plain values, parsed by libyaml where PyYAML has it: ten times sooner than in Python."""
+"""Reads YAML as plain values, with libyaml where PyYAML has it: ten times faster than PyYAML's Python parser."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ def load_yaml(text: str) -> Any:
     """The plain values of a YAML document.
 
     Raises:
-        yaml.YAMLError: the text is no YAML, or names a key twice.
+        yaml.YAMLError: the text is not YAML, or it has a key twice.
     """
-    import yaml  # a machine that only measures may lack it
+    import yaml  # may be absent on a machine that only measures
 
     return yaml.load(text, Loader=_loader())
 
 
 @cache
 def _loader() -> Any:
-    """A safe loader that refuses a key given twice, of which PyYAML takes the last without a word."""
+    """A safe loader that refuses a repeated key; PyYAML takes its last value without a warning."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

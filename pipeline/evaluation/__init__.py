@@ -1,1 +1,1 @@
-"""Predictions compared with measurements that no fit has seen: public traces, published steps, GPUs left out."""
+"""Predictions compared with measurements that no fit used: public traces, published steps, held-out GPUs."""

@@ -1,4 +1,4 @@
-"""How far each part of a measured point's prediction is off: active time, and the step by whose overheads it uses."""
+"""Error of each part of a measured point's prediction: the active time, and the step with two kinds of overheads."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ OWN = "step, overheads of this workload"
 SHARED = "step, overheads of other workloads"
 KERNELS = "sum of its kernels alone"
 PARTS = (ACTIVE, OWN, SHARED, KERNELS)
-"""Parts as legends name them."""
+"""Names of the parts, as legends show them."""
 
 COLUMNS = ["gpu", "workload", "part", "predicted_us", "measured_us"]
 
 
 LONGEST_NAME = 60
-"""Letters of a variant's name that an axis has room for."""
+"""Longest name of a variant, in characters, that fits on an axis."""
 
 
 def label(prediction: Prediction) -> str:
     """A point's name in tables and figures: model, variant and batch size.
 
-    Of a variant that is a hash, the overrides themselves where they are short enough for an axis.
+    If the variant's name is a hash, the label has the overrides instead, where they are short enough for an axis.
     """
     text = prediction.named
     shown = text if len(text) <= LONGEST_NAME else prediction.variant
@@ -47,13 +47,15 @@ def label(prediction: Prediction) -> str:
 def error_parts(
     prediction: Prediction, active_us: float | None = None, own_us: float | None = None, shared_us: float | None = None
 ) -> pd.DataFrame:
-    """Rows of one point, in the order of `PARTS`; parts without evidence are left out, all where no step was measured.
+    """Rows of one point, in the order of `PARTS`.
+
+    Parts without evidence are left out. The table is empty where no step was measured.
 
     Args:
         prediction: of the point.
-        active_us: device active time as the profiler saw it.
-        own_us: the step predicted from this workload's own overheads; the prediction itself where None.
-        shared_us: the step predicted from overheads of other workloads alone.
+        active_us: device active time that the profiler measured.
+        own_us: the step predicted from this workload's own overheads; None stands for the prediction itself.
+        shared_us: the step predicted only from overheads of other workloads.
     """
     step = prediction.measured_us
     if step is None:
@@ -70,11 +72,11 @@ def error_parts(
 
 
 def measured_active_us(evidence: Path, workload: str) -> float | None:
-    """Median device active time of a workload's profiled iterations, the first left out where there are several.
+    """Median device active time of a workload's profiled iterations, without the first where there are several.
 
     Args:
-        evidence: its trace, or the manifest of a campaign that may hold one, or else the kernel time of its profile
-            (on one stream the same).
+        evidence: its trace, or the manifest of a campaign. A campaign without a trace of it gives the kernel time of
+            its profile, which is the same on one stream.
         workload: `model/variant/b<batch>`.
     """
     if evidence.name != CAMPAIGN:
@@ -93,7 +95,7 @@ def _median_active_us(trace: Path) -> float | None:
 
 
 def parts_of(prediction: Prediction, evidence: Path, point: PointInputs, observations: pd.DataFrame) -> pd.DataFrame:
-    """Rows of a point on a profiled host (see `error_parts`); a step without a trace has no overheads of its own.
+    """Rows of a point on a profiled host (see `error_parts`); only a step with a trace has overheads of its own.
 
     Args:
         prediction: of the point.
@@ -115,7 +117,7 @@ class PointInputs:
         gpu: name of the GPU in the grid (`local` for this machine).
         spec: its specification.
         settings: of the point.
-        workload: name under which the overheads know its workload.
+        workload: name of its workload in the table of overheads.
         graph: `graph` table.
         calls: `calls` table.
         kernels: kernel models.
@@ -130,11 +132,11 @@ class PointInputs:
     kernels: KernelPredictor
 
     def step_us(self, observations: pd.DataFrame, own: bool) -> float | None:
-        """The step from overheads of this workload alone, or of all others; None where these were not profiled.
+        """The step predicted from overheads of this workload only, or of all others; None if they were not profiled.
 
         Args:
             observations: `overhead_samples` of the host, of all workloads.
-            own: which of the two.
+            own: True for this workload only, False for all others.
         """
         workload = self.workload
         chosen = observations[(observations["workload"] == workload) == own]

@@ -1,8 +1,8 @@
-"""Whole models against public end-to-end latencies: language models that no kernel model or constant was fitted to.
+"""Predictions of whole language models, compared with public latencies that no kernel model or constant was fitted to.
 
 The public table (NeuSight's `model_latency`) holds inference passes and training passes (forward and backward with
-accumulating gradients, no optimizer), fp32, TF32 off, eager attention, without fused operators. Prediction rests on the
-shipped packs alone, so that it says how good what ships is.
+accumulating gradients, no optimizer), in fp32 with TF32 off, with eager attention and without fused operators. The
+predictions use only the shipped packs, so the errors are those of the shipped models.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pipeline.schemas import read_columns
 MODES = {"inf": "inference", "train": "train"}
 
 COLUMNS = ("gpu", "model", "mode", "seq_len", "batch_size", "option", "e2e_latency_us")
-"""Columns of the public table that are read."""
+"""Columns that are read from the public table."""
 
 WORKLOADS = ("bert_large", "gpt2_large", "gpt3_xl", "gpt3_27", "opt_13")
-"""Models of the public table that a workload of ours describes."""
+"""Models of the public table for which this project has a workload."""
 
 
 def measured_passes(data: Path) -> pd.DataFrame:
-    """The measured rows that a workload of ours describes.
+    """The measured rows of models for which this project has a workload.
 
     Raises:
         TableError: the table is missing, unreadable, or lacks columns.
@@ -37,7 +37,7 @@ def measured_passes(data: Path) -> pd.DataFrame:
 
 
 def predicted_passes(data: Path) -> pd.DataFrame:
-    """Predicted and measured latency of every public pass; each graph is captured once and serves all GPUs.
+    """Predicted and measured latency of every public pass; each graph is captured once and used for all GPUs.
 
     Returns:
         gpu, model, mode, seq_len, batch_size, measured_us, predicted_us, p10_us, p90_us, active_us, bound.

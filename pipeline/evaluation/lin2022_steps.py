@@ -1,6 +1,6 @@
-"""The steps that Lin et al. (HiPC 2022) measured, predicted in their training loop from the shipped packs alone.
+"""Predictions of the steps that Lin et al. (HiPC 2022) measured, in their training loop, from the shipped packs only.
 
-The measured rows are for reports and figures only: no constant and no model was set on them.
+The measured rows are for reports and figures only: no constant was chosen and no model was fitted with them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pipeline.evaluation.published_busy import read_busy
 from pipeline.evaluation.published_lin2022 import CNN_FILE, DLRM_FILE, KEYS, read_cnn, read_dlrm
 
 CNN_LOOP: dict[str, object] = {"model.copies": "pageable", "model.foreach": False, "model.set_to_none": False}
-"""Loop of PyTorch 1.8: the host waits for copies, the optimizer updates one parameter at a time, gradients are zeroed."""
+"""Training loop of PyTorch 1.8: the host waits for copies, the optimizer updates one parameter at a time, and
+gradients are zeroed."""
 
 DLRM_LOOP: dict[str, object] = {**CNN_LOOP, "model.read_loss": "before_backward"}
-"""The loop of facebookresearch/dlrm of 2021, which also reads the loss before the backward pass."""
+"""Training loop of facebookresearch/dlrm of 2021: as `CNN_LOOP`, and it reads the loss before the backward pass."""
 
 
 def at_hand(datasets: Path) -> bool:
@@ -29,7 +30,7 @@ def at_hand(datasets: Path) -> bool:
 
 
 def predicted_dlrm(datasets: Path) -> pd.DataFrame:
-    """The DLRM steps with predictions (see `_predicted`), and the paper's `published_error` where it is at hand.
+    """The DLRM steps with predictions (see `_predicted`), and the paper's `published_error` where it is available.
 
     The paper's error of each step is in a notebook beside its code (`pipeline/evaluation/published_busy.py`).
 

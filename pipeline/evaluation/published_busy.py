@@ -1,11 +1,16 @@
-"""Reader of how busy GPUs were in the DLRM steps of Lin et al.: 3 GPUs, 3 models, 4 batch sizes.
+"""Reader of the busy share of GPUs in the DLRM steps of Lin et al.: 3 GPUs, 3 models, 4 batch sizes.
 
-The notebook that draws the paper's end-to-end figure (`SOURCES["ml_perf_model"]`) states three errors a step in %: of the active
-time, of the step, and of the active time taken for the step. No time is given, but the first and the last share a
-prediction, so that their quotient is what was measured: active time over step.
+The notebook that draws the paper's end-to-end figure (`SOURCES["ml_perf_model"]`) states three errors per step, in %:
 
-The notebook lies under the datasets folder as it is published: `ml_perf_model/e2e_plot.ipynb`. It is never copied into
-this project, and nothing here was fitted to it.
+1. of the predicted active time against the measured active time,
+2. of the predicted step against the measured step,
+3. of the predicted active time against the measured step.
+
+The notebook gives no times. Errors 1 and 3 have the same prediction, so their quotient gives a measured ratio: active
+time over step.
+
+The user places the published notebook under the datasets folder: `ml_perf_model/e2e_plot.ipynb`. It is never copied
+into this project, and nothing here was fitted to it.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ FILE = "ml_perf_model/e2e_plot.ipynb"
 
 GPUS = {"V100": "V100", "Titan XP": "Xp", "P100": "P100"}
 MODELS = {"DLRM_default": "dlrm_default", "DLRM_MLPerf": "dlrm_mlperf", "DLRM_DDP": "dlrm_ddp"}
-"""Our names of theirs."""
+"""Our name of each of their models."""
 
 COLUMNS = ("gpu", "model", "batch_size", "busy", "published_busy", "published_error")
 
@@ -38,9 +43,9 @@ def read_busy(datasets: str | Path) -> pd.DataFrame:
         datasets: the datasets folder.
 
     Returns:
-        A row per step, columns `COLUMNS`: `busy` is measured active time over measured step, `published_busy` the same of
-        that paper's predictions; both are shares of 1. `published_error` is that paper's predicted step over the measured
-        one, less 1.
+        A row per step, columns `COLUMNS`. `busy` is measured active time over measured step; `published_busy` is the same
+        ratio of the paper's predictions. Both are fractions. `published_error` is the paper's predicted step over the
+        measured step, minus 1.
 
     Raises:
         TableError: the file is missing, or does not hold the errors in the known form.
@@ -64,7 +69,7 @@ def read_busy(datasets: str | Path) -> pd.DataFrame:
 
 
 def _stated(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[float]]]]]:
-    """Batch sizes, and errors by GPU, model and batch: literals in a cell whose lines are commented out."""
+    """Batch sizes, and errors by GPU, model and batch; they are literals in a cell whose lines are commented out."""
     try:
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells]
@@ -85,7 +90,7 @@ def _stated(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[float]
 
 
 def _assigned(code: str) -> dict[str, Any]:
-    """What a cell assigns to names, where that is made of literals; nothing of it is run."""
+    """The literals that a cell assigns to names. The cell is parsed and never executed."""
     try:
         found = [node for node in ast.parse(code).body if isinstance(node, ast.Assign)]
     except (SyntaxError, ValueError):

@@ -1,9 +1,11 @@
-"""Reader of DLRM steps that NVIDIA measured and published: what predictions of whole DLRM steps are held against.
+"""Reader of DLRM steps that NVIDIA measured and published; predictions of whole DLRM steps are compared with them.
 
-Three versions of the page of NVIDIA's DLRM example (`SOURCES["nvidia-dlrm"]`), with Criteo's tables cut to those values that
-occur 15 times, on one GPU: training by precision, and in the last version latencies of inference by batch size, with CUDA
-graphs and without. They lie under the datasets folder as they are published: `nvidia/dlrm-README-<version>.md`, and the tables'
-rows in `nvidia/dlrm-criteo_f15.yaml`. They are never copied into this project, and no constant was set on any of them.
+The source is three versions of the page of NVIDIA's DLRM example (`SOURCES["nvidia-dlrm"]`), on one GPU. Criteo's tables
+hold only the values that occur at least 15 times. All versions give training by precision. The last version also gives
+latencies of inference by batch size, with CUDA graphs and without.
+
+The user places the published files under the datasets folder: `nvidia/dlrm-README-<version>.md`, and the tables' rows in
+`nvidia/dlrm-criteo_f15.yaml`. They are never copied into this project, and no constant was chosen with any of them.
 """
 
 from __future__ import annotations
@@ -27,21 +29,25 @@ GPUS = {
     "NVIDIA DGX A100 (8x A100 80GB)": "A100-SXM4-80GB",
     "NVIDIA A100 (1x A100 80GB)": "A100-SXM4-80GB",
 }
-"""Our name of each machine's card; those of a DGX-2 are no card that we have."""
+"""Our name of each machine's GPU. The GPUs of a DGX-2 are left out: this project has no specification of them."""
 
 SEEN = ("V100-SXM2-32GB",)
-"""Cards whose rows were in view when captured steps were mended; the others set nothing (docs/accuracy.md)."""
+"""GPUs whose rows were known when captured steps were corrected. All others were not used for tuning
+(docs/accuracy.md)."""
 
 ONE_BY_ONE = ("2020-04",)
-"""Versions that look tables up one by one and multiply by parts; the later ones have a kernel of their own for each."""
+"""Versions of the example that look up each table separately and build the interaction from several operators. Later
+versions have a dedicated kernel for each of the two."""
 
 COLUMNS = ("version", "gpu", "mode", "dtype", "batch_size", "cuda_graph", "measured_us", "seen")
 
 HOST_BOUND = 2.0
-"""Without graphs, latencies below this multiple of the shortest wait for a host that the page says nothing of."""
+"""Least inference latency that is read without CUDA graphs, as a multiple of the shortest one. Shorter latencies are
+bound by the host, which the page does not describe."""
 
 LEAST_BATCH = 64
-"""Latencies are stated in steps of 10 µs: with graphs, those of fewer samples are one number, up to its rounding."""
+"""Least batch size, in samples, of an inference latency that is read. The page rounds latencies to 10 µs; with CUDA
+graphs, all smaller batches have the same latency up to this rounding."""
 
 
 def read_steps(datasets: str | Path) -> pd.DataFrame:
@@ -67,7 +73,7 @@ def read_steps(datasets: str | Path) -> pd.DataFrame:
 
 
 def read_rows(datasets: str | Path) -> list[int]:
-    """Rows of each of Criteo's tables, in the order in which the step looks them up.
+    """Number of rows of each of Criteo's tables, in the order in which the step looks them up.
 
     Raises:
         TableError: the file is missing or no feature specification.
@@ -115,7 +121,7 @@ def _inference(version: str, text: str) -> list[tuple[object, ...]]:
 
 
 def _full(part: str) -> str:
-    """What the page calls the other precision of a table."""
+    """Full precision of a page's section: TF32 if the section names it, else fp32."""
     return "tf32" if "TF32" in part else "fp32"
 
 

@@ -1,10 +1,11 @@
 """Reader of the training steps that Lin et al. (HiPC 2022) measured: 36 of DLRM, and 18 of convolutional networks.
 
-`SOURCES["lin2022"]` names the paper. The steps of DLRM are read off one of its figures, to 0.15 ms. Those of ResNet-50 and
-Inception v3 are exact, and come with the errors of three predictions: the paper's own, Habitat's and MLPredict's.
+`SOURCES["lin2022"]` names the paper. The steps of DLRM are read from one of its figures, with an error of at most 0.15 ms.
+Those of ResNet-50 and Inception v3 are exact. They have the errors of three predictions: the paper's, Habitat's and
+MLPredict's.
 
-The two tables lie under the datasets folder: `paper/lin2022_dlrm_batch_time.csv` and `paper/lin2022_cnn_batch_time.csv`. They
-are never copied into this project, and nothing was fitted to them.
+The user places the two tables under the datasets folder: `paper/lin2022_dlrm_batch_time.csv` and
+`paper/lin2022_cnn_batch_time.csv`. They are never copied into this project, and nothing was fitted to them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ CNN_FILE = "paper/lin2022_cnn_batch_time.csv"
 GPUS = ("V100", "Xp", "P100")
 
 CNN_MODELS = {"ResNet50": "resnet50", "Inception-V3": "inception_v3"}
-"""Our names of theirs."""
+"""Our name of each of their models."""
 
 METHODS = {"err_lin_pct": "Lin et al.", "err_habitat_pct": "Habitat", "err_mlpredict_pct": "MLPredict"}
-"""Published predictions of convolutional networks, by the column of their errors in %."""
+"""Names of the published predictions of convolutional networks, by the column that holds their errors in %."""
 
 DLRM_READING_MS = 0.15
-"""Largest error in ms of a DLRM step that is read off the paper's figure."""
+"""Largest error, in ms, of a DLRM step that is read from the paper's figure."""
 
 KEYS = ("gpu", "model", "batch_size")
 

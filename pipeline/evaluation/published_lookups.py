@@ -1,11 +1,11 @@
-"""Reader of lookups that others measured and published, on V100 and A100: what the embedding models are held against.
+"""Reader of published embedding lookups on V100 and A100; the embedding models are compared with them.
 
-- Liger Kernel's benchmark (`SOURCES["liger"]`), A100-SXM4-80GB: `nn.Embedding` of 16,384 tokens, as PyTorch of 2024
-  ran it and as compiled, forward and with its gradient.
-- A notebook of ml_perf_model (`SOURCES["ml_perf_model"]`), V100: kernels that came before FBGEMM's, with many tables.
-- A pull request to PyTorch (`SOURCES["pytorch-49913"]`), A100: gradients of few tokens by one kernel.
+- Liger Kernel's benchmark (`SOURCES["liger"]`), A100-SXM4-80GB: `nn.Embedding` of 16,384 tokens, eager in PyTorch of
+  2024 and compiled, forward only and with the gradient.
+- A notebook of ml_perf_model (`SOURCES["ml_perf_model"]`), V100: predecessors of FBGEMM's kernels, with many tables.
+- A pull request to PyTorch (`SOURCES["pytorch-49913"]`), A100: gradients of few tokens, computed by one kernel.
 
-They lie under the datasets folder as they are published: `liger/all_benchmark_data.csv`,
+The user places the published files under the datasets folder: `liger/all_benchmark_data.csv`,
 `ml_perf_model/exp_gpu_performance_models.ipynb` and `pytorch/pr-49913.md` (the comment's table). They are never copied
 into this project.
 """
@@ -32,22 +32,23 @@ TOLD = "docs/notes/kernels.md"
 
 LIGER_GPUS = {"NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB"}
 PROVIDERS = {"huggingface": "gather_2024", "torch_compile": "gather"}
-"""What each of Liger's providers ran: PyTorch 2.4 gathered element by element; what the compiler makes moves whole rows, as
-PyTorch's own kernel does since."""
+"""Operation that each of Liger's providers ran. PyTorch 2.4 (`gather_2024`) copied element by element. The compiler's
+kernel (`gather`) copies whole rows; later versions of PyTorch do the same."""
 
 KERNELS = {"batched_embedding_forward_kernel_1": "fused", "batched_embedding_backward_sgd_kernel_1": "fused_atomic"}
 TABLE = "application/vnd.dataresource+json"
 NOTEBOOK_DIMS = {"batch_size": "B", "num_tables": "T", "num_embeddings": "E", "bag_size": "L", "embedding_dim": "D"}
 
 WIDEST = 256
-"""Widest row of the pull request that is read: it does not say how many rows its table has, whose zeros cost more in
-wider ones."""
+"""Largest row width, in elements, that is read from the pull request. It does not state the number of rows of its
+table, and the time to zero the gradient of the table grows with the width."""
 
 VOCABULARY = 30_522
-"""Rows that table is taken to have, as BERT has, which it speaks of: zeros of at most 19 us in rows of up to `WIDEST`."""
+"""Assumed number of rows of that table: the vocabulary of BERT, which the pull request mentions. Zeroing its gradient
+takes at most 19 µs for widths up to `WIDEST`."""
 
 SET_ON = (4096,)
-"""Widths of Liger's rows that were in view when the form of the model was chosen; all others are reported only."""
+"""Row widths of Liger's benchmark that were known when the form of the model was chosen; others are only reported."""
 
 COLUMNS = ("source", "gpu", "op", "B", "T", "E", "L", "D", "measured_us", "seen")
 
@@ -59,10 +60,12 @@ def read_lookups(datasets: str | Path) -> pd.DataFrame:
         datasets: the datasets folder.
 
     Returns:
-        A row per measurement, columns `COLUMNS`. `op`: `gather` and `gather_2024` (forward of `nn.Embedding`), `dense` (its
-        gradient by sorting, with what the measurement holds besides), `dense_few`, `fused`, `fused_atomic` (an update that
-        adds without sorting). Sizes: B samples, T tables of E rows and width D, L lookups. `seen`: whether the model's form
-        was chosen with it in view.
+        A row per measurement, columns `COLUMNS`.
+        `op` is `gather` or `gather_2024` (forward of `nn.Embedding`), `dense_few`, `fused`, or one of two others.
+        `dense` is the gradient of `nn.Embedding` by sorting, with all other work that was measured.
+        `fused_atomic` is an update that adds without sorting.
+        Sizes are B samples, T tables of E rows and width D, L lookups.
+        `seen` is True if the measurement was known when the model's form was chosen.
 
     Raises:
         TableError: a file is missing, or not in its known form.
@@ -76,7 +79,7 @@ def read_lookups(datasets: str | Path) -> pd.DataFrame:
 
 
 def _liger(file: Path) -> list[tuple[Any, ...]]:
-    """Forward times, and what the gradient adds to them."""
+    """Forward times, and the extra time of the gradient."""
     try:
         table = pd.read_csv(file)
         rows = table[
@@ -108,7 +111,7 @@ def _liger(file: Path) -> list[tuple[Any, ...]]:
 
 
 def _notebook(file: Path) -> list[tuple[Any, ...]]:
-    """Kernels of the tables that the notebook prints, each with sizes and nvprof's time; equal ones once."""
+    """Kernels of the tables that the notebook prints, with sizes and nvprof's time, without duplicates."""
     try:
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
         tables = [
@@ -132,7 +135,10 @@ def _notebook(file: Path) -> list[tuple[Any, ...]]:
 
 
 def _pull_request(file: Path) -> list[tuple[Any, ...]]:
-    """The comment's table: tokens, width, seconds of the one kernel. Its sorted form, with waits of the host, is no longer run."""
+    """The comment's table: tokens, width, and seconds of the single kernel.
+
+    Its times of the sorted form are not read: they include waits of the host, and PyTorch no longer runs that form.
+    """
     text = read_page(file, TOLD)
     number = r"\s*([0-9][0-9.E-]*)\s*\|"
     found: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""Published pages of measurements: their text, and the sections that NVIDIA's pages have for each machine."""
+"""Reader of published pages of measurements: their text, and the sections for each machine in NVIDIA's pages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def read_page(file: Path, told: str = "docs/accuracy.md") -> str:
     """Text of a file that the user places under the datasets folder.
 
     Args:
-        file: where it lies.
-        told: the document that says where it comes from.
+        file: path of the file.
+        told: the document that says where to get the file.
 
     Raises:
-        TableError: it is missing, or no text.
+        TableError: the file is missing or is not text.
     """
     try:
         return file.read_text(encoding="utf-8")
@@ -35,12 +35,12 @@ def missing(file: Path, told: str = "docs/accuracy.md") -> TableError:
 
 
 def sections(text: str, what: str, cards: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(our name of the card, text) of a page's sections on one kind of performance.
+    """(our name of the GPU, text) of each section of a page on one kind of performance.
 
     Args:
         text: a page of NVIDIA's examples.
         what: `Training` or `Inference`.
-        cards: our name of the card in each machine; others are left out.
+        cards: our name of the GPU in each machine; sections on other machines are left out.
     """
     parts = re.split(r"^#{2,5} ", text, flags=re.MULTILINE)
     title = f"{what} performance: "
@@ -49,5 +49,5 @@ def sections(text: str, what: str, cards: Mapping[str, str]) -> list[tuple[str, 
 
 
 def full_precision(gpu: str) -> str:
-    """What ran on a card where a page says fp32: TF32 wherever there is one, since the containers allow it."""
+    """Precision that a GPU used where a page says fp32: TF32 if the GPU has it, because the containers enable it."""
     return "tf32" if load_gpu(gpu).compute_capability >= TF32_CAPABILITY else "fp32"

@@ -1,12 +1,12 @@
-"""Reader of whole steps that others measured and published: what predictions of steps are held against.
+"""Reader of whole steps that others measured and published; predictions of steps are compared with them.
 
-- Lambda Labs' benchmark (`SOURCES["lambda"]`): throughput of NVIDIA's training examples on one GPU of many kinds. Only
-  workloads whose batches have a fixed size are read: ResNet-50, and BERT fine-tuned on SQuAD with 384 tokens.
+- Lambda Labs' benchmark (`SOURCES["lambda"]`): throughput of NVIDIA's training examples on a single GPU, for many GPU
+  types. Only workloads with a fixed batch size are read: ResNet-50, and BERT fine-tuned on SQuAD with 384 tokens.
 - NVIDIA's own page on ResNet-50 (`SOURCES["nvidia-resnet50"]`): training on V100 and A100, inference on V100 and T4.
-- timm's benchmark (`SOURCES["timm"]`): training steps of many networks for images on an RTX 3090.
+- timm's benchmark (`SOURCES["timm"]`): training steps of many image networks on an RTX 3090.
 
-They lie under the datasets folder as they are published: `lambda/*.csv`, `nvidia/resnet50v1.5-README.md`, `timm/*.csv`.
-They are never copied into this project, and nothing here was fitted to them but what `SET_ON` names.
+The user places the published files under the datasets folder: `lambda/*.csv`, `nvidia/resnet50v1.5-README.md`,
+`timm/*.csv`. They are never copied into this project. Nothing here was fitted to them except with the rows of `SET_ON`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAMBDA_GPUS = {
     "LambdaCloud 1x H100 80GB SXM5": "H100",
     "LambdaCloud 1x B200 192GB SXM5": "B200",
 }
-"""Our name of each card of which one was measured."""
+"""Our name of each GPU type in Lambda's table that was measured as a single GPU."""
 
 NVIDIA_GPUS = {
     "NVIDIA DGX-1 (1x V100 16GB)": "V100-SXM2-16GB",
@@ -47,24 +47,25 @@ NVIDIA_GPUS = {
 }
 
 NVIDIA_BATCHES = {"A100-SXM4-80GB": (256, 256), "V100-SXM2-16GB": (128, 256), "V100-SXM2-32GB": (128, 256)}
-"""Images per step in fp32 (TF32) and mixed precision, of that example's launch configurations; the page has none."""
+"""Batch sizes, in images per step, in fp32 (TF32) and mixed precision. They come from the launch configurations of
+NVIDIA's example, because the page does not state them."""
 
 COUNTED = {"bert_base": 100 / 101, "bert_large": 100 / 101}
-"""Share of the steps in a benchmark's time that its throughput counts: `run_squad.py --max_steps=100` runs one more. The
-first ones, which warm up, are in that time as well: one to two seconds of 30 to 270 (the logs beside the tables)."""
+"""Share of the executed steps that a benchmark's throughput counts: `run_squad.py --max_steps=100` runs 101 steps. The
+measured time also includes warm-up steps: one to two seconds of 30 to 270 s (the logs beside the tables)."""
 
 WORKLOADS = {"resnet50": "resnet50", "bert_base_squad": "bert_base", "bert_large_squad": "bert_large"}
-"""Our name of each column that is read."""
+"""Our name of the workload of each column that is read."""
 
 SET_ON = ("V100-SXM2-16GB", "V100-SXM2-32GB", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-80GB", "RTX3090")
-"""GPUs with a training row that was in view when constants of convolutions, or the form of the models of products, on
-tensor cores were chosen; all others are unseen, as are inference and timm's networks."""
+"""GPUs with a training row that was known when tensor-core models were tuned: constants of convolutions, or the form of
+the models of matrix products. All other GPUs, all inference rows and timm's networks were not used for tuning."""
 
 NETWORKS = (
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "resnext50_32x4d", "vgg11", "vgg16",
     "vit_base_patch16_224",
 )  # fmt: skip
-"""Networks of timm that are read."""
+"""Networks that are read from timm's benchmark."""
 
 LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
@@ -78,8 +79,9 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
         datasets: the datasets folder.
 
     Returns:
-        A row per GPU, workload and precision, columns `COLUMNS`: `measured_us` is batch over throughput, per step that
-        ran (`COUNTED`); `seen` whether constants were set with this row in view.
+        A row per GPU, workload and precision, columns `COLUMNS`.
+        `measured_us` is batch size over throughput, corrected to all executed steps (`COUNTED`).
+        `seen` is True if constants were chosen when this row was known.
 
     Raises:
         TableError: a file is missing, or lacks columns or rows that the others have.
@@ -91,7 +93,7 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
         speed, batch = map(_table, files)
         for name, gpu in LAMBDA_GPUS.items():
             if name not in speed or name not in batch:
-                continue  # not every card was measured in both precisions
+                continue  # not every GPU was measured in both precisions
             for column, model in WORKLOADS.items():
                 rate, size = speed[name][column], int(batch[name][column])
                 if rate > 0 and size < 1:
@@ -108,7 +110,7 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
 
 
 def _table(file: Path, key: str = "name_gpu", columns: Sequence[str] = tuple(WORKLOADS)) -> dict[str, dict[str, float]]:
-    """Values of the columns by that of the key."""
+    """Numbers of a CSV file: for each value of the key column, the value of each of `columns`."""
     try:
         table = pd.read_csv(file)
     except FileNotFoundError:
@@ -126,7 +128,7 @@ def _table(file: Path, key: str = "name_gpu", columns: Sequence[str] = tuple(WOR
 
 
 def read_networks(datasets: str | Path) -> pd.DataFrame:
-    """Training steps of `NETWORKS` on an RTX 3090 in mixed precision, in both layouts; columns as of `read_training`.
+    """Training steps of `NETWORKS` on an RTX 3090 in mixed precision, in both layouts; columns as in `read_training`.
 
     Raises:
         TableError: as `read_training`.
@@ -147,7 +149,7 @@ def read_networks(datasets: str | Path) -> pd.DataFrame:
 
 
 def read_resnet50(datasets: str | Path) -> pd.DataFrame:
-    """Steps of ResNet-50 on NVIDIA's page: training on one GPU, then inference by batch size; columns as of
+    """Steps of ResNet-50 on NVIDIA's page: training on one GPU, then inference by batch size; columns as in
     `read_training`.
 
     Raises:
@@ -158,7 +160,10 @@ def read_resnet50(datasets: str | Path) -> pd.DataFrame:
     found = []
     for gpu, part in sections(text, "Training", NVIDIA_GPUS):
         rates = re.search(r"^\|\s*1\s*\|\s*(\d+) img/s\s*\|\s*(\d+) img/s", part, flags=re.MULTILINE)
-        kinds = ((full_precision(gpu), "contiguous"), ("fp16", "channels_last"))  # mixed precision runs in NHWC there
+        kinds = (
+            (full_precision(gpu), "contiguous"),
+            ("fp16", "channels_last"),
+        )  # the example uses NHWC in mixed precision
         for kind, rate, size in zip(kinds, rates.groups() if rates else (), NVIDIA_BATCHES[gpu], strict=False):
             found.append(("nvidia", gpu, "resnet50", "train", *kind, size, 1e6 * size / float(rate), gpu in SET_ON))
     for gpu, part in sections(text, "Inference", NVIDIA_GPUS):

@@ -1,15 +1,16 @@
-"""Reader of translators' training that others published: GNMT's logs at Lambda Labs, NVIDIA's page on the Transformer.
+"""Reader of published training of translation models: GNMT's logs at Lambda Labs, NVIDIA's page on the Transformer.
 
-GNMT (`SOURCES["lambda-gnmt"]`): the benchmark's tables give tokens per second, of which no step time can be made: it is the
-mean of each batch's ratio, and batches differ in length, since sentences are put into five buckets of lengths up to 50 tokens.
-The logs give what they are made of. Every tenth step they print the step's time and, in brackets, the mean of all steps so
-far, the first left out; the last such line is the mean over an epoch.
+GNMT (`SOURCES["lambda-gnmt"]`): step times are read from the logs. The benchmark's tables give tokens per second, which
+cannot be converted to a step time. This rate is the mean of each batch's ratio, and batches differ in length: sentences
+are put into five buckets of lengths up to 50 tokens. Every tenth step, the logs print the step's time and, in brackets,
+the mean of all steps so far without the first. The last such line has the mean over an epoch.
 
-They lie under the datasets folder as they do under the repository's `pytorch/`:
+The user places the logs under the datasets folder, with the paths that they have under the repository's `pytorch/`:
 `lambda/{results,results_v2}/<system>/PyTorch_gnmt_*/*.txt`.
 
-Transformer (`SOURCES["nvidia-transformer"]`, `nvidia/transformer-README.md`): target tokens per second, padding left out, of
-batches that may hold so many tokens, padding included, on either side. How full a batch is the page does not say.
+Transformer (`SOURCES["nvidia-transformer"]`, `nvidia/transformer-README.md`): the page gives target tokens per second
+without padding. It gives a batch as the largest number of tokens per side, with padding. It does not state how full a
+batch is (see `FILLED`).
 """
 
 from __future__ import annotations
@@ -38,35 +39,37 @@ SYSTEMS = {
     "H100_80GB_SXM5_v1": "H100",
     "LambdaOD_test_1xB200_192GB_*_v2": "B200",
 }
-"""Our name of the card of each folder of results, by patterns of their names."""
+"""Our name of the GPU of each folder of results, by patterns of the folders' names."""
 
 IN_VIEW = ("V100-SXM2-16GB", "A100-PCIE-40GB")
-"""GPUs whose logs were in view while recurrent layers were modelled; all others were opened when the model was done."""
+"""GPUs whose logs were known while recurrent layers were modelled; others were read after the model was finished."""
 
 LENGTHS = ((9, 0.034), (19, 0.208), (29, 0.371), (39, 0.270), (50, 0.118))
-"""Tokens of a bucket's longest sentences, and the bucket's share of the batches: counted over the 178 batches that the logs of
-`IN_VIEW` print, by their tokens per sentence. A batch of 128 or more holds sentences of its bucket's full length."""
+"""Longest sentence of each bucket, in tokens, and the bucket's share of the batches. The shares were counted over the 178
+batches that the logs of `IN_VIEW` print, by their tokens per sentence. A batch of 128 or more sentences contains some of
+its bucket's full length."""
 
 FILLED = 0.88
-"""Target tokens of a batch over the tokens that it may hold, in the same loader on the same sentences: 3514 of 4000, in batches of
-123 sentences (fairseq, issue 70); 30,000 of 32,768 elsewhere (Transformer-Clinic, issue 6)."""
+"""Fill ratio of a batch: target tokens over its token limit. The value comes from the same loader on the same sentences:
+3514 of 4000, in batches of 123 sentences (fairseq, issue 70). Another report has 30,000 of 32,768
+(Transformer-Clinic, issue 6)."""
 
 SENTENCE = 32
-"""Tokens of a sentence with its padding: 4000 over those 123."""
+"""Tokens of a sentence with its padding: the limit of 4000 tokens over the 123 sentences of a batch (see `FILLED`)."""
 
 CARDS = {
     "NVIDIA DGX A100 (8x A100 40GB)": "A100-SXM4-40GB",
     "NVIDIA DGX-1 (8x V100 16GB)": "V100-SXM2-16GB",
     "NVIDIA DGX-2 (16x V100 32GB)": "V100-SXM2-32GB",
 }
-"""Our name of the card in each machine of NVIDIA's page."""
+"""Our name of the GPU in each machine of NVIDIA's page."""
 
 STEP = re.compile(r"TRAIN \[\d+\]\[(\d+)/(\d+)\]\s+Time [\d.]+ \(([\d.]+)\)")
-"""Number of a step, steps of the epoch, mean seconds so far."""
+"""Pattern of a log line: number of the step, steps of the epoch, mean step time so far in seconds."""
 
 
 def read_translation(datasets: str | Path) -> pd.DataFrame:
-    """Mean training steps of GNMT on one GPU, a row per log; columns `COLUMNS`.
+    """Mean time of training steps of GNMT on one GPU, a row per log; columns `COLUMNS`.
 
     Raises:
         TableError: there are no logs, or one lacks its arguments or steps.
@@ -85,9 +88,9 @@ def read_translation(datasets: str | Path) -> pd.DataFrame:
 
 
 def read_transformer(datasets: str | Path) -> pd.DataFrame:
-    """Training of the big Transformer on one GPU: `gpu`, `dtype`, `tokens` that a batch may hold, `measured_us` of a step.
+    """Training of the big Transformer on one GPU: `gpu`, `dtype`, `tokens` (limit of a batch), `measured_us` of a step.
 
-    `measured_us` takes batches as filled as `FILLED` says.
+    `measured_us` assumes that each batch is filled to the share `FILLED`.
 
     Raises:
         TableError: the page is missing, or holds no such tables.
@@ -98,7 +101,7 @@ def read_transformer(datasets: str | Path) -> pd.DataFrame:
         row = re.search(r"^\|\s*1\s*\|\s*(\d+)(?:/(\d+))?\s*\|\s*(\d+)\s*\|\s*(\d+)", part, flags=re.MULTILINE)
         if row is None:
             continue
-        most, least, full, half = row.groups()  # the larger batch is that of mixed precision
+        most, least, full, half = row.groups()  # mixed precision has the larger batch
         for kind, tokens, rate in ((full_precision(gpu), int(least or most), full), ("fp16", int(most), half)):
             found.append((gpu, kind, tokens, 1e6 * FILLED * tokens / float(rate)))
     if not found:

@@ -1,8 +1,11 @@
-"""Public traces replayed: predicted and measured span of every evaluated iteration, by way of predicting.
+"""Replay of public traces: predicted and measured span of every evaluated iteration, for each prediction method.
 
-Statistics never come from the evaluated iteration: halves of a trace predict each other, a rank is predicted from the
-other ranks, and *another host* means the traces of all other machines, with one factor from a few iterations of the
-target, which are not evaluated.
+Statistics never come from the evaluated iteration:
+
+- The two halves of a trace predict each other.
+- A rank is predicted from the other ranks.
+- *Another host* means the traces of all other machines, with one factor from a few iterations of the target. These
+  iterations are not evaluated.
 """
 
 from __future__ import annotations
@@ -22,19 +25,19 @@ SINGLE = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_ddp")
 """Folders of traces with several iterations of training."""
 
 RANKS, RANK_COUNT = "v100x8_dlrm", 5
-"""Folder of one iteration seen by several ranks: each is predicted from the others."""
+"""Folder with traces of one iteration by several ranks, and their number; each rank is predicted from the others."""
 
 FULL, PUBLISHED_FORM, SHARED = "critical path", "published form", "overheads of other hosts"
 KERNEL_SUM, TRAIN_MEAN = "sum of kernels", "mean of other iterations"
 METHODS = (FULL, SHARED, PUBLISHED_FORM, KERNEL_SUM, TRAIN_MEAN)
-"""Ways to predict a span, in the order in which they are shown."""
+"""Methods that predict a span, in the order in which they are shown."""
 
 FEW = 5
-"""Iterations of the target that may give the factor between hosts; at most half of those at hand."""
+"""Largest number of the target's iterations that give the factor between hosts; at most half of its iterations."""
 
 
 def replay_spans(traces: Path) -> pd.DataFrame:
-    """Every evaluated iteration (or rank) of the public traces, once per method.
+    """Predictions of every evaluated iteration (or rank) of the public traces, a row per method.
 
     Args:
         traces: the `traces` folder of the public data.
@@ -71,7 +74,7 @@ def mean_errors(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def _own(name: str, group: Sequence[Source]) -> Iterator[tuple[object, ...]]:
-    """Statistics of the trace's other half, or of the other ranks."""
+    """Rows predicted with statistics of the trace's other half, or of the other ranks."""
     for number, source in enumerate(group):
         others = [other for other in group if other is not source]
         full = replay_source(source, others)
@@ -92,7 +95,7 @@ def _rows(name: str, method: str, result: ReplayResult, rank: int | None) -> Ite
 
 
 def _shared(name: str, sources: Mapping[str, Sequence[Source]]) -> Iterator[tuple[object, ...]]:
-    """Statistics of all other machines' traces, with one factor; a trace of one iteration gives none."""
+    """Rows predicted with statistics of all other machines' traces and one factor; a trace of one iteration has none."""
     target = sources[name][0]
     settled = len(target.settled.chosen)
     if settled < 2:

@@ -1,9 +1,13 @@
 """The Surfer experiment at model level: whole models over all ordered pairs of GPUs, from public measurements.
 
-Each model's ops were measured on each GPU (NeuSight's `model_op_latency`: one layer of the stack, with what stands before
-and after it), its pass end to end as well. An origin's ops are scaled to the destination one by one, those of the layer
-count as often as the model has layers, and the ratio of the two sums scales the origin's measured pass. The utilisation
-models are trained without the destination.
+The public data has two measurements of each model on each GPU: its pass end to end, and its ops (NeuSight's
+`model_op_latency`: one layer of the stack, with the ops before and after it). A prediction has three steps:
+
+1. Each op measured on the origin is scaled to the destination.
+2. The ops of each GPU are summed; ops of the layer are multiplied by the model's number of layers.
+3. The ratio of the two sums scales the pass measured on the origin.
+
+The utilisation models are trained without the destination.
 """
 
 from __future__ import annotations
@@ -33,23 +37,23 @@ CASE = ["model", "mode", "seq_len", "batch_size", "option"]
 
 PASS = ("gpu", *CASE, "fw_latency_us", "num_layer")
 OPERATOR = ("gpu", *CASE, "fw_latency_us", "op", "target", "input_shapes", "output_shape")
-"""Columns that are read of a pass, and of an op in it."""
+"""Columns that are read: those of a pass, and those of an op in it."""
 
 TRACKED = "both"
-"""The method that the tracker uses: cross-GPU models, half and half with wave scaling in products."""
+"""The method that the tracker uses: cross-GPU models, averaged with wave scaling (half each) in matrix products."""
 
 SHORT_US = 20.0
-"""Ops up to this long are host work (views, sizes) in the op table: they are left out of both sums."""
+"""Longest op, in µs, that is left out of both sums: such ops of the op table are host work (views, sizes)."""
 
 MODELLED = ("gemm", "bmm", "elementwise", "softmax", "layer_norm")
-"""Families that the public language models consist of."""
+"""Kernel families of the public language models."""
 
 _ELEMENTWISE = {"add": "add", "sub": "add", "mul": "mul", "truediv": "divu", "pow": "powu", "gelu": "gelu",
                 "relu": "relu", "tanh": "tanh", "where": "add", "to": "addu", "contiguous": "addu"}  # fmt: skip
 
 
 def model_calls(ops: pd.DataFrame) -> pd.DataFrame:
-    """Ops of measured passes as calls: `family`, `op`, dims, `in_layer`, and the op's forward latency.
+    """Ops of measured passes as a table of calls: `family`, `op`, dims, `in_layer`, and the op's forward latency.
 
     Args:
         ops: rows of `model_op_latency`, of any GPUs.
@@ -66,14 +70,15 @@ def model_calls(ops: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_layer(ops: pd.DataFrame) -> pd.Series:
-    """Which ops belong to the layer that a model stacks.
+    """Mark of the ops that belong to the layer that a model stacks.
 
-    In each pass, in the table's order: from the first module of layer 0 to its last, and on to the next module.
+    In each pass, in the table's order, these are the ops from the first module of layer 0 up to the next module after
+    its last one.
     """
     target = ops["target"].astype(str)
     inside = target.str.contains(_LAYER)
     module = ops["op"].astype(str).eq("call_module") & ~inside
-    # what follows a pass's last module of the layer, such as the residual's sum, ends where another module begins
+    # ops after the layer's last module, such as the residual's sum, belong to the layer until another module begins
     run = [ops[name].astype(str) for name in ("gpu", *CASE)]
     begun = inside.groupby(run).cummax()
     ended = (module & begun).groupby(run).cummax()
@@ -122,13 +127,13 @@ def scale_models(
     destination: GpuSpec,
     models: Mapping[str, UtilisationModel],
 ) -> pd.DataFrame:
-    """Passes measured on other GPUs, scaled to one.
+    """Passes measured on other GPUs, scaled to one destination.
 
     Args:
         passes: rows of `model_latency` (`gpu`, `CASE`, `num_layer`, `fw_latency_us`).
         calls: what `model_calls` returns.
         destination: GPU to predict.
-        models: utilisation models trained without it.
+        models: utilisation models trained without the destination.
 
     Returns:
         Columns `CASE, origin, destination, method, measured_us, predicted_us, error`, one row per pass, origin and
@@ -157,7 +162,7 @@ def scale_models(
 def _ratios(
     part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
 ) -> dict[str, float]:
-    """Time on the destination over time on the origin of a pass's calls, by method."""
+    """Ratio of the time of a pass's calls on the destination to their time on the origin, by method."""
     measured, times = (part[name].to_numpy(dtype=np.float64) for name in ("latency_us", "times"))
     waves = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
     both = waves.copy()
@@ -180,7 +185,7 @@ def _ratios(
 
 
 def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None) -> pd.DataFrame:
-    """Errors of whole models over all ordered pairs of the public GPUs, the destination left out of training.
+    """Errors of whole models over all ordered pairs of the public GPUs; training leaves out the destination.
 
     Args:
         data: the datasets folder.
