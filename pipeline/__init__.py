@@ -2,7 +2,7 @@
 
     from pipeline import load_trace, predict, track
 
-Importing this package loads neither torch nor mlflow; the three functions are imported at first use.
+Importing this package loads neither torch nor mlflow. The three functions are imported at first use.
 """
 
 from __future__ import annotations

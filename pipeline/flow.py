@@ -1,4 +1,4 @@
-"""The grid as Snakemake sees it: which points, which GPUs, from which sources, and where every artifact lies."""
+"""The grid as Snakemake uses it: its points and GPUs, the source of each, and the path of every artifact."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from pipeline.settings import KernelSettings, section
 from pipeline.workloads.workload_files import file_digests
 
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
-"""Kernel families of the public latencies."""
+"""Kernel families in the public latency data."""
 
 BANDWIDTH = "copy"
-"""The family whose folder holds the bandwidth curve that element-wise samples show."""
+"""The family whose folder holds the bandwidth curve, which is derived from element-wise samples."""
 
 COMPARE = "compare"
-"""The `kernels` choice that fits every variant; `auto` alone promises no more than what ships."""
+"""The `kernels` choice that fits every variant. With `auto`, a GPU without samples uses the shipped models."""
 
 _NEVER = "(?!)"  # a wildcard constraint that nothing matches
 
@@ -74,7 +74,7 @@ class Flow:
 
     @property
     def grid(self) -> str:
-        """Folder name of this grid: readable for one point, else its experiment or size, and a hash of its points."""
+        """Folder name of this grid: readable for one point, else the experiment or size with a hash of the points."""
         if len(self.points) == 1:
             p = self.points[0]
             return f"{p.gpu}-{p.model}-{p.variant}-b{p.batch_size}"
@@ -85,7 +85,7 @@ class Flow:
         """The point that a rule's wildcards name.
 
         Raises:
-            KeyError: the path belongs to no point of this grid; Snakemake then says that no rule makes it.
+            KeyError: the path belongs to no point of this grid; Snakemake then reports that no rule makes it.
         """
         key = (wildcards.gpu, wildcards.model, wildcards.variant, int(wildcards.batch))
         return {(p.gpu, p.model, p.variant, p.batch_size): p for p in self.points}[key]
@@ -103,7 +103,7 @@ class Flow:
         return self.artifacts.point(point.gpu, point.model, point.variant, point.batch_size)
 
     def of_points(self, name: str, gpu: str | None = None) -> list[str]:
-        """One artifact of every point (of one GPU)."""
+        """Paths of one artifact of every point, or of every point of one GPU."""
         return [f"{self.folder(point)}/{name}" for point in self.points if gpu in (None, point.gpu)]
 
     def gpus_from(self, kind: str, *sources: Source) -> str:
@@ -113,14 +113,14 @@ class Flow:
         return "|".join(names) or _NEVER
 
     def families(self, source: Source) -> tuple[str, ...]:
-        """Kernel families that a source may hold samples of; known before any sample is taken."""
+        """Kernel families that a source may have samples of; they are known before any sample is taken."""
         if source is Source.PUBLIC:
             return PUBLIC_FAMILIES
 
         return tuple(name for name in FAMILIES if name != "other")
 
     def samples(self, gpu: str, source: Source) -> list[str]:
-        """Sample tables of a GPU, one per family; empty ones for families that its workloads do not use."""
+        """Sample tables of a GPU, one per family; the tables of families that its workloads do not use are empty."""
         return [f"{self.artifacts.kernels(gpu)}/{family}/samples.parquet" for family in self.families(source)]
 
     def models(self, gpu: str, variant: str, source: Source) -> list[str]:
@@ -129,7 +129,7 @@ class Flow:
         return [f"{self.artifacts.kernels(gpu)}/{family}/{variant}" for family in families]
 
     def models_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: the models that predict a point, and no others: fitted families, the GPU's pack, or nothing."""
+        """Input function: only the models that predict a point: fitted families, the GPU's pack, or nothing."""
         source, pack = kernel_source(wildcards.gpu), [str(path) for path in shipped_models(wildcards.gpu)]
         if source not in HAS_MODELS:
             return pack
@@ -142,15 +142,15 @@ class Flow:
         return self.artifacts.overheads(wildcards.gpu, label)
 
     def overhead_samples(self, wildcards: Any) -> str:
-        """Input function: observations of a GPU's host from traces; shipped ones where there are no traces here."""
+        """Input function: observations of a GPU's host from traces; the shipped ones if there are no traces here."""
         if overhead_source(wildcards.gpu) in (Source.PACK, Source.TRANSFER):
             return str(shipped_overheads(wildcards.gpu))
         return self.artifacts.overhead_samples(wildcards.gpu)
 
     def steps_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: where the measured step of a point lies, to be shown beside the prediction.
+        """Input function: the file with the measured step of a point, which is shown beside the prediction.
 
-        A what-if has none: what was measured is the real card's.
+        A what-if GPU has none: measurements exist only for the real GPU.
         """
         point = self.point(wildcards)
         if point.local:
@@ -164,7 +164,7 @@ class Flow:
         return str(measurements_dir() / gpu / CAMPAIGN)
 
     def trace_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: the profiler trace of a point that runs on this machine, drawn below its predicted timeline."""
+        """Input function: the profiler trace of a point on this machine, which is drawn below its predicted timeline."""
         point = self.point(wildcards)
         return [f"{self.folder(point)}/trace/kineto.json.gz"] if point.local else []
 
@@ -178,15 +178,15 @@ class Flow:
     def kernel_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of a kernel-model variant."""
         settings = self._kernels(wildcards.kernels)
-        # workers change how long a fit takes, not what it finds
+        # workers change the duration of a fit, not its result
         return {key: value for key, value in section(settings).items() if key != "workers"}
 
     def fit_workers(self, wildcards: Any) -> int:
-        """Threads function: processes of a fit, so that two GPUs are fitted one after the other on few cores."""
+        """Threads function: number of processes of a fit, so that two GPUs are fitted in sequence on few cores."""
         return max(1, self._kernels(wildcards.kernels).workers)
 
     def overhead_label(self, wildcards: Any) -> str:
-        """Params function: label of an overhead statistic, as its file is called."""
+        """Params function: label of an overhead statistic, as in its file name."""
         return str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
 
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class Flow:
         return {key: value for key, value in section(found.settings.overheads).items() if key != "host_scale"}
 
     def card(self, wildcards: Any) -> dict[str, Any]:
-        """Params function: the figures of a GPU's file, which its kernel models are fitted on."""
+        """Params function: the values of a GPU's specification file, which the fits of its kernel models use."""
         if wildcards.gpu == LOCAL_GPU:
             return {}
 
@@ -207,7 +207,7 @@ class Flow:
         }
 
     def first_section(self, name: str) -> dict[str, Any]:
-        """A part of the configuration that all points share."""
+        """A section of the configuration that is the same for all points."""
         return self.points[0].section(name)
 
     def local_workloads(self) -> list[str]:
@@ -215,42 +215,42 @@ class Flow:
         return [point.workload for point in self.points if point.local]
 
     def public(self, name: str) -> str:
-        """Path of public data; where there is none, one that Snakemake will miss, and that says what to do."""
+        """Path of public data. Without public data, a path that does not exist and whose name says what to do."""
         found = datasets_dir()
         return str(found / name) if found else f"public data is not at hand: set $STEPTIME_DATASETS/{name}"
 
     @property
     def packs(self) -> str:
-        """Folder of what ships."""
+        """Folder of the shipped packs."""
         return str(packs_dir())
 
     @property
     def public_gpus(self) -> list[str]:
-        """GPUs that public data is at hand for, so that their packs can be rebuilt."""
+        """GPUs with available public data, so that their packs can be rebuilt."""
         return [gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC]
 
     @property
     def half_gpus(self) -> list[str]:
-        """GPUs whose public bf16 products are at hand, so that their models can be refitted."""
+        """GPUs with available public bf16 matrix products, so that their models can be refitted."""
         return list(TABLES) if data_dir() is not None else []
 
     def half_table(self, wildcards: Any) -> str:
-        """Input function: the public bf16 products of a GPU, where their package is installed."""
+        """Input function: the public bf16 matrix products of a GPU, if their package is installed."""
         return str(table_path(wildcards.gpu))
 
     def newer_provenance(self, wildcards: Any) -> dict[str, Any]:
-        """Params function: the public data behind bf16 products and collectives."""
+        """Params function: provenance of the public data of bf16 matrix products and collectives."""
         data = {**SOURCES["aiconfigurator"], "release": installed_release()}
         return {"data": [data], "code": code_digest("fit_kernels")}
 
     def pack_overheads(self, wildcards: Any) -> list[str]:
-        """Input function: overhead observations that a GPU's pack ships, where public traces of it exist."""
+        """Input function: overhead observations that a GPU's pack ships, if public traces of the GPU exist."""
         if overhead_source(wildcards.gpu) is not Source.PUBLIC:
             return []
         return [self.artifacts.overhead_samples(wildcards.gpu)]
 
     def public_provenance(self, wildcards: Any) -> dict[str, Any]:
-        """Params function: the public data behind a pack."""
+        """Params function: provenance of the public data of a pack."""
         names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
         return {
             "data": [SOURCES[name] for name in names],
@@ -258,7 +258,7 @@ class Flow:
         }
 
     def not_fitted(self) -> list[str]:
-        """One sentence per GPU whose kernel models were to be compared, and that has no samples here to fit any on."""
+        """One sentence per GPU whose kernel models should be compared, but that has no samples here to fit them."""
         compared = {point.gpu for point in self.points if point.settings.kernels.name == COMPARE}
         return [
             f"kernels={COMPARE}: no samples of {gpu} are at hand, so nothing was fitted or compared, and what ships "
@@ -267,21 +267,21 @@ class Flow:
         ]  # fmt: skip
 
     def _kernels(self, label: str) -> KernelSettings:
-        """Settings of the first point with this label; else (a pack is built) the choice's own defaults."""
+        """Settings of the first point with this label; without such a point (a pack is built), the choice's defaults."""
         found = next((point for point in self.points if method_label(point.settings.kernels) == label), None)
         return (found or expand([f"kernels={label}"])[0]).settings.kernels
 
     @staticmethod
     def code(script: str, drawing: bool = False) -> str:
-        """Digest of the library code behind a script, as a param: a change there reruns the rule."""
+        """Digest of the library code that a script uses, as a param: a change of that code reruns the rule."""
         return code_digest(script, drawing)
 
 
 def _check_named(variable: str, *off: str) -> None:
-    """A misspelt folder would silently give predictions on less evidence.
+    """Check the folder in an environment variable: a misspelt one would silently give predictions with less evidence.
 
     Raises:
-        InputError: the environment variable names no folder, and is none of the values `off`.
+        InputError: the variable is neither a folder nor one of the values `off`.
     """
     value = os.environ.get(variable)
     if value is not None and value not in off and not Path(value).is_dir():
@@ -289,10 +289,10 @@ def _check_named(variable: str, *off: str) -> None:
 
 
 def _usable(root: str) -> str:
-    """The results folder, refused where nothing can be written in it.
+    """The results folder; a folder that cannot be written to is refused.
 
     Raises:
-        InputError: naming the folder or the part of its path that is in the way.
+        InputError: the folder cannot be written to; the message names it, or the part of its path that prevents it.
     """
     place = Path(root).absolute()
     while not place.exists():

@@ -1,7 +1,7 @@
-"""Files of fitted models: JSON, and arrays as safetensors with JSON in their metadata.
+"""Reads and writes files of fitted models: JSON, and arrays as safetensors with JSON in their metadata.
 
-A file is written completely or not at all. Whatever is wrong with a file that is read becomes a `PackError` of one line
-that names the file and says what to do.
+A file is written completely or not at all. Any fault of a file that is read becomes a `PackError` of one line, which
+names the file and says what to do.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pipeline.errors import PackError, SteptimeError
 from pipeline.schemas import atomic_path
 
 FORMAT = 1
-"""Version of these files; a reader refuses others. Arrays without a version are of version 1."""
+"""Format version of these files; readers refuse other versions. Arrays without a version have version 1."""
 
 FORMAT_KEY = "steptime_format"
-"""Name of the version in the metadata of arrays (`format` has another meaning in safetensors files)."""
+"""Key of the format version in the metadata of arrays (`format` has another meaning in safetensors files)."""
 
 RESTORE = "restore it with `git checkout packs`"
 REBUILD = "rebuild with `make packs`"
@@ -31,14 +31,14 @@ REBUILD = "rebuild with `make packs`"
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 Shapes = dict[str, tuple[int | str, ...]]
-"""Expected shape of arrays by name. An axis is a size, or a name that stands for the same size everywhere."""
+"""Expected shapes of arrays by name. An axis is a size, or a name that stands for the same size in all arrays."""
 
 T = TypeVar("T")
 
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Context in which a file is read and its contents are used: errors become a `PackError` with file and remedy."""
+    """Context for reading a file and using its contents: errors become a `PackError` with the file and the remedy."""
     try:
         yield
     except PackError as error:
@@ -60,7 +60,7 @@ def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, An
     """The object in a JSON file.
 
     Raises:
-        PackError: the file is missing or damaged, holds no object, or lacks one of `keys`.
+        PackError: the file is missing or damaged, is not a JSON object, or lacks one of `keys`.
     """
     with reading(path, remedy):
         values = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -71,18 +71,18 @@ def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, An
 
 
 def check_format(path: Path, version: object, remedy: str) -> None:
-    """Refuse a file of another format version with a `PackError`."""
+    """Raise a `PackError` for a file of another format version."""
     if version != FORMAT:
         raise PackError(f"{path}: format {version}, this Steptime reads {FORMAT}; {remedy}")
 
 
 def write_by_gpu(path: Path, gpus: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-    """Write the plain numbers that were fitted on several GPUs as one JSON file."""
+    """Write the numbers that were fitted on several GPUs as one JSON file."""
     write_json(path, {"format": FORMAT, "provenance": provenance, "gpus": gpus})
 
 
 def read_by_gpu(path: Path, build: Callable[[Any], T]) -> dict[str, T]:
-    """What `build` makes of each GPU's numbers.
+    """Read each GPU's numbers and return what `build` makes of them, by GPU.
 
     Raises:
         PackError: the file is missing or damaged, or has another format version.
@@ -132,7 +132,7 @@ def read_arrays(path: Path, remedy: str) -> tuple[dict[str, npt.NDArray[Any]], d
 
 
 def layer_shapes(widths: Sequence[int | str], prefix: str = "", before: tuple[int | str, ...] = ()) -> Shapes:
-    """Shapes of `weight0`, `bias0`... of layers between these widths, with the axes `before` in front."""
+    """Shapes of `weight0`, `bias0`... of layers with these widths; every shape starts with the axes `before`."""
     shapes: Shapes = {}
     for i, (inputs, outputs) in enumerate(pairwise(widths)):
         shapes |= {f"{prefix}weight{i}": (*before, inputs, outputs), f"{prefix}bias{i}": (*before, outputs)}
@@ -140,13 +140,13 @@ def layer_shapes(widths: Sequence[int | str], prefix: str = "", before: tuple[in
 
 
 def check_shapes(what: str, arrays: Arrays, shapes: Shapes) -> dict[str, int]:
-    """Check that `arrays` has those of `shapes`, of floating-point numbers that fit each other; `what` names the model.
+    """Check that `arrays` are floating-point and have consistent `shapes`; `what` names the model in the error.
 
     Returns:
         The size of each named axis.
 
     Raises:
-        PackError: an array is missing, has another shape, or holds other numbers.
+        PackError: an array is missing, has another shape, or is not floating-point.
     """
     sizes: dict[str, int] = {}
     for name, expected in shapes.items():

@@ -1,11 +1,11 @@
 """Packs: the fitted kernel models and overhead statistics of a GPU that ship with Steptime.
 
-A pack is a folder `packs/<GPU>/` with `kernels/<family>/...`, `overheads.parquet` where traces gave any, and a
-manifest `pack.json`: format version, provenance, held-out errors per family, and size and SHA-256 of every file. A
-pack whose files do not match its manifest is refused.
+A pack is a folder `packs/<GPU>/` with `kernels/<family>/...`, `overheads.parquet` if there were traces, and a
+manifest `pack.json`. The manifest has the format version, provenance, held-out errors per family, and size and SHA-256
+of every file. A pack whose files do not match its manifest is refused.
 
-What ships for all GPUs has such manifests too: `packs/transfer/pack.json`, and `packs/pack.json` for single files such as
-`attention.json`. The code that writes a file enters it there (`record_file`).
+Files that ship for all GPUs also have manifests: `packs/transfer/pack.json`, and `packs/pack.json` for single files such
+as `attention.json`. The code that writes a file also adds it to the manifest (`record_file`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pipeline.paths import packs_dir, transfer_dir
 MANIFEST = "pack.json"
 
 SHARED = "."
-"""Name, for `check_pack`, of the single files that ship for all GPUs beside the packs."""
+"""Name that `check_pack` accepts for the single files that ship for all GPUs."""
 
 TRANSFER = transfer_dir().name
-"""Name, for `check_pack`, of the models that serve GPUs without samples."""
+"""Name that `check_pack` accepts for the cross-GPU models, which predict GPUs without samples."""
 
 
 def list_packs() -> list[str]:
@@ -46,7 +46,7 @@ def model_folders(pack: str) -> list[Path]:
 
 @cache
 def check_pack(gpu: str) -> dict[str, Any]:
-    """The manifest of a GPU's pack (or of `SHARED` or `TRANSFER`), after every file was compared with it.
+    """The manifest of a GPU's pack (or of `SHARED` or `TRANSFER`), after a check of every file against it.
 
     Files are read once per process.
 
@@ -67,7 +67,7 @@ def check_pack(gpu: str) -> dict[str, Any]:
 
 
 def shipped_file(pack: str, name: str) -> Path | None:
-    """A file of `SHARED` or `TRANSFER` whose folder was checked; None where it does not ship.
+    """Path of a file of `SHARED` or `TRANSFER`, after a check of its folder; None if the file does not ship.
 
     Raises:
         PackError: a file of that folder is missing, cut off or changed, or this one is not in the manifest.
@@ -84,11 +84,11 @@ def shipped_file(pack: str, name: str) -> Path | None:
 
 
 def record_file(path: Path, *, new: bool = True) -> None:
-    """Enter a file that was just written into the manifest of its folder.
+    """Add a file that was just written to the manifest of its folder.
 
     Args:
         path: the file.
-        new: whether to make a manifest where the folder has none.
+        new: whether to create a manifest if the folder has none.
     """
     if not new and not (path.parent / MANIFEST).is_file():
         return
@@ -105,7 +105,7 @@ def record_file(path: Path, *, new: bool = True) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """While the body runs, no other process enters files into the folder's manifest."""
+    """Context in which no other process adds files to the folder's manifest."""
     place = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(place, fcntl.LOCK_EX)
@@ -121,13 +121,13 @@ def build_pack(
     provenance: Mapping[str, Any],
     out: Path | None = None,
 ) -> Path:
-    """Assemble the pack of a GPU, replacing the one that is there, completely or not at all.
+    """Build the pack of a GPU. It replaces an existing pack completely or not at all.
 
     Args:
         gpu: canonical GPU name.
         models: model folder by kernel family.
-        overheads: `overheads.parquet` and the like, copied under their own names; may be empty.
-        provenance: what the pack was made from (data set, commit, licence, code digest).
+        overheads: overhead files such as `overheads.parquet`, copied under their own names; may be empty.
+        provenance: sources of the pack (data set, commit, licence, code digest).
         out: folder of the pack; default `packs/<GPU>`.
 
     Returns:
@@ -140,7 +140,7 @@ def build_pack(
         for family, source in sorted(models.items()):
             shutil.copytree(source, stage / "kernels" / family, ignore=shutil.ignore_patterns("*.parquet", ".*"))
             description = stage / "kernels" / family / "family.json"
-            # predictions rest on a pack, not on a fit of this machine
+            # predictions use a pack, not a fit of this machine
             write_json(description, {**read_json(description, remedy="fit the family anew"), "evidence": "pack"})
         for table in overheads:
             shutil.copy2(table, stage / table.name)

@@ -1,6 +1,6 @@
-"""Where things lie: configuration, packs, public data, and every artifact under the results folder.
+"""Paths of the configuration, packs, public data, and every artifact under the results folder.
 
-This is the one module that knows file names; rules, scripts and the command line ask it.
+Only this module defines file names; rules, scripts and the command line use it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 
 CAMPAIGN = "manifest.json"
-"""The file that makes a folder under `measurements/` a campaign."""
+"""The manifest of a campaign: a folder under `measurements/` with this file is a campaign."""
 
 KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
-"""The traces of a step that was measured."""
+"""The two trace files of a measured step."""
 
 
 def project_dir() -> Path:
@@ -34,12 +34,12 @@ def packs_dir() -> Path:
 
 
 def transfer_dir() -> Path:
-    """The folder of shipped cross-GPU models, and of their errors."""
+    """The folder of shipped cross-GPU models and their errors."""
     return packs_dir() / "transfer"
 
 
 def measurements_dir() -> Path:
-    """The folder of our own measurements, one per GPU: $STEPTIME_MEASUREMENTS, else the project's."""
+    """The folder of our own measurements, with one folder per GPU: $STEPTIME_MEASUREMENTS, else the project's."""
     return Path(os.environ.get("STEPTIME_MEASUREMENTS") or project_dir() / "measurements")
 
 
@@ -70,7 +70,7 @@ class Artifacts:
         return f"{self.root}/{gpu}/kernels"
 
     def overheads(self, gpu: str, choice: str) -> str:
-        """Overhead statistics of a GPU's host; the default choice has the plain name, a wildcard covers both."""
+        """Overhead statistics of a GPU's host. The default choice has the plain name; a wildcard covers all choices."""
         if choice == "{overheads}":
             return f"{self.root}/{gpu}/{{overheads}}.parquet"
         return f"{self.root}/{gpu}/{'overheads' if choice == 'shared' else f'overheads-{choice}'}.parquet"

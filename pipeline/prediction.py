@@ -1,4 +1,4 @@
-"""What a prediction says: the step time with its parts, its interval and the evidence behind it."""
+"""The result of a prediction: the step time with its parts, its interval and its evidence."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Prediction:
     variant: str
     batch_size: int
     predicted_us: float
-    """Step time: when host and device are both done."""
+    """Step time: from the start until both host and device have finished."""
     active_us: float
     """Time in which at least one kernel runs."""
     host_us: float
-    """When the host is done."""
+    """Time from the start of the step until the host has finished."""
     p10_us: float
     p90_us: float
     memory_bytes: int
@@ -34,16 +34,17 @@ class Prediction:
     host_evidence: dict[str, float]
     """Share of host time by kind of evidence."""
     unmodelled_share: float
-    """Share of device time of operators that the map does not know, predicted from their bytes, of arithmetic in dtypes
-    without a rate (fp64), and of calls that no kernel model or formula covers."""
+    """Share of device time without a model. It is the sum of three kinds: operators that the operator map does not
+    contain (predicted from their bytes), arithmetic in dtypes without a rate (fp64), and calls that no kernel model or
+    formula covers."""
     families: dict[str, float] = field(default_factory=dict)
     """Device time by kernel family, largest first."""
     unmodelled: dict[str, float] = field(default_factory=dict)
     """Device time of unmodelled calls by operator, largest first."""
     bound: str = "device"
-    """`host` or `device`: which of them the larger part of the critical path waits for."""
+    """`host` or `device`: the one that the larger part of the critical path waits for."""
     measured_us: float | None = None
-    """Unprofiled step measured on this very device, where there is one."""
+    """Step time measured on this device without the profiler, if there is one."""
     overrides: tuple[str, ...] = ()
     models_from: tuple[str, ...] = ()
     """Folders that the kernel models of this GPU were read from, best first; empty where it has no models of its own."""
@@ -52,7 +53,7 @@ class Prediction:
 
     @property
     def step_time_us(self) -> float:
-        """The step time by its full name: `predicted_us`."""
+        """The step time: the same as `predicted_us`."""
         return self.predicted_us
 
     @property
@@ -67,18 +68,18 @@ class Prediction:
 
     @property
     def named(self) -> str:
-        """What distinguishes it from the default one: its variant, or its overrides where that is a hash."""
+        """Difference from the default prediction: the variant, or the overrides if the variant is a hash."""
         if re.fullmatch(r"v[0-9a-f]{10}", self.variant) and self.overrides:
             return " ".join(text.removeprefix("+").removeprefix("model.") for text in self.overrides)
         return "" if self.variant == "default" else self.variant
 
     @property
     def error(self) -> float | None:
-        """predicted / measured - 1, where there is a measurement."""
+        """Relative error: predicted / measured - 1, or None without a measurement."""
         return None if self.measured_us is None else self.predicted_us / self.measured_us - 1
 
     def as_dict(self) -> dict[str, Any]:
-        """The public contract's keys, ready for JSON."""
+        """The public keys of a prediction, ready for JSON."""
         keys = {
             "gpu": self.gpu, "model": self.model, "variant": self.variant, "batch_size": self.batch_size,
             "predicted_us": self.predicted_us, "active_us": self.active_us, "idle_us": self.idle_us,
@@ -140,6 +141,6 @@ class Prediction:
 
 
 def _read(text: object) -> dict[str, float]:
-    """A column of times by name; empty where a file of an earlier version has none."""
+    """A column that holds times by name; empty if a file of an earlier version has no such column."""
     found: dict[str, float] = json.loads(text) if isinstance(text, str) else {}
     return found

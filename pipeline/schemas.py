@@ -1,7 +1,7 @@
-"""The tables that stages hand to each other: columns, types and checked reading and writing.
+"""Schemas of the tables that stages pass to each other: columns, types, and reading and writing with checks.
 
-One schema per artifact (DESIGN section "Rooms and artifacts"). Times are microseconds in float64 columns named `*_us`,
-raw trace stamps are integer nanoseconds named `*_ns`, sizes are bytes. Shapes and attributes are JSON text.
+Each kind of artifact has one schema. Times are microseconds in float64 columns named `*_us`. Raw timestamps of traces are
+integer nanoseconds in columns named `*_ns`. Sizes are bytes. Shapes and attributes are JSON text.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import pyarrow.parquet as pq
 from pipeline.errors import InputError, SteptimeError, TableError
 
 if TYPE_CHECKING:
-    import pandas as pd  # imported where a DataFrame is made: `steptime trace` runs without it, in half the memory
+    import pandas as pd  # imported only where a DataFrame is made: `steptime trace` runs without it, in half the memory
 
 PROVENANCE_KEY = b"steptime"
 """Key of the provenance JSON in a parquet file's metadata."""
 
 DIMS = (
-    # gemm, bmm: (B x) M x N times N x K; N is the reduction dimension
+    # gemm, bmm: (B x) M x N times N x K, where N is the reduction dimension
     "B", "M", "N", "K", "trans_a", "trans_b",
-    # elementwise, softmax, layer_norm, reduction: B rows of width H; operands counted in bytes where they are not B x H
+    # elementwise, softmax, layer_norm, reduction: B rows of width H; operands that are not B x H are counted in bytes
     "H", "inputs", "outputs",
-    # conv2d; the _w columns are null where the window or image is square
+    # conv2d; the _w columns are null if the window or image is square
     "in_channels", "out_channels", "kernel_size", "kernel_size_w", "input_size", "input_size_w",
     "stride", "stride_w", "padding", "padding_w", "groups", "dilation",
     # embedding: B samples, T tables of E rows and width D, L lookups per sample and table
@@ -43,7 +43,7 @@ DIMS = (
     # memcpy, concat, copy, optimizer, collective
     "bytes", "tensors", "ranks",
 )  # fmt: skip
-"""Dimension columns of kernel calls and samples, all int64; a dimension that a family lacks is null."""
+"""Dimension columns of kernel calls and samples, all int64. A dimension that a family does not have is null."""
 
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 
@@ -89,7 +89,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         {"type": _S, "op": _S, "mean_us": _F, "std_us": _F, "median_us": _F, "count": _I, "workloads": _S},
         {"api": _S, "signature": _S, "evidence": _S},
     ),
-    # the raw observations behind them
+    # the raw observations from which `overheads` is computed
     "overhead_samples": _schema(
         {"type": _S, "op": _S, "value_us": _F, "iteration": _I, "workload": _S},
         {"api": _S, "signature": _S},
@@ -117,7 +117,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") -> pa.Table:
-    """Cast a table to a named schema; missing optional columns become null, unknown ones are refused.
+    """Cast a table to a named schema; missing optional columns become null, unknown columns are refused.
 
     Raises:
         TableError: a required column is missing or null, a column is unknown, or a value does not fit its type.
@@ -167,16 +167,16 @@ def write_table(
 def write_parquet(
     frame: pd.DataFrame, path: str | Path, labels: bool = False, provenance: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a table that no schema fixes (a user's own columns, a check's figures), completely or not at all.
+    """Write a table without a schema (a user's own columns, results of a check), completely or not at all.
 
     Args:
         frame: the table.
         path: the file.
-        labels: whether row labels that are no plain count are written too, as pandas does: those of a user's table.
-        provenance: what made it, kept in the file's metadata.
+        labels: whether to write row labels other than 0, 1, 2..., as pandas does; for a user's table.
+        provenance: origin of the table, stored in the file's metadata.
 
     Raises:
-        SteptimeError: the file cannot be written, or a column holds values that parquet cannot.
+        SteptimeError: the file cannot be written, or a column holds values that parquet cannot store.
     """
     try:
         with atomic_path(path) as part:
@@ -206,15 +206,15 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
 
 
 def read_arrow(path: str | Path, missing: str, damaged: str) -> pa.Table:
-    """A parquet file as it is.
+    """Read a parquet file without a schema.
 
     Args:
         path: the file.
-        missing: what to do where there is none.
-        damaged: what to do where it cannot be read.
+        missing: what the user should do if there is no file.
+        damaged: what the user should do if it cannot be read.
 
     Raises:
-        TableError: the file is missing or damaged, with what to do.
+        TableError: the file is missing or damaged; the message says what to do.
     """
     path = Path(path)
     refuse_folder(path)
@@ -227,16 +227,16 @@ def read_arrow(path: str | Path, missing: str, damaged: str) -> pa.Table:
 
 
 def read_columns(path: str | Path, columns: Sequence[str], missing: str, damaged: str) -> pd.DataFrame:
-    """A parquet file of another origin than this pipeline, which must hold some columns and may hold others.
+    """Read a parquet file that this pipeline did not write. It must have `columns` and may have others.
 
     Args:
         path: the file.
-        columns: what it must hold.
-        missing: what to do where there is none.
-        damaged: what to do where it cannot be read or lacks columns.
+        columns: the required columns.
+        missing: what the user should do if there is no file.
+        damaged: what the user should do if it cannot be read or lacks columns.
 
     Raises:
-        TableError: the file is missing or damaged, or lacks columns, with what to do.
+        TableError: the file is missing or damaged, or lacks columns; the message says what to do.
     """
     table: pd.DataFrame = read_arrow(path, missing, damaged).to_pandas()
     lacking = [name for name in columns if name not in table.columns]
@@ -246,7 +246,7 @@ def read_columns(path: str | Path, columns: Sequence[str], missing: str, damaged
 
 
 def refuse_folder(path: Path) -> None:
-    """A folder of parquet files would be read as one table, in whatever order and types they have.
+    """Refuse a folder: its parquet files would be read as one table, in undefined order and with different types.
 
     Raises:
         TableError: `path` is a folder.
@@ -256,10 +256,10 @@ def refuse_folder(path: Path) -> None:
 
 
 def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
-    """A result written over what it was made of would lose a measurement.
+    """Refuse an output path that is also an input: overwriting the input would lose a measurement.
 
     Raises:
-        InputError: `out` is one of the files read, by whatever name.
+        InputError: `out` is one of the input files, even under another name.
     """
     for path in [Path(each) for each in inputs if each is not None]:
         if path.exists() and Path(out).exists() and path.samefile(out):
@@ -267,7 +267,7 @@ def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:
-    """The provenance that was stored with an artifact; empty where the file carries none."""
+    """The provenance stored in an artifact; empty if the file has none."""
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (pa.ArrowException, OSError) as error:
@@ -276,10 +276,11 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     return found
 
 
-class atomic_path:  # noqa: N801 - reads as a function in `with atomic_path(...) as part`
-    """Context: a temporary path beside `path`, renamed onto it on success and removed on failure.
+class atomic_path:  # noqa: N801 - used like a function in `with atomic_path(...) as part`
+    """Context with a temporary path beside `path`; the file is renamed to `path` on success and removed on failure.
 
-    A link keeps pointing where it does: its file is replaced. What is no file (a folder, /dev/null) is refused.
+    If `path` is a link, its target is replaced and the link stays. A path that is not a file (a folder, /dev/null) is
+    refused.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -323,7 +324,7 @@ def _first_line(error: BaseException) -> str:
 def write_families(
     samples: pd.DataFrame, families: Sequence[str], paths: Sequence[str | Path], provenance: Mapping[str, Any]
 ) -> None:
-    """Write a samples table family by family; a family without samples gets an empty table.
+    """Write a samples table as one file per family; a family without samples gets an empty table.
 
     Raises:
         TableError: the samples hold a family that is not among `families`.
@@ -336,7 +337,7 @@ def write_families(
 
 
 def read_families(paths: Sequence[str | Path]) -> pd.DataFrame:
-    """Several sample tables as one."""
+    """Read several sample tables as one table."""
     import pandas as pd
 
     return pd.concat([read_table(path, "samples") for path in paths], ignore_index=True)

@@ -1,4 +1,4 @@
-"""What every workflow script shares: a log file, and errors as one line instead of a traceback."""
+"""Shared code of all workflow scripts: a log file, and errors as one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from pipeline.packs import file_digest
 def job(snakemake: Any) -> Iterator[None]:
     """Run a script's body with the rule's log; a `SteptimeError` ends the process with its exit code.
 
-    A traceback goes to the log, whose last line the run shows when it ends; without a log it is shown here.
+    The traceback is written to the log, and the run shows the log's last line when it ends. Without a log, the error is
+    printed here.
     """
     log = Path(str(snakemake.log[0])) if snakemake.log else None
     warnings.filterwarnings("ignore")
@@ -39,23 +40,23 @@ def job(snakemake: Any) -> Iterator[None]:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(traceback.format_exc() if not isinstance(error, SteptimeError) else _told(error))
         if isinstance(error, SteptimeError):
-            if not log:  # else the run says it at its end (`Flow.explain`), below all that Snakemake prints
+            if not log:  # with a log, the run prints it at its end (`Flow.explain`), below Snakemake's output
                 print(f"steptime: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
             sys.exit(error.exit_code)
         if isinstance(error, KeyboardInterrupt):
-            sys.exit(130)  # the traceback is in the log; on the terminal it would bury what Snakemake says
+            sys.exit(130)  # the traceback is in the log; on the terminal it would hide Snakemake's output
         raise
 
 
 def _told(error: SteptimeError) -> str:
-    """The traceback with the message on one line, which is its last."""
+    """The traceback, with the message on one line as its last line."""
     calls = "".join(traceback.format_tb(error.__traceback__))
     kind = f"{type(error).__module__}.{type(error).__name__}"
     return f"Traceback (most recent call last):\n{calls}{kind}: {' '.join(str(error).split())}\n"
 
 
 def provenance(snakemake: Any) -> dict[str, Any]:
-    """What made an artifact: rule, params, digests of the inputs (a model folder's description), versions, git commit."""
+    """Origin of an artifact: rule, params, digests of the inputs (a model folder's description), versions, git commit."""
     given = [Path(str(path)) for path in snakemake.input]
     files = [path for each in given for path in (each, each / DESCRIPTION) if path.is_file()]
     params = {key: value for key, value in snakemake.params.items() if isinstance(value, (str, int, float, dict, list))}
@@ -67,7 +68,7 @@ def provenance(snakemake: Any) -> dict[str, Any]:
 
 
 def made_from(files: Sequence[Path]) -> dict[str, Any]:
-    """Provenance of what no rule makes: digests of the files it was made from, versions, git commit."""
+    """Provenance of a file that no rule makes: digests of the files it was made from, versions, git commit."""
     import platform
     from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""The settings of one grid point as frozen values: composed once, then passed on without parsing them again."""
+"""Settings of one grid point as frozen values. They are composed once and then passed on without new parsing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class FrozenDict(Mapping[str, Any]):
-    """A mapping that cannot change and can be hashed, with nested mappings and lists frozen too (lists as tuples)."""
+    """An immutable, hashable mapping. Nested mappings and lists are frozen too (lists become tuples)."""
 
     __slots__ = ("_values",)
 
@@ -31,7 +31,7 @@ class FrozenDict(Mapping[str, Any]):
         return f"FrozenDict({self._values!r})"
 
     def plain(self) -> dict[str, Any]:
-        """The same as dicts and lists, for functions that build models and for Snakemake's params."""
+        """The same values as dicts and lists, for functions that build models and for Snakemake's params."""
         return {key: plain(value) for key, value in self._values.items()}
 
 
@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """Section `kernels`: which variants of kernel models are fitted, and how."""
+    """Section `kernels`: the variants of kernel models to fit, and how to fit them."""
 
     name: str
     variants: tuple[str, ...]
@@ -60,7 +60,7 @@ class KernelSettings:
 
 @dataclass(frozen=True)
 class OverheadSettings:
-    """Section `overheads`: which observations of a host count, and how they are summarised; times are µs."""
+    """Section `overheads`: the observations of a host to use, and how to summarise them; times are in µs."""
 
     name: str
     observations: str
@@ -68,12 +68,12 @@ class OverheadSettings:
     profiler_event_us: float
     profiler_launch_us: float
     host_scale: float = 1.0
-    """Host time over that of the profiled host; applied when a point is predicted."""
+    """Ratio of the host's time to the profiled host's time; it is applied when a point is predicted."""
 
 
 @dataclass(frozen=True)
 class PredictSettings:
-    """Section `predict`: the form of the critical path, and the draws behind an interval."""
+    """Section `predict`: the form of the critical path, and the random draws for an interval."""
 
     critical_path: str = "full"
     cuda_graph: bool = False
@@ -83,7 +83,7 @@ class PredictSettings:
 
 @dataclass(frozen=True)
 class CollectSettings:
-    """Section `collect`: time for measurements on this machine (s), and the number of profiled iterations."""
+    """Section `collect`: time limits of measurements on this machine (s), and the number of profiled iterations."""
 
     step_seconds: float = 15
     kernel_seconds: float = 60
@@ -103,7 +103,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
-        """From a composed and checked configuration, or from the plain values that a rule has as params."""
+        """Settings from a composed and checked configuration, or from the plain values in a rule's params."""
         kernels = {**config["kernels"], "variants": tuple(config["kernels"]["variants"])}
         return cls(
             FrozenDict(config["gpu"]),
