@@ -40,7 +40,7 @@ BANDWIDTH = "copy"
 """The family whose folder holds the bandwidth curve, which is derived from element-wise samples."""
 
 COMPARE = "compare"
-"""The `kernels` choice that fits every variant. With `auto`, a GPU without samples uses the shipped models."""
+"""The `kernels` choice that fits every variant. Only with this choice does a run report a GPU without samples to fit."""
 
 _NEVER = "(?!)"  # a wildcard constraint that nothing matches
 

@@ -1,1 +1,1 @@
-"""What people look at: tables, figures, MLflow runs, reports."""
+"""Output for people: tables, figures, MLflow runs, reports."""

@@ -32,7 +32,7 @@ A larger difference means that the two tables belong to different builds of the 
 FAMILY_TITLES = {"conv2d_forward": "conv", "layer_norm": "layer norm"}
 
 KERNEL_BOUND = 10.0
-"""Bar, in % GMAE, for every kernel family: the published bound. V100 and A100 also have stricter bars by family."""
+"""Target GMAE of every kernel family, in %: the published bound. V100 and A100 also have stricter targets by family."""
 
 FEW_FAMILIES = ("gemm", "conv2d_forward")
 """Families with a row of their own in the small table: they take most of the device time of most steps."""
@@ -45,7 +45,7 @@ _TRAINING = re.compile(r"Mean absolute error of training steps: ([\d.]+) % in fp
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the account is made of.
+    """Inputs of the accuracy tables.
 
     Attributes:
         kernels: `kernel_errors` of the packs.
@@ -54,8 +54,8 @@ class Evidence:
         left_out: `left_out_errors` of the cross-GPU models.
         pairs: errors of kernels between GPUs.
         models: errors of whole models between GPUs.
-        dlrm: `predicted_dlrm` of `pipeline.evaluation.lin2022_steps`, empty where the data is not at hand.
-        networks: `predicted_cnn`, likewise.
+        dlrm: `predicted_dlrm` of `pipeline.evaluation.lin2022_steps`, empty if the data is not available.
+        networks: `predicted_cnn` of the same module, empty if the data is not available.
     """
 
     kernels: pd.DataFrame
@@ -138,7 +138,7 @@ def _mean_passes(passes: pd.DataFrame) -> Iterable[list[str]]:
 
 
 def moved_rows(found: Evidence) -> list[list[str]]:
-    """Kernels and whole models carried from a measured GPU to one that was left out of training."""
+    """Rows of kernels and whole models scaled from a measured GPU to a GPU that was left out of training."""
     means = _pair_means(found.pairs)
     rows = []
     if len(means):
@@ -259,7 +259,7 @@ The same, scaled from measurements on another GPU. Mean over all ordered pairs; 
 
 
 def kernel_table(kernels: pd.DataFrame) -> str:
-    """GMAE by GPU and family, with the bar where there is one."""
+    """GMAE by GPU and family, with the target if there is one."""
     families = [name for name in in_order(kernels["family"]) if name in bars.TRANSFER_MAPE]
     rows = []
     for gpu in sorted(set(kernels["gpu"])):
@@ -274,7 +274,7 @@ def kernel_table(kernels: pd.DataFrame) -> str:
 
 
 def stage_table(found: Evidence) -> str:
-    """Ours, baseline, published and bar per stage beyond the single kernel."""
+    """Our error, the baseline, the published error and the target of each stage after the single kernel."""
     step, shared, moved = (published(key)[0] for key in ("step", "step_shared", "transfer"))
     rows = [*_replay_rows(replays.mean_errors(found.spans), step.percent, shared.percent),
             *lin2022_rows(found.dlrm, found.networks), *_pass_rows(found.passes),
@@ -297,9 +297,9 @@ def _replay_rows(errors: pd.DataFrame, step: float, shared: float) -> Iterable[l
 
 
 def lin2022_rows(dlrm: pd.DataFrame, networks: pd.DataFrame) -> Iterable[list[str]]:
-    """Rows of the steps that Lin et al. measured, none where the tables are empty.
+    """Rows of the steps that Lin et al. measured; no rows if the tables are empty.
 
-    Of DLRM the GMAE stands beside the mean, because the paper states the GMAE.
+    For DLRM, the table has both the GMAE and the mean error, because the paper states the GMAE.
     """
     if len(dlrm):
         ours = gmae(dlrm["predicted_us"].to_numpy(), dlrm["measured_us"].to_numpy())
@@ -346,9 +346,11 @@ def _pair_means(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def outdated(found: Evidence) -> list[str]:
-    """Families whose errors between GPUs belong to other models than those that ship: one of the two was rebuilt alone.
+    """Families whose table of errors between GPUs belongs to other models than the shipped ones.
 
-    Convolutions are not checked: between GPUs they also use the origin's residual, which a specification does not have.
+    This happens when only the models or only the table was rebuilt.
+
+    Convolutions are not checked: between GPUs they also use the origin's residual, which a specification cannot give.
     """
     means = _pair_means(found.pairs)
     direct = found.left_out.groupby("family")["mape"].mean()

@@ -1,4 +1,4 @@
-"""Where the artifacts of a run lie, for the line below the table."""
+"""Paths of a run's artifacts, for the line below the table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pipeline.prediction import Prediction
 
 
 def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
-    """Folders and commands that lead from the predictions to what is behind them.
+    """Folders and commands that give the details of the predictions.
 
     Args:
         predictions: rows of a summary table.
-        summary: its folder: that of the results, or one under `grids/` in it.
+        summary: the folder of that table: the results folder, or a folder under `grids/` in it.
     """
     root = summary.parent.parent if summary.parent.name == "grids" else summary
     artifacts = Artifacts(str(root))

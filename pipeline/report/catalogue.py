@@ -1,4 +1,4 @@
-"""What is known: GPUs with the evidence at hand, and workloads."""
+"""Lists of the known GPUs, with the evidence available for each, and of the known workloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "of a
 
 
 def gpu_rows() -> list[dict[str, Any]]:
-    """One row per GPU: what it is, and where kernel times and overheads come from at this moment."""
+    """One row per GPU: its properties, and the current sources of its kernel times and overheads."""
     half = dict.fromkeys(measured_gpus(), "; bf16 products: pack")
     rows = [
         {

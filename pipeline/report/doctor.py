@@ -1,4 +1,4 @@
-"""What this machine can do, one line per ability: `ok`, `absent` (works without) or `broken` (needs a repair)."""
+"""Checks of this machine, one line per ability: `ok`, `absent` (not required) or `broken` (needs a repair)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.report.mlflow_tracking import OVERHEADS, log_run
 
 
 def examine() -> list[dict[str, Any]]:
-    """Try every ability; a check that raises is reported as broken with its message."""
+    """Check every ability; a check that raises an error is reported as broken with its message."""
     checks: dict[str, Callable[[], tuple[str, str]]] = {
         "torch": _torch,
         "GPU": _gpu,
@@ -32,7 +32,7 @@ def examine() -> list[dict[str, Any]]:
     for name, check in checks.items():
         try:
             status, detail = check()
-        except Exception as error:  # a doctor reports whatever is wrong
+        except Exception as error:  # every kind of failure is reported
             status, detail = "broken", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         rows.append({"what": name, "status": status, "detail": detail})
     return rows

@@ -1,4 +1,4 @@
-"""How far off predictions are: tables made of artifacts, as parquet, Markdown and a page of HTML."""
+"""Errors of predictions: tables made from artifacts, as parquet, Markdown and an HTML page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Cell = Callable[[pd.Series], str]
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what the table below it says, and the table as text; `rows` empty where there is nothing to show."""
+    """A heading, a description of the table below it, and the table as text; `rows` is empty if there is no data."""
 
     title: str
     says: str
@@ -26,7 +26,7 @@ class Section:
 
 
 def title_of(steps: pd.DataFrame) -> str:
-    """What a grid holds, in words: its GPUs, models and batch sizes."""
+    """Title of a grid: its GPUs, models and batch sizes in words."""
     sizes = ", ".join(f"{size:,}" for size in sorted(set(steps["batch_size"])))
     gpus, models = (", ".join(dict.fromkeys(steps[name].astype(str))) for name in ("gpu", "model_variant"))
     return f"Accuracy on {gpus}: {models} at batch {sizes}"
@@ -35,12 +35,12 @@ def title_of(steps: pd.DataFrame) -> str:
 def sections(
     steps: pd.DataFrame, errors: pd.DataFrame, parts: pd.DataFrame, kernels: pd.DataFrame, missing: Sequence[str]
 ) -> list[Section]:
-    """The whole account of one grid.
+    """All sections of the accuracy report of one grid.
 
     Args:
         steps, errors, parts, kernels: `steps`, `errors_by_part`, `error_parts`, `kernel_errors` of
             `pipeline.report.figures.figure_data`.
-        missing: sentences about evidence that is not at hand.
+        missing: sentences about evidence that is not available.
     """
     by_size = kernels[kernels[DECILES[0]].notna()]
     return [
@@ -63,7 +63,7 @@ def sections(
 
 
 def markdown(title: str, parts: Sequence[Section]) -> str:
-    """The account as Markdown."""
+    """The report as Markdown."""
     lines = [f"# {title}", "", "Made by `snakemake accuracy` from artifacts; do not edit."]
     for part in parts:
         lines += ["", f"## {part.title}", "", part.says]
@@ -73,7 +73,7 @@ def markdown(title: str, parts: Sequence[Section]) -> str:
 
 
 def html(title: str, parts: Sequence[Section]) -> str:
-    """The account as a page that needs nothing beside it."""
+    """The report as a single HTML page without other files."""
     body = [f"<h1>{escape(title)}</h1>"]
     for part in parts:
         body += [f"<h2>{escape(part.title)}</h2>", f"<p>{escape(part.says)}</p>" if part.says else ""]

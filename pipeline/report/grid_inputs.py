@@ -1,4 +1,4 @@
-"""What figures and tables of a grid are made of, and what this machine has no evidence for."""
+"""Inputs of a grid's figures and tables, and the evidence that this machine lacks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pipeline.schemas import read_arrow, read_table
 from pipeline.transfer.rental_prices import PRICES
 
 PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
-"""What ships beside the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
+"""Files that ship with the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
 
 REMEDIES = ("run the rule that makes it", "delete it to rebuild")
-"""What to do about an artifact that is missing, and about one that is damaged."""
+"""Remedies in error messages: for a missing artifact, and for a damaged one."""
 
 
 def fitted_models(flow: Flow) -> list[str]:
-    """Model folders that the grid's points rest on and that this run fits."""
+    """Model folders that the grid's points use and that this run fits."""
     folders: dict[str, None] = {}
     for point in flow.points:
         source = kernel_source(point.gpu)
@@ -39,18 +39,18 @@ def fitted_models(flow: Flow) -> list[str]:
 
 
 def shipped_models(flow: Flow) -> list[str]:
-    """Model folders of the packs that the grid's points rest on."""
+    """Model folders of the packs that the grid's points use."""
     gpus = [gpu for gpu in flow.gpus if kernel_source(gpu) is Source.PACK]
     return [str(path) for gpu in gpus for path in model_folders(gpu)]
 
 
 def host_observations(flow: Flow) -> list[str]:
-    """Overhead observations of the grid's hosts, each once: several GPUs may share a stand-in."""
+    """Overhead observations of the grid's hosts, without duplicates: several GPUs may use the same substitute host."""
     return list(dict.fromkeys(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in flow.gpus))
 
 
 def error_parts(flow: Flow) -> list[str]:
-    """Error parts of the points that this machine or a campaign may have measured; nobody measured a what-if."""
+    """Error parts of the points that this machine or a campaign may have measured; what-if GPUs have none."""
     sources = (Source.LOCAL, Source.MEASUREMENTS)
     return [
         f"{flow.folder(point)}/parts.parquet"
@@ -60,15 +60,15 @@ def error_parts(flow: Flow) -> list[str]:
 
 
 def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
-    """Checks against public measurements and errors between GPUs: computed here, else shipped, else absent.
+    """Results of checks against public measurements and of errors between GPUs: computed here, else shipped, else none.
 
-    They are given to the figures as params, not as inputs: drawing must not start the checks anew.
+    Rules of figures use them as params, not as inputs, so that drawing does not run the checks again.
 
     Args:
         root: the results folder.
 
     Returns:
-        Digest by file, by kind: replays, passes, transfer (several or none), models_moved.
+        Digests by file for each kind: replays, passes, transfer (several or none), models_moved.
     """
     computed, shipped = Path(root) / "transfer", transfer_dir()
     pairs = sorted(computed.glob("*.parquet")) or [shipped / PAIR_ERRORS]
@@ -84,15 +84,15 @@ def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
 
 
 def price_table() -> list[str]:
-    """The user's price table where there is one: an input of the figures, so that a new price draws `cost` anew."""
+    """The user's price table if there is one; it is an input of the figures, so that a new price redraws `cost`."""
     path = config_dir() / PRICES
     return [str(path)] if path.is_file() else []
 
 
 def pack_digests() -> dict[str, str]:
-    """Digest of all that ships: manifests of packs, and the models that cover GPUs without samples.
+    """Digest of all shipped files: manifests of packs, and the cross-GPU models for GPUs without samples.
 
-    Predictions take it as a param: a pack stands in for its siblings, and the cross-GPU models for any family.
+    Predictions take it as a param: a pack can replace the pack of a similar GPU, and cross-GPU models any family's model.
     """
     names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
     files = {name: packs_dir() / name / MANIFEST for name in names}
@@ -102,10 +102,10 @@ def pack_digests() -> dict[str, str]:
 
 
 def read_any(paths: Sequence[str]) -> pd.DataFrame:
-    """Parquet or CSV tables, one below the other; empty where there are none.
+    """Parquet or CSV tables, concatenated; empty if there are none.
 
     Raises:
-        TableError: one is missing or damaged.
+        TableError: a table is missing or damaged.
     """
     parts = [_read_csv(path) if path.endswith(".csv") else read_arrow(path, *REMEDIES).to_pandas() for path in paths]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
@@ -114,19 +114,19 @@ def read_any(paths: Sequence[str]) -> pd.DataFrame:
 def _read_csv(path: str) -> pd.DataFrame:
     try:
         return pd.read_csv(path)
-    except (OSError, ValueError) as error:  # pandas' own errors of CSV files are ValueErrors
+    except (OSError, ValueError) as error:  # pandas' errors of CSV files are ValueErrors
         said = str(error).splitlines()[0]
         raise TableError(f"{path}: not a readable CSV file ({said}); docs/transfer.md says how to rebuild it") from None
 
 
 def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
-    """(GPU, folder) pairs of model folders: the GPU's name stands before `kernels` in their path."""
+    """(GPU, folder) pairs of model folders; the GPU's name is the part of the path before `kernels`."""
     paths = [Path(folder) for folder in folders]
     return tuple((path.parts[path.parts.index("kernels") - 1], path) for path in paths)
 
 
 def told_apart(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, Path], ...]:
-    """`with_gpus` pairs for a figure: where a GPU has models of several `kernels` choices, its name says which."""
+    """`with_gpus` pairs for a figure; if a GPU has models of several `kernels` choices, its name includes the choice."""
     choices: dict[str, set[str]] = {}
     for gpu, path in models:
         choices.setdefault(gpu, set()).add(_choice(path))
@@ -134,18 +134,18 @@ def told_apart(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, Path], ..
 
 
 def _choice(folder: Path) -> str:
-    """The `kernels` choice that a model folder was fitted for, `kernels/<family>/<choice>`; empty for a pack's."""
+    """The `kernels` choice of a model folder `kernels/<family>/<choice>`; empty for a folder of a pack."""
     return folder.name if folder.parent.parent.name == "kernels" else ""
 
 
 def read_observations(paths: Sequence[str]) -> pd.DataFrame:
-    """Observations of several hosts as one table, with the GPU beside which they were seen as `gpu`."""
+    """Observations of several hosts as one table; column `gpu` is the GPU in the observed machine."""
     parts = [read_table(path, "overhead_samples").assign(gpu=Path(path).parent.name) for path in paths]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def missing_evidence(flow: Flow) -> list[str]:
-    """One sentence per kind of evidence that a GPU of the grid lacks here, with what would bring it."""
+    """One sentence per kind of evidence that a GPU of the grid lacks on this machine, with the way to get it."""
     lines = flow.not_fitted()
     for gpu in flow.gpus:
         campaign = "measure it with a campaign (docs/measure_your_gpu.md)"

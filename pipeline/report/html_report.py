@@ -1,4 +1,4 @@
-"""Snakemake's own report as one file that opens offline."""
+"""Writes Snakemake's report as one HTML file that opens offline."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pipeline.schemas import atomic_path
 
 
 def write_report(snakefile: str, config: Mapping[str, Any], targets: Sequence[str], page: str | Path) -> None:
-    """Run `snakemake --report` over finished targets, beside a Snakemake that waits for it.
+    """Run `snakemake --report` on finished targets, while another Snakemake process waits for it.
 
     Args:
         snakefile: the workflow.
         config: its `--config` values.
-        targets: files or rules that the report covers; they exist already.
+        targets: files or rules that the report covers; their files must exist.
         page: the HTML file to write.
 
     Raises:
-        SteptimeError: Snakemake could not write it; the message says why.
+        SteptimeError: Snakemake could not write the report; the message says why.
     """
     command = [sys.executable, "-m", "snakemake", "--snakefile", snakefile, "--nolock", "--cores", "1", *targets,
                "--report", str(page), "--report-stylesheet",
@@ -48,7 +48,7 @@ function narrow() {
 }
 if (window.innerWidth <= 700) narrow();
 </script>"""
-"""What Snakemake's page does not do by itself on a narrow screen."""
+"""Script that adapts Snakemake's page to a narrow screen."""
 
 
 def _add_script(page: Path) -> None:

@@ -1,19 +1,19 @@
-"""Why jobs of a run failed, one line each, from the logs that they left (`pipeline.scripting.job`)."""
+"""Reasons why jobs of a run failed, one line each, from the jobs' logs (`pipeline.scripting.job`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 TRACEBACK = "Traceback"
-"""How the log of a job that failed begins; the last line then says why."""
+"""First word in the log of a failed job; the log's last line gives the reason."""
 
 
 def reasons(root: str | Path, since: float) -> list[str]:
-    """What failed since a time, each reason once.
+    """Reasons of failures since a given time, without duplicates.
 
     Args:
         root: the results folder.
-        since: seconds since the epoch; logs of earlier runs are passed over.
+        since: seconds since the epoch; logs of earlier runs are skipped.
     """
     found: dict[str, None] = {}
     for log in sorted(Path(root).rglob("logs/*.log")):

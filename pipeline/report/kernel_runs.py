@@ -1,4 +1,4 @@
-"""Fit the kernel models of a GPU, and log each fit as an MLflow run: metrics, pictures, files, the champion."""
+"""Fits the kernel models of a GPU and logs each fit as an MLflow run: metrics, figures, files, the champion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipeline.report.mlflow_tracking import (
 from pipeline.schemas import atomic_path, write_parquet
 
 NO_SAMPLES = "no_samples.txt"
-"""Marks the model folder of a family that the samples do not hold."""
+"""File that marks the model folder of a family without samples."""
 
 
 def fit_and_track(
@@ -42,7 +42,7 @@ def fit_and_track(
 ) -> None:
     """Fit every family that has samples, into its model folder, and track the fits.
 
-    A variant that few samples or their errors turned into another one of the same fit is that one, tracked once.
+    Few samples, or their errors, can turn a variant into another variant of the same fit. Both are then logged as one run.
 
     Args:
         samples: `samples` table of one GPU.
@@ -50,8 +50,8 @@ def fit_and_track(
         settings: the `kernels` section of the configuration: name, variants, seed.
         models: one folder per family, named `<family>/<name>`; a family without samples gets a note instead.
         tracking: MLflow folder.
-        workers: processes.
-        provenance: what made the models, kept beside their test predictions.
+        workers: number of processes.
+        provenance: origin of the models, stored with their test predictions.
     """
     fits: dict[tuple[str, str], FittedFamily] = {}
 
@@ -88,13 +88,13 @@ def fit_and_track(
         if won:
             register_model(tracking, name, run, "model", {"gpu": gpu, "family": family})
             runs[name] = run
-    for name, run in runs.items():  # once all are logged: a new run supersedes the one of its name
+    for name, run in runs.items():  # only when all are logged: a new run supersedes the earlier run of its name
         choose_champion(tracking, name, run)
     describe_kernel_models(tracking)
 
 
 def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any] | None) -> None:
-    """Write how good a model is into its folder: figures, the predictions behind them, and their quantiles."""
+    """Write a model's errors into its folder: figures, the test predictions, and the quantiles of their errors."""
     with atomic_path(folder / METRICS) as part:
         part.write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     write_parquet(fitted.test, folder / TEST_PREDICTIONS, provenance=provenance or {})
@@ -105,17 +105,17 @@ def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, An
 def _track(
     fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path, samples: pd.DataFrame
 ) -> tuple[str, str]:
-    """Log one fit, with the model where it is its family's best (the one with a folder).
+    """Log one fit. The model is logged too if it is the best of its family (the one with a folder).
 
     Returns:
-        The name under which such models are registered, and the run's id.
+        The name under which models of this kind are registered, and the run's id.
     """
     family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
     dtypes = "-".join(fitted.model.scope.dtypes)
     kind = family if "fp32" in fitted.model.scope.dtypes else f"{family}-{dtypes}"
     title = f"{kind} on {gpu} ({variant})"
     seed, name = fitted.parameters["seed"], f"{gpu}-{kind}"
-    # MLflow's charts show two places: 0.02 for errors of 1.9 and of 2.4 %
+    # MLflow's charts show two decimal places: as fractions, errors of 1.9 % and 2.4 % would both be 0.02
     percent = {f"{key}_percent": 100.0 * fitted.metrics[key] for key in ("gmae", "mape")}
     run = log_run(
         tracking,
@@ -142,13 +142,13 @@ def _track(
 
 
 def _fingerprint(samples: pd.DataFrame) -> str:
-    """Digest of samples: errors of two fits are compared where it is the same."""
+    """Digest of samples: errors of two fits are compared only if it is the same."""
     rows = pd.util.hash_pandas_object(samples.astype(str), index=False).to_numpy()
     return hashlib.sha256(rows.tobytes()).hexdigest()[:16]
 
 
 def _replace(source: Path | None, target: Path) -> None:
-    """Put a fitted folder in place of an earlier one; a note where there is none."""
+    """Replace an earlier folder by the fitted one; without a fitted folder, write a note (`NO_SAMPLES`)."""
     try:
         if target.exists():
             shutil.rmtree(target)

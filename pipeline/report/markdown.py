@@ -1,4 +1,4 @@
-"""Markdown tables, and documents with blocks that a command writes."""
+"""Reads and writes Markdown tables, and documents with blocks that a command generates."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def table_rows(text: str) -> list[dict[str, str]]:
 
 
 def rewrite(path: Path, blocks: Mapping[str, str]) -> None:
-    """Replace blocks of a document by name (see `replaced`).
+    """Replace the named blocks of a document (see `replaced`).
 
     Raises:
-        InputError: the document has no markers of a name.
+        InputError: the document has no markers for a name.
     """
     text = path.read_text(encoding="utf-8")
     for name, block in blocks.items():

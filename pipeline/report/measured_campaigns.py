@@ -1,7 +1,8 @@
-"""The paper's table for GPUs that were measured: every step of a campaign held against its prediction.
+"""Writes the paper's table for measured GPUs: every step of a campaign compared with its prediction.
 
-`make measured` or `python -m pipeline.report.measured_campaigns`: runs the target `accuracy` for the workloads that each campaign
-under `measurements/` (or $STEPTIME_MEASUREMENTS) timed in fp32, and writes the tables into `docs/accuracy.md`.
+`make measured` or `python -m pipeline.report.measured_campaigns`: for each campaign under `measurements/` (or
+$STEPTIME_MEASUREMENTS), runs the target `accuracy` for the workloads that were timed in fp32. It writes the tables into
+`docs/accuracy.md`.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from pipeline.report.run_snakemake import run_snakemake
 
 PAGE, MARKER = Path("docs") / "accuracy.md", "measured"
 OPTIONS = re.compile(r"(embedding|optimizer|dtype)-(.*?)(?=_(?:embedding|optimizer|dtype)-|$)")
-"""Options of a model in the name of a variant, as `pipeline.collect.campaign_grid` and grid points write them."""
+"""Pattern of a model's options in a variant's name, as `pipeline.collect.campaign_grid` and grid points write them."""
 SHOWN = ((parts.ACTIVE, "active"), (parts.OWN, "own overheads"), (parts.SHARED, "others' overheads"),
          (parts.KERNELS, "kernels alone"))  # fmt: skip
-"""Parts of the table with their columns' names."""
+"""Parts of the prediction that the table shows, with the names of their columns."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Steps of one campaign that one `snakemake --config` names: models that share options and batch sizes."""
+    """Steps of one campaign that one `snakemake --config` covers: models with the same options and batch sizes."""
 
     gpu: str
     models: tuple[str, ...]
@@ -55,10 +56,10 @@ class Grid:
 
 
 def grids(gpu: str, folder: Path) -> list[Grid]:
-    """The grids that cover a campaign's steps in fp32; models that have no configuration here are left out.
+    """The grids that cover a campaign's fp32 steps; models without a configuration in this project are left out.
 
     Raises:
-        InputError, TableError: the folder is no campaign's, or its table is damaged.
+        InputError, TableError: the folder is not a campaign, or its table is damaged.
     """
     batches: dict[tuple[str, tuple[tuple[str, str], ...]], set[int]] = defaultdict(set)
     for row in read_step_times(folder).to_dict("records"):
@@ -74,7 +75,7 @@ def grids(gpu: str, folder: Path) -> list[Grid]:
 def collect(flows: Sequence[Flow]) -> pd.DataFrame:
     """Parts of every measured point of some grids: `parts.COLUMNS` with model, variant and batch_size.
 
-    Points at other sizes than those that ran (a trial, tables cut to fit the memory) are left out.
+    Points with other sizes than the measured ones (a trial, tables reduced to fit the memory) are left out.
     """
     found = []
     for flow in flows:
@@ -97,7 +98,7 @@ def block(
         found: `collect`'s rows of this GPU.
         kernels: `kernel_errors` of its models.
         facts: device facts of the campaign's manifest.
-        warnings: what the campaign said of the machine.
+        warnings: the campaign's warnings about the machine.
     """
     software = ", ".join(f"{name} {facts[key]}" for name, key in
                          (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn")) if facts.get(key))  # fmt: skip
@@ -119,7 +120,7 @@ def block(
 
 
 def _tested_on(row: Mapping[Any, Any]) -> str:
-    """Samples behind a family's error: those held out, or all where each was held out once."""
+    """Number of samples that a family's error covers: the held-out ones, or all if each was held out once."""
     count = row.get("held_out") if pd.notna(row.get("held_out")) and row.get("held_out") else row.get("samples")
     return "" if count is None or pd.isna(count) else str(int(count))
 
@@ -141,7 +142,10 @@ def _steps(found: pd.DataFrame) -> str:
 
 
 def _means(found: pd.DataFrame) -> list[list[str]]:
-    """The GMAE of each part over its steps; where few were traced, also over those that have every part, which compare."""
+    """The GMAE of each part over all steps that have it.
+
+    If only some steps were traced, further rows cover the steps that have every part, so that parts can be compared.
+    """
     step = ["model", "variant", "batch_size"]
     whole = found.groupby(step)["part"].transform("nunique") == len(SHOWN)
     chosen = {"all steps": found} | ({"steps with all four": found[whole]} if whole.any() and not whole.all() else {})
@@ -161,16 +165,16 @@ def _percent(fraction: Any) -> str:
 
 
 def warnings_of(told: Mapping[str, Any]) -> list[str]:
-    """What the runs of a campaign warned of, each once: a shared or throttled device is not what was to be measured."""
+    """Warnings of a campaign's runs, without duplicates: a shared or throttled device gives invalid measurements."""
     every = [text for run in told.get("runs") or [] for text in (run.get("preflight") or {}).get("warnings") or []]
     return list(dict.fromkeys(every))
 
 
 def run(wanted: Sequence[Grid], results: str) -> Iterator[Flow]:
-    """Run each grid to its accuracy tables.
+    """Run Snakemake for each grid up to its accuracy tables.
 
     Raises:
-        SteptimeError: a grid did not finish; Snakemake has said why.
+        SteptimeError: a grid did not finish; Snakemake has printed the reason.
     """
     for grid in wanted:
         config = grid.config(results)
@@ -181,7 +185,7 @@ def run(wanted: Sequence[Grid], results: str) -> Iterator[Flow]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: every campaign at hand, or those that are named, into the page."""
+    """Command line: writes the tables of every available campaign, or of the named ones, into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpus", nargs="*", help="names of folders under measurements/ (default: all)")
     parser.add_argument("--results", default="results")
