@@ -1,7 +1,8 @@
 """MLflow: one database per results folder, one run per GPU x family x variant, the best variant tagged `champion`.
 
-Whoever logs first makes the database and its experiments, one process at a time: several that create a fresh database at
-once crash (MLflow 3). MLflow is imported inside the functions because that costs seconds.
+The first process that logs creates the database and its experiments. Only one process at a time does so, because several
+that create a new database together crash (MLflow 3). MLflow is imported inside the functions because its import takes
+seconds.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ EXPERIMENTS = {
     KERNEL_MODELS: "One run per GPU, kernel family and variant.",
     OVERHEADS: "Host overheads (T1 to T5), one run per GPU and estimator.",
 }
-"""Experiments with the description that stands above their runs."""
+"""Experiments, with the description that the UI shows above their runs."""
 
 _NOTE = "mlflow.note.content"
 LOOPBACK = "127.0.0.1"
-"""Address that the MLflow UI binds. It has no password, so that other machines must not reach it."""
+"""Address that the MLflow UI binds. The UI has no password, so other machines must not be able to reach it."""
 
 _SERVER_VARIABLES = re.compile(r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|(UVICORN|GUNICORN)_\w+")
-"""Variables with which an environment would move MLflow's server to another address, or open it to others."""
+"""Environment variables that would move MLflow's server to another address or open it to other machines."""
 
 _ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 
@@ -42,7 +43,10 @@ T = TypeVar("T")
 
 
 def _alone(function: Callable[Concatenate[str | Path, P], T]) -> Callable[Concatenate[str | Path, P], T]:
-    """Let one process at a time use a folder's database: SQLite gives up on a lock after seconds, and a fit is lost."""
+    """Decorator that lets one process at a time use a folder's database.
+
+    Without it, SQLite stops waiting for a lock after some seconds, and the log of a fit is lost.
+    """
 
     @functools.wraps(function)
     def locked(folder: str | Path, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -66,10 +70,10 @@ def log_run(
     artifacts: Mapping[str, Path] | None = None,
     figures: Mapping[str, Any] | None = None,
 ) -> str:
-    """Log one finished run and mark earlier runs of the same name as superseded; returns its id.
+    """Log one finished run, mark earlier runs of the same name as superseded, and return the run's id.
 
     Args:
-        folder: the tracking folder (`Artifacts.tracking`); made where there is none.
+        folder: the tracking folder (`Artifacts.tracking`); created if it does not exist.
         artifacts: folder inside the run -> file or folder to copy there.
         figures: file name inside the run -> matplotlib figure.
     """
@@ -97,7 +101,7 @@ def log_run(
 
 @_alone
 def describe_kernel_models(folder: str | Path) -> None:
-    """Write links above the kernel models' runs: each shows the variants of a family on a GPU, least GMAE first."""
+    """Write links above the kernel models' runs; each shows the variants of a family on a GPU, lowest GMAE first."""
     client = _client(Path(folder))
     owner = _experiment(client, Path(folder), KERNEL_MODELS)
     families: dict[str, set[str]] = {}
@@ -113,7 +117,7 @@ def describe_kernel_models(folder: str | Path) -> None:
 
 
 def variants_address(experiment: str, gpu: str, family: str) -> str:
-    """The page, relative to the UI's address, on which the variants of one kernel model are compared."""
+    """Path of the UI's page that compares the variants of one kernel model, relative to the UI's address."""
     chosen = quote(f"tags.gpu = '{gpu}' and tags.family = '{family}'")
     order = f"orderByKey={quote('metrics.`gmae`')}&orderByAsc=true"
     return f"#/experiments/{experiment}/runs?searchFilter={chosen}&{order}&compareRunsMode=CHART"
@@ -125,7 +129,7 @@ def register_model(folder: str | Path, name: str, run_id: str, place: str, tags:
     from mlflow.exceptions import MlflowException
 
     client = _client(Path(folder))
-    with contextlib.suppress(MlflowException):  # exists since an earlier fit: it gets a new version
+    with contextlib.suppress(MlflowException):  # it exists since an earlier fit and gets a new version
         client.create_registered_model(name, tags=dict(tags))
     run = client.get_run(run_id)
     version = client.create_model_version(name, f"{run.info.artifact_uri}/{place}", run_id=run_id, tags=dict(tags))
@@ -134,10 +138,10 @@ def register_model(folder: str | Path, name: str, run_id: str, place: str, tags:
 
 @_alone
 def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
-    """Give the tag and the alias `champion` to the registered model `name` of least GMAE; returns its run's id.
+    """Give the tag and the alias `champion` to the registered model `name` with the lowest GMAE; return its run's id.
 
-    Compared are the registered models of current runs on the same samples as `run_id`: errors on others say nothing of
-    which is better, and a superseded run is none to point at. A fit of a single sample, which nothing judges, comes last.
+    Only registered models of current runs on the same samples as `run_id` are compared. Errors on other samples are not
+    comparable, and a superseded run must not be the champion. A fit of a single sample has no error and comes last.
     """
     client = _client(Path(folder))
     last = client.get_run(run_id)
@@ -154,10 +158,10 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
 
 
 def serve(port: int, folder: str | Path) -> None:
-    """Replace this process by the MLflow UI on a folder's database, bound to `LOOPBACK` whatever the environment says.
+    """Replace this process by the MLflow UI on a folder's database. It always binds `LOOPBACK`.
 
     Raises:
-        InputError: no pipeline has run yet, or the port is none or taken.
+        InputError: no pipeline has run yet, or the port is invalid or in use.
     """
     folder = Path(folder)
     _check_port(port)
@@ -172,19 +176,19 @@ def serve(port: int, folder: str | Path) -> None:
     print(
         f"MLflow UI (stop with Ctrl-C); kernel models: http://{LOOPBACK}:{port}/#/experiments/{owner}/runs", flush=True
     )
-    # one worker: of several, each that takes over five seconds to import MLflow on a busy machine is killed, again and again
+    # one worker: with several, a worker that needs over five seconds to import MLflow (busy machine) is killed repeatedly
     options = ["--backend-store-uri", _uri(folder), "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
 
 
 @_alone
 def _kernel_models(folder: str | Path) -> str:
-    """Id of the experiment of kernel models."""
+    """Id of the experiment with the kernel models."""
     return _experiment(_client(Path(folder)), Path(folder), KERNEL_MODELS)
 
 
 def _check_port(port: int) -> None:
-    """Refuse a port that the server would fail on, half a minute later and in twenty lines."""
+    """Refuse a port that the server cannot use. The server itself would fail half a minute later, in twenty lines."""
     import socket
 
     try:
@@ -197,7 +201,7 @@ def _check_port(port: int) -> None:
 
 
 def _experiment(client: Any, folder: Path, name: str) -> str:
-    """Id of an experiment of `EXPERIMENTS`, which is made where the database has none of that name."""
+    """Id of an experiment of `EXPERIMENTS`; it is created if the database has none of that name."""
     if (known := client.get_experiment_by_name(name)) is not None:
         return str(known.experiment_id)
     made = client.create_experiment(

@@ -1,4 +1,4 @@
-"""Overhead statistics as an MLflow run: one per GPU and estimator, with the table and a picture of T1 to T5."""
+"""Logs overhead statistics as MLflow runs: one per GPU and estimator, with the table and a figure of T1 to T5."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def track_overheads(
     label: str,
     folder: Path,
 ) -> None:
-    """Log a host's overheads.
+    """Log a host's overhead statistics as an MLflow run.
 
     Args:
         observations: `overhead_samples` table.
-        statistics: `overheads` table made of them.
-        settings: of the statistics.
-        label: of these settings (`pipeline.config.method_label`).
+        statistics: `overheads` table computed from the observations.
+        settings: settings of the statistics.
+        label: label of these settings (`pipeline.config.method_label`).
         folder: MLflow folder.
     """
     metrics: dict[str, float] = {"observations": len(observations)}

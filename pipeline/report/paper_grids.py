@@ -1,4 +1,4 @@
-"""The papers' grids, from what this machine has evidence for: runs them, then says what is missing and why.
+"""Runs the papers' grids with the evidence that this machine has, then reports what is missing and why.
 
 python -m pipeline.report.paper_grids [paper_dlrm ...]        (or: make paper)
 """
@@ -21,7 +21,7 @@ EXPERIMENTS = ("paper_dlrm", "paper_cnn", "paper_surfer")
 
 
 def account(name: str, flow: Flow) -> Iterator[str]:
-    """What an experiment's grid gave, line by line: points, report, figures that could not be drawn, missing evidence."""
+    """Results of an experiment's grid, line by line: points, report, figures that were not drawn, missing evidence."""
     root, grid = Path(flow.artifacts.root), flow.grid
     yield f"{name}: {len(flow.points)} points on {', '.join(flow.gpus)}"
     yield f"  report: {root}/reports/{grid}.html    accuracy: {root}/accuracy/{grid}.md    figures: {root}/figures/{grid}/"
@@ -34,14 +34,14 @@ def account(name: str, flow: Flow) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: run each grid to its report, then account for all of them."""
+    """Command line: runs each grid up to its report, then prints the results of all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS))
     parser.add_argument("--results", default="results")
     options = parser.parse_args(arguments)
     grids = {name: {"experiment": name, "results": options.results} for name in options.experiments}
     runs = [("report", config) for config in grids.values()]
-    if datasets_dir() is not None:  # first: the figures of every grid show them
+    if datasets_dir() is not None:  # first, because the figures of every grid show the checks
         runs.insert(0, ("checks", {"results": options.results}))
     for target, config in runs:
         print(f"steptime: {target} {config.get('experiment', '')}".rstrip(), flush=True)

@@ -35,13 +35,13 @@ PAGE, PAGE_MARKER = "docs/accuracy.md", "tables"
 
 
 def shipped_families() -> list[tuple[str, Path]]:
-    """(GPU, model folder) of every family that ships; a GPU with samples of one dtype only has it after its name."""
+    """(GPU, model folder) of every shipped family. If a GPU has samples of only one dtype, its name includes the dtype."""
     packs = {gpu: gpu for gpu in list_packs()} | {f"{gpu} (bf16)": f"{FOLDER}/{gpu}" for gpu in measured_gpus()}
     return [(name, folder) for name, pack in packs.items() for folder in model_folders(pack)]
 
 
 def gather(results: Path) -> Evidence:
-    """All artifacts that the tables are made of.
+    """Read all artifacts that the tables need.
 
     Raises:
         InputError: the checks have not run.
@@ -60,7 +60,7 @@ def gather(results: Path) -> Evidence:
 
 
 def write(found: Evidence, root: Path) -> list[Path]:
-    """Replace the generated blocks and pictures under a checkout; returns the files written.
+    """Replace the generated blocks and pictures in a checkout; return the written files.
 
     Raises:
         InputError: a file lacks its markers, or the accuracy page lacks a table of published steps.
@@ -76,10 +76,10 @@ def write(found: Evidence, root: Path) -> list[Path]:
 
 
 def refresh(results: Path) -> None:
-    """Run the checks whose data or code has changed; does nothing without public data.
+    """Run the checks whose data or code has changed; do nothing without public data.
 
     Raises:
-        SteptimeError: a check failed; Snakemake has said why.
+        SteptimeError: a check failed; Snakemake has printed the reason.
     """
     if datasets_dir() is None:
         return
@@ -88,7 +88,7 @@ def refresh(results: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: gather, write, name what was written."""
+    """Command line: reads the artifacts, writes the tables and pictures, and prints the names of the written files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--root", type=Path, default=project_dir(), help="checkout whose files are rewritten")

@@ -1,4 +1,4 @@
-"""Snakemake's rule graph as a picture, without Graphviz: rules in layers from top to bottom."""
+"""Draws Snakemake's rule graph without Graphviz: rules in layers from top to bottom."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ ROOMS = (
     ("prediction", "#D55E00", ("predict", "summary", "error_parts")),
     ("what people look at", "#555555", ("figures", "accuracy", "report", "all")),
 )  # fmt: skip
-"""Stages with the colour and the rules of each."""
+"""Stages of the workflow, each with its colour and its rules."""
 
 SWEEPS = 8
-"""Passes over the layers in which rules move towards their neighbours; more change nothing on graphs of this size."""
+"""Number of passes over the layers that move rules towards their neighbours. On graphs of this size, more passes change
+nothing."""
 
 _NODE = re.compile(r'^\s*(\d+)\s*\[label\s*=\s*"([^"\\]+)', re.MULTILINE)
 _EDGE = re.compile(r"^\s*(\d+)\s*->\s*(\d+)\s*$", re.MULTILINE)
 
 
 def rule_graph(config: Sequence[str], target: str) -> str:
-    """Snakemake's rule graph of a target, in the dot language; nothing is run, and finished artifacts change nothing.
+    """Snakemake's rule graph of a target, in the dot language. No rule runs, and existing artifacts have no effect.
 
     Raises:
         SteptimeError: Snakemake could not draw it; the message says why.
@@ -52,13 +53,13 @@ def rule_graph(config: Sequence[str], target: str) -> str:
 
 
 def parse(dot: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Rules and (from, to) edges of a rule graph in the dot language, sorted: Snakemake's order changes from run to run."""
+    """Rules and (from, to) edges of a rule graph in the dot language, sorted because Snakemake's order is not stable."""
     names = dict(_NODE.findall(dot))
     return sorted(names.values()), sorted((names[a], names[b]) for a, b in _EDGE.findall(dot))
 
 
 def reduced(edges: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Edges without those that a longer way implies: order stays visible, and lines do not run behind boxes."""
+    """Edges without those that a longer path implies. The order stays visible, and lines do not run behind boxes."""
     after: dict[str, list[str]] = {}
     for a, b in edges:
         after.setdefault(a, []).append(b)
@@ -70,10 +71,10 @@ def reduced(edges: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def layers(rules: Sequence[str], edges: Sequence[tuple[str, str]]) -> tuple[list[list[str]], list[list[str]]]:
-    """Rules in layers, and every edge as the row of places that it passes.
+    """Rules in layers, and every edge as the list of places that it passes.
 
-    A rule's layer is its longest way from a rule without input. An edge over several layers gets a place of its own in
-    each layer between, so that its line runs beside the boxes. Each layer is ordered so that few edges cross.
+    A rule's layer is the length of its longest path from a rule without input. An edge over several layers gets its own
+    place in each layer between, so that its line runs beside the boxes. The order within a layer keeps crossings few.
     """
     before = {rule: [a for a, b in edges if b == rule] for rule in rules}
     after = {rule: [b for a, b in edges if a == rule] for rule in rules}
@@ -86,7 +87,9 @@ def layers(rules: Sequence[str], edges: Sequence[tuple[str, str]]) -> tuple[list
 
     for rule in rules:
         deep(rule)
-    for rule in sorted(rules, key=lambda name: -depth[name]):  # first rules move down to what needs them
+    for rule in sorted(
+        rules, key=lambda name: -depth[name]
+    ):  # rules without input move down to the rules that need them
         if after[rule] and not before[rule]:
             depth[rule] = min(depth[other] for other in after[rule]) - 1
     found = [[rule for rule in rules if depth[rule] == level] for level in range(max(depth.values()) + 1)]
@@ -100,7 +103,7 @@ def layers(rules: Sequence[str], edges: Sequence[tuple[str, str]]) -> tuple[list
 
 
 def _ordered(found: list[list[str]], ways: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Layers with every place near the mean of its neighbours, swept down and up in turn."""
+    """Layers sorted so that every place is near the mean of its neighbours; passes go down and up alternately."""
     steps = [step for way in ways for step in pairwise(way)]
     above, below = defaultdict(list), defaultdict(list)
     for a, b in steps:
@@ -117,7 +120,7 @@ def _ordered(found: list[list[str]], ways: Sequence[Sequence[str]]) -> list[list
 
 
 def draw(dot: str) -> Figure:
-    """The rule graph as a figure from top to bottom, a colour per stage; edges that a longer way implies are left out."""
+    """The rule graph as a figure from top to bottom, with a colour per stage, without edges that a longer path implies."""
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch
     from matplotlib.path import Path as Curve

@@ -1,4 +1,4 @@
-"""What a Snakemake run prints when it ends: the predictions of its grid and where they lie, or why jobs failed."""
+"""Output at the end of a Snakemake run: the predictions of its grid and their paths, or why jobs failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.schemas import read_table
 
 
 def show_predictions(flow: Flow, table: str) -> None:
-    """Print the predictions of a grid and where everything lies; nothing where the run made another target."""
+    """Print the predictions of a grid and the paths of all results; print nothing if the run made another target."""
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime
@@ -30,6 +30,6 @@ def show_predictions(flow: Flow, table: str) -> None:
 
 
 def explain_failures(flow: Flow) -> None:
-    """Print why jobs failed, one line each, below what Snakemake says of them."""
+    """Print why jobs failed, one line each, below Snakemake's own messages."""
     for reason in reasons(flow.artifacts.root, flow.started):
         print(f"steptime: {reason}", file=sys.stderr)

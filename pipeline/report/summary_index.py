@@ -1,4 +1,4 @@
-"""`results/summary.parquet`: every grid point that has a prediction under a results folder, one row each."""
+"""Writes `results/summary.parquet`: one row for every grid point with a prediction under a results folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.scripting import made_from
 
 
 def refresh(root: str | Path) -> Path | None:
-    """Gather all points' summaries into `summary.parquet`; returns its path, or None where there are none yet.
+    """Collect all points' summaries in `summary.parquet`; return its path, or None if there are none yet.
 
-    What cannot be read (damaged, of an older version, being made anew by another run) is left out, with a line that says
-    so: this run's own points are not among them.
+    Unreadable summaries are left out, and a printed line reports this. They are damaged, of an older version, or being
+    rewritten by another run; this run's own points are not among them.
     """
     pattern = Artifacts("").point("*", "*", "*", "*").lstrip("/") + "/summary.parquet"
     rows, read = [], []

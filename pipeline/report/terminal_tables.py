@@ -19,13 +19,13 @@ from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 
 PIPE_WIDTH = 140
-"""Columns of a table that no terminal shows."""
+"""Width of a table, in characters, when the output is not a terminal."""
 
 
 def console() -> Console:
-    """The terminal, on which text stands as it is: names and paths hold brackets.
+    """The console for output. Text is printed without markup, because names and paths contain brackets.
 
-    Output that goes to a file or a pipe is as wide as a wide terminal.
+    Output to a file or a pipe has the width of a wide terminal.
     """
     found = Console(markup=False, emoji=False)
     if not found.is_terminal:
@@ -34,18 +34,18 @@ def console() -> Console:
 
 
 def milliseconds(us: float) -> str:
-    """Time in ms with three significant digits or so."""
+    """Time in ms with about three significant digits."""
     ms = us / 1000
     return f"{ms:.3f} ms" if ms < 1 else f"{ms:.2f} ms" if ms < 100 else f"{ms:,.0f} ms"
 
 
 def rate(per_second: float) -> str:
-    """Samples per second: whole from 100 on, else three digits, since large models take seconds a sample."""
+    """Samples per second: a whole number from 100 on, else three digits, because large models need seconds per sample."""
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
 
 
 def interval(low_us: float, high_us: float) -> str:
-    """`7.01-8.87`, in ms, whole where both ends are long."""
+    """An interval in ms such as `7.01-8.87`; whole numbers if both ends are long."""
     return (
         f"{low_us / 1000:,.0f}-{high_us / 1000:,.0f}" if low_us >= 1e5 else f"{low_us / 1000:.2f}-{high_us / 1000:.2f}"
     )
@@ -59,7 +59,7 @@ def gibibytes(size: float) -> str:
 
 
 def shares(parts: Mapping[str, float]) -> str:
-    """`fitted 92%, roofline 8%`, largest first."""
+    """Shares as text such as `fitted 92%, roofline 8%`, largest first."""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "none"
 
@@ -116,12 +116,12 @@ def families(prediction: Prediction, most: int = 5) -> Table:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Predictions side by side, in the widest layout that the terminal shows whole; the best of each model is marked."""
+    """Predictions side by side, in the widest layout that fits the terminal; the best of each model is marked."""
 
     predictions: Sequence[Prediction]
     largest: Mapping[str, int | None] = field(default_factory=dict)
     costs: Sequence[float | None] = ()
-    """Of a million samples, in `currency`; a column where any is known."""
+    """Cost of a million samples, in `currency`; the table has this column if any cost is known."""
     currency: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -195,17 +195,18 @@ class Comparison:
 
 
 def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
-    """Whether a table needs no more columns than there are."""
+    """Whether a table is not wider than the terminal."""
     return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width
 
 
 NARROW_LEAVES_OUT = ("evidence", "busy", "bound", "p10-p90 ms")
-"""Columns that a narrow terminal does without, in this order; each model gets a table, with what its rows share above."""
+"""Columns that are left out on a narrow terminal, in this order. Each model then gets its own table, and values that are
+equal in all its rows are printed above it."""
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Rows of plain values as a table without lines; a narrow terminal does without the columns named `optional`."""
+    """Rows of plain values as a table without lines; columns in `optional` are left out on a narrow terminal."""
 
     rows: Sequence[Mapping[str, Any]]
     optional: Sequence[str] = ("aliases", "peaks", "architecture")
@@ -230,23 +231,23 @@ class Catalogue:
             yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
 
     def _wanted(self, name: str) -> int:
-        """Columns in which a cell is seldom more than two lines."""
+        """Width, in characters, at which few cells of a column need more than two lines."""
         longest = max((len(plain(row[name])) for row in self.rows), default=0)
         return max(min(longest, 24), self._least(name))
 
     def _least(self, name: str) -> int:
-        """Columns that the longest word of a column takes; a path may be folded."""
+        """Width, in characters, of the longest word in a column; a path may be broken over lines."""
         words = [word for row in self.rows for word in plain(row[name]).split()] if self.rows else []
         return min(max(map(len, [*words, *name.split()])), 30)
 
 
 def plain(value: Any) -> str:
-    """A value for a table's cell."""
+    """A value as text for a table's cell."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def show(predictions: Sequence[Prediction], places: Mapping[str, str] | None = None) -> None:
-    """Print one prediction in full or several as a table, and where the artifacts lie."""
+    """Print one prediction in full or several as a table, and the paths of the artifacts."""
     screen = console()
     screen.print(one(predictions[0]) if len(predictions) == 1 else Comparison(predictions))
     for name, place in (places or {}).items():

@@ -1,4 +1,4 @@
-"""Unlock this folder after a run that was killed, but never under a run that is alive.
+"""Unlocks this folder after a run that was killed, but never while another run is active.
 
 python -m pipeline.report.unlock        (`make` does it before each run)
 """
@@ -17,7 +17,7 @@ LOCKS = Path(".snakemake/locks")
 
 
 def at_work() -> int | None:
-    """Id of a Snakemake process that runs in the current folder, other than this process and those that started it."""
+    """Id of a Snakemake process in the current folder, without this process and its parents."""
     here = Path.cwd()
     mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter():
@@ -26,13 +26,13 @@ def at_work() -> int | None:
                 continue
             if any("snakemake" in Path(word).name for word in process.cmdline()[:3]):
                 return int(process.pid)
-        except psutil.Error:  # ended meanwhile, or another user's
+        except psutil.Error:  # the process has ended, or belongs to another user
             continue
     return None
 
 
 def main() -> int:
-    """Command line: remove locks that nobody holds; say who holds them otherwise."""
+    """Command line: removes locks that no process holds, else prints which process holds them."""
     if not LOCKS.is_dir() or not any(LOCKS.iterdir()):
         return 0
     holder = at_work()

@@ -1,10 +1,15 @@
-"""An emulated CUDA device: the campaign's CUDA branches run on a CPU. Only for tests, never for a measurement.
+"""Emulates a CUDA device, so that the campaign's CUDA branches run on a CPU. Only for tests, never for a measurement.
 
     python -m tests.collect.pretend_cuda --out FOLDER --tiny ...     # the campaign, as the command line runs it
 
-While `pretend()` is open, torch says that it has a GPU, tensors asked for on `cuda` are made on the CPU, and profiler
-traces get what a GPU adds to them: launches in `cuda_runtime`, kernels with correlation, stream, grid, block and
-registers, copies and fills. Times follow those of the CPU's operators, so that they are plausible and mean nothing.
+While `pretend()` is open, three things change:
+
+- torch reports that it has a GPU.
+- Tensors requested on `cuda` are created on the CPU.
+- Profiler traces get the events that a GPU adds: launches in `cuda_runtime`, kernels with correlation, stream, grid,
+  block and registers, copies and fills.
+
+Times are derived from those of the CPU's operators: they are plausible but have no meaning.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ NOT_ON_THE_DEVICE = re.compile(
     r"|result_type|to|_to_copy|contiguous|item|_local_scalar_dense|is_nonzero|numpy_T|unfold|chunk|pin_memory|is_pinned"
     r"|size|stride|record_stream|_pack_padded_sequence|_coo_.*|_indices|_values|_nnz|broadcast_tensors|diagonal)|detach"
 )
-"""Operators that launch nothing."""
+"""Operators that launch no kernel."""
 
 SMI = """#!/bin/sh
 # an nvidia-smi for tests: FIELDS holds the answer to the long query; the short one always works
@@ -54,16 +59,16 @@ LONG = "NVIDIA H200, 580.159.04, 1980, 3201, 1980, 700.00, 120.11, 31, P0, {busy
 
 @dataclass
 class PretendedGpu:
-    """What the pretended device answers, and what it was asked to do.
+    """The emulated device: its answers to queries, and a record of the work that it received.
 
     Args:
         kernels: whether the profiler may see kernels.
-        free_bytes: free memory, as `mem_get_info` says.
-        largest_bytes: tensors on the device above this fail as out of memory.
-        fault: called with every torch function and its arguments; may raise.
-        jitter: spread of event times: the n-th interval is longer by (n modulo 10 == 0) times this.
-        cache_bytes: size of the L2.
-        drops: kernels that the n-th session of the profiler loses at its head: n times this, as CUPTI 12.9 does.
+        free_bytes: free memory, in bytes, that `mem_get_info` returns.
+        largest_bytes: largest tensor, in bytes, on the device; larger ones fail as out of memory.
+        fault: called with every torch function and its arguments; may raise an error.
+        jitter: spread of event times: every tenth interval is longer by this.
+        cache_bytes: size of the L2 cache in bytes.
+        drops: the n-th session of the profiler loses n times this many kernels at its start, as CUPTI 12.9 does.
     """
 
     kernels: bool = True
@@ -86,13 +91,13 @@ class PretendedGpu:
         )  # fmt: skip
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait for nothing; a lost device says so."""
+        """Return at once; a lost device raises its error."""
         if self.lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         self.log.append(("cudaDeviceSynchronize", time.time_ns(), 1.5))
 
     def sleep(self, cycles: int) -> None:
-        """A kernel of so many cycles."""
+        """Run a kernel of this many cycles."""
         self.log.append(("spin_kernel", time.time_ns(), max(cycles / 2000, 1.0)))
 
 
@@ -127,7 +132,7 @@ class _Stream:
 
 
 class _OnCpu(TorchFunctionMode):
-    """Sends everything that asks for `cuda` to the CPU."""
+    """Redirects all calls with device `cuda` to the CPU."""
 
     def __init__(self, gpu: PretendedGpu) -> None:
         super().__init__()
@@ -135,7 +140,7 @@ class _OnCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if self.gpu.lost and func is not torch._C._set_grad_enabled:  # the host goes on whatever becomes of the device
+        if self.gpu.lost and func is not torch._C._set_grad_enabled:  # the host continues even if the device is lost
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if self.gpu.fault is not None:
             self.gpu.fault(func, args)
@@ -165,12 +170,12 @@ def _is_cuda(value: Any) -> bool:
 
 @contextmanager
 def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[PretendedGpu]:
-    """While the body runs, there is a GPU.
+    """Context in which torch and `nvidia-smi` report a GPU.
 
     Args:
         busy: utilisation that `nvidia-smi` reports.
         smi: `answers`, `short` (the long query is refused), or `missing`.
-        options: of `PretendedGpu`.
+        options: arguments of `PretendedGpu`.
     """
     gpu = PretendedGpu(**options)
     answers: dict[str, Any] = {
@@ -201,12 +206,12 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         stack.enter_context(mock.patch.object(torch, "autocast", autocast))
         stack.enter_context(mock.patch.object(torch.utils._device, "DeviceContext", Context))
         stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile_class(gpu)))
-        stack.enter_context(mock.patch.object(HEAD, "sessions", 0))  # every campaign has a process of its own
+        stack.enter_context(mock.patch.object(HEAD, "sessions", 0))  # in use, every campaign has its own process
         stack.enter_context(mock.patch.object(HEAD, "lost", 0))
         stack.enter_context(mock.patch.object(HEAD, "scale", 1))
-        stack.enter_context(mock.patch.dict(preflight.SIDES, {"cuda": 64}))  # what a CPU multiplies in no time
+        stack.enter_context(mock.patch.dict(preflight.SIDES, {"cuda": 64}))  # a size that a CPU multiplies quickly
         stack.enter_context(mock.patch.dict(os.environ, {"PATH": _path_with(place, smi, busy)}))
-        stack.enter_context(settled_heap())  # nor does a campaign search what pytest holds for garbage
+        stack.enter_context(settled_heap())  # a campaign's garbage collection does not search pytest's objects
         stack.enter_context(_OnCpu(gpu))
         yield gpu
 
@@ -254,7 +259,7 @@ def _profile_class(gpu: PretendedGpu) -> type:
 
 
 def _add_device(path: Path, gpu: PretendedGpu, opened: int) -> None:
-    """Add to a trace what a GPU would have: one kernel per leaf operator, the calls that launched them, and waits."""
+    """Add a GPU's events to a trace: one kernel per leaf operator, the calls that launched them, and waits."""
     trace = json.loads(path.read_text(), strict=False)
     events = trace["traceEvents"]
     complete = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "user_annotation")]
@@ -290,7 +295,9 @@ def _add_device(path: Path, gpu: PretendedGpu, opened: int) -> None:
         flow = {"cat": "ac2g", "name": "ac2g", "id": number}
         added.append({**flow, "ph": "s", "pid": host["pid"], "tid": runtime["tid"], "ts": start})
         added.append({**flow, "ph": "f", "pid": 0, "tid": 7, "ts": begin, "bp": "e"})
-    for label in [e for e in complete if e["cat"] == "user_annotation"]:  # GPU-side annotations repeat host ones
+    for label in [
+        e for e in complete if e["cat"] == "user_annotation"
+    ]:  # GPU-side annotations repeat the host's annotations
         added.append({**label, "cat": "gpu_user_annotation", "pid": 0, "tid": 7})
     trace["traceEvents"] = [*events, *added]
     trace["deviceProperties"] = [{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150754820096, "computeMajor": 9,
@@ -299,11 +306,11 @@ def _add_device(path: Path, gpu: PretendedGpu, opened: int) -> None:
 
 
 Call = tuple[float, str, float, dict[str, Any] | None]
-"""Start of the launch (µs), name of the device work, its duration, the operator that launched it."""
+"""One piece of device work: start of its launch (µs), its name, its duration (µs), the operator that launched it."""
 
 
 def _of_operators(complete: list[dict[str, Any]]) -> Iterator[Call]:
-    """One call per operator that works on the device and holds no other that does; `foreach` ones are one as a whole."""
+    """One call per operator that has device work and contains no other such operator; a `foreach` operator is one call."""
     operators = sorted((e for e in complete if e["cat"] == "cpu_op"), key=lambda e: (str(e["tid"]), e["ts"], -e["dur"]))
     open_: list[tuple[dict[str, Any], bool]] = []
     for event in [*operators, None]:
@@ -328,7 +335,7 @@ def _holds(outer: dict[str, Any], inner: dict[str, Any]) -> bool:
 
 
 def _of_log(gpu: PretendedGpu, trace: dict[str, Any], complete: list[dict[str, Any]]) -> Iterator[Call]:
-    """Waits and empty kernels that were asked for while the trace ran."""
+    """Waits and empty kernels that were requested during the trace."""
     base = int(trace.get("baseTimeNanoseconds", 0))
     first = min(e["ts"] for e in complete)
     last = max(e["ts"] + e["dur"] for e in complete)

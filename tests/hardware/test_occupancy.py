@@ -1,4 +1,4 @@
-"""Resident blocks per SM, against figures worked out by hand with NVIDIA's rules."""
+"""Tests of resident blocks per SM against values calculated by hand with NVIDIA's rules."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pipeline.hardware.spec import list_gpus
 @pytest.mark.parametrize(
     ("gpu", "threads", "registers", "shared", "blocks"),
     [
-        ("V100", 256, 32, 0, 8),  # 2048 threads / 256
-        ("V100", 128, 122, 0, 4),  # 128 registers x 32 lanes = 4096 a warp, 16384 a block, 65536 / 16384
-        ("V100", 64, 128, 0, 8),  # 4096 registers a warp: 4 warps in each of 4 partitions, 16 / 2
-        ("V100", 32, 168, 0, 12),  # 5376 registers a warp: 3 warps in a partition of 16384, 12 in all
-        ("V100", 192, 80, 0, 4),  # 2560 registers a warp: 6 in a partition, 24 / 6
-        ("P100", 32, 168, 0, 12),  # two partitions of 32768: 6 warps each
-        ("P4", 256, 168, 0, 1),  # 12 warps / 8
-        ("V100", 256, 32, 40 * 1024, 2),  # 96 KiB / 40 KiB
-        ("T4", 256, 32, 0, 4),  # 1024 threads / 256
-        ("A100", 32, 16, 0, 32),  # the limit of blocks
-        ("A100", 128, 32, 48 * 1024, 3),  # 164 KiB / (48 KiB + 1 KiB of the system)
-        ("RTX3090", 256, 32, 0, 6),  # 1536 threads / 256
+        ("V100", 256, 32, 0, 8),  # 2048 threads / 256.
+        ("V100", 128, 122, 0, 4),  # 128 registers x 32 lanes = 4096 per warp, 16384 per block; 65536 / 16384.
+        ("V100", 64, 128, 0, 8),  # 4096 registers per warp: 4 warps in each of 4 partitions; 16 / 2.
+        ("V100", 32, 168, 0, 12),  # 5376 registers per warp: 3 warps in a partition of 16384, 12 in total.
+        ("V100", 192, 80, 0, 4),  # 2560 registers per warp: 6 warps in a partition; 24 / 6.
+        ("P100", 32, 168, 0, 12),  # Two partitions of 32768 registers: 6 warps each.
+        ("P4", 256, 168, 0, 1),  # 12 warps / 8.
+        ("V100", 256, 32, 40 * 1024, 2),  # 96 KiB / 40 KiB.
+        ("T4", 256, 32, 0, 4),  # 1024 threads / 256.
+        ("A100", 32, 16, 0, 32),  # The limit of blocks per SM.
+        ("A100", 128, 32, 48 * 1024, 3),  # 164 KiB / (48 KiB + 1 KiB reserved by the system).
+        ("RTX3090", 256, 32, 0, 6),  # 1536 threads / 256.
     ],
 )
 def test_blocks_per_sm_follow_the_tightest_limit(
