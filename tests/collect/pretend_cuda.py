@@ -66,7 +66,7 @@ class PretendedGpu:
         free_bytes: free memory, in bytes, that `mem_get_info` returns.
         largest_bytes: largest tensor, in bytes, on the device; larger ones fail as out of memory.
         fault: called with every torch function and its arguments; may raise an error.
-        jitter: spread of event times: every tenth interval is longer by this.
+        jitter: relative spread of event times: every fifth interval is longer by this fraction.
         cache_bytes: size of the L2 cache in bytes.
         drops: the n-th session of the profiler loses n times this many kernels at its start, as CUPTI 12.9 does.
     """

@@ -1,4 +1,4 @@
-"""Predictions beside public measurements: replayed traces, whole models, and the picture that sums it all up."""
+"""Figures of predictions and public measurements: replayed traces, whole models, and the README's summary picture."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEAST_PERCENT = 0.02
-"""Errors below this are drawn here, because zero has no place on a logarithmic axis."""
+"""Smallest error that is drawn, in %. Smaller errors are drawn at this value, because a logarithmic axis has no zero."""
 
 FAMILY_NAMES = {"gemm": "matrix product", "bmm": "batched product", "conv2d_forward": "convolution",
                 "elementwise": "element-wise", "layer_norm": "layer norm"}  # fmt: skip
-"""What the learned families are called on the picture of the README."""
+"""Names of the learned families in the README's picture."""
 
 
 def replay_errors(errors: pd.DataFrame) -> Figure:
-    """Mean absolute error of the span per public trace, a mark per way of predicting.
+    """Mean absolute error of the span per public trace, with a mark per prediction method.
 
     Args:
         errors: `mean_errors` of `pipeline.evaluation.replayed_traces`.
@@ -61,7 +61,7 @@ def replay_errors(errors: pd.DataFrame) -> Figure:
 
 
 def whole_models(passes: pd.DataFrame) -> Figure:
-    """Predicted over measured latency of whole language models, a colour and mark per GPU.
+    """Predicted against measured latency of whole language models, with a colour and mark per GPU.
 
     Args:
         passes: `predicted_passes` of `pipeline.evaluation.language_passes`.
@@ -74,7 +74,7 @@ def whole_models(passes: pd.DataFrame) -> Figure:
 
 
 def result(kernels: pd.DataFrame, passes: pd.DataFrame, errors: pd.DataFrame) -> Figure:
-    """The picture of the README: kernel models, replayed traces, whole models, each against measurements.
+    """The README's picture: kernel models, replayed traces and whole models, each compared with measurements.
 
     Args:
         kernels: `kernel_errors` table of `pipeline.report.figures.figure_data`.
@@ -92,7 +92,7 @@ def result(kernels: pd.DataFrame, passes: pd.DataFrame, errors: pd.DataFrame) ->
 
 def _kernel_dots(axes: Axes, kernels: pd.DataFrame) -> None:
     families = in_order(kernels.loc[kernels["family"].isin(FAMILY_ORDER), "family"])
-    # one family in one dtype: those GPUs share a mark
+    # these GPUs have one family in one dtype, so they share a mark
     half = kernels["gpu"].astype(str).str.endswith("(bf16)")
     series = kernels["gpu"].astype(str).where(~half, "newer GPUs, bf16")
     for (gpu, own), colour, marker in zip(kernels.groupby(series, sort=True), COLOURS, MARKERS, strict=False):

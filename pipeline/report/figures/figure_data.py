@@ -1,4 +1,4 @@
-"""The data behind the figures: small tables made of artifacts, written as CSV beside each figure."""
+"""Data of the figures: small tables made from artifacts, written as CSV beside each figure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pipeline.transfer.rental_prices import cost_per_million
 
 METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
-"""Held-out rows of a model folder: what they took and what was predicted."""
+"""File of a model folder with its held-out rows: measured and predicted latency."""
 
 DOMINANT = 8
-"""Operators per host in the figure of T2, T3 and T5."""
+"""Number of operators per host in the figure of T2, T3 and T5."""
 
 ERROR_QUANTILES = "error_quantiles.csv"
 QUANTILES = 201
-"""Quantiles of the held-out errors that ship with a model, so that a pack has a histogram without its samples."""
+"""Number of quantiles of the held-out errors that ship with a model. A pack then has a histogram without samples."""
 
 HISTOGRAM_BINS = 40
 
@@ -36,12 +36,13 @@ def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> p
 
     Args:
         summary: `summary` table.
-        prices: price per GPU hour; cost stays empty without.
+        prices: price per GPU hour; without prices the cost is empty.
 
     Returns:
-        gpu, workload (model, variant and batch size as one label), model_variant, batch_size, predicted_us, active_us,
-        idle_us, host_us, kernels_us (sum of all kernels), p10_us, p90_us, measured_us, samples_per_s, fits, bound,
-        device_evidence, host_evidence, unmodelled_share, cost_per_million.
+        A table of these columns.
+        Point: gpu, workload (model, variant and batch size as one label), model_variant, batch_size.
+        Times: predicted_us, active_us, idle_us, host_us, kernels_us (sum of all kernels), p10_us, p90_us, measured_us.
+        Other results: samples_per_s, fits, bound, device_evidence, host_evidence, unmodelled_share, cost_per_million.
     """
     rows = [
         {
@@ -91,7 +92,7 @@ def t4_by_api(observations: pd.DataFrame) -> pd.DataFrame:
 
 
 def dominant_operators(observations: pd.DataFrame) -> pd.DataFrame:
-    """Spread of T2, T3 and T5 of the operators with most of them in total, per host, the largest first."""
+    """Spread of T2, T3 and T5, per host, of the operators with the largest total of them, largest first."""
     own = observations[observations["type"].isin(["T2", "T3", "T5"])]
     total = own.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
     total = total.sort_values(["gpu", "total_us"], ascending=[True, False], kind="stable")
@@ -105,12 +106,13 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     """Held-out errors of fitted kernel models.
 
     Args:
-        folders: (GPU, model folder) pairs; folders without a fitted model are passed over.
+        folders: (GPU, model folder) pairs; folders without a fitted model are skipped.
 
     Returns:
-        gpu, family, variant, evidence, split, measured_on, samples, held_out, and as fractions gmae, mape, bias,
-        coverage, above_floor_gmae, and the GMAE of each tenth of the calls by size (`DECILES`), missing where a model
-        does not keep it.
+        A table of these columns.
+        Model: gpu, family, variant, evidence, split, measured_on, samples, held_out.
+        Errors, as fractions: gmae, mape, bias, coverage, above_floor_gmae.
+        The GMAE of each tenth of the calls by size (`DECILES`), missing if a model does not store it.
     """
     rows = []
     for gpu, folder in folders:
@@ -128,7 +130,7 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
 
 
 def error_quantiles(test: pd.DataFrame) -> pd.DataFrame:
-    """Quantiles of predicted / measured - 1 in percent, few enough to ship with a model.
+    """Quantiles of predicted / measured - 1 in percent, in a number that is small enough to ship with a model.
 
     Args:
         test: held-out calls with `latency_us` and `predicted_us`.
@@ -141,9 +143,9 @@ def error_quantiles(test: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
-    """Distribution of predicted / measured - 1 over the held-out calls of each model folder that keeps them.
+    """Distribution of predicted / measured - 1 over the held-out calls of each model folder that stores them.
 
-    A shipped model keeps quantiles instead of the calls: these are then what is counted.
+    A shipped model stores quantiles instead of the calls; the distribution is then counted over the quantiles.
 
     Returns:
         gpu, family, from_percent, to_percent, share; bins are common to all GPUs of a family.
@@ -173,11 +175,11 @@ def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
 
 
 def error_parts(summary: pd.DataFrame, found: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Parts of all measured points: those that were worked out, else what a summary alone tells.
+    """Error parts of all measured points: the computed ones, else the parts that the summary gives.
 
     Args:
         summary: `summary` table.
-        found: rows of `pipeline.evaluation.error_parts.error_parts`, of some points or none.
+        found: rows of `pipeline.evaluation.error_parts.error_parts`, for some points or none.
     """
     known = pd.DataFrame(columns=parts.COLUMNS) if found is None or found.empty else found
     done = set(zip(known["gpu"], known["workload"], strict=True))
@@ -187,7 +189,7 @@ def error_parts(summary: pd.DataFrame, found: pd.DataFrame | None = None) -> pd.
 
 
 def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
-    """Errors over all measured points of an `error_parts` table, a row per part.
+    """Errors over all measured points of an `error_parts` table, with a row per part.
 
     Returns:
         method, points, gmae, mape, worst (fractions).
@@ -217,7 +219,7 @@ def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def passes_moved(errors: pd.DataFrame) -> pd.DataFrame:
-    """Whole models carried from one GPU to another, a row per pass and pair, by the tracker and by wave scaling.
+    """Whole models scaled from one GPU to another by the tracker and by wave scaling, with a row per pass and pair.
 
     Args:
         errors: as for `model_transfer`.
@@ -251,6 +253,6 @@ def mean_shares(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def shares(kinds: Mapping[str, float]) -> str:
-    """`pack 92 %, roofline 8 %`, largest first."""
+    """Shares as text such as `pack 92 %, roofline 8 %`, largest first."""
     ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in ordered if share >= 0.005)

@@ -1,4 +1,4 @@
-"""All figures of a grid: each with the table behind it, or the reason why it cannot be drawn."""
+"""All figures of a grid: each with its table, or the reason why it cannot be drawn."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INDEX = "figures.json"
-"""What was drawn, what was not, and why."""
+"""File that lists the figures that were drawn, and the reasons for those that were not."""
 
 
 @dataclass(frozen=True)
 class Artifacts:
-    """What the figures are made of, already read.
+    """Contents of the artifacts that the figures use.
 
     Attributes:
         summary: `summary` table of the grid.
         observations: `overhead_samples` of the grid's hosts, with a `gpu` column that names the host.
         models: (GPU, model folder) pairs of fitted kernel models.
-        transfer: errors between GPUs, as `pipeline.transfer.left_out_gpu.pair_errors` gives them.
-        models_moved: errors of whole models between GPUs, as `pipeline.evaluation.surfer_pairs.paper_surfer` gives them.
+        transfer: errors between GPUs from `pipeline.transfer.left_out_gpu.pair_errors`.
+        models_moved: errors of whole models between GPUs from `pipeline.evaluation.surfer_pairs.paper_surfer`.
         parts: rows of `pipeline.evaluation.error_parts.error_parts` of measured points.
         replays: `pipeline.evaluation.replayed_traces.replay_spans`.
         passes: `pipeline.evaluation.language_passes.predicted_passes`.
         prices: price per GPU hour.
-        currency: of the prices.
+        currency: currency of the prices.
     """
 
     summary: pd.DataFrame
@@ -62,7 +62,7 @@ class Artifacts:
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure: its category in the report, its table, its drawing, and what is missing where the table is empty."""
+    """One figure: its category in the report, its table, its drawing, and the missing evidence if the table is empty."""
 
     name: str
     category: str
@@ -99,11 +99,9 @@ def _observations(make: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Art
 
 
 def _as_in_steps(found: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
-    """Rows in the grid's order of GPUs, so that a GPU has the same colour here as in the figures of steps."""
+    """Rows in the grid's order of GPUs, so that a GPU has the same colour as in the figures of steps."""
     place = {gpu: number for number, gpu in enumerate(dict.fromkeys(found.summary["gpu"]))}
-    gpu = (
-        table["gpu"].astype(str).str.split(" ").str[0]
-    )  # behind it stands the choice of models, where there are several
+    gpu = table["gpu"].astype(str).str.split(" ").str[0]  # the choice of models follows the name, if there are several
     order = np.argsort(gpu.map(place).fillna(len(place)).to_numpy(), kind="stable")
     return table.iloc[order].reset_index(drop=True)
 
@@ -169,16 +167,16 @@ def category_of(name: str) -> str:
     """The report's category of a figure.
 
     Raises:
-        KeyError: no such figure.
+        KeyError: there is no figure of this name.
     """
     return {entry.name: entry.category for entry in GALLERY}[name]
 
 
 def draw_all(found: Artifacts, folder: Path) -> dict[str, str]:
-    """Draw every figure that has data as SVG and PNG with its table as CSV, and index the rest with the reason.
+    """Draw every figure that has data as SVG and PNG, with its table as CSV; list the others with the reason.
 
     Returns:
-        The reason by name of each figure that was not drawn.
+        The reason for each figure that was not drawn, by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     evidence = _evidence(found.summary)
@@ -200,7 +198,7 @@ def draw_all(found: Artifacts, folder: Path) -> dict[str, str]:
 
 
 def _evidence(summary: pd.DataFrame) -> str:
-    """What the predictions of a grid rest on, GPU by GPU: means over its points."""
+    """Evidence of a grid's predictions for each GPU: mean shares over its points."""
     by_gpu: dict[str, list[Prediction]] = {}
     for prediction in Prediction.all_of(summary):
         by_gpu.setdefault(prediction.gpu, []).append(prediction)

@@ -1,4 +1,4 @@
-"""Kernel models as pictures: errors per family, predicted against measured, and the distribution of errors."""
+"""Figures of kernel models: errors per family, predicted against measured, and the distribution of errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def predicted_against_measured(test: pd.DataFrame, title: str) -> Figure:
 
 
 def error_histogram(test: pd.DataFrame, title: str) -> Figure:
-    """Histogram of predicted / measured - 1 in percent, cut at the 1st and 99th percentile."""
+    """Histogram of predicted / measured - 1 in percent, cut at the 1st and 99th percentiles."""
     figure, axes = new_figure()
     error = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
     low, high = np.percentile(error, [1, 99])
@@ -57,7 +57,7 @@ def error_histogram(test: pd.DataFrame, title: str) -> Figure:
 
 
 def family_errors(errors: pd.DataFrame) -> Figure:
-    """Held-out error of every kernel model: geometric mean and mean, and whether the intervals hold what they promise.
+    """Held-out error of every kernel model (geometric mean and mean), and the coverage of its intervals.
 
     Args:
         errors: `kernel_errors` table of `pipeline.report.figures.figure_data`: gpu, family, gmae, mape, coverage.
@@ -86,7 +86,7 @@ def family_errors(errors: pd.DataFrame) -> Figure:
 
 
 def error_histograms(histograms: pd.DataFrame) -> Figure:
-    """Distribution of the held-out errors, a panel per family, a line per GPU.
+    """Distribution of the held-out errors, with a panel per family and a line per GPU.
 
     Args:
         histograms: `error_histograms` table: gpu, family, from_percent, to_percent, share.

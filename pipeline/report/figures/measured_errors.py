@@ -1,4 +1,4 @@
-"""Errors of measured points by part of the prediction, and steps of convolutional networks beside published errors."""
+"""Figures of measured points: errors by part of the prediction, and convolutional networks with published errors."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLD = 24
-"""Letters of a point's name that fit below its bars."""
+"""Longest line of a point's name, in characters, that fits below its bars."""
 
 CONVNETS = ("resnet50", "inception_v3")
-"""Networks by which Lin et al. compare with Habitat and MLPredict."""
+"""Networks on which Lin et al. compare their method with Habitat and MLPredict."""
 
 
 def step_error_parts(parts: pd.DataFrame) -> Figure:
-    """Signed error of every part of every measured point as bars, the measured step on a second axis.
+    """Signed error of every part of every measured point as bars, with the measured step on a second axis.
 
     Args:
-        parts: columns gpu, workload, part, predicted_us, measured_us; `part` as a legend names it.
+        parts: columns gpu, workload, part, predicted_us, measured_us; `part` is a name for the legend.
     """
     points = list(dict.fromkeys(parts["gpu"] + " " + parts["workload"]))
     kinds = list(dict.fromkeys(parts["part"]))
@@ -70,13 +70,13 @@ def step_error_parts(parts: pd.DataFrame) -> Figure:
 
 
 def _folded(name: str) -> str:
-    """A point's name on several lines: GPU, then the rest, broken behind blanks and underscores."""
+    """A point's name on several lines: the GPU, then the rest, with line breaks after spaces and underscores."""
     gpu, _, rest = name.partition(" ")
     return "\n".join([gpu, *(line.replace("_ ", "_") for line in textwrap.wrap(rest.replace("_", "_ "), FOLD))])
 
 
 def convolutional_networks(steps: pd.DataFrame) -> Figure:
-    """Predicted steps of ResNet-50 and Inception v3, and errors: ours where measured, published means hatched.
+    """Predicted steps of ResNet-50 and Inception v3, and errors: ours for measured steps, published means hatched.
 
     Args:
         steps: `steps` rows of these networks.
@@ -115,7 +115,7 @@ def _errors(axes: Axes, steps: pd.DataFrame) -> None:
 
 
 def published_networks(rows: pd.DataFrame) -> Figure:
-    """Absolute errors of steps of convolutional networks by GPU: ours and the published ones, a colour and mark each.
+    """Absolute errors of steps of convolutional networks by GPU: ours and the published ones, each with colour and mark.
 
     Args:
         rows: `predicted_cnn` of `pipeline.evaluation.lin2022_steps`.
@@ -129,7 +129,7 @@ def published_networks(rows: pd.DataFrame) -> Figure:
         own = rows[rows["gpu"] == gpu]
         where = np.array([steps.index(step) for step in zip(own["model"], own["batch_size"], strict=True)], float)
         for place, ((column, label), colour, marker) in enumerate(zip(series.items(), COLOURS, MARKERS, strict=False)):
-            shift = 0.18 * (place - (len(series) - 1) / 2)  # apart, so that equal errors do not hide each other
+            shift = 0.18 * (place - (len(series) - 1) / 2)  # shifted, so that equal errors do not hide each other
             axes.plot(100 * own[column], where + shift, marker, color=colour, markersize=7 if column == "ours" else 5,
                       markeredgecolor="black", markeredgewidth=0.5, label=label, clip_on=False)  # fmt: skip
         for row in range(0, len(steps), 2):

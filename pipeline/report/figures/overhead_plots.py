@@ -1,4 +1,4 @@
-"""Host overheads as pictures."""
+"""Figures of host overheads."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 AS_PROFILED = "As profiled: recording an event costs the host time, which the statistics take off."
 LEAST_US = 0.5
-"""Half the resolution of older profilers; zero has no place on a logarithmic axis."""
+"""Smallest time that is drawn, in µs, because a logarithmic axis has no zero: half the resolution of older profilers."""
 
 TYPE_NAMES = {"T2": "T2: before the first launch", "T3": "T3: after the last launch", "T5": "T5: between launches"}
 SHORTER = {"autograd::engine::evaluate_function: ": "autograd: ", "torch::autograd::": "", "aten::": ""}
-"""What operators' names lose in a figure, so that its panels have room."""
+"""Prefixes of operators' names and their short forms in figures, so that the panels have enough space."""
 
 
 def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
-    """Box per overhead type (T1 to T5) on a logarithmic axis; whiskers from the 5th to the 95th percentile."""
+    """One box per overhead type (T1 to T5) on a logarithmic axis; whiskers go from the 5th to the 95th percentile."""
     figure, axes = new_figure()
     types = [name for name in HOST_TYPES if (observations["type"] == name).any()]
     values = [observations.loc[observations["type"] == name, "value_us"].clip(lower=0.05).to_numpy() for name in types]
@@ -51,7 +51,7 @@ def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
 
 
 def t1_by_workload(spread: pd.DataFrame) -> Figure:
-    """T1, the host time between top-level operators, a box per profiled workload, a panel per host.
+    """T1, the host time between top-level operators, with a box per profiled workload and a panel per host.
 
     Args:
         spread: `spread` table of `pipeline.report.figures.figure_data` by gpu and workload.
@@ -60,12 +60,12 @@ def t1_by_workload(spread: pd.DataFrame) -> Figure:
 
 
 def t4_by_api(spread: pd.DataFrame) -> Figure:
-    """T4, the host time of a runtime call, a box per call, a panel per host."""
+    """T4, the host time of a runtime call, with a box per call and a panel per host."""
     return _boxes(spread, "api", "T4: host time of the call (µs)")
 
 
 def dominant_operators(spread: pd.DataFrame) -> Figure:
-    """T2, T3 and T5 of the operators that spend most host time on them: mean, median, 5th to 95th percentile.
+    """T2, T3 and T5 of the operators with the most host time in them: mean, median, 5th to 95th percentile.
 
     Args:
         spread: `spread` table by gpu, type and op.
@@ -100,7 +100,7 @@ def _shorter(name: str) -> str:
 
 
 def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
-    """Horizontal boxes from quantiles; logarithmic, because overheads spread over decades."""
+    """Horizontal boxes from quantiles, on a logarithmic axis because overheads cover several decades."""
     hosts = list(dict.fromkeys(spread["gpu"]))
     labels = list(dict.fromkeys(spread[by]))
     figure, panels = new_panels(
@@ -111,7 +111,7 @@ def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
         _draw(axes, part, [labels.index(label) for label in part[by]])
         axes.set(xscale="log", xlabel=what, title=f"host of {gpu}")
         low, high = axes.get_xlim()
-        axes.set_xlim(low, high * (high / low) ** 0.08)  # room for the numbers behind the longest whiskers
+        axes.set_xlim(low, high * (high / low) ** 0.08)  # space for the numbers after the longest whiskers
         plain_ticks(axes.xaxis)
         label_rows(axes, labels)
     footnote(figure, "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times seen. "

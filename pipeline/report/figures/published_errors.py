@@ -1,4 +1,4 @@
-"""Errors that the papers report, to stand beside ours; nothing here was measured or computed by this project."""
+"""Errors that the papers report, for comparison with ours. This project measured and computed none of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Published:
-    """One figure from a paper."""
+    """One error from a paper."""
 
     key: str
     percent: float
@@ -16,7 +16,7 @@ class Published:
 
     @property
     def label(self) -> str:
-        """How a legend names it."""
+        """Name of the error in a legend."""
         what = self.what.replace(", ", ",\n")
         return f"published: {self.percent:g} % {what}\n({self.source})"
 
@@ -37,16 +37,16 @@ PUBLISHED = (
     Published("inception_v3 Habitat", 15.0, "mean error of 9 steps of Inception v3", _LIN),
     Published("inception_v3 MLPredict", 40.7, "mean error of 9 steps of Inception v3", _LIN),
 )
-"""Figures from the papers' abstracts, and means over the comparison of convolutional networks in Lin et al. (V100, TITAN Xp
-and P100, batch 16, 32 and 64; key: network and method). Habitat's own mean (`transfer`) is over ResNet-50, Inception v3,
-Transformer, GNMT and DCGAN."""
+"""Published errors from two kinds of sources. The first are the papers' abstracts. The second are means over the comparison
+of convolutional networks in Lin et al. (V100, TITAN Xp and P100, batch 16, 32 and 64; key: network and method). Habitat's
+own mean (`transfer`) is over ResNet-50, Inception v3, Transformer, GNMT and DCGAN."""
 
 
 def published(*keys: str) -> list[Published]:
-    """The figures of these keys.
+    """The published errors of these keys.
 
     Raises:
-        KeyError: no such figure.
+        KeyError: a key has no published error.
     """
     known = {each.key: each for each in PUBLISHED}
     return [known[key] for key in keys]

@@ -1,4 +1,4 @@
-"""Predicted steps as pictures: where their time goes, how sure it is, and how it compares with measurements."""
+"""Figures of predicted steps: the parts of their time, their intervals, and comparisons with measurements."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMED_FAMILIES = 7
-"""Kernel families with a colour of their own; the palette has no more that can be told apart."""
+"""Number of kernel families with their own colour; the palette has no more distinguishable colours."""
 
 
 def utilisation(steps: pd.DataFrame) -> Figure:
-    """Share of the step in which the GPU is active and idle, a panel per GPU, a bar per workload and batch size.
+    """Active and idle share of the GPU in a step, with a panel per GPU and a bar per workload and batch size.
 
     Args:
         steps: `steps` table of `pipeline.report.figures.figure_data`.
@@ -52,7 +52,7 @@ def utilisation(steps: pd.DataFrame) -> Figure:
 
 
 def breakdown(families: pd.DataFrame) -> Figure:
-    """Device time by kernel family, a panel per GPU, a stacked bar per workload and batch size.
+    """Device time by kernel family, with a panel per GPU and a stacked bar per workload and batch size.
 
     Args:
         families: columns gpu, workload, family, device_us.
@@ -78,7 +78,7 @@ def breakdown(families: pd.DataFrame) -> Figure:
 
 
 def step_times(steps: pd.DataFrame) -> Figure:
-    """Predicted step with its p10 to p90 interval, the kernels' time alone, and the measured step if there is one."""
+    """Predicted step with its p10 to p90 interval, the sum of kernel times, and the measured step if there is one."""
     figure, panels, labels = _panel_per_gpu(steps)
     for axes, (gpu, rows) in zip(panels, steps.groupby("gpu", sort=False), strict=True):
         where = np.array([labels.index(label) for label in rows["workload"]])
@@ -94,7 +94,7 @@ def step_times(steps: pd.DataFrame) -> Figure:
 
 
 def step_bars(axes: Axes, rows: pd.DataFrame, where: npt.NDArray[np.int64]) -> None:
-    """A bar per step with its p10 to p90 interval, and the measured step if there is one; row `i` stands at `where[i]`."""
+    """A bar per step with its p10 to p90 interval, and the measured step if there is one; row `i` is at `where[i]`."""
     step, low, high, measured = (
         rows[name].to_numpy(float) / 1000 for name in ("predicted_us", "p10_us", "p90_us", "measured_us")
     )
@@ -107,7 +107,7 @@ def step_bars(axes: Axes, rows: pd.DataFrame, where: npt.NDArray[np.int64]) -> N
 
 
 def predicted_against_measured(steps: pd.DataFrame) -> Figure:
-    """Predicted over measured steps on logarithmic axes, with the interval and the band of 10 % around equality.
+    """Predicted against measured steps on logarithmic axes, with the interval and a band of 10 % around equality.
 
     Args:
         steps: `steps` table; rows without `measured_us` are left out.
@@ -125,10 +125,10 @@ def predicted_against_measured(steps: pd.DataFrame) -> Figure:
 
 
 def error_by_part(errors: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Geometric mean, mean and worst error of what was predicted against measurements, beside published figures.
+    """Geometric mean, mean and worst error of predictions, with published errors for comparison.
 
     Args:
-        errors: columns method, points, gmae, mape, worst (fractions), one row per way to predict.
+        errors: columns method, points, gmae, mape, worst (fractions), one row per prediction method.
         published: columns label, percent.
     """
     figure, axes = new_figure(8.0, 1.9 + 0.55 * (len(errors) + len(published)), grid="x")
@@ -154,9 +154,9 @@ def error_by_part(errors: pd.DataFrame, published: pd.DataFrame) -> Figure:
 
 
 def throughput(steps: pd.DataFrame) -> Figure:
-    """Samples per second over the batch size, a panel per model, a line per GPU; hollow where memory is too small.
+    """Samples per second by batch size, with a panel per model and a line per GPU; marks are hollow if memory is too small.
 
-    Of one batch size per model, a bar per GPU.
+    A model with only one batch size gets a bar per GPU.
     """
     models = list(dict.fromkeys(steps["model_variant"]))
     bars = bool((steps.groupby("model_variant")["batch_size"].nunique() == 1).all())
@@ -207,7 +207,7 @@ def _throughput_lines(axes: Axes, steps: pd.DataFrame, model: str) -> None:
 
 
 def cost(steps: pd.DataFrame) -> Figure:
-    """Cost of a million training samples by the user's own price table, a bar per GPU, workload and batch size.
+    """Cost of a million training samples with the user's price table; a bar per GPU, workload and batch size.
 
     Args:
         steps: `steps` rows with `cost_per_million` and its `currency`.
@@ -216,14 +216,14 @@ def cost(steps: pd.DataFrame) -> Figure:
     for axes, (gpu, rows) in zip(panels, steps.groupby("gpu", sort=False), strict=True):
         axes.barh([labels.index(w) for w in rows["workload"]], rows["cost_per_million"], color=ACTIVE, height=0.6)
         axes.set(xlabel=f"cost of a million samples ({steps['currency'].iloc[0]})", title=str(gpu))
-        axes.locator_params(axis="x", nbins=4)  # small amounts have long numbers
+        axes.locator_params(axis="x", nbins=4)  # labels of small amounts are long
         label_rows(axes, labels)
     same_scale(figure, panels)
     return figure
 
 
 def _panel_per_gpu(table: pd.DataFrame) -> tuple[Figure, list[Axes], list[str]]:
-    """Panels, one per GPU, with the workloads as common rows."""
+    """Panels, one per GPU, with the same rows of workloads."""
     labels = list(dict.fromkeys(table["workload"]))
     size = (2.7, bar_height(len(labels)) + 0.2)
     return *tiled_panels(table["gpu"].nunique(), size, margin=(2.6, 0.2), least=7.0), labels

@@ -1,4 +1,4 @@
-"""One look for all figures: colour-blind safe, units on axes, no clutter; and files that are the same on every run."""
+"""Common style of all figures: colours for colour-blind readers, units on axes, and identical files on every run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#000000")
-"""Okabe and Ito's palette, distinguishable with every common colour blindness."""
+"""Okabe and Ito's palette, which is distinguishable with every common kind of colour blindness."""
 
 ACTIVE, IDLE, MEASURED = COLOURS[0], "#d0d0d0", COLOURS[5]
-"""Device at work, device waiting, and whatever was measured rather than predicted: the same in all figures."""
+"""Colours of active device time, idle device time, and measured values; they are the same in all figures."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
-"""Marks to go with the colours, so that series differ in print too."""
+"""Marks for the colours, so that series also differ in black-and-white print."""
 
 TICKS = (
     (1.0, (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)),
@@ -30,25 +30,25 @@ TICKS = (
     (3.5, (1.0, 3.0)),
     (math.inf, (1.0,)),
 )
-"""Ticks per decade of a logarithmic axis that spans fewer than so many decades."""
+"""Ticks within a decade of a logarithmic axis, by the number of decades that the axis must span less than."""
 
 FAMILY_ORDER = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
-"""Families with learned models, in the order of tables and figures; others follow by name."""
+"""Families with learned models, in the order of tables and figures; others follow in alphabetical order."""
 
 COLUMNS = 3
-"""Panels side by side; more would have letters too small to read on a page."""
+"""Largest number of panels side by side; with more, the text would be too small to read on a page."""
 
 SAME_SCALE = 12.0
-"""How many times as long the bars of one panel may be as another's on a common scale."""
+"""Largest ratio between the bar lengths of two panels at which the panels still have a common scale."""
 
 WITHIN = 0.10
-"""Half-width of the grey band around equality: a tenth."""
+"""Half-width of the grey band around equality, as a fraction (10 %)."""
 
 PNG_DPI = 160
 
 
 def new_figure(width: float = 7.0, height: float = 4.0, grid: Literal["x", "y", "both"] = "y") -> tuple[Figure, Axes]:
-    """A figure of its own (no global pyplot state, so that many can be made without a display)."""
+    """A new figure without global pyplot state, so that many figures can be made without a display."""
     figure, panels = new_panels(1, width=width, height=height, grid=grid)
     return figure, panels[0]
 
@@ -62,7 +62,7 @@ def new_panels(
     grid: Literal["x", "y", "both"] = "x",
     share_y: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with panels in reading order; panels of one row share a y axis that names rows, unless told otherwise."""
+    """A figure with panels in reading order. By default, panels in one row share a y axis with the row names."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -83,13 +83,13 @@ def tiled_panels(
     least: float = 5.0,
     grid: Literal["x", "y", "both"] = "x",
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of that many panels in reading order, at most `COLUMNS` side by side.
+    """A figure with `count` panels in reading order, at most `COLUMNS` side by side.
 
     Args:
-        count: panels.
-        panel: width and height of each, inches.
-        margin: what the figure is wider and taller than its panels, inches.
-        least: width of the narrowest figure, inches.
+        count: number of panels.
+        panel: width and height of each panel, in inches.
+        margin: extra width and height of the figure beside its panels, in inches.
+        least: least width of the figure, in inches.
         grid: axis of the grid lines.
     """
     columns = min(COLUMNS, count)
@@ -104,25 +104,25 @@ def tiled_panels(
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """A line below the figure, after any that is there: what it rests on."""
+    """Add a line below the figure, after existing lines, that states the evidence of the figure."""
     figure.supxlabel(
         f"{figure.get_supxlabel()} {text}".strip(), x=0.01, ha="left", fontsize=7.5, color="#555555", wrap=True
     )
 
 
 def legend_above(figure: Figure, axes: Axes, columns: int = 4) -> None:
-    """What the marks of these axes mean, above all panels."""
+    """Add a legend of these axes' marks above all panels."""
     handles, names = axes.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=8)
 
 
 def equality(axes: Axes, times: npt.NDArray[np.float64], label: str | None = "within 10 %") -> None:
-    """Logarithmic axes on which predicted is drawn over measured: the line where they are the same, and `WITHIN` of it.
+    """Make axes of predicted against measured logarithmic; draw the line of equality and the band of `WITHIN` around it.
 
     Args:
         axes: where to draw.
-        times: all that will be drawn.
-        label: of the band in a legend.
+        times: all values that will be drawn.
+        label: label of the band in a legend.
     """
     ends = np.array([times.min() / 1.3, times.max() * 1.3])
     axes.fill_between(
@@ -134,7 +134,7 @@ def equality(axes: Axes, times: npt.NDArray[np.float64], label: str | None = "wi
 
 
 def same_scale(figure: Figure, panels: Sequence[Axes]) -> None:
-    """One x axis from 0 for panels that a reader compares, unless the shortest bars would then vanish."""
+    """Give panels that a reader compares one x axis from 0, unless the shortest bars would then be invisible."""
     ends = [axes.get_xlim()[1] for axes in panels]
     same = max(ends) <= SAME_SCALE * min(ends)
     for axes, end in zip(panels, ends, strict=True):
@@ -144,7 +144,7 @@ def same_scale(figure: Figure, panels: Sequence[Axes]) -> None:
 
 
 def plain_ticks(*scales: Axis) -> None:
-    """Plain numbers on logarithmic axes instead of powers of ten."""
+    """Show plain numbers on logarithmic axes instead of powers of ten."""
     from matplotlib.ticker import LogLocator
 
     for scale in scales:
@@ -157,20 +157,20 @@ def plain_ticks(*scales: Axis) -> None:
 
 
 def in_order(families: Iterable[str]) -> list[str]:
-    """Kernel families, the learned ones first, each once."""
+    """Kernel families without duplicates, the learned ones first."""
     known = {name: place for place, name in enumerate(FAMILY_ORDER)}
     return sorted(set(families), key=lambda name: (known.get(name, len(known)), name))
 
 
 def label_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Name horizontal bars, the first on top."""
+    """Label horizontal bars; the first is at the top."""
     axes.set_yticks(range(len(labels)), list(labels))
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
 
 
 def bar_height(rows: float) -> float:
-    """Height in inches of a figure with that many horizontal bars."""
+    """Height, in inches, of a figure with this number of horizontal bars."""
     return 1.5 + 0.27 * max(rows, 2)
 
 

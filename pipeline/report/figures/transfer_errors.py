@@ -1,4 +1,4 @@
-"""Cross-GPU prediction as a picture: errors by origin and destination, per kernel family and per whole model."""
+"""Figures of cross-GPU prediction: errors by origin and destination, per kernel family and per whole model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def error_matrix(errors: pd.DataFrame) -> Figure:
-    """Mean error of kernels carried from each GPU to each other, a panel per family.
+    """Mean error of kernels scaled from each GPU to each other GPU, with a panel per family.
 
     Args:
         errors: columns family, origin, destination, mape (%), of one transfer method.
@@ -28,7 +28,7 @@ def error_matrix(errors: pd.DataFrame) -> Figure:
 
 
 def model_matrix(errors: pd.DataFrame) -> Figure:
-    """Mean error of whole models carried from each GPU to each other, a panel per model.
+    """Mean error of whole models scaled from each GPU to each other GPU, with a panel per model.
 
     Args:
         errors: columns model, origin, destination, mape (%), of one transfer method.
@@ -41,7 +41,7 @@ def model_matrix(errors: pd.DataFrame) -> Figure:
 
 
 def steps_moved(passes: pd.DataFrame) -> Figure:
-    """Predicted over measured time of whole models, a panel per GPU that they were carried from, a mark per destination.
+    """Predicted against measured time of whole models, with a panel per origin GPU and a mark per destination.
 
     Args:
         passes: `passes_moved` of `pipeline.report.figures.figure_data`.
