@@ -6,15 +6,22 @@ from functools import cache
 from typing import Any
 
 
+class YamlError(ValueError):
+    """A text is no YAML."""
+
+
 def load_yaml(text: str) -> Any:
     """The plain values of a YAML document.
 
     Raises:
-        yaml.YAMLError: the text is not YAML, or it has a key twice.
+        YamlError: the text is not YAML, or it has a key twice.
     """
     import yaml  # may be absent on a machine that only measures
 
-    return yaml.load(text, Loader=_loader())
+    try:
+        return yaml.load(text, Loader=_loader())
+    except yaml.YAMLError as error:
+        raise YamlError(str(error)) from None
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -80,7 +80,7 @@ class Subject:
     overrides: tuple[str, ...] = ()
     workload: str | None = None
     """Name of this workload in the overhead statistics, if they have its observations."""
-    settings: PredictSettings = PredictSettings()
+    settings: PredictSettings = field(default_factory=PredictSettings)
 
 
 def evaluate(

@@ -12,12 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.architectures import ARCHITECTURES, Architecture
 from pipeline.paths import config_dir
-from pipeline.yaml_text import load_yaml
+from pipeline.yaml_text import YamlError, load_yaml
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -228,7 +226,7 @@ def _load_directory(directory: Path) -> dict[str, GpuSpec]:
     for path in sorted(directory.glob("*.yaml")):
         try:
             values = load_yaml(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, YamlError) as error:
             raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
         if not isinstance(values, dict):
             raise ConfigError(f"{path}: expected a mapping of figures")

@@ -18,13 +18,11 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
 from pipeline.prediction import Prediction
-from pipeline.yaml_text import load_yaml
+from pipeline.yaml_text import YamlError, load_yaml
 
 PRICES = "prices.yaml"
 """File name of the user's price table under `config/`."""
@@ -75,7 +73,7 @@ def _read(path: str | Path | None) -> dict[str, Any] | None:
         raise ConfigError(f"{file}: no such price table")
     try:
         values = load_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, YamlError) as error:
         said = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"{file}: not readable as YAML ({said})") from None
     if not isinstance(values, dict) or not isinstance(values.get("prices"), list):

@@ -132,6 +132,6 @@ def test_an_unforeseen_error_ends_one_process_alone(
         raise ValueError(f"poisoned: {arguments}")
 
     monkeypatch.setattr(campaign, "main", fail)
-    monkeypatch.setattr(supervisor, "end_with", lambda parent: None)  # this process goes on after the test
+    monkeypatch.setattr(campaign, "end_with", lambda parent: None)  # this process goes on after the test
     assert campaign.child(["1", "--out", "x"]) == supervisor.EXIT_UNFORESEEN
     assert "poisoned: ['--out', 'x']" in capsys.readouterr().err
