@@ -201,7 +201,7 @@ def probe_candidates(own: pd.DataFrame, keys: list[str], fold: Fold) -> pd.DataF
 
 
 def log_residuals(samples: pd.DataFrame, fold: Fold) -> Array:
-    """log(measured / predicted) of the left-out GPU above twice its floor, without probes; shape (rows,)."""
+    """log(measured / predicted) of the left-out GPU above twice its floor, predicted from its spec; shape (rows,)."""
     own = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
     own = _above(own)
     _, latency = fold.utilisation.kernel_and_latency(own, fold.destination)

@@ -35,9 +35,9 @@ def sampled_architectures(gpus: tuple[str, ...]) -> frozenset[str]:
 def kernel_us(
     model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction: Correction | None = None
 ) -> Array:
-    """Kernel times on a GPU in µs, shape (rows,).
+    """Kernel times on a GPU in µs, shape (rows,); none is shorter than the shortest kernel of the samples.
 
-    On architectures without samples, no time is shorter than the shortest kernel of the family (`not_shorter`).
+    On architectures without samples, `not_shorter` also applies, whose limit comes from kernels of older traces.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         _, found = model.kernel_and_latency(calls.assign(op="linear"), gpu, correction=correction)

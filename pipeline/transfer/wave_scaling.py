@@ -30,7 +30,9 @@ from pipeline.kernels.families import work_of
 Array = npt.NDArray[np.float64]
 
 UNKNOWN_INTENSITY = 0.25
-"""FLOP per byte that are assumed for calls of unknown work: one operation per fp32 element, which is memory-bound."""
+"""FLOP per byte that are assumed for calls of unknown work.
+
+The value is one operation per fp32 element read or written. Such calls are memory-bound."""
 
 
 @dataclass(frozen=True)
