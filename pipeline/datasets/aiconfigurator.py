@@ -178,8 +178,8 @@ def read_collectives(gpu: str, folder: Path | None = None) -> pd.DataFrame:
 def read_attention(gpu: str, folder: Path | None = None) -> pd.DataFrame:
     """Fused attention of one GPU as a samples table with one row per size; `kernel_us` is the kernel time.
 
-    The rows are plain multi-head attention in bf16 over whole sequences. B is the number of heads of all samples, M and N
-    are numbers of tokens, and K is the head width. `heads` is the number of heads of one sample. `attributes` holds
+    The rows are plain multi-head attention in bf16 over whole sequences. B is the number of heads of all samples, M and
+    N are numbers of tokens, and K is the head width. `heads` is the number of heads of one sample. `attributes` holds
     `causal`, and `cached` where the time includes the write to the serving cache.
 
     Args:

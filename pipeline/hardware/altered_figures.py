@@ -1,8 +1,8 @@
 """What-ifs on a GPU's figures: which figures follow an altered one, and which differ from the catalogue's GPU.
 
 `gpu.dram_gb_per_s=2000` alters one figure of a GPU file. Figures that depend on it are scaled with it, so that the
-altered GPU stays consistent. A measured peak follows the figure of its datasheet, and throughputs follow SMs and clock. A
-figure that the user also states is not scaled.
+altered GPU stays consistent. A measured peak follows the figure of its datasheet, and throughputs follow SMs and clock.
+A figure that the user also states is not scaled.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def bounds(gpu: GpuSpec, card: GpuSpec) -> tuple[float, float]:
     """Smallest and largest factor by which a call's time may change from `card` to `gpu`.
 
     If all altered figures increase, no call may become slower; if all decrease, no call may become faster. The bounds
-    are needed because trained models are not monotone in cache sizes and numbers of SMs. They are monotone in bandwidths,
-    clock, throughput and power.
+    are needed because trained models are not monotone in cache sizes and numbers of SMs. They are monotone in
+    bandwidths, clock, throughput and power.
     """
     pairs = [(getattr(gpu, name), getattr(card, name)) for name in differing(gpu, card)]
     if not all(isinstance(value, (int, float)) for pair in pairs for value in pair):

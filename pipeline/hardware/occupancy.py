@@ -1,7 +1,8 @@
 """Resident thread blocks per SM, from threads, registers and shared memory per block and the architecture's limits.
 
-The arithmetic is that of NVIDIA's occupancy calculator (cuda_occupancy.h of the CUDA toolkit), vectorised. Registers are
-allocated to warps, each within one partition of the SM. A block of two warps therefore takes the registers of two warps.
+The arithmetic is that of NVIDIA's occupancy calculator (cuda_occupancy.h of the CUDA toolkit), vectorised. Registers
+are allocated to warps, each within one partition of the SM. A block of two warps therefore takes the registers of two
+warps.
 
 Profiler traces hold registers and shared memory. The public kernel tables do not; for them, `TYPICAL_REGISTERS` and no
 shared memory are assumed.

@@ -9,11 +9,11 @@ from pipeline.hardware.spec import GpuSpec, load_gpu_file
 
 
 def same_chip(a: GpuSpec, b: GpuSpec) -> bool:
-    """Whether two GPUs have the same chip and the same number of SMs, so that the same kernels run in the same waves."""
+    """Whether two GPUs have the same chip and number of SMs, so that the same kernels run in the same waves."""
     return a.architecture == b.architecture and a.compute_capability == b.compute_capability and a.sms == b.sms
 
 
 def sibling_of(gpu: GpuSpec, measured: Iterable[str]) -> GpuSpec | None:
-    """The measured GPU with the same chip and the nearest DRAM bandwidth, other than the GPU itself; None without one."""
+    """The measured GPU with the same chip and the nearest DRAM bandwidth, except the GPU itself; None without one."""
     found = [spec for spec in map(load_gpu_file, measured) if spec.name != gpu.name and same_chip(spec, gpu)]
     return min(found, key=lambda spec: abs(log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None)

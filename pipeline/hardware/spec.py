@@ -20,7 +20,7 @@ from pipeline.yaml_text import YamlError, load_yaml
 MIB, GIB = 1 << 20, 1 << 30
 
 PCIE_LANE_GB_PER_S = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""Raw bandwidth in GB/s of one PCIe lane and direction by generation, after line coding (PCI-SIG base specifications)."""
+"""Raw bandwidth in GB/s of one PCIe lane and direction by generation, after line coding (PCI-SIG base specs)."""
 
 PCIE_EFFICIENCY = 0.78
 """Share of the raw PCIe bandwidth that large pinned copies reach, after packet headers and flow control.
@@ -262,7 +262,7 @@ def load_gpu_file(name: str) -> GpuSpec:
 
 
 def _key(name: str) -> str:
-    """Name for comparison, without case, vendor prefix, blanks and dashes: `NVIDIA A100-PCIE-40GB` is `a100pcie40gb`."""
+    """Name to compare, without case, vendor prefix, blanks and dashes: `NVIDIA A100-PCIE-40GB` is `a100pcie40gb`."""
     folded = str(name).lower()
     for prefix in ("nvidia", "tesla", "geforce", "quadro"):
         folded = folded.replace(prefix, "")

@@ -70,8 +70,8 @@ ARCHITECTURE_SHARES: dict[tuple[str, float], Sustained] = {
 }
 """Figures by (architecture, compute capability).
 
-Watts per TFLOP/s of Ada and newer are estimates: a low-voltage GPU needs about half the power per TFLOP/s of an RTX 4090
-(8 W)."""
+Watts per TFLOP/s of Ada and newer are estimates: a low-voltage GPU needs about half the power per TFLOP/s of an RTX
+4090 (8 W)."""
 
 UNKNOWN = Sustained(0.80, 12.0, 0.85, "no figures for this architecture: middle of the others")
 

@@ -90,8 +90,8 @@ def interval_of_a_new_gpu(residuals: Mapping[str, Array]) -> tuple[float, float]
 
     The residuals of a GPU are the sum of a level of the GPU and the variation between shapes. Levels have mean 0, and n
     GPUs estimate their spread, so the level of a new GPU follows Student's t with n degrees of freedom. The variation
-    between shapes is pooled, with equal weight for every GPU. Plain pooled quantiles would limit a new GPU to the levels
-    of the other GPUs. They cover 69 to 79 % of a left-out GPU's residuals instead of the nominal 80 %.
+    between shapes is pooled, with equal weight for every GPU. Plain pooled quantiles would limit a new GPU to the
+    levels of the other GPUs. They cover 69 to 79 % of a left-out GPU's residuals instead of the nominal 80 %.
     """
     middle = (np.arange(LEVELS) + 0.5) / LEVELS
     levels = np.array([np.median(values) for values in residuals.values()])

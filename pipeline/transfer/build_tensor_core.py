@@ -2,8 +2,8 @@
 
     python -m pipeline.transfer.build_tensor_core [--out packs/transfer]
 
-Errors and interval come from leaving out one chip at a time, with all GPUs that have it. No GPU with the same chip may be
-in the training set, because a new chip has none there. The build takes a few minutes on one core.
+Errors and interval come from leaving out one chip at a time, with all GPUs that have it. No GPU with the same chip may
+be in the training set, because a new chip has none there. The build takes a few minutes on one core.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The routes are derived from the kernel names and grids of the public table (five
 - `winograd`: one kernel of F(2x2, 3x3). A block computes 32 channels of 32 tiles of 2 x 2 outputs. These tiles form a
   box of images, rows and columns, which the kernel's name states (`tile148`: 1 image, 8 rows, 16 columns). Small images
   fill a box badly. The available boxes depend on the architecture.
-- `transformed`: F(4x4, 3x3) with 36 products of tiles x C by C x K, whose grid has a depth of 36. Other kernels transform
-  images before and outputs after them, through DRAM. The number of images is rounded up to a multiple of 16.
+- `transformed`: F(4x4, 3x3) with 36 products of tiles x C by C x K, whose grid has a depth of 36. Other kernels
+  transform images before and outputs after them, through DRAM. The number of images is rounded up to a multiple of 16.
 
 FFTs (1 % of the calls) have no route of their own.
 """

@@ -246,7 +246,7 @@ def probed_errors(
 
 
 def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, Any]:
-    """Errors in % on the left-out GPU, predicted from its spec alone: MAPE above twice the floor, GMAE over all rows."""
+    """Errors in % on the left-out GPU, predicted from its spec: MAPE above twice the floor, GMAE over all rows."""
     own = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
     _, latency = fold.utilisation.kernel_and_latency(own, fold.destination)
     truth = own["latency_us"].to_numpy(dtype=np.float64)

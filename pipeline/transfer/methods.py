@@ -71,7 +71,7 @@ WAVE_LOG_SIGMA = 0.45
 """Standard deviation of the log error of wave scaling over pairs of the public GPUs; sets the width of its interval."""
 
 MLP_LOG_SIGMA = 0.35
-"""Standard deviation of the log error of the networks' ratio over pairs of the public GPUs; sets the interval's width."""
+"""Standard deviation of the log error of the networks' ratio over pairs of the public GPUs; sets its interval."""
 
 
 def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin_gamma: bool = False) -> pd.DataFrame:
@@ -264,7 +264,7 @@ def by_roofline(part: pd.DataFrame, family: str, origin: GpuSpec, destination: G
 
 
 def residual_share(family: str, origin: GpuSpec, destination: GpuSpec) -> float:
-    """Share of the origin's residual that carries over. It depends on architecture and SMs, not on bandwidth or clock."""
+    """Share of the origin's residual that carries over; depends on architecture and SMs, not on bandwidth or clock."""
     return 1.0 if same_chip(origin, destination) else RESIDUAL_SHARE[family]
 
 

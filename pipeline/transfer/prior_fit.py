@@ -1,8 +1,8 @@
 """Fits the covariance of a model's errors on an unseen GPU by maximum likelihood (needs torch).
 
 The errors of each GPU are one sample from the covariance in `probe_prior.py`. Each step uses a random part of a few
-hundred calls per GPU, which keeps the linear algebra small. To evaluate on a left-out GPU, the errors of every other GPU
-come from a model trained without either of the two (`left_out_gpu.folds`).
+hundred calls per GPU, which keeps the linear algebra small. To evaluate on a left-out GPU, the errors of every other
+GPU come from a model trained without either of the two (`left_out_gpu.folds`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LENGTH_PENALTY = 0.02
 TYPICAL_SPREAD, TYPICAL_PENALTY = 0.15, 0.01
 """Typical standard deviation of effects, levels and smooth functions (log time), and a weight in the loss.
 
-The weight is that of the squared log ratio to the typical value. Each GPU shows only one value of an effect or level. If
-four or five GPUs agree by chance, a fit without this weight would ignore probes."""
+The weight is that of the squared log ratio to the typical value. Each GPU shows only one value of an effect or level.
+If four or five GPUs agree by chance, a fit without this weight would ignore probes."""
 
 
 def learn_prior(errors: Mapping[str, tuple[Seen, Array]], seed: int = 0) -> ProbePrior:

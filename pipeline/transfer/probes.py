@@ -1,7 +1,7 @@
 """Calibration of a cross-GPU model with a few kernels measured on the new GPU (probes).
 
-The probes condition the covariance of a family's errors (`probe_prior.py`). The covariance is learned from errors on GPUs
-that a model has not seen. Conditioning gives two kinds of factors:
+The probes condition the covariance of a family's errors (`probe_prior.py`). The covariance is learned from errors on
+GPUs that a model has not seen. Conditioning gives two kinds of factors:
 - Factors on compute, memory and host floor are inserted into the model's own formula.
 - The rest of the errors gives a factor per call. It approaches 1 with growing distance from the probes.
 

@@ -29,7 +29,7 @@ def load_models() -> dict[str, UtilisationModel]:
 
 
 def covered(calls: pd.DataFrame) -> pd.Series:
-    """Whether the cross-GPU models cover each call: it is forward, in fp32, of a covered family and has all its dims."""
+    """Whether the cross-GPU models cover each call: forward, in fp32, of a covered family, with all its dims."""
     found = calls["family"].astype(str).isin(COVERED)
     if "dtype" in calls.columns:
         found &= calls["dtype"].isna() | (calls["dtype"].astype(str) == "fp32")

@@ -80,8 +80,8 @@ def block_threads(width: Array) -> Array:
 def block_rounds(width: Array, threads: Array) -> Array:
     """Consecutive loads of a thread in one pass over a row, averaged over the alignments of rows; shape (rows,).
 
-    Rows are stored one after another. With a width of a multiple of 4 every row is aligned, with another even width every
-    second row, and with an odd width every fourth row.
+    Rows are stored one after another. With a width of a multiple of 4 every row is aligned, with another even width
+    every second row, and with an odd width every fourth row.
     """
     aligned, within_2, within_1, within_3 = (_rounds(width, threads, shift) for shift in (0, 2, 1, 3))
     even, odd = (aligned + within_2) / 2.0, (aligned + within_1 + within_2 + within_3) / 4.0

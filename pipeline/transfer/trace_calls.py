@@ -58,8 +58,8 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
 
     Returns:
         Columns `kernel_name, stream, op, family, kind, latency_us, grid, block, registers, shared_memory, bytes, dtype`
-        and dims. `kind` is kernel, copy (device only), link (host and device) or collective. `dtype` is the type in which
-        a product is computed: fp32, tf32, fp16 or bf16.
+        and dims. `kind` is kernel, copy (device only), link (host and device) or collective. `dtype` is the type in
+        which a product is computed: fp32, tf32, fp16 or bf16.
     """
     events = act.trace.events
     columns = ["name", "category", "stream", "grid", "block", "registers", "shared_memory", "bytes"]

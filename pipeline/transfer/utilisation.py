@@ -41,7 +41,7 @@ KIND = "utilisation"
 """Name of these models in the metadata of their files."""
 
 FLOOR_SHARPNESS = 12.0
-"""Exponent of the p-norm of the host's floor and of launch offset plus kernel: 6 % above the maximum if both are equal."""
+"""Exponent of the p-norm of the host's floor and launch offset plus kernel: 6 % above the maximum if both are equal."""
 
 FEATURE_CLIP = 4.0
 """Limit of standardised features, in standard deviations: larger values than in the samples count as the limit."""
@@ -85,8 +85,8 @@ class Shape:
     def heads(self) -> int:
         """Number of outputs of a network.
 
-        They are the logits of the utilisations of throughput and bandwidth, the log thread steps, and, for families with
-        tiles, the logit of the share of repeated reads.
+        They are the logits of the utilisations of throughput and bandwidth, the log thread steps, and, for families
+        with tiles, the logit of the share of repeated reads.
         """
         return 4 if self.tile_reads else 3
 

@@ -36,7 +36,7 @@ The quantile is used because the smallest latencies are outliers. Calls that onl
 
 
 CLOSED_LOG_US = 40.0
-"""Log of the time in µs of a way in which a call cannot be computed; it is finite because infinity has NaN gradients."""
+"""Log of the time in µs of a way in which a call cannot be computed; finite because infinity has NaN gradients."""
 
 NETWORK_DECAY, CORRECTION_WEIGHT = 1e-2, 0.01
 """Weight decay of the networks' layers, and weight of the squared ratio of GPU corrections to `Recipe.prior`."""
@@ -92,7 +92,7 @@ def op_floors(samples: pd.DataFrame) -> dict[str, float]:
 
 
 def unknown_host_floors(floors: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Floors that are assumed on an unmeasured host: per op, the median over the hosts in `MODERN_HOSTS`, or over all."""
+    """Floors assumed on an unmeasured host: per op, the median over the hosts in `MODERN_HOSTS`, or over all."""
     hosts = {gpu: own for gpu, own in floors.items() if gpu in MODERN_HOSTS} or floors
     return {str(op): float(value) for op, value in pd.DataFrame(hosts).median(axis=1).items()}
 

@@ -1,4 +1,4 @@
-"""Wave scaling of kernels whose code is the same on both GPUs (Yu et al., Habitat / Surfer, USENIX ATC 2021, section 3).
+"""Wave scaling of kernels with the same code on both GPUs (Yu et al., Habitat / Surfer, USENIX ATC 2021, section 3).
 
 With B thread blocks, W blocks per wave, D memory bandwidth, C clock, on the origin o and the destination d:
 
@@ -85,7 +85,7 @@ def _text(values: pd.Series) -> Array:
 
 
 def gamma(intensity: Array, gpu: GpuSpec) -> Array:
-    """Degree to which memory limits a call on a GPU: 1 for pure traffic, near 0 for pure arithmetic, 0.5 at the ridge."""
+    """Degree to which memory limits a call: 1 for pure traffic, near 0 for pure arithmetic, 0.5 at the ridge."""
     ridge = gpu.peak_gflop_per_s() / sustained_dram_gb_per_s(gpu)
     x = np.asarray(intensity, dtype=np.float64)
     return np.where(x < ridge, 1.0 - x / (2.0 * ridge), ridge / (2.0 * np.maximum(x, 1e-9)))
