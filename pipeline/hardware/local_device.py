@@ -57,7 +57,7 @@ def cuda_spec(properties: Any) -> GpuSpec:
 
 
 def _unlisted_cuda_spec(properties: Any, memory: int, read: str) -> GpuSpec:
-    """Spec of a GPU without a file: SMs, clocks, bus and L2 from the driver; tensor-core rates scaled from one."""
+    """Spec of a GPU without a file: SMs, clocks, bus and L2 from the driver; tensor-core rates from a similar GPU, scaled."""
     capability = float(f"{properties.major}.{properties.minor}")
     listed = max((c for c in NAMES if c <= capability), default=min(NAMES))
     limits = ARCHITECTURES[NAMES[listed], listed]

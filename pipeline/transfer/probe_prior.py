@@ -90,7 +90,7 @@ def look(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction:
 
 
 def _groups(family: str, calls: pd.DataFrame, gpu: GpuSpec, log_latency: Array) -> tuple[Array, Array, Array]:
-    """Coordinates of `GROUPS`. Before learning, errors are similar over a scaled distance of about 1."""
+    """Coordinates of `GROUPS`. Their scale is such that errors are similar over a distance of about 1 before learning."""
     seen = describe(family, calls, gpu)
     names = [name for name in FAMILIES[family].required if name in calls.columns]
     with np.errstate(divide="ignore", invalid="ignore"):
