@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -266,7 +266,8 @@ def load_trace(path: str | Path) -> MovableTrace:
     Raises:
         TraceError: the file is missing, damaged, or no profiler trace.
     """
-    return MovableTrace(**vars(read_trace(path)))
+    trace = read_trace(path)
+    return MovableTrace(**{each.name: getattr(trace, each.name) for each in fields(trace)})
 
 
 @dataclass
