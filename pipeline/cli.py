@@ -110,7 +110,7 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
 
 @app.command()
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs that can be predicted, with the evidence at hand for each."""
+    """List the GPUs that can be predicted, with the evidence available for each."""
     catalogue(gpu_rows(), as_json)
 
 
@@ -122,7 +122,7 @@ def models(as_json: Json = False) -> None:
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine can do: device, profiler, MLflow, data, packs."""
+    """Check what this machine can do: device, profiler, MLflow, data, packs."""
     rows = examine()
     catalogue(rows, as_json)
     if any(row["status"] == "broken" for row in rows):
@@ -144,7 +144,7 @@ def replay(
     timeline: Annotated[Path | None, typer.Option(help="write the predicted timeline here, for Perfetto")] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict the iterations of a trace from overheads of others, and compare with what was measured."""
+    """Predict the iterations of a trace from overheads of other iterations, and compare with the measured times."""
     if rank:
         if overheads or calibrate or timeline:
             raise InputError("--rank takes overheads from the other ranks: leave out the other options")
@@ -204,7 +204,7 @@ def kernels_fit(
     family: Annotated[list[str] | None, typer.Option(help="fit this family alone; may be repeated")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a kernel model per family and say how good it is on shapes that it has not seen."""
+    """Fit a kernel model per family and report its error on shapes that were not used for training."""
     done: list[str] = []
     with working(what := "fitting, minutes for families of thousands of samples") as say:
 
@@ -271,7 +271,7 @@ def summary(
     file: Annotated[Path, typer.Argument(help="a summary.parquet")] = Path("results/summary.parquet"),
     as_json: Json = False,
 ) -> None:
-    """Show the predictions that a pipeline run left behind."""
+    """Show the predictions of a pipeline run."""
     predictions = Prediction.all_of(read_table(file, "summary"))
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})

@@ -227,7 +227,7 @@ def _split(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _canonical(text: str) -> str:
-    """The override with GPU aliases replaced. An unknown name of a group is refused, with the choices in the message."""
+    """The override with GPU aliases replaced; an unknown name of a group is refused with the choices in the message."""
     key, _, value = text.partition("=")
     if key == "gpu":
         return text if value == LOCAL_GPU else f"gpu={load_gpu(value).name}"

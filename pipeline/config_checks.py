@@ -1,7 +1,7 @@
 """Checks that the values of a composed configuration make sense, before anything is computed with them.
 
-A value must have the kind that the files give it: a number stays a number, and a name stays a name. Conditions on several
-values (widths that must divide each other) are checked by the workload and the GPU specification.
+A value must have the kind that the files give it: a number stays a number, and a name stays a name. Conditions on
+several values (widths that must divide each other) are checked by the workload and the GPU specification.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PLUMBING = frozenset(
         "yaml_text",
     )
 )
-"""Modules that find, check and store files. No result depends on them, so an edit there does not refit kernel models."""
+"""Modules that find, check and store files. No result depends on them, so their edits do not refit kernel models."""
 
 DRAWING = "pipeline/report/figures/"
 """Folder of the figures' code. It counts for rules that draw figures, not for rules that log a figure with a fit."""

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class SteptimeError(Exception):
-    """A failure with a message meant for users; the command line prints it alone and exits with `exit_code`."""
+    """A failure with a message meant for users; the command line prints only the message and exits with `exit_code`."""
 
     exit_code = 1
 

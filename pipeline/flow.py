@@ -40,7 +40,7 @@ BANDWIDTH = "copy"
 """The family whose folder holds the bandwidth curve, which is derived from element-wise samples."""
 
 COMPARE = "compare"
-"""The `kernels` choice that fits every variant. Only with this choice does a run report a GPU without samples to fit."""
+"""The `kernels` choice that fits every variant. A run with this choice reports GPUs without samples to fit."""
 
 _NEVER = "(?!)"  # a wildcard constraint that nothing matches
 
@@ -164,7 +164,7 @@ class Flow:
         return str(measurements_dir() / gpu / CAMPAIGN)
 
     def trace_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: the profiler trace of a point on this machine, which is drawn below its predicted timeline."""
+        """Input function: the profiler trace of a point on this machine, to be drawn below its predicted timeline."""
         point = self.point(wildcards)
         return [f"{self.folder(point)}/trace/kineto.json.gz"] if point.local else []
 
@@ -267,7 +267,7 @@ class Flow:
         ]  # fmt: skip
 
     def _kernels(self, label: str) -> KernelSettings:
-        """Settings of the first point with this label; without such a point (a pack is built), the choice's defaults."""
+        """Settings of the first point with this label; if there is none (a pack is built), the choice's defaults."""
         found = next((point for point in self.points if method_label(point.settings.kernels) == label), None)
         return (found or expand([f"kernels={label}"])[0]).settings.kernels
 

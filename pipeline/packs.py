@@ -4,8 +4,8 @@ A pack is a folder `packs/<GPU>/` with `kernels/<family>/...`, `overheads.parque
 manifest `pack.json`. The manifest has the format version, provenance, held-out errors per family, and size and SHA-256
 of every file. A pack whose files do not match its manifest is refused.
 
-Files that ship for all GPUs also have manifests: `packs/transfer/pack.json`, and `packs/pack.json` for single files such
-as `attention.json`. The code that writes a file also adds it to the manifest (`record_file`).
+Files that ship for all GPUs also have manifests: `packs/transfer/pack.json`, and `packs/pack.json` for single files
+such as `attention.json`. The code that writes a file also adds it to the manifest (`record_file`).
 """
 
 from __future__ import annotations

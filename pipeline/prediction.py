@@ -34,8 +34,8 @@ class Prediction:
     host_evidence: dict[str, float]
     """Share of host time by kind of evidence."""
     unmodelled_share: float
-    """Share of device time without a model. It includes operators that are not in the operator map (predicted from their
-    bytes) and arithmetic in dtypes without a rate (fp64). It also includes calls that no kernel model or formula
+    """Share of device time without a model. It includes operators that are not in the operator map (predicted from
+    their bytes) and arithmetic in dtypes without a rate (fp64). It also includes calls that no kernel model or formula
     covers."""
     families: dict[str, float] = field(default_factory=dict)
     """Device time by kernel family, largest first."""

@@ -1,7 +1,7 @@
 """Schemas of the tables that stages pass to each other: columns, types, and reading and writing with checks.
 
-Each kind of artifact has one schema. Times are microseconds in float64 columns named `*_us`. Raw timestamps of traces are
-integer nanoseconds in columns named `*_ns`. Sizes are bytes. Shapes and attributes are JSON text.
+Each kind of artifact has one schema. Times are microseconds in float64 columns named `*_us`. Raw timestamps of traces
+are integer nanoseconds in columns named `*_ns`. Sizes are bytes. Shapes and attributes are JSON text.
 """
 
 from __future__ import annotations

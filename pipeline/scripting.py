@@ -56,7 +56,7 @@ def _told(error: SteptimeError) -> str:
 
 
 def provenance(snakemake: Any) -> dict[str, Any]:
-    """Origin of an artifact: rule, params, digests of the inputs (a model folder's description), versions, git commit."""
+    """Origin of an artifact: rule, params, digests of inputs (a model folder's description), versions, git commit."""
     given = [Path(str(path)) for path in snakemake.input]
     files = [path for each in given for path in (each, each / DESCRIPTION) if path.is_file()]
     params = {key: value for key, value in snakemake.params.items() if isinstance(value, (str, int, float, dict, list))}

@@ -43,9 +43,9 @@ def read_busy(datasets: str | Path) -> pd.DataFrame:
         datasets: the datasets folder.
 
     Returns:
-        A row per step, columns `COLUMNS`. `busy` is measured active time over measured step; `published_busy` is the same
-        ratio of the paper's predictions. Both are fractions. `published_error` is the paper's predicted step over the
-        measured step, minus 1.
+        A row per step, columns `COLUMNS`. `busy` is measured active time over measured step; `published_busy` is the
+        same ratio of the paper's predictions. Both are fractions. `published_error` is the paper's predicted step over
+        the measured step, minus 1.
 
     Raises:
         TableError: the file is missing, or does not hold the errors in the known form.

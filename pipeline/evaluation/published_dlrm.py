@@ -1,11 +1,11 @@
 """Reader of DLRM steps that NVIDIA measured and published; predictions of whole DLRM steps are compared with them.
 
-The source is three versions of the page of NVIDIA's DLRM example (`SOURCES["nvidia-dlrm"]`), on one GPU. Criteo's tables
-hold only the values that occur at least 15 times. All versions give training by precision. The last version also gives
-latencies of inference by batch size, with CUDA graphs and without.
+The source is three versions of the page of NVIDIA's DLRM example (`SOURCES["nvidia-dlrm"]`), on one GPU. Criteo's
+tables hold only the values that occur at least 15 times. All versions give training by precision. The last version also
+gives latencies of inference by batch size, with CUDA graphs and without.
 
-The user places the published files under the datasets folder: `nvidia/dlrm-README-<version>.md`, and the tables' rows in
-`nvidia/dlrm-criteo_f15.yaml`. They are never copied into this project, and no constant was chosen with any of them.
+The user places the published files under the datasets folder: `nvidia/dlrm-README-<version>.md`, and the tables' rows
+in `nvidia/dlrm-criteo_f15.yaml`. They are never copied into this project, and no constant was chosen with any of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reader of the training steps that Lin et al. (HiPC 2022) measured: 36 of DLRM, and 18 of convolutional networks.
 
-`SOURCES["lin2022"]` names the paper. The steps of DLRM are read from one of its figures, with an error of at most 0.15 ms.
-Those of ResNet-50 and Inception v3 are exact. They have the errors of three predictions: the paper's, Habitat's and
+`SOURCES["lin2022"]` names the paper. The steps of DLRM are read from one of its figures, with an error of at most 0.15
+ms. Those of ResNet-50 and Inception v3 are exact. They have the errors of three predictions: the paper's, Habitat's and
 MLPredict's.
 
 The user places the two tables under the datasets folder: `paper/lin2022_dlrm_batch_time.csv` and

@@ -45,13 +45,13 @@ IN_VIEW = ("V100-SXM2-16GB", "A100-PCIE-40GB")
 """GPUs whose logs were known while recurrent layers were modelled; others were read after the model was finished."""
 
 LENGTHS = ((9, 0.034), (19, 0.208), (29, 0.371), (39, 0.270), (50, 0.118))
-"""Longest sentence of each bucket, in tokens, and the bucket's share of the batches. The shares were counted over the 178
-batches that the logs of `IN_VIEW` print, by their tokens per sentence. A batch of 128 or more sentences contains some of
-its bucket's full length."""
+"""Longest sentence of each bucket, in tokens, and the bucket's share of the batches. The shares were counted over the
+178 batches that the logs of `IN_VIEW` print, by their tokens per sentence. A batch of 128 or more sentences contains
+some of its bucket's full length."""
 
 FILLED = 0.88
-"""Fill ratio of a batch: target tokens over its token limit. The value comes from the same loader on the same sentences:
-3514 of 4000, in batches of 123 sentences (fairseq, issue 70). Another report has 30,000 of 32,768
+"""Fill ratio of a batch: target tokens over its token limit. The value comes from the same loader on the same
+sentences: 3514 of 4000, in batches of 123 sentences (fairseq, issue 70). Another report has 30,000 of 32,768
 (Transformer-Clinic, issue 6)."""
 
 SENTENCE = 32

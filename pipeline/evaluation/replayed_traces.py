@@ -95,7 +95,7 @@ def _rows(name: str, method: str, result: ReplayResult, rank: int | None) -> Ite
 
 
 def _shared(name: str, sources: Mapping[str, Sequence[Source]]) -> Iterator[tuple[object, ...]]:
-    """Rows predicted with statistics of all other machines' traces and one factor; a trace of one iteration has none."""
+    """Rows predicted with statistics of all other machines' traces and one factor; none for a trace of one iteration."""
     target = sources[name][0]
     settled = len(target.settled.chosen)
     if settled < 2:

@@ -92,7 +92,8 @@ def price_table() -> list[str]:
 def pack_digests() -> dict[str, str]:
     """Digest of all shipped files: manifests of packs, and the cross-GPU models for GPUs without samples.
 
-    Predictions take it as a param: a pack can replace the pack of a similar GPU, and cross-GPU models any family's model.
+    Predictions take it as a param: a pack can replace that of a similar GPU, and cross-GPU models can replace any
+    family.
     """
     names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
     files = {name: packs_dir() / name / MANIFEST for name in names}
@@ -126,7 +127,7 @@ def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
 
 
 def told_apart(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, Path], ...]:
-    """`with_gpus` pairs for a figure; if a GPU has models of several `kernels` choices, its name includes the choice."""
+    """`with_gpus` pairs for a figure; a GPU with models of several `kernels` choices has the choice in its name."""
     choices: dict[str, set[str]] = {}
     for gpu, path in models:
         choices.setdefault(gpu, set()).add(_choice(path))

@@ -42,7 +42,7 @@ def fit_and_track(
 ) -> None:
     """Fit every family that has samples, into its model folder, and track the fits.
 
-    Few samples, or their errors, can turn a variant into another variant of the same fit. Both are then logged as one run.
+    Few samples, or their errors, can turn a variant into another variant of the same fit. Both are logged as one run.
 
     Args:
         samples: `samples` table of one GPU.

@@ -1,8 +1,8 @@
 """MLflow: one database per results folder, one run per GPU x family x variant, the best variant tagged `champion`.
 
-The first process that logs creates the database and its experiments. Only one process at a time does so, because several
-that create a new database together crash (MLflow 3). MLflow is imported inside the functions because its import takes
-seconds.
+The first process that logs creates the database and its experiments. Only one process at a time does so, because
+several that create a new database together crash (MLflow 3). MLflow is imported inside the functions because its import
+takes seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the tables and pictures of README.md and `docs/accuracy.md` from artifacts.
 
-`make readme` or `python -m pipeline.report.readme_tables`: updates `results/checks/` where public data is available, replaces
-the text between markers, and draws the pictures under `docs/images/`.
+`make readme` or `python -m pipeline.report.readme_tables`: updates `results/checks/` where public data is available,
+replaces the text between markers, and draws the pictures under `docs/images/`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGE, PAGE_MARKER = "docs/accuracy.md", "tables"
 
 
 def shipped_families() -> list[tuple[str, Path]]:
-    """(GPU, model folder) of every shipped family. If a GPU has samples of only one dtype, its name includes the dtype."""
+    """(GPU, model folder) of every shipped family. A GPU with samples of only one dtype has the dtype in its name."""
     packs = {gpu: gpu for gpu in list_packs()} | {f"{gpu} (bf16)": f"{FOLDER}/{gpu}" for gpu in measured_gpus()}
     return [(name, folder) for name, pack in packs.items() for folder in model_folders(pack)]
 

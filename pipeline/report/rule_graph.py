@@ -53,7 +53,7 @@ def rule_graph(config: Sequence[str], target: str) -> str:
 
 
 def parse(dot: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Rules and (from, to) edges of a rule graph in the dot language, sorted because Snakemake's order is not stable."""
+    """Rules and (from, to) edges of a rule graph in the dot language, sorted as Snakemake's order is not stable."""
     names = dict(_NODE.findall(dot))
     return sorted(names.values()), sorted((names[a], names[b]) for a, b in _EDGE.findall(dot))
 
@@ -120,7 +120,7 @@ def _ordered(found: list[list[str]], ways: Sequence[Sequence[str]]) -> list[list
 
 
 def draw(dot: str) -> Figure:
-    """The rule graph as a figure from top to bottom, with a colour per stage, without edges that a longer path implies."""
+    """The rule graph as a figure from top to bottom, with a colour per stage. It has only the edges of `reduced`."""
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch
     from matplotlib.path import Path as Curve

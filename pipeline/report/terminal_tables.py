@@ -40,7 +40,7 @@ def milliseconds(us: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Samples per second: a whole number from 100 on, else three digits, because large models need seconds per sample."""
+    """Samples per second: a whole number from 100 on, else three digits, as large models need seconds per sample."""
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
 
 
@@ -200,8 +200,8 @@ def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
 
 
 NARROW_LEAVES_OUT = ("evidence", "busy", "bound", "p10-p90 ms")
-"""Columns that are left out on a narrow terminal, in this order. Each model then gets its own table, and values that are
-equal in all its rows are printed above it."""
+"""Columns that are left out on a narrow terminal, in this order. Each model then gets its own table, and values that
+are equal in all its rows are printed above it."""
 
 
 @dataclass(frozen=True)

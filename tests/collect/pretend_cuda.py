@@ -310,7 +310,7 @@ Call = tuple[float, str, float, dict[str, Any] | None]
 
 
 def _of_operators(complete: list[dict[str, Any]]) -> Iterator[Call]:
-    """One call per operator that has device work and contains no other such operator; a `foreach` operator is one call."""
+    """One call per operator with device work that contains no other such operator; a `foreach` operator is one call."""
     operators = sorted((e for e in complete if e["cat"] == "cpu_op"), key=lambda e: (str(e["tid"]), e["ts"], -e["dur"]))
     open_: list[tuple[dict[str, Any], bool]] = []
     for event in [*operators, None]:

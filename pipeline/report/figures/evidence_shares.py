@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEAST_PERCENT = 0.02
-"""Smallest error that is drawn, in %. Smaller errors are drawn at this value, because a logarithmic axis has no zero."""
+"""Smallest error that is drawn, in %. Smaller ones are drawn at this value, because a logarithmic axis has no zero."""
 
 FAMILY_NAMES = {"gemm": "matrix product", "bmm": "batched product", "conv2d_forward": "convolution",
                 "elementwise": "element-wise", "layer_norm": "layer norm"}  # fmt: skip

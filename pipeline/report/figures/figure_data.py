@@ -208,7 +208,8 @@ def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
     """Mean error of whole models between GPUs by the tracker's method.
 
     Args:
-        errors: `pipeline.evaluation.surfer_pairs.paper_surfer` table: model, origin, destination, method, error (fraction).
+        errors: table of `pipeline.evaluation.surfer_pairs.paper_surfer`, with model, origin, destination, method and
+            error (fraction).
 
     Returns:
         model, origin, destination, method, mape (%), passes.

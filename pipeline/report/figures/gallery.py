@@ -62,7 +62,7 @@ class Artifacts:
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure: its category in the report, its table, its drawing, and the missing evidence if the table is empty."""
+    """One figure: its category in the report, its table, its drawing, and the missing evidence for an empty table."""
 
     name: str
     category: str

@@ -115,7 +115,7 @@ def _errors(axes: Axes, steps: pd.DataFrame) -> None:
 
 
 def published_networks(rows: pd.DataFrame) -> Figure:
-    """Absolute errors of steps of convolutional networks by GPU: ours and the published ones, each with colour and mark.
+    """Absolute errors of steps of convolutional networks by GPU: ours and published ones, each with colour and mark.
 
     Args:
         rows: `predicted_cnn` of `pipeline.evaluation.lin2022_steps`.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 AS_PROFILED = "As profiled: recording an event costs the host time, which the statistics take off."
 LEAST_US = 0.5
-"""Smallest time that is drawn, in µs, because a logarithmic axis has no zero: half the resolution of older profilers."""
+"""Smallest time that is drawn, in µs: half the resolution of older profilers. A logarithmic axis has no zero."""
 
 TYPE_NAMES = {"T2": "T2: before the first launch", "T3": "T3: after the last launch", "T5": "T5: between launches"}
 SHORTER = {"autograd::engine::evaluate_function: ": "autograd: ", "torch::autograd::": "", "aten::": ""}

@@ -37,9 +37,9 @@ PUBLISHED = (
     Published("inception_v3 Habitat", 15.0, "mean error of 9 steps of Inception v3", _LIN),
     Published("inception_v3 MLPredict", 40.7, "mean error of 9 steps of Inception v3", _LIN),
 )
-"""Published errors from two kinds of sources. The first are the papers' abstracts. The second are means over the comparison
-of convolutional networks in Lin et al. (V100, TITAN Xp and P100, batch 16, 32 and 64; key: network and method). Habitat's
-own mean (`transfer`) is over ResNet-50, Inception v3, Transformer, GNMT and DCGAN."""
+"""Published errors from two kinds of sources. The first are the papers' abstracts. The second are means over the
+comparison of convolutional networks in Lin et al. (V100, TITAN Xp and P100, batch 16, 32 and 64; key: network and
+method). Habitat's own mean (`transfer`) is over ResNet-50, Inception v3, Transformer, GNMT and DCGAN."""
 
 
 def published(*keys: str) -> list[Published]:

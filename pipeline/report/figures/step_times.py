@@ -154,7 +154,7 @@ def error_by_part(errors: pd.DataFrame, published: pd.DataFrame) -> Figure:
 
 
 def throughput(steps: pd.DataFrame) -> Figure:
-    """Samples per second by batch size, with a panel per model and a line per GPU; marks are hollow if memory is too small.
+    """Samples per second by batch size: a panel per model, a line per GPU, hollow marks where memory is too small.
 
     A model with only one batch size gets a bar per GPU.
     """

@@ -30,7 +30,7 @@ TICKS = (
     (3.5, (1.0, 3.0)),
     (math.inf, (1.0,)),
 )
-"""Ticks within a decade of a logarithmic axis, by the number of decades that the axis must span less than."""
+"""Ticks within a decade of a logarithmic axis. The first row is used whose number of decades is above the axis's span."""
 
 FAMILY_ORDER = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 """Families with learned models, in the order of tables and figures; others follow in alphabetical order."""
@@ -117,7 +117,7 @@ def legend_above(figure: Figure, axes: Axes, columns: int = 4) -> None:
 
 
 def equality(axes: Axes, times: npt.NDArray[np.float64], label: str | None = "within 10 %") -> None:
-    """Make axes of predicted against measured logarithmic; draw the line of equality and the band of `WITHIN` around it.
+    """Make axes of predicted against measured logarithmic; draw the line of equality with the band of `WITHIN`.
 
     Args:
         axes: where to draw.
