@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
+from pipeline.hardware.find_gpu import load_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -197,8 +198,6 @@ def name_of_card(driver: str) -> str:
     A GPU without a file under `config/gpu/` is named after its driver string: `NVIDIA GeForce RTX 4090` is `RTX4090`.
     """
     try:
-        from pipeline.hardware.find_gpu import load_gpu
-
         return str(load_gpu(driver).name)
     except Exception:  # no PyYAML on a bare GPU machine, or no file for a new GPU: use the driver's name
         short = re.sub(r"\b(NVIDIA|Tesla|GeForce)\b", "", driver)

@@ -13,6 +13,7 @@ wildcard_constraints:
 
 POINT = FLOW.artifacts.point("{gpu}", "{model}", "{variant}", "{batch}")
 
+
 # Code that several rules name for their digest; tests/workflow/test_rule_code.py says what one lacks.
 rule capture_graph:
     output:

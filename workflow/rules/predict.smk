@@ -2,6 +2,7 @@
 
 from pipeline.report.grid_inputs import pack_digests
 
+
 rule predict:
     input:
         graph=f"{POINT}/graph.parquet",
