@@ -184,7 +184,7 @@ def test_calls_in_a_file_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.M
             raise InputError("model gnmt needs something")
         return [Spec("gemm", "mm", "forward", "fp32", {**PRODUCT, "M": plan.batch_size}, {"rows": [3]})] * 2
 
-    monkeypatch.setattr(campaign_kernels, "captured", capture)
+    monkeypatch.setattr(campaign_calls, "captured", capture)
     file = tmp_path / "calls.json"
     assert campaign_calls.main([str(file)]) == 0
     calls = campaign_calls.read_calls(file)

@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from pretend_cuda import pretend
 
 from pipeline.collect import campaign
 from pipeline.collect.measured_steps import collect_step
@@ -19,6 +18,7 @@ from pipeline.collect.microbenchmarks import measure_calls
 from pipeline.collect.unsupported import UnsupportedByDeviceError, is_unsupported, running
 from pipeline.config import expand
 from pipeline.errors import MeasurementError, SteptimeWarning
+from tests.collect.pretend_cuda import pretend
 
 ONEDNN = (
     "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload with environment "
@@ -64,7 +64,7 @@ def test_a_step_that_the_cpu_cannot_run_is_one_line_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch._VF, "lstm", lacks_lstm)
-    config = expand(["gpu=V100", *GNMT])[0].config["model"]
+    config = expand(["gpu=V100", *GNMT])[0].section("model")
     with pytest.raises(UnsupportedByDeviceError) as caught:
         collect_step(config, 2, "cpu", tmp_path)
     told = str(caught.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -155,7 +154,7 @@ def test_a_step_without_a_trace_has_no_overheads_of_its_own(folder: Path) -> Non
                             measured_us=1000.0)  # fmt: skip
 
     class Untraced:
-        settings: ClassVar = {"workload": "dlrm_ddp/embedding-joint_sparse/b4096"}
+        workload = "dlrm_ddp/embedding-joint_sparse/b4096"
 
         def step_us(self, observations: pd.DataFrame, own: bool) -> float | None:
             return None if own else 1300.0
