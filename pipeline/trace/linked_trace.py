@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -90,7 +89,6 @@ class Trace:
     @cached_property
     def events(self) -> pd.DataFrame:
         """All events as an `events` table (pipeline/schemas.py); text columns are categorical."""
-
         from pipeline.trace.events_frame import events_frame  # loads Arrow, which reading a trace does not need
 
         return events_frame(self.columns, self.vocabulary)
