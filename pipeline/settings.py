@@ -78,6 +78,7 @@ class PredictSettings:
     critical_path: str = "full"
     cuda_graph: bool = False
     draws: int = 4096
+    """With so many, p10 and p90 vary from seed to seed with a standard deviation of 0.1 to 0.4 %."""
     seed: int = 0
 
 

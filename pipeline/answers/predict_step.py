@@ -53,10 +53,6 @@ that fuse or add operators. Set from the mean errors by workload of the publishe
 (`benchmarks/steps/published.py` prints it). That figure has been 0.07 since BERT's steps are predicted with the
 optimizers that ran; the bound was kept."""
 
-DRAWS = 4096
-"""Default number of draws; `config/config.yaml` states the same number. With it, p10 and p90 vary from seed to seed
-with a standard deviation of 0.1 to 0.4 %."""
-
 BLOCK_VALUES = 4_000_000
 """Values (rows of the program times draws) that one simulation holds per array: 32 MB in each of about ten arrays.
 Smaller blocks make the prediction of a language model slower: a simulation takes 5 µs per row whatever the number of
