@@ -12,14 +12,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
-from pathlib import Path
 from typing import Any
 
-from pipeline.config_checks import check_values, flatten
+from pipeline.compose import (
+    GROUPS,
+    Override,
+    choices,
+    configuration,
+    default_choices,
+    experiment_overrides,
+    parse_grid,
+    refuse_repeated,
+)
+from pipeline.config_checks import check_values, example, flatten
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import may_state
@@ -31,12 +38,14 @@ from pipeline.yaml_text import load_yaml
 LOCAL_GPU = "local"
 """Name of the device of this machine: its CUDA GPU, or its CPU if it has no CUDA GPU."""
 
-_PLAIN_BATCH = re.compile(r"batch_size=[1-9][0-9]*")
-_GROUPS = ("gpu", "model", "kernels", "overheads")
 _METHODS = ("kernels", "overheads")
 _NOT_IN_VARIANT = ("gpu", "model", "batch_size")
 NAME = r"[A-Za-z0-9_\-]+"
 """Pattern of names of GPUs and models. Folders have these names, and Snakemake rules find them by this pattern."""
+_MAX_LISTED = 32
+"""A message lists the options of a section up to this number."""
+_NOT_OPTIONS = ("name", "architecture", "aliases", "sources")
+"""Keys of files that say what a file is; they are no options."""
 _APPLIED_LATER = ("host_scale", "workers")
 """Settings of a method that do not change its fitted models and statistics."""
 
@@ -69,11 +78,6 @@ class Point:
         return self.settings.section(name)
 
 
-def choices(group: str) -> list[str]:
-    """Names that exist in a config group, in alphabetical order."""
-    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
-
-
 def method_label(settings: KernelSettings | OverheadSettings) -> str:
     """Label of a method's models or statistics: its file's name, and a hash of the settings that differ from that file.
 
@@ -99,9 +103,14 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         UnknownNameError: a GPU, model, experiment or option does not exist.
         ConfigError: an override cannot be read, or a value makes no sense.
     """
-    _refuse_repeated(overrides)
-    full = _with_experiment(list(overrides))
-    points = [point(batch) for batch in _split(full)]
+    refuse_repeated(overrides)
+    named = [text.partition("=")[2] for text in overrides if text.startswith("experiment=")]
+    rest = [text for text in overrides if not text.startswith("experiment=")]
+    if named:
+        given = {text.partition("=")[0].lstrip("+") for text in rest}
+        sweeps = experiment_overrides(named[0])
+        rest = [f"{key}={values}" for key, values in sweeps.items() if key not in given] + rest
+    points = [_point(each) for each in parse_grid(rest)]
     seen: dict[tuple[str, str, str, int], Point] = {}
     for each in points:
         seen.setdefault((each.gpu, each.model, each.variant, each.batch_size), each)
@@ -113,33 +122,36 @@ def point(overrides: Sequence[str]) -> Point:
 
     Raises:
         UnknownNameError: a GPU, model or option does not exist.
-        ConfigError: an override cannot be read, or a value makes no sense.
+        ConfigError: an override cannot be read, is a sweep, or a value makes no sense.
     """
-    given = tuple(_canonical(text) for text in overrides)
-    config = _compose(given)
-    _check_names(given, config)
-    batch = config.get("batch_size")
-    if batch is None:
-        batch = config["model"].get("batch_size")
-    config["batch_size"] = _batch_size(batch)
-    config["model"].pop("batch_size", None)
+    refuse_repeated(overrides)
+    first, *others = parse_grid(overrides)
+    if others:
+        raise ConfigError(f"{' '.join(overrides)}: {len(others) + 1} points; give each option one value")
+    return _point(first)
+
+
+def _point(given: Sequence[Override]) -> Point:
+    chosen = {each.key: _name_in_group(each) for each in given if each.key in GROUPS}
+    values = [each for each in given if each.key not in (*GROUPS, "batch_size")]
+    config, base = _composed(chosen, values)
+    sizes = [each.value for each in given if each.key == "batch_size"]
+    config["batch_size"] = base["batch_size"] = _batch_size(*sizes or [config["model"].get("batch_size")])
+    for each in (config, base):
+        each["model"] = {key: value for key, value in each["model"].items() if key != "batch_size"}
     gpu, model = str(config["gpu"]["name"]), str(config["model"]["name"])
-    # Hydra changes a given `zipf:1.05` to `zipf\\:1.05`
-    rest = tuple(text.replace("\\:", ":") for text in given if text.split("=", 1)[0] not in _NOT_IN_VARIANT)
-    # a value that the user must give (`model.target`) has no default, so neither configuration needs to be complete
-    plain = _compose(tuple(text for text in given if text.split("=", 1)[0] in ("gpu", "model")), complete=False)
-    base = _compose(tuple(text for text in given if text.split("=", 1)[0] in _GROUPS), complete=False)
-    _refuse_new_keys(config, base, given)
     if config["model"].get("architecture") != base["model"].get("architecture"):
         raise ConfigError(
             f"model.architecture={config['model'].get('architecture')}: model={model} is of another; take model=NAME of "
             "that architecture (steptime models), or copy its file to a name of your own"
         )
     check_values(config, base)
-    named = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != plain[key]["name"]]
+    usual = default_choices()
+    named = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
+    kept = tuple(each.text for each in given if each.key not in _NOT_IN_VARIANT)
     model_variant = _variant({"model": config["model"]}, {"model": base["model"]})
     return Point(
-        gpu, model, _variant(config, base, named), config["batch_size"], Settings.of(config), rest, model_variant
+        gpu, model, _variant(config, base, named), config["batch_size"], Settings.of(config), kept, model_variant
     )
 
 
@@ -157,90 +169,49 @@ def from_snakemake(config: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _refuse_repeated(overrides: Sequence[str]) -> None:
-    """Refuse a repeated key: `batch_size=512 batch_size=1024` would be answered for only one of the two.
+def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration of a point, and that of its files alone.
 
     Raises:
-        ConfigError: a key is given twice, taken away, or missing.
+        ConfigError: an option does not exist, or has no value.
     """
-    given: dict[str, str] = {}
-    for text in overrides:
-        key = text.partition("=")[0].lstrip("+")
-        if not key.strip():
-            raise ConfigError(f"{text!r} names no option: write key=value, for example gpu=V100")
-        if key.startswith("~"):
-            raise ConfigError(f"{text}: every option has a value: write {key[1:]}=value")
-        if key in given:
-            raise ConfigError(f"{given[key]} and {text}: give {key} once, several values as {key}=a,b")
-        given[key] = text
+    files = {group: None if (group, name) == ("gpu", LOCAL_GPU) else name for group, name in chosen.items()}
+    # the values of `local` come from the machine
+    local = {"gpu": {"name": LOCAL_GPU}} if chosen.get("gpu") == LOCAL_GPU else {}
+    base = configuration(files)[0] | local
+    _check_names(chosen, base)
+    try:
+        found, missing = configuration(files, values)
+    except KeyError as error:
+        raise ConfigError(_unknown_option(error.args[0], base)) from None
+    config = found | local
+    _refuse_new_keys(config, base)
+    _refuse_other_names(values)
+    if absent := [key for key in missing if key != "batch_size"]:
+        raise ConfigError("; ".join(f"give a value for {key}{example(key)}" for key in absent))
+    return config, base
 
 
-def _with_experiment(overrides: list[str]) -> list[str]:
-    """Replace `experiment=NAME` by its sweeps; the other overrides have priority over them."""
-    names = [text.split("=", 1)[1] for text in overrides if text.startswith("experiment=")]
-    rest = [text for text in overrides if not text.startswith("experiment=")]
-    if not names:
-        return rest
-    from omegaconf import OmegaConf
+def _name_in_group(given: Override) -> str:
+    """The file that `gpu=`, `model=`, `kernels=` or `overheads=` names; an alias of a GPU becomes its name.
 
-    if names[-1] not in choices("experiment"):
-        raise UnknownNameError("experiment", names[-1], choices("experiment"))
-    loaded = OmegaConf.to_container(OmegaConf.load(config_dir() / "experiment" / f"{names[-1]}.yaml"))
-    assert isinstance(loaded, dict)
-    sweeps = loaded["hydra"]["sweeper"]["params"]
-    given = {text.split("=", 1)[0].lstrip("+") for text in rest}
-    return [f"{key}={value}" for key, value in sweeps.items() if key not in given] + rest
-
-
-def _split(overrides: Sequence[str]) -> list[list[str]]:
-    """One list of overrides per point of the sweep."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import Glob
-    from hydra.errors import HydraException
-
-    parser, parsed = OverridesParser.create(), []
-    for text in overrides:
-        try:
-            parsed.append(parser.parse_override(text))
-        except HydraException:
-            key, options = text.partition("=")[0], (*_GROUPS, "experiment", "batch_size", "overrides", "results")
-            close = "" if key in options else did_you_mean(key, options)
-            raise ConfigError(
-                f"cannot read the override {text!r}: {close}write key=value, several values as a,b"
-            ) from None
-        if parsed[-1].is_sweep_override() and isinstance(pattern := parsed[-1].value(), Glob):
-            group = parsed[-1].key_or_group
-            names = pattern.filter(choices(group)) if group in _GROUPS else []
-            if not names:
-                raise ConfigError(f"{text}: no name fits this pattern, which {' and '.join(_GROUPS)} may have")
-            parsed[-1] = parser.parse_override(f"{group}={','.join(names)}")
-    texts: dict[str, list[str]] = {}
-    for override in parsed:  # the last value of a repeated key is used
-        key = override.get_key_element()
-        if not override.is_sweep_override():
-            texts[key] = [f"{key}={override.get_value_element_as_str()}"]
-        elif override.is_discrete_sweep():
-            texts[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        else:
-            raise ConfigError(f"{override.input_line}: a range without steps; write several values as a,b")
-    return [list(point) for point in product(*texts.values())]
+    Raises:
+        UnknownNameError: there is no such file.
+        ConfigError: the value holds several names without commas.
+    """
+    group, name = given.key, given.value if isinstance(given.value, str) else given.text.partition("=")[2]
+    if len(parts := name.replace(",", " ").split()) > 1 and isinstance(given.value, str):
+        raise ConfigError(f"{group}={name}: write several values with commas and no spaces: {group}={','.join(parts)}")
+    if group == "gpu":
+        return name if name == LOCAL_GPU else load_gpu(name).name
+    if name not in choices(group):
+        raise UnknownNameError(group, name, choices(group))
+    return name
 
 
-def _canonical(text: str) -> str:
-    """The override with GPU aliases replaced; an unknown name of a group is refused with the choices in the message."""
-    key, _, value = text.partition("=")
-    if key == "gpu":
-        return text if value == LOCAL_GPU else f"gpu={load_gpu(value).name}"
-    if key in _GROUPS and value not in choices(key):
-        raise UnknownNameError(key, value, choices(key))
-    return text
-
-
-def _check_names(given: Iterable[str], config: Mapping[str, Any]) -> None:
+def _check_names(chosen: Mapping[str, str], config: Mapping[str, Any]) -> None:
     """Check that a copied file states its own name: artifacts are stored in folders of that name."""
-    for group, _, value in (text.partition("=") for text in given):
-        if group not in _GROUPS:
-            continue
+    for group, value in chosen.items():
         where, name = f"config/{group}/{value}.yaml", str(config[group]["name"])
         if name != value:
             raise ConfigError(f"{where}: name is {name!r}, expected {value!r} as the file is called")
@@ -248,80 +219,46 @@ def _check_names(given: Iterable[str], config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{where}: folders get this name: give it letters, digits, - and _ alone")
 
 
-def _refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any], given: Sequence[str]) -> None:
+def _refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     """Refuse new keys: a misspelt `+model.atention=fused` would be ignored, and the answer would not show this.
 
-    New keys of a GPU are checked by its specification. New keys of the user's own workload are allowed.
+    New keys of a GPU are checked by its specification. The user's own workload has free options below `model.options`.
 
     Raises:
         ConfigError: a key was added that nothing reads.
     """
-    free = ("gpu.", "model.") if config["model"].get("architecture") == "custom" else ("gpu.",)
-    known = flatten(base)
+    free = ("gpu.", "model.options.") if config["model"].get("architecture") == "custom" else ("gpu.",)
+    known = {*flatten(base), "batch_size"}
     for key in flatten(config):
-        if key not in known and key != "batch_size" and not key.startswith(free):
-            raise ConfigError(_unknown_option(key, known, given))
+        if key not in known and not key.startswith(free):
+            raise ConfigError(_unknown_option(key, base))
 
 
-@lru_cache(maxsize=256)
-def _compose_text(overrides: tuple[str, ...], directory: str) -> tuple[str, tuple[str, ...]]:
-    """The composed configuration as YAML, and the keys that have no value yet."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+def _refuse_other_names(values: Sequence[Override]) -> None:
+    """Refuse `model.name=...`: results would be stored under a name that is not the one of the file.
 
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(directory, version_base="1.3"):
-            composed = compose("config", overrides=list(overrides))
-            missing = OmegaConf.missing_keys(composed) - {"batch_size"}
-            if OmegaConf.is_missing(composed, "batch_size"):
-                composed.batch_size = None
-            return OmegaConf.to_yaml(composed, resolve=True), tuple(sorted(missing))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain(error, _known_keys(overrides, directory), overrides)) from None
+    Raises:
+        ConfigError: an override changes the name of a group's file.
+    """
+    for each in values:
+        group, _, key = each.key.partition(".")
+        if group in GROUPS and key == "name":
+            raise ConfigError(f"{each.text}: choose a file of config/{group}/ with {group}=NAME")
 
 
-def _known_keys(overrides: tuple[str, ...], directory: str) -> list[str]:
-    """Every key of the configuration with the chosen groups, for a suggestion in an error message."""
-    groups = tuple(text for text in overrides if text.split("=", 1)[0] in _GROUPS)
-    if groups == overrides:  # the choice of groups itself failed
-        return []
-    return list(flatten(load_yaml(_compose_text(groups, directory)[0])))
-
-
-def _compose(overrides: tuple[str, ...], complete: bool = True) -> dict[str, Any]:
-    local = f"gpu={LOCAL_GPU}" in overrides  # has no file: its values come from the machine, not from the configuration
-    # nothing refers to the batch size, so points that differ only in it are composed once
-    sizes = [text for text in overrides if _PLAIN_BATCH.fullmatch(text)]
-    asked = tuple("~gpu" if text == f"gpu={LOCAL_GPU}" else text for text in overrides if text not in sizes)
-    text, missing = _compose_text(asked, str(Path(config_dir()).resolve()))
-    if missing and complete:
-        raise ConfigError(f"give a value for {', '.join(missing)}")
-    loaded: dict[str, Any] = load_yaml(text)
-    if sizes:
-        loaded["batch_size"] = int(sizes[-1].partition("=")[2])
-    return loaded | ({"gpu": {"name": LOCAL_GPU}} if local else {})
-
-
-def _explain(error: Exception, keys: Iterable[str], overrides: Iterable[str]) -> str:
-    """Hydra's message as one line with a remedy; `keys` are those that exist for the groups among `overrides`."""
-    text = str(error)
-    key = re.search(r"Could not override '([^']+)'", text)
-    return _unknown_option(key.group(1), keys, overrides) if key else f"configuration: {_first_line(error)}"
-
-
-def _unknown_option(key: str, keys: Iterable[str], overrides: Iterable[str]) -> str:
-    section = key.partition(".")[0]
-    chosen = next((each for each in overrides if each.startswith(f"{section}=") and section in _GROUPS), None)
+def _unknown_option(key: str, base: Mapping[str, Any]) -> str:
+    """One line that says which options there are; `base` is the configuration of the chosen files."""
+    section, known = key.partition(".")[0], list(flatten(base))
+    chosen = f" of {section}={base[section]['name']}" if section in GROUPS and "." in key else ""
     if section == "gpu" and may_state(key.removeprefix("gpu.")):
-        return f"{key}: the file{f' of {chosen}' if chosen else ''} does not state it: add it with +{key}=..."
-    close = did_you_mean(key, keys) or did_you_mean(key, (*_GROUPS, "experiment"))
-    owner = f" of {chosen}" if chosen else ""
-    add = f"; add a new key with +{key}=..." if chosen == "model=custom" else ""
-    return f"unknown option {key!r}{owner}: {close}see config/README.md{add}"
+        return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
+    close = did_you_mean(key, known) or did_you_mean(key, (*GROUPS, "experiment"))
+    own = sorted(each.partition(".")[2] for each in known if each.startswith(f"{section}."))
+    listed = [each for each in own if not each.startswith(_NOT_OPTIONS)]
+    there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"
+    own_step = base["model"].get("architecture") == "custom" and section == "model"
+    free = f"; options of your own step: +model.options.{key.rpartition('.')[2]}=..." if own_step else ""
+    return f"unknown option {key!r}{chosen}: {close}{there}{free}"
 
 
 def _batch_size(value: object) -> int:
@@ -347,7 +284,3 @@ def _variant(config: Mapping[str, Any], base: Mapping[str, Any], named: Sequence
     if len(text) <= 48 and re.fullmatch(r"[A-Za-z0-9_.\-]+", text):
         return text
     return "v" + hashlib.sha256(repr((list(named), differs)).encode()).hexdigest()[:10]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

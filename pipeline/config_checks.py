@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.settings import CollectSettings, KernelSettings, OverheadSettings, PredictSettings
 
 SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect")
 """Parts of the configuration whose values are checked; `batch_size` has a separate check."""
@@ -48,9 +49,19 @@ ZERO_IS_MEANT = (
 )
 """Numbers that may be 0. All others are sizes, counts and rates, and must be above 0."""
 
-FRACTIONS = ("gpu", "overheads", "collect", "model.dropout", "model.label_smoothing")
-"""Sections and keys whose numbers may be fractions even where the file states a whole number."""
+FRACTIONS = ("gpu.", "model.dropout", "model.label_smoothing")
+"""Keys of files whose numbers may be fractions even where the file states a whole number."""
 
+DECLARED = {
+    "kernels": get_type_hints(KernelSettings),
+    "overheads": get_type_hints(OverheadSettings),
+    "predict": get_type_hints(PredictSettings),
+    "collect": get_type_hints(CollectSettings),
+}
+"""Types of the sections with a fixed set of keys. The keys of `gpu` and `model` have the type of the file's value."""
+
+EXAMPLES = {"model.target": "my_module:make_step"}
+"""Examples of values that have no default."""
 
 LEAST = {"predict.draws": 10}
 """Least allowed values by key. With fewer than 10 draws, p10 and p90 are not distinct draws and mean nothing."""
@@ -91,6 +102,11 @@ def check_precision(model: Mapping[str, Any]) -> None:
         )
 
 
+def example(key: str) -> str:
+    """The end of a message: an example of a key that has no default, or an empty text."""
+    return f", for example {key}={EXAMPLES[key]}" if key in EXAMPLES else ""
+
+
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested keys joined by dots."""
     flat: dict[str, Any] = {}
@@ -111,17 +127,22 @@ def _check(key: str, value: Any, default: Any) -> None:
     elif isinstance(first, (int, float)):
         several = isinstance(default, list)
         if (isinstance(value, list) != several and key not in ONE_OR_ONE_EACH) or value == []:
-            example = f" in brackets, for example {key}={written(default)}" if several else ""
-            raise ConfigError(f"{key}={written(value)}: give {'numbers' if several else 'one number'}{example}")
+            brackets = f" in brackets, for example {key}={written(default)}" if several else ""
+            raise ConfigError(f"{key}={written(value)}: give {'numbers' if several else 'one number'}{brackets}")
         for each in value if isinstance(value, list) else [value]:
             _check_number(key, each, value, first)
+    elif isinstance(first, str) and isinstance(default, list):
+        if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+            raise ConfigError(f"{key}={written(value)}: give names in brackets, for example {key}={written(default)}")
     elif isinstance(default, str) and not isinstance(value, str):
-        raise ConfigError(f"{key}={written(value)}: give a name, for example {key}={default}")
+        raise ConfigError(f"{key}={written(value)}: give a name{example(key) or f', for example {key}={default}'}")
 
 
 def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
     least = "0 or above" if key in ZERO_IS_MEANT else "above 0"
-    whole = isinstance(default, int) and not key.startswith(FRACTIONS)
+    section, _, name = key.partition(".")
+    kind = DECLARED[section][name] if section in DECLARED else type(default)
+    whole = kind is int and not key.startswith(FRACTIONS)
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and key not in ZERO_IS_MEANT) or (whole and value != int(value)):
         kind = "a whole number" if whole else "a number"

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUMBING = frozenset(
     f"pipeline/{name}.py"
     for name in (
+        "compose",
         "config",
         "config_checks",
         "digest",

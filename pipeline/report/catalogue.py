@@ -6,7 +6,8 @@ from typing import Any
 
 from pipeline.answers.sources import Source, kernel_source, overhead_source
 from pipeline.answers.tensor_core_gemm import measured_gpus
-from pipeline.config import LOCAL_GPU, choices
+from pipeline.compose import choices
+from pipeline.config import LOCAL_GPU
 from pipeline.hardware.spec import list_gpus
 from pipeline.paths import config_dir
 from pipeline.yaml_text import load_yaml

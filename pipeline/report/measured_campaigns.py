@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.collect.campaign_reader import measured_step, provenance, read_step_times
-from pipeline.config import choices
+from pipeline.compose import choices
 from pipeline.errors import InputError, SteptimeError
 from pipeline.evaluation import error_parts as parts
 from pipeline.flow import Flow

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import config
-from pipeline.config import choices, expand, from_snakemake, method_label
+from pipeline import compose
+from pipeline.compose import choices
+from pipeline.config import expand, from_snakemake, method_label
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware import spec
 from pipeline.paths import config_dir
@@ -126,6 +127,13 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         ("model.dtype=[", ConfigError, "cannot read"),
         ("~model.dim", ConfigError, "write model.dim=value"),
         ("model.architecture=resnet", ConfigError, "model=dlrm_default is of another"),
+        ("model.name=other", ConfigError, "choose a file of config/model/ with model=NAME"),
+        ("kernels.name=other", ConfigError, "choose a file of config/kernels/ with kernels=NAME"),
+        ("kernels.variants=[]", ConfigError, "give names in brackets"),
+        ("collect.iterations=2.5", ConfigError, "whole number above 0"),
+        ("predict=3", ConfigError, "write predict.KEY=value"),
+        ("+model.tables=4", ConfigError, "write it without the plus"),
+        ("gpu=V100 T4", ConfigError, "write several values with commas and no spaces: gpu=V100,T4"),
     ],
 )
 def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type[Exception], says: str) -> None:
@@ -168,7 +176,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(config_dir(), tmp_path / "config")
     for folder, name, copy in (("gpu", "V100", "MY_GPU"), ("model", "dlrm_small", "my-Model")):
         shutil.copy(tmp_path / f"config/{folder}/{name}.yaml", tmp_path / f"config/{folder}/{copy}.yaml")
-    for module in ("pipeline.config", "pipeline.hardware.spec"):
+    for module in ("pipeline.compose", "pipeline.hardware.spec"):
         monkeypatch.setattr(f"{module}.config_dir", lambda: tmp_path / "config")
     spec._load_directory.cache_clear()
     yield tmp_path / "config"
@@ -187,7 +195,8 @@ def test_a_copied_file_is_refused_until_it_has_a_name_of_its_own(copied: Path) -
         expand(["gpu=MY_GPU", "model=my-Model"])
     model = copied / "model" / "my-Model.yaml"
     model.write_text(model.read_text().replace("name: dlrm_small\n", "name: my-Model\n"))
-    config._compose_text.cache_clear()
+    compose._compose.cache_clear()
+    compose._configuration.cache_clear()
     (point,) = expand(["gpu=MY_GPU", "model=my-Model"])
     assert (point.gpu, point.model, point.variant) == ("MY_GPU", "my-Model", "default")
 
@@ -239,3 +248,43 @@ def test_a_pattern_stands_for_all_names_that_fit_it():
     assert len(expand(["gpu=glob(*)"])) == len(choices("gpu"))
     rest = expand(["gpu=glob([A100*,V100*],exclude=*-*)"])
     assert [point.gpu for point in rest] == ["V100"]
+
+
+CUSTOM = ["model=custom", "model.target=m:f"]
+
+
+@pytest.mark.parametrize("text", ["+model.option.layers=3", "+model.layers=3", "++model.optons={layers:3}"])
+def test_a_key_of_a_custom_model_that_nothing_reads_is_refused(text: str) -> None:
+    """Regression: `option` for `options` changed nothing and nobody was told."""
+    with pytest.raises(ConfigError, match=r"unknown option .* of model=custom: .*\+model\.options\.") as raised:
+        expand([*CUSTOM, text])
+    assert "seq_len" in str(raised.value)
+
+
+def test_options_of_the_users_own_step_need_no_plus() -> None:
+    variants = {expand([*CUSTOM, text])[0].variant for text in ("model.options.width=3", "+model.options.width=3")}
+    assert len(variants) == 1 and variants != {expand(CUSTOM)[0].variant}
+
+
+def test_a_missing_value_comes_with_an_example() -> None:
+    with pytest.raises(
+        ConfigError, match=r"give a value for model\.target, for example model\.target=my_module:make_step"
+    ):
+        expand(["model=custom"])
+
+
+def test_an_unknown_option_lists_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"'model\.embedding' of model=resnet50: its options are .*memory_format"):
+        expand(["model=resnet50", "model.embedding=sparse"])
+
+
+def test_hydra_composes_each_choice_of_files_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hydra
+
+    composed = []
+    compose._compose.cache_clear()
+    compose._configuration.cache_clear()
+    usual = hydra.compose
+    monkeypatch.setattr(hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw))
+    points = expand(["gpu=V100,T4", "model.embedding=sparse,dense", "batch_size=8,16,32", "overheads.host_scale=1,2"])
+    assert len(points) == 24 and len(composed) == 2

@@ -32,7 +32,9 @@ def test_a_misspelt_name_is_answered_by_the_nearest_one(wrong: str, suggested: s
 
 
 def test_the_section_alone_makes_no_option_alike() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option 'model\.memory_format' of model=dlrm_default: see config"):
+    with pytest.raises(
+        ConfigError, match=r"unknown option 'model\.memory_format' of model=dlrm_default: its options are"
+    ):
         expand(["model=dlrm_default", "model.memory_format=channels_last"])
 
 

@@ -14,7 +14,7 @@ ROOT = project_dir()
 
 ROOMS = (
     "errors", "yaml_text", "paths", "digest", "schemas", "prediction", "model_files", "packs", "hardware", "settings",
-    "config_checks", "config", "workloads", "trace", "kernels", "graph", "collect", "datasets", "transfer", "overheads",
+    "compose", "config_checks", "config", "workloads", "trace", "kernels", "graph", "collect", "datasets", "transfer", "overheads",
     "simulate", "answers", "evaluation", "flow", "scripting", "report", "terminal", "cli", "__main__",
 )  # fmt: skip
 """Rooms and single modules of the package, from the lowest to the highest: each imports from those before it alone."""

@@ -1,0 +1,201 @@
+"""Reads overrides and composes configurations with Hydra.
+
+Each text is parsed once. Hydra composes each choice of groups (GPU, model, kernels, overheads) once; the other overrides
+of a point are applied to a copy of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
+from pipeline.paths import config_dir
+from pipeline.yaml_text import load_yaml
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+GROUPS = ("gpu", "model", "kernels", "overheads")
+"""Config groups: folders under `config/` of which a point takes one file each."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """One parsed override with a single value: `model.dim=32`, or `+gpu.pcie_lanes=8` that adds a key."""
+
+    key: str
+    value: Any = field(compare=False)
+    text: str
+    """The override as it can be given again."""
+    plus: str = ""
+    """`+` if the key is new, `++` if it may be."""
+
+
+def choices(group: str) -> list[str]:
+    """Names that exist in a config group, in alphabetical order."""
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def parse_grid(texts: Sequence[str]) -> list[tuple[Override, ...]]:
+    """The overrides of each point of a sweep, in the order of the sweep.
+
+    Raises:
+        ConfigError: an override cannot be read, or its values cannot be listed.
+    """
+    return list(product(*(_values(text) for text in texts)))
+
+
+def experiment_overrides(name: str) -> dict[str, str]:
+    """The sweeps of an experiment: values separated by commas, by key.
+
+    Raises:
+        UnknownNameError: there is no such experiment.
+    """
+    from omegaconf import OmegaConf
+
+    if name not in choices("experiment"):
+        raise UnknownNameError("experiment", name, choices("experiment"))
+    sweeps = OmegaConf.select(OmegaConf.load(config_dir() / "experiment" / f"{name}.yaml"), "hydra.sweeper.params")
+    return {str(key): str(value) for key, value in sweeps.items()}
+
+
+def default_choices() -> dict[str, str]:
+    """The file of each group that is used if none is chosen, as `config/config.yaml` states it."""
+    return _default_choices(config_dir())
+
+
+@lru_cache(maxsize=8)
+def _default_choices(directory: Path) -> dict[str, str]:
+    stated = load_yaml((directory / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    return {group: name for each in stated if isinstance(each, dict) for group, name in each.items()}
+
+
+def configuration(
+    chosen: Mapping[str, str | None], overrides: Iterable[Override] = ()
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The plain values of a configuration, and the keys that still have no value. The values are shared: do not change them.
+
+    Args:
+        chosen: name of the file of each group that is not the default; None leaves the group out.
+        overrides: values for other keys.
+
+    Raises:
+        KeyError: an override names a key that the configuration does not have, without a plus.
+        ConfigError: a file cannot be composed, or an override cannot be applied.
+    """
+    return _configuration(tuple(chosen.items()), tuple(overrides), config_dir().resolve())
+
+
+@lru_cache(maxsize=256)
+def _configuration(
+    chosen: tuple[tuple[str, str | None], ...], overrides: tuple[Override, ...], directory: Path
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+    config = deepcopy(
+        _compose(tuple(f"~{group}" if name is None else f"{group}={name}" for group, name in chosen), directory)
+    )
+    try:
+        for each in overrides:
+            exists = OmegaConf.select(config, each.key, throw_on_missing=False) is not None
+            if each.plus == "+" and exists and not isinstance(each.value, (dict, list)):
+                raise ConfigError(f"{each.text}: the configuration has {each.key}: write it without the plus")
+            if isinstance(OmegaConf.select(config, each.key), Mapping) and not isinstance(each.value, dict):
+                raise ConfigError(f"{each.text}: {each.key} is a section: write {each.key}.KEY=value")
+            # no file lists the options of the user's own step: they need no plus
+            free = bool(each.plus) or f"{each.key}.".startswith("model.options.")
+            try:
+                OmegaConf.update(config, each.key, each.value, merge=True, force_add=free)
+            except (ConfigAttributeError, ConfigKeyError):
+                raise KeyError(each.key) from None
+        plain = OmegaConf.to_container(config, resolve=True)
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}, tuple(sorted(OmegaConf.missing_keys(config)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"configuration: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def refuse_repeated(overrides: Sequence[str]) -> None:
+    """Refuse a repeated key: `batch_size=512 batch_size=1024` would be answered for only one of the two.
+
+    Raises:
+        ConfigError: a key is given twice, taken away, or missing.
+    """
+    given: dict[str, str] = {}
+    for text in overrides:
+        key = text.partition("=")[0].lstrip("+")
+        if not key.strip():
+            raise ConfigError(f"{text!r} names no option: write key=value, for example gpu=V100")
+        if key.startswith("~"):
+            raise ConfigError(f"{text}: every option has a value: write {key[1:]}=value")
+        if key in given:
+            raise ConfigError(f"{given[key]} and {text}: give {key} once, several values as {key}=a,b")
+        given[key] = text
+
+
+def _values(text: str) -> list[Override]:
+    """One override for each value of a text.
+
+    Raises:
+        ConfigError: the text cannot be read, or its values cannot be listed.
+    """
+    from hydra.core.override_parser.types import Glob
+
+    parsed = _parse(text)
+    key, plus = parsed.key_or_group, "++" if parsed.is_force_add() else "+" if parsed.is_add() else ""
+    if not parsed.is_sweep_override():
+        written = parsed.get_value_element_as_str().replace("\\:", ":")  # Hydra writes `zipf:1.05` as `zipf\:1.05`
+        return [Override(key, parsed.value(), f"{plus}{key}={written}", plus)]
+    if isinstance(pattern := parsed.value(), Glob):
+        names = pattern.filter(choices(key)) if key in GROUPS else []
+        if not names:
+            raise ConfigError(f"{text}: no name fits this pattern, which {' and '.join(GROUPS)} may have")
+        return [Override(key, name, f"{key}={name}", plus) for name in names]
+    if not parsed.is_discrete_sweep():
+        raise ConfigError(f"{text}: a range without steps; write several values as a,b")
+    texts = [f"{plus}{key}={value}" for value in parsed.sweep_string_iterator()]
+    return [single for each in texts for single in _values(each)]
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Any:
+    """Hydra's override of a text.
+
+    Raises:
+        ConfigError: the text cannot be read.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        key, options = text.partition("=")[0], (*GROUPS, "experiment", "batch_size", "overrides", "results")
+        close = "" if key in options else did_you_mean(key, options)
+        raise ConfigError(f"cannot read the override {text!r}: {close}write key=value, several values as a,b") from None
+
+
+@lru_cache(maxsize=256)
+def _compose(overrides: tuple[str, ...], directory: Path) -> DictConfig:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(directory), version_base="1.3"):
+            return compose("config", overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"configuration: {_first_line(error)}") from None
