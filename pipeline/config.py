@@ -257,7 +257,7 @@ def _unknown_option(key: str, base: Mapping[str, Any]) -> str:
     listed = [each for each in own if not each.startswith(_NOT_OPTIONS)]
     there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"
     own_step = base["model"].get("architecture") == "custom" and section == "model"
-    free = f"; options of your own step: +model.options.{key.rpartition('.')[2]}=..." if own_step else ""
+    free = f"; options of your own step: model.options.{key.rpartition('.')[2]}=..." if own_step else ""
     return f"unknown option {key!r}{chosen}: {close}{there}{free}"
 
 
