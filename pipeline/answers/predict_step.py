@@ -9,7 +9,7 @@ the source. Other calls, their order and the last digits of predicted times ther
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
@@ -28,6 +28,7 @@ from pipeline.settings import PredictSettings
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.cuda_graph import as_cuda_graphs
 from pipeline.simulate.program import build_program
+from pipeline.simulate.step_draws import step_times
 from pipeline.simulate.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]
@@ -52,11 +53,6 @@ MAX_STEP_SIGMA = 0.10
 that fuse or add operators. Set from the mean errors by workload of the published steps that were used for tuning
 (`benchmarks/steps/published.py` prints it). That figure has been 0.07 since BERT's steps are predicted with the
 optimizers that ran; the bound was kept."""
-
-BLOCK_VALUES = 4_000_000
-"""Values (rows of the program times draws) that one simulation holds per array: 32 MB in each of about ten arrays.
-Smaller blocks make the prediction of a language model slower: a simulation takes 5 µs per row whatever the number of
-draws."""
 
 MODELLED_DTYPES = ("fp32", "tf32", "bf16", "fp16")
 """Dtypes of matrix products and convolutions whose rates are in the GPU files and whose kernels have models."""
@@ -112,10 +108,7 @@ def evaluate(
     timeline = simulate(program, central, form=form)
     kernel_draws = draw_kernel_times(calls, predicted, draws, seed)
     host_scale = draw_host_scale(program.host_evidence, draws, seed)
-    steps = np.concatenate(
-        [simulate(program, kernel_draws.rows(block), form=form, host_scale=host_scale[block]).step_us
-         for block in _blocks(draws, len(program))]
-    )  # fmt: skip
+    steps = step_times(program, kernel_draws.times, kernel_draws.which, host_scale, form)
     step = float(timeline.step_us[0])
     low, high = np.percentile(steps, [10, 90])
     ran = ~np.isnan(timeline.device_start[:, 0])
@@ -167,13 +160,9 @@ class KernelDraws:
     """Drawn times of a step's calls; calls of equal key and prediction are stored once."""
 
     times: Floats
-    """Microseconds, shape (draws, distinct calls)."""
+    """Microseconds, shape (distinct calls, draws)."""
     which: Ints
-    """Column of each call, shape (calls,)."""
-
-    def rows(self, draws: slice) -> Floats:
-        """Times in µs of some draws, shape (draws, calls)."""
-        return np.asarray(self.times[draws][:, self.which])
+    """Row of each call in `times`, shape (calls,)."""
 
 
 def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, seed: int) -> KernelDraws:
@@ -206,17 +195,18 @@ def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, 
     share = table["family"].map(FAMILY_VARIANCE_SHARE).fillna(OTHER_VARIANCE_SHARE).to_numpy(float)
     group, families = pd.factorize(table["family"])
     alike, launches = pd.factorize(table["key"])
-    family = np.sqrt(share) * sigma * keyed_normals([f"family {name}" for name in families], draws, seed)[:, group]
-    width = np.sqrt(1 - share) * sigma
-    own = width * keyed_normals([f"launch {key}" for key in launches], draws, seed)[:, alike] - width**2 / 2
-    step = np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA) * keyed_normals(["step"], draws, seed)
-    return KernelDraws(centre * np.exp(family + own + step), which)
+    common = np.sqrt(share) * sigma
+    family = common[:, None] * keyed_normals([f"family {name}" for name in families], draws, seed)[group]
+    width = (np.sqrt(1 - share) * sigma)[:, None]
+    own = width * keyed_normals([f"launch {key}" for key in launches], draws, seed)[alike] - width**2 / 2
+    step = np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA)[:, None] * keyed_normals(["step"], draws, seed)
+    return KernelDraws(centre[:, None] * np.exp(family + own + step), which)
 
 
 def draw_host_scale(evidence: Mapping[str, float], draws: int, seed: int) -> Floats:
     """Log-normal factors on all host times, shape (draws,), with a width set by the mix of evidence."""
     sigma = sum(share * HOST_SIGMA.get(kind, max(HOST_SIGMA.values())) for kind, share in evidence.items())
-    return np.asarray(np.exp(sigma * keyed_normals(["host"], draws, seed)[:, 0]))
+    return np.asarray(np.exp(sigma * keyed_normals(["host"], draws, seed)[0]))
 
 
 def launch_keys(calls: pd.DataFrame) -> list[str]:
@@ -240,9 +230,9 @@ def launch_keys(calls: pd.DataFrame) -> list[str]:
 
 
 def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
-    """Standard normal draws, shape (draws, keys); a key's column depends on the seed and the key alone.
+    """Standard normal draws, shape (keys, draws); a key's row depends on the seed and the key alone.
 
-    Each column holds the same values, the middles of `draws` equally likely ranges, each in a different order (a
+    Each row holds the same values, the middles of `draws` equally likely ranges, each in a different order (a
     Latin hypercube). Percentiles of a sum over many keys vary less from seed to seed than with independent draws.
     """
     values = _normal_quantiles(draws)
@@ -251,7 +241,7 @@ def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
         digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=16).digest()
         generator = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8")))
         row[:] = generator.permutation(values)
-    return found.T
+    return found
 
 
 @lru_cache(maxsize=4)
@@ -259,12 +249,6 @@ def _normal_quantiles(count: int) -> Floats:
     """Quantiles of the standard normal distribution at the middles of `count` equally likely ranges."""
     inverse = NormalDist().inv_cdf
     return np.array([inverse((place + 0.5) / count) for place in range(count)])
-
-
-def _blocks(draws: int, rows: int) -> Iterator[slice]:
-    """Ranges of draws that are simulated together."""
-    size = max(BLOCK_VALUES // max(rows, 1), 64)
-    return (slice(begin, begin + size) for begin in range(0, draws, size))
 
 
 def _sums(table: pd.DataFrame, key: str, factor: float = 1.0) -> dict[str, float]:

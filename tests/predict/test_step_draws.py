@@ -1,0 +1,104 @@
+"""The compiled walk over many draws gives the step times of the plain one, to the last bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.config import expand
+from pipeline.simulate import step_draws
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.step_program import Program
+from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
+
+pytest.importorskip("numba")
+
+
+def both(subject: Program, draws: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Step times of random kernel and host times: compiled, and plain."""
+    rng = np.random.default_rng(seed)
+    distinct = max(subject.call_count // 2, 1)
+    times, scale = rng.lognormal(2.0, 1.0, (distinct, draws)), rng.lognormal(0.0, 0.3, draws)
+    which = rng.integers(0, distinct, subject.call_count)
+    plain = simulate(subject, times[which].T, host_scale=scale).step_us
+    return step_draws._compiled_steps(subject, times, which, scale), plain
+
+
+def random_program(seed: int) -> Program:
+    """Rows of every kind: two threads, three streams, waits for calls and streams, blocking copies, earlier work."""
+    rng = np.random.default_rng(seed)
+    rows: list[dict[str, Any]] = []
+    calls = 0
+    for i in range(int(rng.integers(1, 60))):
+        kind = int(rng.choice([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC]))
+        times = {name: float(rng.exponential(5.0)) for name in ("lead", "gap", "api", "tail")}
+        waits = tuple(rng.integers(0, calls, rng.integers(0, 3)).tolist()) if calls and kind != HOST else ()
+        stream = int(rng.integers(-1 if kind == SYNC else 0, 3))
+        previous = int(rng.integers(-1, i)) if i and rng.random() < 0.2 else None
+        rows.append(
+            row(kind, stream=stream, thread=int(rng.integers(0, 2)), waits=waits, previous=previous,
+                blocking=bool(kind == LAUNCH and rng.random() < 0.1), latency=float(rng.choice([0.0, 4.0])), **times)
+        )  # fmt: skip
+        calls += kind == LAUNCH
+    depth = int(rng.choice([0, 1, 3]))
+    return program(*rows, backlog=tuple(rng.choice([0.0, 30.0], 3).tolist()), queue_depth=depth)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_programs(seed: int) -> None:
+    compiled, plain = both(random_program(seed), 70, seed)
+    assert np.array_equal(compiled, plain)
+
+
+@pytest.mark.parametrize("draws", [1, 31, 32, 33, 64])
+def test_every_count_of_draws(draws: int) -> None:
+    compiled, plain = both(random_program(3), draws)
+    assert compiled.shape == (draws,) and np.array_equal(compiled, plain)
+
+
+def test_further_calls_of_one_launch_take_no_place_in_the_queue() -> None:
+    rows = [*(row(api=2.0) for _ in range(12)), row(HOST, gap=500.0)]
+    further = np.arange(13) % 3 > 0
+    free = program(*rows, queue_depth=2, further=further)
+    assert np.array_equal(*both(free, 40))
+    assert not np.array_equal(both(free, 40)[0], both(program(*rows, queue_depth=2), 40)[0])
+
+
+def test_a_step_without_calls() -> None:
+    assert np.array_equal(*both(program(row(HOST, gap=3.0), row(HOST, gap=4.0)), 5))
+
+
+def test_programs_that_the_compiled_walk_does_not_know_take_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published form, and kernels that hold up other streams."""
+    monkeypatch.setattr(step_draws, "_compiled_steps", lambda *_: pytest.fail("the compiled walk was used"))
+    monkeypatch.setattr(step_draws, "COMPILED_FROM", 0)
+    rows = [row(api=2.0), row(api=1.0, stream=1)]
+    times, which, scale = np.full((2, 4), 9.0), np.array([0, 1]), np.ones(4)
+    published = step_draws.step_times(program(*rows), times, which, scale, "published")
+    assert np.array_equal(published, simulate(program(*rows), times[which].T, form="published").step_us)
+    full = program(*rows, fills=np.array([True, True]), competes=np.array([True, True]))
+    assert np.array_equal(step_draws.step_times(full, times, which, scale), simulate(full, times[which].T).step_us)
+
+
+def test_a_machine_without_the_compiler_takes_the_plain_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_draws, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    monkeypatch.setattr(step_draws, "COMPILED_FROM", 0)
+    subject = random_program(5)
+    times, which = np.full((1, 4), 9.0), np.zeros(subject.call_count, int)
+    found = step_draws.step_times(subject, times, which, np.ones(4))
+    assert np.array_equal(found, simulate(subject, times[which].T).step_us)
+
+
+def test_a_small_step_does_not_load_the_compiler() -> None:
+    point = ["gpu=V100", "model=dlrm_default", "predict.draws=64"]
+    assert expand(point)
+    source = (
+        "import sys; from pipeline.answers.predict_point import predict_point; from pipeline.config import expand; "
+        f"predict_point(expand({point!r})[0]); sys.exit('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
