@@ -16,153 +16,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
-
-from check_opmap import TRACES, kind_of_call, owners_of, third_party, with_shapes
-from kineto_graph import kind_of, read
-
-from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.graph.device_calls import map_calls
-from pipeline.graph.table import Graph, Node, Tensor, write_nodes
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.lookup_time import BLOCK_ROWS
-from pipeline.paths import datasets_dir, packs_dir
-from pipeline.trace.load import load_trace
-
-DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-SAME_TEMPLATE_KIND = {"loss": "elementwise", "memset": "elementwise", "index": "elementwise", "copy": "elementwise"}
-
-COPIES = {"Memcpy HtoD": "memcpy_h2d", "Memcpy DtoH": "memcpy_d2h", "Memcpy DtoD": "memcpy_d2d"}
-
-LOOKUP = {"split_embedding": (1, 5, 11, 12), "dense_embedding": (0, 1, 7, 8)}
-"""Inputs of FBGEMM's lookups: flat weights, one offset per table, indices, offsets."""
+from pipeline.evaluation.operator_map_check import TRACES
+from pipeline.evaluation.traced_kernel_times import compare
+from pipeline.paths import datasets_dir
 
 TRACE_ROUNDING_US = 0.5
 """Rounding error of older traces in microseconds: they record whole microseconds."""
-
-
-def kernels_by_operator(path: Path, nodes: list[Node]) -> dict[int, list[tuple[str, float]]]:
-    """Device work that each operator launched directly, as (name, microseconds) in launch order."""
-    events = load_trace(path).events
-    ops = events[events["category"] == "cpu_op"].sort_values(
-        ["ts_ns", "dur_ns"], ascending=[True, False], kind="stable"
-    )
-    # operators of equal start and length have no fixed order: the k-th of a name here is the k-th of that name there
-    place = {(node.name, k): node.node_id for node, k in zip(nodes, _occurrence([n.name for n in nodes]), strict=True)}
-    names = ops["name"].astype(str).tolist()
-    number = {
-        event: place[name, k]
-        for event, name, k in zip(ops["event_id"].tolist(), names, _occurrence(names), strict=True)
-    }
-    work = events[events["category"].isin(DEVICE_WORK) & events["op"].notna()].sort_values("correlation")
-    found: dict[int, list[tuple[str, float]]] = defaultdict(list)
-    for op, name, duration in zip(work["op"], work["name"].astype(str), work["dur_ns"], strict=True):
-        found[number[op]].append((name, duration / 1e3))
-    return found
-
-
-def _occurrence(names: list[str]) -> list[int]:
-    """For each entry, the number of earlier entries with the same name."""
-    return pd.Series(names).groupby(names).cumcount().tolist()
-
-
-def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str, float]]]) -> pd.DataFrame:
-    """Calls of the operator map with the duration of their kernel, where the assignment is unambiguous."""
-    calls = map_calls(Graph(write_nodes(nodes)), gpu)
-    calls = calls[calls[["bytes_read", "bytes_written"]].sum(axis=1) > 0]
-    owners = owners_of(nodes)
-    seen: dict[tuple[int, str], list[tuple[str, float]]] = defaultdict(list)
-    for node_id, kernels in launched.items():
-        if not third_party(nodes, node_id):
-            for name, duration in kernels:
-                kind = kind_of(name)
-                seen[owners[node_id], SAME_TEMPLATE_KIND.get(kind, kind)].append((name, duration))
-    kinds = [kind_of_call(family, op) for family, op in zip(calls["family"], calls["op"], strict=True)]
-    groups = calls.groupby([calls["node_id"], pd.Series(kinds, index=calls.index)], sort=False).groups
-    measured, names = pd.Series(np.nan, index=calls.index), pd.Series("", index=calls.index)
-    for key, rows in groups.items():
-        kernels = seen.get((int(key[0]), str(key[1])), [])
-        if len(kernels) == len(rows):
-            names[rows], measured[rows] = zip(*kernels, strict=True)
-    found = calls.assign(measured_us=measured, kernel_name=names)[measured.notna()]
-    # Kineto records neither the devices of a copy nor whether products may use TF32; the kernel names show both
-    for pattern, name in COPIES.items():
-        rows = found["kernel_name"].str.contains(pattern)
-        found.loc[rows, "family"] = name
-        found.loc[rows, "op"] = np.where(found.loc[rows, "kernel_name"].str.contains("Pageable"), "pageable", "pinned")
-    found.loc[found["kernel_name"].str.contains("1688gemm") & (found["dtype"] == "fp32"), "dtype"] = "tf32"
-    return found
-
-
-def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]) -> pd.DataFrame:
-    """FBGEMM's fused lookups and their updates: sizes from the operators' shapes, durations of their main kernels."""
-    rows: list[dict[str, Any]] = []
-    open_: list[dict[str, Any]] = []
-    for node in nodes:
-        kernels = launched.get(node.node_id, [])
-        kind = next((key for key in LOOKUP if f"fbgemm::{key}_codegen_lookup" in node.name), None)
-        if kind is not None:
-            weight, tables, indices, offsets = (node.inputs[i] for i in LOOKUP[kind])
-            if not all(isinstance(t, Tensor) for t in (weight, tables, indices, offsets)):
-                continue
-            count = tables.numel - (kind == "dense_embedding")  # its offsets also hold the end
-            batch = (offsets.numel - 1) // count
-            open_.append({"batch": batch, "count": count, "weights": weight.numel, "indices": indices.numel,
-                          "us": sum(us for name, us in kernels if "forward" in name)})  # fmt: skip
-        elif node.name.startswith("torch::autograd::CppNode<SplitLookupFunction") and isinstance(
-            node.inputs[0], Tensor
-        ):
-            batch, width = node.inputs[0].shape
-            match = next((one for one in reversed(open_) if one["batch"] == batch), None)
-            if match is None:
-                continue
-            uses = match["indices"] * width / match["count"] / match["weights"]
-            updating = "cta_per_row" if uses >= BLOCK_ROWS else "warp_per_row"
-            updates = [us for name, us in kernels if updating in name]
-            if not updates:
-                continue
-            open_.remove(match)
-            size = {"B": batch, "T": match["count"], "D": max(round(width / match["count"]), 1), "dtype": "fp32",
-                    "E": max(round(match["weights"] / width), 1), "api": "cuda",
-                    "L": max(round(match["indices"] / batch / match["count"]), 1)}  # fmt: skip
-            rows.append({**size, "family": "embedding_forward", "op": "fused", "phase": "forward",
-                         "measured_us": match["us"]})  # fmt: skip
-            rows.append({**size, "family": "embedding_backward", "op": "fused_sgd", "phase": "backward",
-                         "measured_us": sum(updates)})  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def compare(folder: Path, gpu_name: str) -> pd.DataFrame:
-    """Calls of all ranks of one trace with `measured_us` and the prediction's columns."""
-    found = []
-    for path in sorted(folder.glob("*kineto.json.gz")):
-        with tempfile.TemporaryDirectory() as alone:  # the two files of one rank
-            prefix = path.name.removesuffix("kineto.json.gz")
-            for file in folder.glob(f"{prefix}*.json.gz"):
-                (Path(alone) / file.name).symlink_to(file.resolve())
-            found.append(compare_rank(Path(alone), gpu_name))
-    return pd.concat(found, ignore_index=True).assign(trace=folder.name)
-
-
-def compare_rank(folder: Path, gpu_name: str) -> pd.DataFrame:
-    """The same as `compare`, for a folder with one Kineto trace."""
-    gpu = load_gpu(gpu_name)
-    path = next(folder.glob("*kineto.json.gz"))
-    nodes = with_shapes(folder, read(path)).nodes
-    launched = kernels_by_operator(path, nodes)
-    calls = pd.concat([mapped_calls(nodes, gpu, launched), lookup_calls(nodes, launched)], ignore_index=True)
-    predictor = load_predictor(gpu, [packs_dir() / gpu.name / "kernels"])
-    predicted = predictor.predict(calls)
-    known = predicted["modelled"] & (calls["measured_us"] > 0)
-    return pd.concat([calls.drop(columns="evidence"), predicted], axis=1)[known]
 
 
 def _label(found: pd.DataFrame) -> pd.Series:

@@ -23,12 +23,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from published import with_errors
-
 from pipeline import predict
 from pipeline.evaluation.published_dlrm import ONE_BY_ONE, read_rows, read_steps
+from pipeline.evaluation.published_step_errors import with_errors
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import markdown, rewrite

@@ -4,7 +4,7 @@
         [--draw docs/images]
 
 `pipeline/evaluation/published_steps.py` lists the files and their sources. BERT's step is the published loop with its
-optimizers (`benchmarks/steps/squad.py`). Some differences remain, which the tables do not specify: software of 2020 to
+optimizers (`pipeline/evaluation/squad_step.py`). Some differences remain, which the tables do not specify: software of 2020 to
 2024, fused layer norm and GELU in BERT, and the hosts. Rows marked `seen` were used to set constants.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,21 +19,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from pipeline import predict
-from pipeline.evaluation.published_steps import NETWORKS, read_networks, read_resnet50, read_training
+from pipeline.evaluation.published_step_errors import PYTORCH_2_GPUS, with_errors
+from pipeline.evaluation.published_steps import read_networks, read_resnet50, read_training
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
 from pipeline.report.markdown import rewrite
+from pipeline.report.published_step_tables import coverage, summary, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-PYTORCH_2_GPUS = ("B200",)
-"""GPUs that ran PyTorch 2. The others ran 1.13: its optimizers update one parameter at a time, and it fills gradients with
-zeros, whereas later versions drop them."""
 
 MIN_INFERENCE_BATCH = 16
 """Minimum batch size in inference. Smaller batches wait for the host, which the page does not describe."""
@@ -45,13 +40,14 @@ def predicted(row: pd.Series) -> Prediction:
     options: dict[str, object] = {"model.mode": row["mode"], "model.dtype": row["dtype"]}
     name = "custom"
     if row["source"] == "timm":
-        options |= {"model.target": "networks:make_step", "+model.options.network": row["model"],
+        options |= {"model.target": "pipeline.evaluation.timm_networks:make_step", "+model.options.network": row["model"],
                     "model.optimizer": "sgd_momentum"}  # fmt: skip
     elif row["model"] == "resnet50":
         name = "resnet50"
     else:
-        options |= {"model.target": "squad:make_step", "+model.options.size": row["model"], "model.optimizer": "none",
-                    "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in PYTORCH_2_GPUS}  # fmt: skip
+        options |= {"model.target": "pipeline.evaluation.squad_step:make_step", "+model.options.size": row["model"],
+                    "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in PYTORCH_2_GPUS,
+                    "model.optimizer": "none"}  # fmt: skip
     if row["memory_format"] != "contiguous":
         options["model.memory_format"] = row["memory_format"]
     return predict(gpu=row["gpu"], model=name, batch_size=int(row["batch_size"]), **options)
@@ -68,25 +64,6 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
     return with_errors(rows, found, [without_copies(one) for one in found])
 
 
-def with_errors(rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: Sequence[float]) -> pd.DataFrame:
-    """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside` (of p10 to p90), `evidence` and `fits`.
-
-    Args:
-        rows: published steps with `measured_us`.
-        found: Steptime's prediction of each.
-        predicted_us: step times without parts that did not run there; p10 and p90 shrink in proportion.
-    """
-    rows = rows.assign(predicted_us=predicted_us)
-    measured = rows["measured_us"].to_numpy()
-    kept = rows["predicted_us"].to_numpy() / np.array([one.predicted_us for one in found])
-    low, high = (kept * np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us"))
-    main = [max(one.evidence, key=lambda kind, shares=one.evidence: shares[kind]) for one in found]  # type: ignore[misc]
-    inside = (low <= measured) & (measured <= high)
-    fits = [one.fits for one in found]
-    off = rows["predicted_us"] / measured - 1.0
-    return rows.assign(error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits)
-
-
 def right_order(rows: pd.DataFrame) -> tuple[int, int]:
     """Number of GPU pairs predicted in the right order, and number of all pairs, by samples per second of a workload."""
     right = pairs = 0
@@ -99,62 +76,11 @@ def right_order(rows: pd.DataFrame) -> tuple[int, int]:
     return right, pairs
 
 
-def summary(rows: pd.DataFrame) -> list[str]:
-    """Table by workload and precision: rows, mean and mean absolute error, worst error, coverage, median p90 over p10."""
-    lines = [
-        "| step | precision | rows | mean error % | mean absolute error % | unseen: mean absolute error % | worst % "
-        "| inside p10-p90 % | unseen: inside p10-p90 % | p90 over p10 |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    named = rows.assign(model=rows["model"].where(rows["source"] != "timm", f"{len(NETWORKS)} networks for images"))
-    for (model, mode, dtype), group in named.groupby(["model", "mode", "dtype_of_table"], sort=False):
-        size, unseen = 100 * group["error"].abs(), group[~group["seen"]]
-        of_unseen = f"{100 * unseen['error'].abs().mean():.1f}" if len(unseen) else ""
-        held = f"{100 * unseen['inside'].mean():.0f}" if len(unseen) else ""
-        lines.append(
-            f"| {model}, {mode} | {dtype} | {len(group)} | {100 * group['error'].mean():+.1f} | {size.mean():.1f} | "
-            f"{of_unseen} | {size.max():.1f} | {100 * group['inside'].mean():.0f} | {held} | {_width(group):.2f} |"
-        )
-    return lines
-
-
-def _width(rows: pd.DataFrame) -> float:
-    """Median of p90 over p10."""
-    return float((rows["p90_us"] / rows["p10_us"]).median())
-
-
-def coverage(rows: pd.DataFrame) -> str:
-    """Number of unseen rows inside p10 to p90, by precision and by the main evidence of the step."""
-    unseen = rows[~rows["seen"]]
-    precision = np.where(unseen["dtype"] == "fp16", "fp16", "fp32 and TF32")
-    parts = [("all", unseen), *unseen.groupby(precision), *unseen.groupby("evidence")]
-    said = [f"{name} {part['inside'].sum()} of {len(part)} ({_width(part):.2f})" for name, part in parts]
-    return f"Unseen rows inside p10-p90, and the median p90 over p10: {'; '.join(said)}."
-
-
 def level_of_seen(rows: pd.DataFrame) -> float:
     """Root mean square over workloads and precisions of the mean log error of seen rows: `MAX_STEP_SIGMA` of predict_step.py."""
     seen = rows[rows["seen"]]
     level = np.log1p(seen["error"]).groupby([seen["model"], seen["dtype_of_table"]]).mean()
     return float(np.sqrt(np.mean(level**2)))
-
-
-def table(rows: pd.DataFrame) -> list[str]:
-    """Table with one line per published step."""
-    lines = [
-        "| GPU | step | precision | batch | measured ms | predicted ms | p10 to p90 | error % | evidence |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows.itertuples():
-        mark = " (seen)" if row.seen else ""
-        layout = ", NHWC" if row.memory_format == "channels_last" else ""
-        lines.append(
-            f"| {row.gpu}{mark} | {row.model}, {row.mode} | {row.dtype}{layout} | {row.batch_size} | "
-            f"{row.measured_us / 1e3:.1f} | {row.predicted_us / 1e3:.1f} | "
-            f"{row.p10_us / 1e3:.1f} to {row.p90_us / 1e3:.1f}{'' if row.inside else ', outside'} | "
-            f"{100 * row.error:+.1f} | {row.evidence} |"
-        )
-    return lines
 
 
 def picture(rows: pd.DataFrame) -> Figure:

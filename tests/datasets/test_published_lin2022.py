@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "steps"))
-
-import lin2022
-
 from pipeline.errors import TableError
 from pipeline.evaluation.lin2022_steps import DLRM_LOOP, at_hand, predicted_cnn, predicted_dlrm
 from pipeline.evaluation.published_lin2022 import CNN_FILE, DLRM_FILE, METHODS, read_cnn, read_dlrm
 from pipeline.paths import project_dir
+from pipeline.report import lin2022_tables
 from pipeline.report.accuracy_tables import lin2022_rows, published_rows
 from pipeline.report.figures.measured_errors import CONVNETS, published_networks
 from pipeline.report.figures.published_errors import published
@@ -30,6 +28,8 @@ CNN = """gpu,model,batch_size,batch_time_ms,err_lin_pct,err_habitat_pct,err_mlpr
 V100,ResNet50,16,80.0,5.0,10.0,20.0
 P100,Inception-V3,32,160.0,7.5,2.5,0.0
 """
+
+LIN2022 = project_dir() / "benchmarks" / "steps" / "lin2022.py"
 
 NUMBER = r"[-+]?\d+(?:\.\d+)?"
 NEAR, LAST_PLACE = 0.004, 0.11
@@ -107,17 +107,19 @@ def judged(rows: pd.DataFrame, factors: list[float]) -> pd.DataFrame:
 
 def test_tables_hold_the_errors_of_every_prediction(data: Path) -> None:
     dlrm, cnn = judged(read_dlrm(data), [1.04, 0.75]), judged(read_cnn(data), [1.1, 0.8])
-    assert "| Steptime | 10.00 | 14.5 | -10.5 | 25.0 | 1 of 2 |" in lin2022.dlrm_summary(dlrm)
-    assert "Lin et al., overheads" not in lin2022.dlrm_summary(dlrm)
-    both = lin2022.dlrm_summary(dlrm.assign(published_error=[-0.02, 0.08]))
+    assert "| Steptime | 10.00 | 14.5 | -10.5 | 25.0 | 1 of 2 |" in lin2022_tables.dlrm_summary(dlrm)
+    assert "Lin et al., overheads" not in lin2022_tables.dlrm_summary(dlrm)
+    both = lin2022_tables.dlrm_summary(dlrm.assign(published_error=[-0.02, 0.08]))
     assert "| Lin et al., overheads profiled on those hosts | 4.00 | 5.0 | +3.0 | 8.0 |  |" in both
-    assert lin2022.table(dlrm).endswith("| Xp | dlrm_ddp | 4096 | 12.50 | 9.38 | 8.44 to 10.31, outside | -25.0 |")
+    assert lin2022_tables.table(dlrm).endswith(
+        "| Xp | dlrm_ddp | 4096 | 12.50 | 9.38 | 8.44 to 10.31, outside | -25.0 |"
+    )
     for row in (
         "| Steptime | 15.0 | 10.0 | 20.0 | 10.0 | 20.0 | 20.0 |",
         "| Habitat | 6.2 | 10.0 | 2.5 | 10.0 | 2.5 | 10.0 |",
     ):
-        assert row in lin2022.cnn_summary(cnn)
-    assert [row.split(" | ")[2] for row in lin2022.table(cnn).splitlines()[2:]] == ["16", "32"]
+        assert row in lin2022_tables.cnn_summary(cnn)
+    assert [row.split(" | ")[2] for row in lin2022_tables.table(cnn).splitlines()[2:]] == ["16", "32"]
     figure = published_networks(cnn)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["V100", "P100"]
     assert [len(axes.lines) for axes in figure.axes] == [4, 4]
@@ -129,7 +131,7 @@ def test_the_page_is_not_written_without_the_published_errors(
     page = data / "page.md"
     page.write_text("as it was")
     monkeypatch.setattr(sys, "argv", ["lin2022.py", str(data), "--write", str(page)])
-    assert lin2022.main() == 2
+    assert runpy.run_path(str(LIN2022))["main"]() == 2
     assert "e2e_plot.ipynb: no such file" in capsys.readouterr().err
     assert page.read_text() == "as it was"
 
@@ -156,7 +158,12 @@ def test_pages_hold_what_the_command_gives(measured: tuple[pd.DataFrame, pd.Data
     page = [
         _numbers(line) for line in (project_dir() / "docs" / "accuracy.md").read_text(encoding="utf-8").splitlines()
     ]
-    tables = [lin2022.dlrm_summary(dlrm), lin2022.cnn_summary(cnn), lin2022.table(dlrm), lin2022.table(cnn)]
+    tables = [
+        lin2022_tables.dlrm_summary(dlrm),
+        lin2022_tables.cnn_summary(cnn),
+        lin2022_tables.table(dlrm),
+        lin2022_tables.table(cnn),
+    ]
     for line in "\n".join(tables).splitlines():
         words, numbers = _numbers(line)
         shown = [each[: len(numbers)] for text, each in page if text.startswith(words)]

@@ -1,11 +1,10 @@
 """Captured graphs and the operator map against public traces (the full checks are in benchmarks/graph)."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import yaml
 
+from pipeline.evaluation import rebuilt_models
+from pipeline.evaluation.operator_map_check import TRACES, check
 from pipeline.graph.capture import capture, observe
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.execution_trace import import_execution_trace
@@ -14,17 +13,12 @@ from pipeline.graph.table import Graph, write_nodes
 from pipeline.paths import config_dir
 from pipeline.schemas import to_arrow
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "graph"))
-from check_opmap import TRACES, check
-
 
 @pytest.mark.parametrize(
     "trace, model, first", [("rtx2080ti_linear", "linear_stack", False), ("gpt2_et", "gpt2_large", True)]
 )
 def test_a_rebuilt_model_matches_its_public_trace(datasets, trace, model, first):
-    import rebuilt
-
-    step = getattr(rebuilt, model)()
+    step = getattr(rebuilt_models, model)()
     nodes, _ = observe(step, False, step.config, first)
     ours = top_level_names(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
     imported = import_execution_trace(datasets / "traces" / trace / "execution_trace.json.gz")
@@ -34,9 +28,7 @@ def test_a_rebuilt_model_matches_its_public_trace(datasets, trace, model, first)
 
 def test_an_imported_execution_trace_gives_the_calls_of_a_captured_graph(datasets):
     """Same schema, same families, dims, FLOPs and bytes: the trace was recorded on a GPU, the other on meta."""
-    from rebuilt import linear_stack
-
-    step = linear_stack()
+    step = rebuilt_models.linear_stack()
     nodes, _ = observe(step, False, step.config)
     ours = map_calls(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
     imported = import_execution_trace(datasets / "traces" / "rtx2080ti_linear" / "execution_trace.json.gz")

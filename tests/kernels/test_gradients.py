@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.evaluation.image_kernel_times import compare
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
 
@@ -91,10 +92,5 @@ def test_more_bandwidth_or_throughput_never_slows(
 @pytest.mark.parametrize(("trace", "gpu"), [("v100_ddp", "V100-SXM2-32GB"), ("rtx2080ti_resnet", "RTX2080Ti")])
 def test_backward_convolutions_of_resnets_are_near_those_of_public_traces(datasets: Path, trace: str, gpu: str) -> None:
     """The V100's strided gradients set one constant; the RTX 2080 Ti is a held-out GPU."""
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "kernels"))
-    from image_kernels import compare
-
     found = compare(trace, gpu, datasets).set_index("operator")
     assert abs(found.loc["convolution backward", "error_percent"]) < 5.0

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.evaluation.image_kernel_times import compare
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
 
@@ -77,11 +78,6 @@ def test_batch_norms_of_resnets_are_near_those_of_public_traces(
     datasets: Path, trace: str, gpu: str, bar: float
 ) -> None:
     """The V100's sum set `BATCH_NORM_SHARE`; the RTX 2080 Ti is a held-out GPU."""
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "kernels"))
-    from image_kernels import compare
-
     found = compare(trace, gpu, datasets)
     rows = found[found["operator"].str.startswith("batch norm")]
     assert abs(rows["predicted_us"].sum() / rows["trace_us"].sum() - 1.0) < bar

@@ -2,14 +2,13 @@
 
 import json
 import os
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline.answers.sources import PUBLIC_KERNEL_GPUS
 from pipeline.datasets.neusight import read_samples
+from pipeline.evaluation.traced_kernel_times import compare
 from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, metrics
@@ -19,8 +18,6 @@ from pipeline.kernels.fit_gpu import calibrate_physics, fit_family
 from pipeline.kernels.samples import split_by_shape
 from pipeline.packs import check_pack
 from pipeline.paths import packs_dir
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "kernels"))
 
 
 @pytest.fixture
@@ -83,8 +80,6 @@ def test_short_kernels_of_a_public_trace_are_predicted_without_the_floor(dataset
     folder = datasets / "traces" / "v100x8_dlrm"
     if not folder.is_dir():
         pytest.skip("trace v100x8_dlrm not at hand")
-    from public_traces import compare
-
     found = compare(folder, "V100")
     products = found[found["family"].isin(["gemm", "bmm"])]
     assert len(products) == 5 * 22

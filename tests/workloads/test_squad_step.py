@@ -1,15 +1,10 @@
 """NVIDIA's fine-tuning of BERT, as the benchmark of published steps runs it."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "steps"))
-
-import squad
+from pipeline.evaluation import squad_step
 
 pytest.importorskip("transformers")
 
@@ -17,24 +12,24 @@ pytest.importorskip("transformers")
 def test_plain_adam_moves_weights_and_biases_as_written() -> None:
     weight, bias = nn.Parameter(torch.full((2, 2), 3.0)), nn.Parameter(torch.tensor([1.0]))
     weight.grad, bias.grad = torch.full((2, 2), 4.0), torch.tensor([0.5])
-    squad.PlainAdam([weight, bias]).step()
+    squad_step.PlainAdam([weight, bias]).step()
 
     # the weight's gradient has the norm 8 and is clipped to 1; neither moment is corrected for its start
     def moved(start: float, grad: float, decay: float) -> float:
         update = 0.1 * grad / ((0.001 * grad**2) ** 0.5 + 1e-6) + decay * start
-        return start - squad.RATE * update
+        return start - squad_step.RATE * update
 
-    assert weight.detach().flatten().tolist() == pytest.approx([moved(3.0, 0.5, squad.DECAY)] * 4)
+    assert weight.detach().flatten().tolist() == pytest.approx([moved(3.0, 0.5, squad_step.DECAY)] * 4)
     assert bias.item() == pytest.approx(moved(1.0, 0.5, 0.0))
 
 
 @pytest.mark.parametrize(("dtype", "zero"), [("fp32", True), ("fp32", False), ("fp16", False)])
 def test_a_step_updates_the_weights_of_the_model(monkeypatch: pytest.MonkeyPatch, dtype: str, zero: bool) -> None:
-    monkeypatch.setitem(squad.SIZES, "tiny", (32, 1, 2))
-    monkeypatch.setattr(squad, "TOKENS", 8)
+    monkeypatch.setitem(squad_step.SIZES, "tiny", (32, 1, 2))
+    monkeypatch.setattr(squad_step, "TOKENS", 8)
     config = {"dtype": dtype, "mode": "train", "optimizer": "none", "options": {"size": "tiny", "zero": zero}}
     torch.manual_seed(0)
-    step = squad.make_step(config, 2, "cpu")
+    step = squad_step.make_step(config, 2, "cpu")
     for tensor in step.pool[0]:
         tensor.zero_()
     half = step.modules[0].qa_outputs.weight

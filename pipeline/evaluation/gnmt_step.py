@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from masters import MasterWeights
 from torch import Tensor, nn
 
+from pipeline.evaluation.master_weights import MasterWeights
 from pipeline.workloads.loss_item import read
 from pipeline.workloads.training_step import Batch, Step, host_empty, phase
 from pipeline.workloads.translation import Gnmt, smoothed
@@ -49,14 +49,19 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             loss = smoothed(output.flatten(0, 1), batch[2].flatten(), SMOOTHING)
             read(loss)
         with phase("backward"):
-            (loss * SCALE if half else loss).backward()
+            (loss * SCALE if half else loss).backward()  # type: ignore[no-untyped-call]
         with phase("optimizer"):
             own = list(model.parameters())
             updated = own if masters is None else list(masters.copies)
             if masters is not None:
-                for copy, parameter in zip(updated, own, strict=True):
-                    copy.grad = torch.empty_like(copy).copy_(parameter.grad)
-                torch._foreach_mul_([copy.grad for copy in updated], 1.0 / SCALE)
+                grads = [
+                    torch.empty_like(copy).copy_(p.grad)
+                    for copy, p in zip(updated, own, strict=True)
+                    if p.grad is not None
+                ]
+                for copy, grad in zip(updated, grads, strict=True):
+                    copy.grad = grad
+                torch._foreach_mul_(grads, 1.0 / SCALE)
             nn.utils.clip_grad_norm_(updated, CLIP)
             optimizers[-1].step()
             if masters is not None:

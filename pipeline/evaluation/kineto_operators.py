@@ -59,7 +59,7 @@ class TracedOperators:
     steps: int = 1
 
 
-def read(path: Path) -> TracedOperators:
+def read_operators(path: Path) -> TracedOperators:
     """Read the operators of a Kineto trace in host order, each with the device work that it launched directly."""
     data = path.read_bytes()
     data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
@@ -91,9 +91,9 @@ def read(path: Path) -> TracedOperators:
             stack.append((start + float(event["dur"]), None))
         elif (name := work.get(event.get("args", {}).get("correlation"))) is not None:
             if parent is None:
-                seen.orphans[kind_of(name)] += 1
+                seen.orphans[kind_of_kernel(name)] += 1
             else:
-                seen.launched[parent][kind_of(name)] += 1
+                seen.launched[parent][kind_of_kernel(name)] += 1
     seen.steps = max(1, markers)
     _move_host_zeros_to_host(seen.nodes)
     _infer_reduced_dimensions(seen.nodes)
@@ -137,7 +137,7 @@ def _to_host(node: Node) -> None:
     node.inputs = tuple(replace(a, host=True) if isinstance(a, Tensor) else a for a in node.inputs)
 
 
-def kind_of(kernel: str) -> str:
+def kind_of_kernel(kernel: str) -> str:
     """Coarse kind of a kernel by its name."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, kernel)), "other")
 

@@ -46,11 +46,12 @@ class Residual(nn.Module):
             conv = nn.Conv2d(c, k, edge, step, edge // 2, groups=count, bias=False)
             layers += [conv, nn.BatchNorm2d(k)] + ([nn.ReLU(inplace=True)] if position < len(plan) - 1 else [])
         self.body, self.relu = nn.Sequential(*layers), nn.ReLU(inplace=True)
-        self.shortcut = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Images of one stage -> images with the next number of channels."""
         y = self.body(x)
         y += self.shortcut(x)
         out: Tensor = self.relu(y)
@@ -95,12 +96,14 @@ class TransformerLayer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Hidden states (images, tokens, width) -> the same shape."""
         images, tokens, width = x.shape
         qkv = self.qkv(self.ln1(x)).reshape(images, tokens, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         scores = (q @ k.transpose(-2, -1)) * (width // self.heads) ** -0.5
         x = x + self.out((scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(images, tokens, width))
-        return x + self.mlp(self.ln2(x))
+        out: Tensor = x + self.mlp(self.ln2(x))
+        return out
 
 
 class VisionTransformer(nn.Module):
@@ -115,6 +118,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Images -> scores of the classes."""
         x = self.patches(x).flatten(2).transpose(1, 2)
         x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), dim=1) + self.places
         out: Tensor = self.head(self.layers(x)[:, 0])

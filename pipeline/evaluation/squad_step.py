@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from masters import MasterWeights
 from torch import Tensor, nn
 
+from pipeline.evaluation.master_weights import MasterWeights
 from pipeline.workloads.loss_item import read
 from pipeline.workloads.training_step import Batch, Step, host_empty, phase
 
@@ -57,7 +57,9 @@ class PlainAdam:
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """The step; `model.options.size` is one of `SIZES`, `model.options.zero` says whether gradients are filled with zeros."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import transformers as hf
+    import transformers as library
+
+    hf: Any = library
 
     width, layers, heads = SIZES[config["options"]["size"]]
     half, zero = config["dtype"] == "fp16", bool(config["options"].get("zero", False))
@@ -70,7 +72,7 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         model.half()
     ids, kinds, mask = (host_empty(batch_size, TOKENS, dtype=torch.long) for _ in range(3))
     first, last = (host_empty(batch_size, dtype=torch.long) for _ in range(2))
-    own = list(model.parameters())
+    own: list[Tensor] = list(model.parameters())
     optimizer = PlainAdam(own) if masters is None else torch.optim.Adam(masters.copies, RATE, fused=True)
 
     def forward(*batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,9 +88,9 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
                     for found, end in zip(logits, batch[3:], strict=True)]  # fmt: skip
             loss = (ends[0] + ends[1]) / 2
         with phase("backward"):
-            (loss.float() * SCALE if half else loss).backward()
+            (loss.float() * SCALE if half else loss).backward()  # type: ignore[no-untyped-call]
         with phase("optimizer"):
-            updated = own
+            updated: list[Tensor] = own
             if masters is not None:
                 updated = unscaled(masters, own)
             clip(updated)

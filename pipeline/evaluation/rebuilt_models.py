@@ -9,18 +9,13 @@ Two purposes:
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "steps"))
-
-from networks import network
-
+from pipeline.evaluation.timm_networks import network
 from pipeline.workloads.training_step import Batch, Step, phase
 
 
@@ -41,7 +36,7 @@ def linear_stack(layers: int = 21, width: int = 1024, batch: int = 512) -> Step:
         with phase("loss"):
             value = F.cross_entropy(output, label)
         with phase("backward"):
-            value.backward()
+            value.backward()  # type: ignore[no-untyped-call]
         with phase("optimizer"):
             optimizers[0].step()
 
@@ -57,6 +52,7 @@ class Projection(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.empty(inputs, outputs)), nn.Parameter(torch.empty(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The product with the weight plus the bias, along the last dimension."""
         shape = (*x.size()[:-1], self.bias.shape[0])
         return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
 
@@ -71,6 +67,7 @@ class Block(nn.Module):
         self.qkv, self.out = Projection(width, 3 * width), Projection(width, width)
         self.up, self.down = Projection(width, 4 * width), Projection(4 * width, width)
         self.drop = nn.Dropout(0.1)
+        self.bias: Tensor
         mask = torch.ones(positions, positions, dtype=torch.bool).view(1, 1, positions, positions)
         self.register_buffer("bias", mask, persistent=False)
 
@@ -88,13 +85,16 @@ class Block(nn.Module):
         weights = torch.where(causal, weights.to(weights.dtype), lowest)
         weights = self.drop(F.softmax(weights, dim=-1).type(v.dtype))
         merged = torch.matmul(weights, v).permute(0, 2, 1, 3).contiguous()
-        return self.drop(self.out(merged.view(*merged.size()[:-2], self.width)))
+        out: Tensor = self.drop(self.out(merged.view(*merged.size()[:-2], self.width)))
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
+        """Hidden states (samples, tokens, width) -> the same shape."""
         x = self._attend(self.ln1(x)) + x
         y = self.up(self.ln2(x))
         y = 0.5 * y * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0))))
-        return x + self.drop(self.down(y))
+        out: Tensor = x + self.drop(self.down(y))
+        return out
 
 
 class Gpt2(nn.Module):
@@ -109,6 +109,7 @@ class Gpt2(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Loss of predicting each next token of `ids` (samples, tokens)."""
         shape = ids.size()
         ids = ids.view(-1, shape[-1])
         position = torch.arange(0, shape[-1], dtype=torch.long, device=ids.device).unsqueeze(0)
@@ -163,7 +164,7 @@ def alexnet(batch: int = 128) -> Step:
         x = torch.empty(
             batch, 3, 224, 224, device="meta"
         ).uniform_()  # torch.rand, which has no nested operator on the meta device
-        for _ in range(2):
+        for _number in range(2):
             model(x)
 
     return Step([nn.Identity()], [(images,)], lambda x: x, None, "meta", {"optimizer": "none"}, procedure=procedure)
@@ -177,7 +178,7 @@ def three_products(width: int = 1024) -> Step:
     a, b = (torch.empty(width, width, device="meta") for _ in range(2))
 
     def procedure(_: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        for _ in range(3):
+        for _number in range(3):
             torch.matmul(a, b)
 
     return Step([nn.Identity()], [(a,)], lambda x: x, None, "meta", {"optimizer": "none"}, procedure=procedure)
