@@ -10,19 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.workloads.training_step import Step, host_empty
+from pipeline.workloads.vision import RESNET50, resnet
 
 IMAGE_SIDE, CLASSES = 224, 1000
 
 RESNETS = {
     "resnet18": ((2, 2, 2, 2), False, 1, 64),
     "resnet34": ((3, 4, 6, 3), False, 1, 64),
-    "resnet50": ((3, 4, 6, 3), True, 1, 64),
+    "resnet50": RESNET50,
     "resnet101": ((3, 4, 23, 3), True, 1, 64),
     "resnet152": ((3, 8, 36, 3), True, 1, 64),
     "wide_resnet50_2": ((3, 4, 6, 3), True, 1, 128),
     "resnext50_32x4d": ((3, 4, 6, 3), True, 32, 4),
 }
-"""Blocks per stage, whether they are bottleneck blocks, number of groups, and width of a group in the first stage."""
+"""Arguments of `resnet`."""
 
 VGGS = {"vgg11": (1, 1, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3)}
 """Convolutions per stage."""
@@ -31,45 +32,6 @@ TRANSFORMERS = {"vit_base_patch16_224": (768, 12, 12, 16)}
 """Width, number of layers, number of heads, and edge of a patch in pixels."""
 
 NETWORKS = (*RESNETS, *VGGS, *TRANSFORMERS)
-
-
-class Residual(nn.Module):
-    """A basic or bottleneck block."""
-
-    def __init__(self, inputs: int, width: int, outputs: int, stride: int, bottleneck: bool, groups: int) -> None:
-        super().__init__()
-        plan = [(inputs, width, 1, 1, 1), (width, width, 3, stride, groups), (width, outputs, 1, 1, 1)]
-        if not bottleneck:
-            plan = [(inputs, outputs, 3, stride, 1), (outputs, outputs, 3, 1, 1)]
-        layers: list[nn.Module] = []
-        for position, (c, k, edge, step, count) in enumerate(plan):
-            conv = nn.Conv2d(c, k, edge, step, edge // 2, groups=count, bias=False)
-            layers += [conv, nn.BatchNorm2d(k)] + ([nn.ReLU(inplace=True)] if position < len(plan) - 1 else [])
-        self.body, self.relu = nn.Sequential(*layers), nn.ReLU(inplace=True)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images of one stage -> images with the next number of channels."""
-        y = self.body(x)
-        y += self.shortcut(x)
-        out: Tensor = self.relu(y)
-        return out
-
-
-def resnet(counts: tuple[int, ...], bottleneck: bool, groups: int, base: int) -> nn.Module:
-    """A residual network."""
-    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    blocks: list[nn.Module] = []
-    inputs = 64
-    for stage, count in enumerate(counts):
-        outputs = (256 if bottleneck else 64) * 2**stage
-        for block in range(count):
-            stride = 2 if stage and not block else 1
-            blocks.append(Residual(inputs, groups * base * 2**stage, outputs, stride, bottleneck, groups))
-            inputs = outputs
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
 
 
 def vgg(counts: tuple[int, ...]) -> nn.Module:
