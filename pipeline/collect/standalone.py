@@ -1,5 +1,6 @@
 """Read the output of the stand-alone script (`measure.py`, layout version 1) into this project's tables.
 
+The script measures machines on which only torch, numpy and pyarrow can be used.
 The script's `fused` DLRM is one `embedding_bag` over all tables with a sparse gradient. This project calls this variant
 `joint_sparse`, not `fused`, so it is read as `joint_sparse`.
 """
@@ -7,8 +8,9 @@ The script's `fused` DLRM is one `embedding_bag` over all tables with a sparse g
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,25 +85,18 @@ def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     link = found["family"].isin(["memcpy_h2d", "memcpy_d2h"])
     found["op"] = pairs.map(OPS).fillna(found["op"]).mask(link, pinned.map({True: "pinned", False: "pageable"}))
     found["op"] = found["op"].mask(raw["op"].eq("sgd_sparse_update"), "index_add")
-    for name in DIMS:
-        found[name] = raw[name].astype("Int64") if name in raw else pd.Series(pd.NA, index=raw.index, dtype="Int64")
+    found = found.join(raw.reindex(columns=list(DIMS)).astype("Int64"))
     _attention_dims(found)
     found["latency_us"], found["cold"] = raw["event_us"], raw["cold"].astype(bool)
-    found["kernel_us"] = raw["kernel_us"] * [
-        _counted_share(*row)
-        for row in zip(found["family"], found["op"], raw["kernel_names"], raw["kernel_durations_us"], strict=True)
-    ]
+    kernels = [_pairs(*row) for row in zip(raw["kernel_names"], raw["kernel_durations_us"], strict=True)]
+    shares = [_counted_share(*row) for row in zip(found["family"], found["op"], kernels, strict=True)]
+    found["kernel_us"] = raw["kernel_us"] * shares
     found["attributes"] = [_attributes(text, reps) for text, reps in zip(raw["attrs"], raw["reps"], strict=True)]
-    found["kernel_name"] = [
-        _longest(n, d) for n, d in zip(raw["kernel_names"], raw["kernel_durations_us"], strict=True)
-    ]
-    found["kernels"] = raw["n_kernels"].astype("Int64")
+    found["kernel_name"] = [max(own, key=lambda pair: pair[1])[0][:200] if own else None for own in kernels]
     for name in ("grid", "block"):
-        found[name] = [
-            json.dumps([int(v) for v in value]) if hasattr(value, "__len__") else None for value in raw[name]
-        ]
-    for name in ("registers", "shared_memory"):
-        found[name] = raw[name].astype("Int64")
+        found[name] = [None if value is None else json.dumps([int(v) for v in value]) for value in raw[name]]
+    for name, column in (("kernels", "n_kernels"), ("registers", "registers"), ("shared_memory", "shared_memory")):
+        found[name] = raw[column].astype("Int64")
     identity = f"standalone-{int(float(manifest.get('started_unix', 0)))}"
     found = found.assign(gpu=gpu_of(manifest), source="measure.py", campaign_id=identity + ":" + raw["unit"])
     return found.reindex(columns=SCHEMAS["samples"].names)
@@ -118,31 +113,18 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
         return pd.DataFrame(columns=SCHEMAS["step_times"].names)
     raw = _raw(path)
     each = raw["free_event_each_us"]
-    variants = [
-        _variant(*row)
-        for row in zip(raw["variant"].fillna(""), raw["dtype"], raw["optimizer"], raw["workload"], strict=True)
-    ]
+    rows = raw.assign(variant=raw["variant"].fillna("")).to_dict("records")
     facts = [
-        json.dumps(
-            {
-                "config": json.loads(config),
-                "unit": unit,
-                "trace": trace,
-                "state": {"clocks.sm": clock, "temperature.gpu": heat},
-                "profiled_step_us": profiled or None,
-                "profiled_kernel_us": kernels or None,
-            }
-        )
-        for config, unit, trace, clock, heat, profiled, kernels in zip(
-            raw["config"], raw["unit"], raw["trace_file"], raw["sm_clock_mhz"], raw["temperature_c"],
-            raw["profiled_step_us"].fillna(0.0), raw["profiled_kernel_sum_us"].fillna(0.0), strict=True,
-        )
+        {"config": json.loads(row["config"]), "unit": row["unit"], "trace": row["trace_file"],
+         "state": {"clocks.sm": row["sm_clock_mhz"], "temperature.gpu": row["temperature_c"]},
+         "profiled_step_us": _measured(row["profiled_step_us"]), "profiled_kernel_us": _measured(row["profiled_kernel_sum_us"])}
+        for row in rows
     ]  # fmt: skip
     return pd.DataFrame(
         {
             "gpu": gpu_of(manifest),
             "model": raw["workload"],
-            "variant": variants,
+            "variant": [_variant(row["variant"], row["dtype"], row["optimizer"], row["workload"]) for row in rows],
             "batch_size": raw["batch"],
             "step_us": raw["free_step_us"],
             "p10_us": [pd.Series(v).quantile(0.1) for v in each],
@@ -152,7 +134,7 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
             "device_us": raw["sync_event_median_us"],
             "host_us": raw["sync_enqueue_median_us"],
             "memory_bytes": raw["max_memory_bytes"].astype("Int64"),
-            "config": facts,
+            "config": [json.dumps(each) for each in facts],
         }
     )
 
@@ -203,19 +185,21 @@ def _attributes(text: object, repetitions: int) -> str:
     return json.dumps({**notes, "repetitions": int(repetitions)}, sort_keys=True)
 
 
-def _counted_share(family: str, op: str, names: Any, durations: Any) -> float:
+def _measured(us: float | None) -> float | None:
+    """A time, or None if it is missing or 0."""
+    return None if us is None or math.isnan(us) or us == 0 else us
+
+
+def _pairs(names: Any, durations: Any) -> list[tuple[str, float]]:
+    """(name, µs) of each kernel of a call; empty if none were recorded."""
+    return [] if names is None else [(str(name), float(us)) for name, us in zip(names, durations, strict=True)]
+
+
+def _counted_share(family: str, op: str, kernels: Sequence[tuple[str, float]]) -> float:
     """Share of a call's device time that belongs to the call in the graph; 1 if no kernel matches.
 
     See `pipeline.collect.kernel_filter`.
     """
-    if not hasattr(names, "__len__") or len(names) == 0:
-        return 1.0
     pattern = re.compile(counted(family, op), re.IGNORECASE)
-    matching = [float(d) for name, d in zip(names, durations, strict=True) if pattern.search(str(name))]
-    return sum(matching) / sum(float(d) for d in durations) if sum(matching) > 0 else 1.0
-
-
-def _longest(names: Any, durations: Any) -> str | None:
-    if not hasattr(names, "__len__") or len(names) == 0:
-        return None
-    return str(names[max(range(len(names)), key=lambda i: durations[i])])[:200]
+    matching = sum(us for name, us in kernels if pattern.search(name))
+    return matching / sum(us for _, us in kernels) if matching > 0 else 1.0

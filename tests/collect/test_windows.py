@@ -156,9 +156,9 @@ def test_a_products_reduction_over_its_splits_counts_with_it() -> None:
 
 
 def test_the_stand_alone_scripts_sums_are_cut_to_the_call() -> None:
-    from pipeline.collect.standalone import _counted_share
+    from pipeline.collect.standalone import _counted_share, _pairs
 
     names = [ELEMENTWISE + "BinaryFunctor<float, MulFunctor>>", "softmax_warp_backward"]
-    assert _counted_share("softmax", "softmax", names, [3.0, 9.0]) == 0.75
-    assert _counted_share("softmax", "softmax", ["renamed"], [3.0]) == 1.0
-    assert _counted_share("gemm", "mm", None, None) == 1.0
+    assert _counted_share("softmax", "softmax", _pairs(names, [3.0, 9.0])) == 0.75
+    assert _counted_share("softmax", "softmax", [("renamed", 3.0)]) == 1.0
+    assert _counted_share("gemm", "mm", _pairs(None, None)) == 1.0
