@@ -16,16 +16,14 @@ import pandas as pd
 
 from pipeline.answers.predict_point import predict_point
 from pipeline.config import expand
+from pipeline.evaluation.language_passes import MODES, WORKLOADS
 from pipeline.paths import datasets_dir
-
-MODES = {"inf": "inference", "train": "train"}
 
 
 def rows(datasets: Path, gpus: list[str]) -> pd.DataFrame:
     """The measured rows for which Steptime has a workload."""
     table = pd.read_parquet(datasets / "neusight" / "model_latency.parquet")
-    known = ["bert_large", "gpt2_large", "gpt3_xl", "gpt3_27", "opt_13"]
-    return table[table["gpu"].isin(gpus) & table["model"].isin(known) & table["option"].fillna("").eq("")]
+    return table[table["gpu"].isin(gpus) & table["model"].isin(WORKLOADS) & table["option"].fillna("").eq("")]
 
 
 def main() -> int:

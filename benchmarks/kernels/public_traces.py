@@ -2,14 +2,7 @@
 
     python benchmarks/kernels/public_traces.py [DATASETS_DIR] [--calls FILE.csv] [--trace NAME ...]
 
-Only the minimum durations of kernels (`heuristics.START_US`) were set with these traces. Sizes come from the execution
-trace, or from the shapes that Kineto recorded. A call is compared if its operator launched as many kernels of its kind
-as the operator map says.
-
-No trace holds the indices of FBGEMM's lookups. They are predicted with uniform indices over tables of equal width. The
-update has two kernels: one with a block for each row with many uses, and one with a warp for each row with few uses. Only
-the kernel to which uniform indices assign rows is compared. The work of the other depends on the indices: FBGEMM of that
-time launched a warp for every lookup, even without work.
+`pipeline/evaluation/traced_kernel_times.py` makes the comparison and says which calls it covers.
 """
 
 from __future__ import annotations

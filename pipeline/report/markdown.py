@@ -19,25 +19,29 @@ def replaced(text: str, name: str, block: str) -> str:
     """A text with the block between `<!-- name -->` and `<!-- /name -->` replaced.
 
     Raises:
-        KeyError: the text has no such markers.
+        KeyError: the text does not have each marker once, in this order.
     """
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise KeyError(name)
-    head, rest = text.split(begin)
-    return f"{head}{begin}\n{block.strip()}\n{end}{rest.split(end)[1]}"
+    head, _, tail = _parted(text, name)
+    return f"{head}\n{block.strip()}\n{tail}"
 
 
 def block(text: str, name: str) -> str:
     """The text between `<!-- name -->` and `<!-- /name -->`.
 
     Raises:
-        KeyError: the text has no such markers.
+        KeyError: the text does not have each marker once, in this order.
     """
+    return _parted(text, name)[1].strip()
+
+
+def _parted(text: str, name: str) -> tuple[str, str, str]:
+    """The text up to the first marker with it, between the markers, and from the second marker on."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    if text.count(begin) != 1 or text.count(end) != 1:
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
         raise KeyError(begin)
-    return text.split(begin)[1].split(end)[0].strip()
+    head, _, rest = text.partition(begin)
+    inside, _, tail = rest.partition(end)
+    return head + begin, inside, end + tail
 
 
 def table_rows(text: str) -> list[dict[str, str]]:

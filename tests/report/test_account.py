@@ -148,6 +148,8 @@ def test_only_the_text_between_the_markers_changes() -> None:
     assert replaced(text, "here", "new") == text.replace("old", "new")
     with pytest.raises(KeyError):
         replaced(text, "elsewhere", "new")
+    with pytest.raises(KeyError):
+        replaced("<!-- /here -->\nold\n<!-- here -->\nafter", "here", "new")
 
 
 def test_readme_and_docs_hold_what_the_packs_say() -> None:
