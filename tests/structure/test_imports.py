@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -185,3 +187,10 @@ def test_an_edited_path_and_a_borrowed_script_would_be_found() -> None:
     text = "import sys\nsys.path.insert(0, 'benchmarks')\nfrom squad import make_step\nimport masters, numpy\n"
     assert strangers(text, {"squad", "masters"}) == ["names sys.path", "imports squad", "imports masters"]
     assert not strangers("from pipeline.evaluation.squad_step import make_step\n", {"squad_step"})
+
+
+def test_workloads_that_benchmarks_name_exist() -> None:
+    named = {found for name, text in scripts().items() if name.startswith("benchmarks/")
+             for found in re.findall(r'"model\.target": "([\w.]+):(\w+)"', text)}  # fmt: skip
+    assert len(named) == 3
+    assert all(callable(getattr(importlib.import_module(module), function)) for module, function in named)
