@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -48,17 +48,32 @@ def code_digest(script: str, drawing: bool = False) -> str:
     Raises:
         FileNotFoundError: there is no such script.
     """
+    return _hash(code_of(script, drawing))
+
+
+@cache
+def module_digest(module: str) -> str:
+    """Hash of a module and of every module of the package that it imports, directly or through other modules."""
+    return _hash(_code_behind(ROOT / f"{module.replace('.', '/')}.py", False))
+
+
+def code_of(script: str, drawing: bool = False) -> list[Path]:
+    """The files that `code_digest` hashes: modules and the data files beside them (`opmap.yaml`), in a fixed order."""
+    return _code_behind(ROOT / "workflow" / "scripts" / f"{script}.py", drawing)
+
+
+def _hash(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in code_of(script, drawing):
+    for path in paths:
         digest.update(path.relative_to(ROOT).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def code_of(script: str, drawing: bool = False) -> list[Path]:
-    """The files that `code_digest` hashes: modules and the data files beside them (`opmap.yaml`), in a fixed order."""
-    waiting = [ROOT / "workflow" / "scripts" / f"{script}.py"]
-    found: set[Path] = set()
+def _code_behind(start: Path, drawing: bool) -> list[Path]:
+    """Modules that a file imports, directly or indirectly, and the data files beside them."""
+    waiting = [start]
+    found = {start} if start.is_relative_to(ROOT / "pipeline") else set[Path]()
     while waiting:
         for path in _imported(waiting.pop()):
             name = path.relative_to(ROOT).as_posix()

@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
+
 _PACKAGE = Path(__file__).resolve().parent
 
 CAMPAIGN = "manifest.json"
@@ -53,6 +55,17 @@ def datasets_dir() -> Path | None:
         return Path(named) if named not in ("", "none") and Path(named).is_dir() else None
     root = _PACKAGE.parent
     return next((path for path in (root / "datasets", root.parent / "shared" / "datasets") if path.is_dir()), None)
+
+
+def cache_dir() -> Path | None:
+    """The folder of captured graphs that are kept between runs: $STEPTIME_CACHE, else in the user's cache folder.
+
+    None if $STEPTIME_CACHE is empty or `none`: nothing is kept.
+    """
+    named = os.environ.get("STEPTIME_CACHE")
+    if named is not None:
+        return Path(named).expanduser() if named not in ("", "none") else None
+    return Path(platformdirs.user_cache_dir("steptime"))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 from pathlib import Path
 
 # Before NumPy and torch are imported, and passed on to every process that a test starts. `make test` runs one worker per
@@ -23,6 +24,8 @@ settings.load_profile("repeatable")
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# each worker has a cache of its own, and none reads what an earlier run left
+os.environ["STEPTIME_CACHE"] = tempfile.mkdtemp(prefix="steptime-test-cache-")
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,10 @@ TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "lat
 `predicted_us`."""
 
 
+PLACES = frozenset({"node_id", "call"})
+"""Columns of a `calls` table that say which call a row is; all others say what it launches."""
+
+
 @dataclass(frozen=True)
 class KernelPredictor:
     """Models of one GPU's families, physics for the rest, and the latency floor of this GPU."""
@@ -68,6 +72,13 @@ class KernelPredictor:
               kernel.
             - `inside`: False where sizes are outside the range of the samples.
         """
+        which = _distinct(calls)
+        if which is not None:
+            first = np.unique(which, return_index=True)[1]
+            return self._predict(calls.iloc[first]).iloc[which].set_axis(calls.index)
+        return self._predict(calls)
+
+    def _predict(self, calls: pd.DataFrame) -> pd.DataFrame:
         rows = len(calls)
         times = {key: np.full(rows, np.nan) for key in TIMES}
         evidence = np.full(rows, "roofline", dtype=object)
@@ -135,6 +146,17 @@ class KernelPredictor:
         its file.
         """
         return self.physics.evidence if FAMILIES[name].law is Law.MOVEMENT else "roofline"
+
+
+def _distinct(calls: pd.DataFrame) -> npt.NDArray[np.int64] | None:
+    """Number of the distinct call that each row is, shape (rows,); None for a table that is not of a graph.
+
+    The calls of a step repeat, in layers of one shape: models see each call once.
+    """
+    if not PLACES.issubset(calls.columns):
+        return None
+    columns = [name for name in calls.columns if name not in PLACES]
+    return np.asarray(calls.groupby(columns, sort=False, dropna=False).ngroup(), dtype=np.int64)
 
 
 def load_predictor(

@@ -17,8 +17,7 @@ from pipeline.answers.predict_step import Subject, evaluate
 from pipeline.config import Point, expand, method_label
 from pipeline.config_checks import written
 from pipeline.errors import ConfigError, InputError
-from pipeline.graph.capture import capture
-from pipeline.graph.device_calls import map_calls
+from pipeline.graph.graph_cache import calls_of, captured
 from pipeline.graph.table import Graph
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
@@ -62,7 +61,7 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
         return _measured_here(point, Path(results or "results"))
     gpu = gpu_of(point.settings.gpu)
     graph = _captured(point.settings.model, point.batch_size)
-    calls = map_calls(graph, gpu, graph.device)
+    calls = calls_of(graph, point.settings.model.plain(), point.batch_size, gpu)
     subject = Subject(
         point.model,
         point.variant,
@@ -113,4 +112,4 @@ def _measured_here(point: Point, results: Path) -> Prediction:
 
 @lru_cache(maxsize=64)
 def _captured(config: FrozenDict, batch_size: int) -> Graph:
-    return capture(config.plain(), batch_size)
+    return captured(config.plain(), batch_size)

@@ -3,8 +3,8 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.graph.capture import capture
+    from pipeline.graph.graph_cache import captured
     from pipeline.graph.graph_file import write_graph
 
-    graph = capture(snakemake.params.model, int(snakemake.wildcards.batch))
+    graph = captured(snakemake.params.model, int(snakemake.wildcards.batch))
     write_graph(graph, snakemake.output.graph, provenance(snakemake))

@@ -1,0 +1,172 @@
+"""Captured graphs that are kept between runs: when they are reused, and what happens when the cache cannot be used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from pipeline.config import expand
+from pipeline.errors import SteptimeError, SteptimeWarning
+from pipeline.graph import graph_cache
+from pipeline.graph.graph_cache import calls_of, captured, graph_key
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.schemas import to_arrow
+
+TINY = ["model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
+        "model.top_mlp=[4,1]"]  # fmt: skip
+
+
+def model(*overrides: str) -> dict[str, Any]:
+    """The `model` section of a small step."""
+    return expand([*TINY, *overrides])[0].section("model")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Batch sizes of the steps that were captured."""
+    done: list[int] = []
+    usual = graph_cache.capture
+    monkeypatch.setattr(graph_cache, "capture", lambda config, batch: done.append(batch) or usual(config, batch))
+    return done
+
+
+def same(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    """Equal values by their schema; a stored table may have other dtypes of integers and texts."""
+    schema = "calls" if "call" in one else "graph"
+    assert to_arrow(one, schema).equals(to_arrow(other, schema))
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.parquet"))
+
+
+def test_a_graph_is_captured_once_and_read_back_as_it_was(folder: Path, captures: list[int]) -> None:
+    first, again = captured(model(), 8), captured(model(), 8)
+    assert captures == [8] and len(entries(folder)) == 1
+    same(again.table, first.table)
+    assert (again.memory, again.device, again.model, again.batch_size) == (
+        first.memory, first.device, first.model, first.batch_size)  # fmt: skip
+    captured(model(), 16)
+    captured(model("model.optimizer=adam"), 8)
+    assert captures == [8, 16, 8]
+
+
+def test_calls_are_kept_for_each_kind_of_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = model("model.dtype=tf32")
+    graph = captured(config, 8)
+    tables = {name: calls_of(graph, config, 8, load_gpu(name)) for name in ("V100", "A100", "T4")}
+    assert len(entries(folder)) == 4
+    monkeypatch.setattr(graph_cache, "map_calls", lambda *_: pytest.fail("mapped again"))
+    for name, table in tables.items():
+        same(calls_of(graph, config, 8, load_gpu(name)), table)
+    assert "tf32" in set(tables["A100"]["dtype"]) and "tf32" not in set(tables["T4"]["dtype"])
+
+
+def test_the_key_follows_what_a_graph_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("import parts\n")
+    Path("parts.py").write_text("WIDTH = 3\n")
+    own = expand(["model=custom", "model.target=mine:make_step"])[0].section("model")
+    keys = [graph_key(own, 8), graph_key(own, 16), graph_key({**own, "seq_len": 3}, 8)]
+    Path("parts.py").write_text("WIDTH = 4\n")
+    keys.append(graph_key(own, 8))
+    graph_cache._version.cache_clear()
+    zoo = [graph_key(model(), 8)]
+    monkeypatch.setattr(graph_cache, "_version", lambda package: "another")
+    zoo.append(graph_key(model(), 8))
+    assert len({*keys, *zoo}) == 6
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1", b"not parquet at all" * 100, None])
+def test_a_damaged_entry_is_made_anew(folder: Path, captures: list[int], damage: bytes | None) -> None:
+    whole = captured(model(), 8)
+    (entry,) = entries(folder)
+    entry.write_bytes(entry.read_bytes()[:-9] if damage is None else damage)
+    same(captured(model(), 8).table, whole.table)
+    same(captured(model(), 8).table, whole.table)
+    assert captures == [8, 8]
+
+
+@pytest.mark.parametrize("value", ["none", ""])
+def test_the_cache_can_be_switched_off(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captures: list[int]
+) -> None:
+    monkeypatch.setenv("STEPTIME_CACHE", value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    captured(model(), 8)
+    captured(model(), 8)
+    assert captures == [8, 8] and not entries(tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_warns_once_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.warns(SteptimeWarning, match=r"cannot be written .*set \$STEPTIME_CACHE") as said:
+        captured(model(), 8)
+        captured(model(), 16)
+    assert len([each for each in said if each.category is SteptimeWarning]) == 1
+
+
+def test_a_full_disk_warns_once_and_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise SteptimeError("no space left on device")
+
+    monkeypatch.setattr(graph_cache, "write_graph", full)
+    monkeypatch.setattr(graph_cache, "write_table", full)
+    with pytest.warns(SteptimeWarning, match="no space left") as said:
+        calls = calls_of(captured(model(), 8), model(), 8, load_gpu("V100"))
+    assert len(said) == 1 and len(calls) > 10 and not entries(folder)
+
+
+def test_the_entries_that_were_not_used_for_longest_give_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch in (8, 16, 32):
+        captured(model(), batch)
+    for age, entry in enumerate(sorted(entries(folder), key=lambda path: path.stat().st_mtime)):
+        os.utime(entry, (1000 + age, 1000 + age))
+    size = sum(entry.stat().st_size for entry in entries(folder))
+    captured(model(), 8)  # now the newest
+    monkeypatch.setattr(graph_cache, "MAX_BYTES", size)
+    captured(model(), 64)
+    monkeypatch.setattr(graph_cache, "capture", lambda *_: pytest.fail("captured again"))
+    captured(model(), 8)
+    captured(model(), 64)
+    assert sum(entry.stat().st_size for entry in entries(folder)) <= 0.8 * size
+
+
+def test_a_question_that_was_asked_before_loads_no_pytorch(folder: Path) -> None:
+    point = [*TINY, "predict.draws=16"]
+    source = (
+        "import sys; from pipeline.answers.predict_point import predict_point; from pipeline.config import expand; "
+        f"print(predict_point(expand({point!r})[0]).predicted_us, 'torch' in sys.modules)"
+    )
+    first, again = (subprocess.check_output([sys.executable, "-c", source], text=True).split() for _ in range(2))
+    assert first == [again[0], "True"] and again[1] == "False"
+
+
+def test_processes_that_ask_at_once_agree(folder: Path) -> None:
+    source = (
+        "from pipeline.graph.graph_cache import captured; from pipeline.config import expand; "
+        f"print(hash(captured(expand({TINY!r})[0].section('model'), 8).table.to_csv()))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-c", source]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    found = {process.communicate()[0] for process in running}
+    assert all(process.returncode == 0 for process in running) and len(found) == 1
+    assert len(entries(folder)) == 1 and not [
+        path for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"
+    ]
