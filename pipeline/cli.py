@@ -76,7 +76,7 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
     points = expand(_overrides(overrides))
     if len(points) > 1:
-        raise InputError(f"predict takes one point, these overrides make {len(points)}: use `steptime compare`")
+        raise InputError(f"predict takes one point, but these overrides give {len(points)}: use `steptime compare`")
     with working("predicting"):
         prediction = predict_point(points[0])
     if as_json:
@@ -92,7 +92,7 @@ def compare(overrides: Overrides = None, as_json: Json = False) -> None:
     points, prices = expand(_overrides(overrides)), load_prices()
     predictions = [predict_point(point) for point in progress(points, "predicting")]
     largest: dict[str, int | None] = {}
-    with working("looking for the largest batches"):
+    with working("searching for the largest batches"):
         for point in points:
             key = f"{point.gpu}/{point.model}/{point.variant}"
             if key not in largest:
@@ -136,7 +136,7 @@ def replay(
         list[Path] | None, typer.Option(help="take host overheads from this trace; may be repeated")
     ] = None,
     calibrate: Annotated[
-        int, typer.Option(help="scale those overheads by one factor from so many iterations of TRACE")
+        int, typer.Option(help="number of iterations of TRACE from which one factor on those overheads is fitted")
     ] = 0,
     rank: Annotated[
         list[Path] | None, typer.Option(help="trace of another rank of the same step; all ranks are simulated together")
@@ -147,7 +147,7 @@ def replay(
     """Predict the iterations of a trace from overheads of other iterations, and compare with the measured times."""
     if rank:
         if overheads or calibrate or timeline:
-            raise InputError("--rank takes overheads from the other ranks: leave out the other options")
+            raise InputError("--rank takes overheads from the other ranks; remove the other options")
         if len({path.resolve() for path in (trace, *rank)}) <= len(rank):
             raise InputError("--rank: the same trace is given twice; give one trace of each rank")
         _replay_ranks([trace, *rank], as_json)
@@ -201,12 +201,12 @@ def kernels_fit(
     samples: Annotated[Path, typer.Option(help="parquet of measured latencies")],
     gpu: Annotated[str, typer.Option(help="the GPU whose rows are fitted")],
     out: Annotated[Path, typer.Option(help="folder for the models")],
-    family: Annotated[list[str] | None, typer.Option(help="fit this family alone; may be repeated")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="fit only this family; may be repeated")] = None,
     as_json: Json = False,
 ) -> None:
     """Fit a kernel model per family and report its error on shapes that were not used for training."""
     done: list[str] = []
-    with working(what := "fitting, minutes for families of thousands of samples") as say:
+    with working(what := "fitting (takes minutes for families with thousands of samples)") as say:
 
         def tell(fitted: FittedFamily) -> None:
             done.append(fitted.model.family)
@@ -228,7 +228,9 @@ def kernels_predict(
     gpu: Annotated[str, typer.Option(help="the GPU to predict")],
     source: Annotated[Path, typer.Option("--in", help="parquet of calls: `op` and its dimensions")],
     out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
-    models: Annotated[Path | None, typer.Option(help="folder of `kernels fit`; else what ships")] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="folder of models from `kernels fit` (default: the shipped models)")
+    ] = None,
     probes: Annotated[
         Path | None, typer.Option(help="a few measured calls on that GPU, to calibrate a transfer")
     ] = None,
@@ -292,7 +294,7 @@ def _overrides(given: list[str] | None) -> list[str]:
     texts = list(given or [])
     for text in texts:
         if "=" not in text:
-            raise InputError(f"{text!r} is no override: write key=value, for example gpu=V100")
+            raise InputError(f"{text!r} is not an override: write key=value, for example gpu=V100")
     return texts
 
 

@@ -29,7 +29,7 @@ from pipeline.compose import (
 from pipeline.config_checks import check_values, example, flatten
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.spec import may_state
+from pipeline.hardware.spec import is_known_key
 from pipeline.paths import config_dir
 from pipeline.settings import KernelSettings, OverheadSettings, Settings
 from pipeline.settings import section as plain_section
@@ -250,7 +250,7 @@ def _unknown_option(key: str, base: Mapping[str, Any]) -> str:
     """One line that says which options there are; `base` is the configuration of the chosen files."""
     section, known = key.partition(".")[0], list(flatten(base))
     chosen = f" of {section}={base[section]['name']}" if section in GROUPS and "." in key else ""
-    if section == "gpu" and may_state(key.removeprefix("gpu.")):
+    if section == "gpu" and is_known_key(key.removeprefix("gpu.")):
         return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
     close = did_you_mean(key, known) or did_you_mean(key, (*GROUPS, "experiment"))
     own = sorted(each.partition(".")[2] for each in known if each.startswith(f"{section}."))

@@ -33,13 +33,13 @@ CHOICES = {
 }
 """Options with a fixed set of values."""
 
-HALF = ("bf16", "fp16")
+HALF_PRECISION_DTYPES = ("bf16", "fp16")
 """Half-precision dtypes that a whole model can be cast to (`model.precision=pure`)."""
 
 ONE_OR_ONE_EACH = ("model.rows", "model.lookups")
 """Options that take one number for all tables, or a list with one number for each table."""
 
-ZERO_IS_MEANT = (
+MAY_BE_ZERO = (
     "predict.seed",
     "kernels.seed",
     "overheads.profiler_event_us",
@@ -52,7 +52,7 @@ ZERO_IS_MEANT = (
 FRACTIONS = ("gpu.", "model.dropout", "model.label_smoothing")
 """Keys of files whose numbers may be fractions even where the file states a whole number."""
 
-DECLARED = {
+SECTION_TYPES = {
     "kernels": get_type_hints(KernelSettings),
     "overheads": get_type_hints(OverheadSettings),
     "predict": get_type_hints(PredictSettings),
@@ -63,7 +63,7 @@ DECLARED = {
 EXAMPLES = {"model.target": "my_module:make_step"}
 """Examples of values that have no default."""
 
-LEAST = {"predict.draws": 10}
+MIN_VALUES = {"predict.draws": 10}
 """Least allowed values by key. With fewer than 10 draws, p10 and p90 are not distinct draws and mean nothing."""
 
 
@@ -95,10 +95,10 @@ def check_precision(model: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: `precision` is pure, and `dtype` is neither bf16 nor fp16.
     """
-    if model.get("precision") == "pure" and model.get("dtype") not in HALF:
+    if model.get("precision") == "pure" and model.get("dtype") not in HALF_PRECISION_DTYPES:
         raise ConfigError(
-            f"model.precision=pure: there is nothing to cast to in model.dtype={model.get('dtype') or 'fp32'}; "
-            "take model.dtype=bf16 or fp16"
+            f"model.precision=pure: it needs half precision, but model.dtype={model.get('dtype') or 'fp32'}; set "
+            "model.dtype=bf16 or fp16"
         )
 
 
@@ -139,16 +139,16 @@ def _check(key: str, value: Any, default: Any) -> None:
 
 
 def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
-    least = "0 or above" if key in ZERO_IS_MEANT else "above 0"
+    least = "0 or above" if key in MAY_BE_ZERO else "above 0"
     section, _, name = key.partition(".")
-    kind = DECLARED[section][name] if section in DECLARED else type(default)
+    kind = SECTION_TYPES[section][name] if section in SECTION_TYPES else type(default)
     whole = kind is int and not key.startswith(FRACTIONS)
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and key not in ZERO_IS_MEANT) or (whole and value != int(value)):
+    if not number or value < 0 or (value == 0 and key not in MAY_BE_ZERO) or (whole and value != int(value)):
         kind = "a whole number" if whole else "a number"
         raise ConfigError(f"{key}={written(shown)}: give {kind} {least}")
-    if value < LEAST.get(key, value):
-        raise ConfigError(f"{key}={written(shown)}: give {LEAST[key]} or more")
+    if value < MIN_VALUES.get(key, value):
+        raise ConfigError(f"{key}={written(shown)}: give {MIN_VALUES[key]} or more")
 
 
 def written(value: Any) -> str:

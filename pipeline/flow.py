@@ -197,7 +197,7 @@ class Flow:
         # the host's scale is applied when a point is predicted
         return {key: value for key, value in section(found.settings.overheads).items() if key != "host_scale"}
 
-    def card(self, wildcards: Any) -> dict[str, Any]:
+    def gpu_spec(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the values of a GPU's specification file, which the fits of its kernel models use."""
         if wildcards.gpu == LOCAL_GPU:
             return {}
@@ -217,7 +217,7 @@ class Flow:
     def public(self, name: str) -> str:
         """Path of public data. Without public data, a path that does not exist and whose name says what to do."""
         found = datasets_dir()
-        return str(found / name) if found else f"public data is not at hand: set $STEPTIME_DATASETS/{name}"
+        return str(found / name) if found else f"public data is not available: set $STEPTIME_DATASETS/{name}"
 
     @property
     def packs(self) -> str:
@@ -230,11 +230,11 @@ class Flow:
         return [gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC]
 
     @property
-    def half_gpus(self) -> list[str]:
+    def bf16_gpus(self) -> list[str]:
         """GPUs with available public bf16 matrix products, so that their models can be refitted."""
         return list(TABLES) if data_dir() is not None else []
 
-    def half_table(self, wildcards: Any) -> str:
+    def bf16_table(self, wildcards: Any) -> str:
         """Input function: the public bf16 matrix products of a GPU, if their package is installed."""
         return str(table_path(wildcards.gpu))
 
@@ -261,8 +261,8 @@ class Flow:
         """One sentence per GPU whose kernel models should be compared, but that has no samples here to fit them."""
         compared = {point.gpu for point in self.points if point.settings.kernels.name == COMPARE}
         return [
-            f"kernels={COMPARE}: no samples of {gpu} are at hand, so nothing was fitted or compared, and what ships "
-            "answered; set $STEPTIME_DATASETS (docs/kernels.md)"
+            f"kernels={COMPARE}: no samples of {gpu} are available, so nothing was fitted or compared, and the "
+            "shipped models were used; set $STEPTIME_DATASETS (docs/kernels.md)"
             for gpu in self.gpus if gpu in compared and kernel_source(gpu) not in HAS_MODELS
         ]  # fmt: skip
 
@@ -285,7 +285,7 @@ def _check_named(variable: str, *off: str) -> None:
     """
     value = os.environ.get(variable)
     if value is not None and value not in off and not Path(value).is_dir():
-        raise InputError(f"${variable}={value}: no such folder; name another or unset it")
+        raise InputError(f"${variable}={value}: no such folder; set another or unset the variable")
 
 
 def _usable(root: str) -> str:
@@ -298,5 +298,5 @@ def _usable(root: str) -> str:
     while not place.exists():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"results={root}: {place} is no folder that can be written in; name another")
+        raise InputError(f"results={root}: {place} is not a writable folder; give another")
     return root

@@ -44,7 +44,7 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
     except PackError as error:
         raise (error if str(path) in str(error) else PackError(f"{path}: {error}")) from None
     except KeyError as error:
-        raise PackError(f"{path}: misses {error.args[0]!r}; {remedy}") from None
+        raise PackError(f"{path}: {error.args[0]!r} is missing; {remedy}") from None
     except (OSError, TypeError, ValueError, AttributeError, IndexError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise PackError(f"{path}: not readable ({reason}); {remedy}") from None
@@ -66,7 +66,7 @@ def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, An
         values = dict(json.loads(path.read_text(encoding="utf-8")))
         missing = [key for key in keys if key not in values]
         if missing:
-            raise PackError(f"{path}: misses {', '.join(missing)}; {remedy}")
+            raise PackError(f"{path}: {', '.join(missing)} is missing; {remedy}")
         return values
 
 
@@ -103,7 +103,7 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, Any] | None 
 
     bad = _not_finite(arrays)
     if bad:
-        raise SteptimeError(f"{path}: not written, because array {bad!r} holds NaN or infinite values; refit the model")
+        raise SteptimeError(f"{path}: not written, because array {bad!r} has NaN or infinite values; refit the model")
     texts = {key: json.dumps(value, sort_keys=True) for key, value in {**(metadata or {}), FORMAT_KEY: FORMAT}.items()}
     with atomic_path(path) as part:
         part.write_bytes(save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata=texts))
@@ -127,7 +127,7 @@ def read_arrays(path: Path, remedy: str) -> tuple[dict[str, npt.NDArray[Any]], d
     check_format(path, metadata.pop(FORMAT_KEY, FORMAT), remedy)
     bad = _not_finite(arrays)
     if bad:
-        raise PackError(f"{path}: array {bad!r} holds NaN or infinite values; {remedy}")
+        raise PackError(f"{path}: array {bad!r} has NaN or infinite values; {remedy}")
     return arrays, metadata
 
 
@@ -151,17 +151,20 @@ def check_shapes(what: str, arrays: Arrays, shapes: Shapes) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, expected in shapes.items():
         if name not in arrays:
-            raise PackError(f"{what} misses array {name!r}; rebuild it")
+            raise PackError(f"array {name!r} of the {what} is missing; rebuild the model")
         found = arrays[name].shape
         if arrays[name].dtype.kind != "f":
             raise PackError(
-                f"{what}: array {name!r} holds {arrays[name].dtype}, not floating-point numbers; rebuild it"
+                f"{what}: array {name!r} has dtype {arrays[name].dtype}, not floating-point numbers; rebuild the model"
             )
         named = zip(expected, found, strict=False)
         known = tuple(sizes.setdefault(axis, size) if isinstance(axis, str) else axis for axis, size in named)
         if len(found) != len(expected) or found != known:
             wanted = ", ".join(str(sizes.get(axis, axis) if isinstance(axis, str) else axis) for axis in expected)
-            raise PackError(f"{what} arrays do not fit each other: {name!r} is {found}, not ({wanted}); rebuild it")
+            raise PackError(
+                f"arrays of the {what} have sizes that contradict each other: {name!r} is {found}, not "
+                f"({wanted}); rebuild it"
+            )
     return sizes
 
 

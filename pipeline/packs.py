@@ -141,7 +141,7 @@ def build_pack(
             shutil.copytree(source, stage / "kernels" / family, ignore=shutil.ignore_patterns("*.parquet", ".*"))
             description = stage / "kernels" / family / "family.json"
             # predictions use a pack, not a fit of this machine
-            write_json(description, {**read_json(description, remedy="fit the family anew"), "evidence": "pack"})
+            write_json(description, {**read_json(description, remedy="fit the family again"), "evidence": "pack"})
         for table in overheads:
             shutil.copy2(table, stage / table.name)
         names = sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file())

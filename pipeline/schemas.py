@@ -127,8 +127,8 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
     missing = [f.name for f in target if not f.nullable and f.name not in names]
     unknown = [str(name) for name in names if name not in target.names]
     if missing or unknown:
-        what = f"misses column {', '.join(missing)}" if missing else f"has unknown column {', '.join(unknown)}"
-        raise TableError(f"{where}: {schema} table {what}")
+        what = f"column {', '.join(missing)} is missing" if missing else f"unknown column {', '.join(unknown)}"
+        raise TableError(f"{where}: {schema} table: {what}")
     try:
         if not isinstance(frame, pa.Table):
             absent = {name: None for name in target.names if name not in names}
@@ -197,7 +197,7 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    table = read_arrow(path, "run the rule that makes it, or name another", "delete it to rebuild")
+    table = read_arrow(path, "run the rule that makes it, or give another file", "delete the file to rebuild it")
     table = to_arrow(table.replace_schema_metadata(None), schema, str(path))
     frame: pd.DataFrame = table.to_pandas(
         types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None
@@ -241,7 +241,7 @@ def read_columns(path: str | Path, columns: Sequence[str], missing: str, damaged
     table: pd.DataFrame = read_arrow(path, missing, damaged).to_pandas()
     lacking = [name for name in columns if name not in table.columns]
     if lacking:
-        raise TableError(f"{path}: misses column {', '.join(lacking)}; {damaged}")
+        raise TableError(f"{path}: column {', '.join(lacking)} is missing; {damaged}")
     return table
 
 
@@ -252,7 +252,7 @@ def refuse_folder(path: Path) -> None:
         TableError: `path` is a folder.
     """
     if path.is_dir():
-        raise TableError(f"{path}: is a folder; name the parquet file in it")
+        raise TableError(f"{path}: is a folder; give the path of the parquet file in it")
 
 
 def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
@@ -263,7 +263,7 @@ def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
     """
     for path in [Path(each) for each in inputs if each is not None]:
         if path.exists() and Path(out).exists() and path.samefile(out):
-            raise InputError(f"{out}: is read as well, and writing would replace it; name another file")
+            raise InputError(f"{out}: is also an input, which writing would replace; give another file")
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:
@@ -271,7 +271,9 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); delete it to rebuild") from None
+        raise TableError(
+            f"{path}: not a readable parquet file ({_first_line(error)}); delete the file to rebuild it"
+        ) from None
     found: dict[str, Any] = json.loads(metadata.get(PROVENANCE_KEY, b"{}"))
     return found
 
@@ -288,9 +290,9 @@ class atomic_path:  # noqa: N801 - used like a function in `with atomic_path(...
 
     def __enter__(self) -> Path:
         if self.path.is_dir():
-            raise InputError(f"{self.path}: is a folder; name the file to write in it")
+            raise InputError(f"{self.path}: is a folder; give the path of the file to write")
         if self.path.exists() and not self.path.is_file():
-            raise InputError(f"{self.path}: is no regular file, which writing would replace; name another")
+            raise InputError(f"{self.path}: is not a regular file; give another path")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)

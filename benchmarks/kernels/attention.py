@@ -29,11 +29,11 @@ from pipeline.kernels.fused_attention import (
     BACKWARD_WORK,
     AttentionModel,
     Constants,
-    Fitted,
+    FittedAttention,
     Shape,
     attention_us,
 )
-from pipeline.kernels.fused_attention_fit import FOLDS, START_FROM, fit_gpus, fitted_on, folds_of
+from pipeline.kernels.fused_attention_fit import FOLDS, START_CONSTANTS_FROM, fit_gpus, fit_with_intervals, folds_of
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Dims
 
@@ -59,7 +59,7 @@ PUBLISHED_PAIRS = (
 """Published forward and backward times. The H100's thread names no GPU; the throughput is that of an H100."""
 
 
-def roofline_us(rows: pd.DataFrame, spec: GpuSpec, fitted: Fitted) -> np.ndarray:
+def roofline_us(rows: pd.DataFrame, spec: GpuSpec, fitted: FittedAttention) -> np.ndarray:
     """Roofline of the calls that a graph would make, plus the time of the cache write."""
     shape, d = Shape.of(rows), Dims(rows)
     peak = Physics.of(spec).peak_flop_per_us(d)
@@ -69,12 +69,12 @@ def roofline_us(rows: pd.DataFrame, spec: GpuSpec, fitted: Fitted) -> np.ndarray
     return Physics.of(spec).kernel_us("attention", rows) + whole - bare
 
 
-def held_out_estimates(rows: pd.DataFrame, spec: GpuSpec, full: Fitted, start: Constants) -> Estimate:
+def held_out_estimates(rows: pd.DataFrame, spec: GpuSpec, full: FittedAttention, start: Constants) -> Estimate:
     """Estimates (with intervals) from fits without samples of the same combination of heads and sequence length."""
     fold, parts = folds_of(rows, seed=1), []
     for number in range(FOLDS):
         seen = rows[fold != number].reset_index(drop=True)
-        model = AttentionModel(spec, spec, fitted_on(seen, spec, full.tiles, start))
+        model = AttentionModel(spec, spec, fit_with_intervals(seen, spec, full.tiles, start))
         parts.append(model.predict(rows[fold == number]))
     order = np.argsort(np.concatenate([np.flatnonzero(fold == number) for number in range(FOLDS)]))
     return Estimate(*(np.concatenate([getattr(part, name) for part in parts])[order] for name in vars(parts[0])))
@@ -95,7 +95,7 @@ def inside(found: Estimate, measured: np.ndarray) -> str:
     return f"{100 * np.mean((found.p10 <= measured) & (measured <= found.p90)):.0f}"
 
 
-def sizes(samples: Mapping[str, pd.DataFrame], fitted: Mapping[str, Fitted]) -> None:
+def sizes(samples: Mapping[str, pd.DataFrame], fitted: Mapping[str, FittedAttention]) -> None:
     print(
         "| GPU | rows | roofline, MAPE | long | bias | held out, GMAE | MAPE | long | bias | inside "
         "| other GPU | MAPE | long | bias | inside |"
@@ -103,7 +103,7 @@ def sizes(samples: Mapping[str, pd.DataFrame], fitted: Mapping[str, Fitted]) -> 
     print("|" + "---|" * 15)
     for gpu, rows in samples.items():
         spec, measured = load_gpu(gpu), rows["kernel_us"].to_numpy(dtype=np.float64)
-        start = fitted[START_FROM[gpu]].constants if gpu in START_FROM else Constants()
+        start = fitted[START_CONSTANTS_FROM[gpu]].constants if gpu in START_CONSTANTS_FROM else Constants()
         own = held_out_estimates(rows, spec, fitted[gpu], start)
         other = load_gpu(TRANSFER_SOURCE[gpu])
         moved = AttentionModel(spec, other, fitted[other.name]).predict(rows)

@@ -19,7 +19,7 @@ from pipeline.kernels.collective_bandwidth import (
     TRANSFERRED_SPREAD,
     CollectiveModel,
     fit_curves,
-    judge,
+    predicted_over_measured,
 )  # fmt: skip
 from pipeline.kernels.physics import Physics
 
@@ -36,11 +36,15 @@ def main() -> None:
         spec = specs[gpu]
         between = own["bytes"].isin(np.sort(own["bytes"].unique())[1::2])
         fitted = fit_curves(own[~between].reset_index(drop=True), spec)
-        unseen = judge(CollectiveModel(spec, spec, fitted), own[between].reset_index(drop=True))
+        unseen = predicted_over_measured(CollectiveModel(spec, spec, fitted), own[between].reset_index(drop=True))
         calls = own.assign(family=FAMILY, bytes_read=own["bytes"], bytes_written=own["bytes"])
         formula = Physics.of(spec).kernel_us(FAMILY, calls) / own["kernel_us"].to_numpy()
         others = np.concatenate(
-            [judge(CollectiveModel(spec, specs[name], curves[name]), own) for name in samples if name != gpu]
+            [
+                predicted_over_measured(CollectiveModel(spec, specs[name], curves[name]), own)
+                for name in samples
+                if name != gpu
+            ]
         )
         error = np.abs(unseen - 1.0)
         cells = [

@@ -33,9 +33,9 @@ from pipeline.kernels import cublas_choice_teachers as choice_teachers
 from pipeline.kernels import distillation as distil
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels.error_metrics import gmae
-from pipeline.kernels.fit_family import CHOSEN_BY_AUTO, Fitter, judge
+from pipeline.kernels.fit_family import AUTO_CHOICE_FAMILIES, Fitter, with_predictions
 from pipeline.kernels.fit_gpu import calibrate_physics
-from pipeline.kernels.fit_workers import Crew
+from pipeline.kernels.fit_workers import TrainingPool
 from pipeline.kernels.networks import train_network
 from pipeline.kernels.samples import assign_folds, clean_samples, split_by_shape
 from pipeline.kernels.session_drift import Drift
@@ -47,15 +47,15 @@ FOLDS = 4
 """Folds of products that are trained, of the eight that ship: half of the time."""
 
 GPUS = ("V100", "A100", "P100", "P4", "T4")
-ALL = "nothing"
+NOTHING_LEFT_OUT = "nothing"
 COLUMNS = ["gpu", "family", "left_out", "gmae", "seconds"]
 
-Answers = tuple[Array, Array]
+Predictions = tuple[Array, Array]
 """Out-of-fold predictions of the training rows (NaN where there is none), and predictions of the held-out rows."""
 
 
 @dataclass(frozen=True)
-class Given:
+class KnownMember:
     """A member whose predictions of the held-out rows are known."""
 
     values: Array
@@ -78,7 +78,7 @@ class Trial:
         marked = table.pop("held_out").to_numpy(dtype=bool)
         self.test = table[marked].reset_index(drop=True)
         self.seed = seed
-        self.steps = Fitter(table[~marked].reset_index(drop=True), gpu, name, seed, memory, offset_us, Crew())
+        self.steps = Fitter(table[~marked].reset_index(drop=True), gpu, name, seed, memory, offset_us, TrainingPool())
         self.base = self.steps.base
         self.baseline = self.base.baseline(self.steps.clamped)
         self.drift, self.clean = self.steps.undisturbed(self.baseline)
@@ -87,18 +87,18 @@ class Trial:
         self.asked = self.base.features(self.test_calls)
 
     def error(
-        self, answers: Answers, drift: Drift | None = None, clean: Array | None = None, trust: bool = True
+        self, answers: Predictions, drift: Drift | None = None, clean: Array | None = None, trust: bool = True
     ) -> float:
         """GMAE in percent of the held-out latencies, calibrated on the out-of-fold predictions as a fit does."""
         unseen, asked = answers
-        model = replace(self.base, variant="average", members=(Given(asked),), weights=(1.0,))
+        model = replace(self.base, variant="average", members=(KnownMember(asked),), weights=(1.0,))
         model, _ = self.steps.calibrate(
             model, self.baseline, unseen, self.clean if clean is None else clean, drift or self.drift, 1.0
         )
-        table = judge(model if trust else replace(model, floor_trust=1.0), self.test)
+        table = with_predictions(model if trust else replace(model, floor_trust=1.0), self.test)
         return 100.0 * gmae(table["predicted_us"].to_numpy(float), table["latency_us"].to_numpy(float))
 
-    def mix(self, trees: Answers, networks: Answers) -> Answers:
+    def mix(self, trees: Predictions, networks: Predictions) -> Predictions:
         """Both kinds of members, in the proportion that out-of-fold errors favour."""
         shares, unseen = distil.Shares.best(self.problem, trees[0], networks[0])
         at_floor = self.problem.at_floor(self.test_calls, (trees[1] + networks[1]) / 2.0)
@@ -106,7 +106,7 @@ class Trial:
 
     def folds(
         self, train: learned.Trainer, folds: int, target: Array | None = None
-    ) -> tuple[Answers, list[Any]]:  # fmt: skip
+    ) -> tuple[Predictions, list[Any]]:  # fmt: skip
         """Members trained on folds of the problem, and their answers."""
         problem = self.problem if target is None else replace(self.problem, target=target)
         unseen, members = learned.cross_validate(problem, train, self.seed, folds)
@@ -121,7 +121,7 @@ def products(trial: Trial) -> dict[str, float]:
     problem, menu, made = trial.problem, observed.menu, observed.choice
     plain = learned.member_recipe(len(problem.target), problem.law)
     periodic = replace(
-        plain, width=choice_fit.PERIODIC_WIDTH[0], layers=choice_fit.PERIODIC_WIDTH[1], frequencies=learned.FREQUENCIES
+        plain, width=choice_fit.PERIODIC_WIDTH[0], layers=choice_fit.PERIODIC_WIDTH[1], frequencies=learned.INPUT_FREQUENCIES
     )  # fmt: skip
     told, known = menu.inputs(problem.features, made), made >= 0
     number = assign_folds(problem.calls, choice_fit.FOLDS, trial.seed)
@@ -140,22 +140,22 @@ def products(trial: Trial) -> dict[str, float]:
             "periodic": train_network(*seen, periodic, seed),
         }
         members.append(each)
-        for kind, odds in _odds(teacher, menu, problem.features[held]).items():
-            inputs = menu.inputs(problem.features[held], odds.argmax(axis=1))
+        for kind, probabilities in _probabilities(teacher, menu, problem.features[held]).items():
+            inputs = menu.inputs(problem.features[held], probabilities.argmax(axis=1))
             for name, member in each.items():
                 unseen[kind, name][held] = member.predict(inputs)
-        for kind, odds in _odds(teacher, menu, trial.asked).items():
-            likely[kind] = likely[kind] + odds
+        for kind, probabilities in _probabilities(teacher, menu, trial.asked).items():
+            likely[kind] = likely[kind] + probabilities
     asked = {}
     for kind in kinds:
         inputs = menu.inputs(trial.asked, likely[kind].argmax(axis=1))
         for name in ("trees", "plain", "periodic"):
             asked[kind, name] = np.array([each[name].predict(inputs) for each in members])
 
-    def trees(kind: str) -> Answers:
+    def trees(kind: str) -> Predictions:
         return unseen[kind, "trees"], asked[kind, "trees"].mean(axis=0)
 
-    def networks(kind: str, *names: str) -> Answers:
+    def networks(kind: str, *names: str) -> Predictions:
         """Folds in turn take a network of each of the names."""
         turn = [names[fold % len(names)] for fold in range(FOLDS)]
         own = np.full(len(made), np.nan)
@@ -168,7 +168,7 @@ def products(trial: Trial) -> dict[str, float]:
     blind_trees, _ = trial.folds(train_trees, FOLDS)
     blind_networks, _ = trial.folds(partial(learned.train_by_recipe, plain), FOLDS)
     return {
-        ALL: trial.error(shipped),
+        NOTHING_LEFT_OUT: trial.error(shipped),
         "trees over candidates": trial.error(trial.mix(trees("scorer"), networks("scorer", *both))),
         "scorer's odds beside these trees": trial.error(trial.mix(trees("judges"), networks("judges", *both))),
         "trees of the time": trial.error(networks("mixed", *both)),
@@ -180,10 +180,10 @@ def products(trial: Trial) -> dict[str, float]:
     }
 
 
-def _odds(teacher: choice_teachers.Teacher, menu: Any, features: Array) -> dict[str, Array]:
+def _probabilities(teacher: choice_teachers.Teacher, menu: Any, features: Array) -> dict[str, Array]:
     """Odds of every choice by scorer and trees together, and by each."""
-    mixed, scorer = teacher.odds(menu, features), teacher.scorer.odds(menu, features)
-    share = choice_teachers.JUDGES_SHARE
+    mixed, scorer = teacher.probabilities(menu, features), teacher.scorer.probabilities(menu, features)
+    share = choice_teachers.TREES_WEIGHT
     return {"mixed": mixed, "scorer": scorer, "judges": (mixed - (1.0 - share) * scorer) / share}
 
 
@@ -192,12 +192,12 @@ def average(trial: Trial, students: bool) -> dict[str, float]:
     problem = trial.problem
     rows = len(problem.target)
     recipe = learned.member_recipe(rows, problem.law)
-    count = learned.FOLDS if rows < learned.FEW_ROWS else distil.NETWORK_FOLDS
+    count = learned.FOLDS if rows < learned.SMALL_FAMILY_SAMPLES else distil.NETWORK_FOLDS
     by_trees, trees = trial.folds(train_trees, learned.FOLDS)
     by_networks, networks = trial.folds(partial(learned.train_by_recipe, recipe), count)
     shipped = trial.mix(by_trees, by_networks)
     found = {
-        ALL: trial.error(shipped),
+        NOTHING_LEFT_OUT: trial.error(shipped),
         "trees": trial.error(by_networks),
         "networks": trial.error(by_trees),
         "floor trust": trial.error(shipped, trust=False),
@@ -213,10 +213,10 @@ def average(trial: Trial, students: bool) -> dict[str, float]:
     if students:
         shares, unseen = distil.Shares.best(problem, by_trees[0], by_networks[0])
         invented = distil.synthetic_calls(problem.calls, distil.SYNTHETIC_ROWS, trial.seed)
-        lesson = distil.Lesson(problem.features, problem.target, invented, problem.featurise(invented))
+        lesson = distil.StudentData(problem.features, problem.target, invented, problem.featurise(invented))
         student = distil.distil(
             problem, lesson, distil.Teachers(trees, networks, shares), unseen, trial.seed,
-            distil.student_recipe(recipe, few=rows < learned.FEW_ROWS),
+            distil.student_recipe(recipe, few=rows < learned.SMALL_FAMILY_SAMPLES),
         ).members[0]  # fmt: skip
         found["student instead of its teachers"] = trial.error((unseen, student.predict(trial.asked)))
     return found
@@ -228,13 +228,15 @@ def show(table: pd.DataFrame) -> str:
     order = {name: i for i, name in enumerate(PUBLIC_FAMILIES)}
     for family, rows in sorted(table.groupby("family"), key=lambda item: order[str(item[0])]):
         grid = rows.pivot_table("gmae", "left_out", "gpu", sort=False)
-        whole = grid.loc[ALL]
+        whole = grid.loc[NOTHING_LEFT_OUT]
         names = list(grid.columns)
         lines += ["", f"| {family}: left out | {' | '.join(names)} | mean |", "|---|" + "---|" * (len(names) + 1)]
         lines.append(
-            f"| {ALL}: GMAE % | " + " | ".join(f"{whole[name]:.2f}" for name in names) + f" | {whole.mean():.2f} |"
+            f"| {NOTHING_LEFT_OUT}: GMAE % | "
+            + " | ".join(f"{whole[name]:.2f}" for name in names)
+            + f" | {whole.mean():.2f} |"
         )
-        for left_out in grid.index.drop(ALL):
+        for left_out in grid.index.drop(NOTHING_LEFT_OUT):
             ratio = grid.loc[left_out] / whole
             cells = [f"{100 * (each - 1):+.1f}" if np.isfinite(each) else "" for each in ratio]
             mean = 100 * (np.exp(np.log(ratio).mean()) - 1)
@@ -260,7 +262,7 @@ def main() -> None:
         raise SystemExit("give --out, and $STEPTIME_DATASETS where the public data are not found")
     for name in chosen.families:
         measure: Callable[[Trial], dict[str, float]] = (
-            products if name in CHOSEN_BY_AUTO else partial(average, students=chosen.students)
+            products if name in AUTO_CHOICE_FAMILIES else partial(average, students=chosen.students)
         )
         for gpu in chosen.gpus:
             done = pd.read_csv(chosen.out) if chosen.out.is_file() else pd.DataFrame(columns=COLUMNS)

@@ -49,9 +49,12 @@ def ratios(table: pd.DataFrame, gpu: str) -> pd.DataFrame:
     """Predicted over measured time, before and after."""
     predictor = kernel_predictor(load_gpu(gpu), "auto", None)
     after = predictor.predict(table)["kernel_us"] / 1e3
-    chosen, recurrent._small = recurrent._small, lambda sizes, *_: np.zeros(len(sizes.batch), dtype=bool)
+    chosen, recurrent._uses_small_persistent = (
+        recurrent._uses_small_persistent,
+        lambda sizes, *_: np.zeros(len(sizes.batch), dtype=bool),
+    )
     before = predictor.predict(table)["kernel_us"] / 1e3
-    recurrent._small = chosen
+    recurrent._uses_small_persistent = chosen
     return table.assign(before=before / table["before"], after=after / table["after"])
 
 

@@ -25,12 +25,12 @@ import pandas as pd
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.predict_step import NORMAL_P90
 from pipeline.datasets.neusight import read_samples
-from pipeline.evaluation.language_passes import predicted_passes
-from pipeline.evaluation.surfer_pairs import CASE, MODELLED, model_calls
+from pipeline.evaluation.language_passes import predict_passes
+from pipeline.evaluation.surfer_pairs import CASE_COLUMNS, MODELLED_FAMILIES, model_calls
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import datasets_dir
 from pipeline.transfer.build_models import interval_of_a_new_gpu
-from pipeline.transfer.gpu_features import COVERED
+from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.left_out_gpu import folds, left_out_rows, log_residuals
 
 
@@ -39,9 +39,13 @@ def pack_errors(datasets: Path) -> pd.DataFrame:
     folder = datasets / "neusight"
     calls = model_calls(pd.read_parquet(folder / "model_op_latency.parquet"))
     passes = pd.read_parquet(folder / "model_latency.parquet")
-    layers = passes.assign(gpu=passes["gpu"].astype(str)).drop_duplicates(CASE).set_index(CASE)["num_layer"]
+    layers = (
+        passes.assign(gpu=passes["gpu"].astype(str)).drop_duplicates(CASE_COLUMNS).set_index(CASE_COLUMNS)["num_layer"]
+    )
     rows = []
-    for (gpu, *case), part in calls[calls["family"].isin(MODELLED)].groupby(["gpu", *CASE], observed=True):
+    for (gpu, *case), part in calls[calls["family"].isin(MODELLED_FAMILIES)].groupby(
+        ["gpu", *CASE_COLUMNS], observed=True
+    ):
         predictor = kernel_predictor(load_gpu(str(gpu)), "auto", None)
         found = predictor.predict(part)
         times = np.where(part["in_layer"], float(layers.loc[tuple(case)]), 1.0)
@@ -56,7 +60,7 @@ def family_levels(datasets: Path, cache: Path) -> pd.DataFrame:
     """One row per family and one column per left-out GPU: log error of summed samples over the width of single calls."""
     samples = read_samples(datasets)
     table = {}
-    for family in COVERED:
+    for family in COVERED_FAMILIES:
         residuals, level = {}, {}
         for fold in folds(samples, family, mlp_steps=0, cache=cache, probes=False):
             rows = left_out_rows(samples, fold)[2]
@@ -85,7 +89,7 @@ def main() -> int:
         levels = family_levels(options.datasets, options.folds)
         print(levels.round(2).assign(share=levels.pow(2).mean(axis=1).round(2)).to_string())
         print(f"mean share: {levels.pow(2).mean(axis=1).mean():.2f}")
-    passes = predicted_passes(options.datasets)
+    passes = predict_passes(options.datasets)
     inside = (passes["p10_us"] <= passes["measured_us"]) & (passes["measured_us"] <= passes["p90_us"])
     checked = passes.assign(inside=100.0 * inside, width=passes["p90_us"] / passes["p10_us"]).groupby("gpu")
     print(

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline import predict
-from pipeline.evaluation.published_dlrm import ONE_BY_ONE, read_rows, read_steps
+from pipeline.evaluation.published_dlrm import SEPARATE_LOOKUP_VERSIONS, read_rows, read_steps
 from pipeline.evaluation.published_step_errors import with_errors
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
@@ -37,7 +37,7 @@ MIN_LARGE_BATCH = 4096
 
 def predicted(row: pd.Series, tables: Sequence[int]) -> Prediction:
     """Steptime's prediction of a row."""
-    parts = row["version"] in ONE_BY_ONE
+    parts = row["version"] in SEPARATE_LOOKUP_VERSIONS
     options: dict[str, object] = {
         "model.rows": list(tables), "model.loss": "bce_logits", "model.mode": row["mode"], "model.dtype": row["dtype"],
         "model.embedding": "sparse" if parts else "joint_rows", "model.interaction": "by_parts" if parts else "fused",
@@ -71,7 +71,7 @@ def _copies_us(found: Prediction) -> float:
 def step_kinds(rows: pd.DataFrame) -> pd.Series:
     """Kind of step of each row, as the summary calls it."""
     precision = np.where(rows["dtype"] == "fp16", "fp16", "fp32 or TF32")
-    by_parts = np.where(rows["version"].isin(ONE_BY_ONE), ", tables one by one", "")
+    by_parts = np.where(rows["version"].isin(SEPARATE_LOOKUP_VERSIONS), ", tables one by one", "")
     large = np.where(
         rows["batch_size"] >= MIN_LARGE_BATCH,
         f", CUDA graphs, batch of at least {MIN_LARGE_BATCH}",

@@ -20,7 +20,13 @@ import pandas as pd
 
 from pipeline import predict
 from pipeline.evaluation.published_step_errors import PYTORCH_2_GPUS, with_errors
-from pipeline.evaluation.published_translation import FILLED, LENGTHS, SENTENCE, read_transformer, read_translation
+from pipeline.evaluation.published_translation import (
+    FILL_RATIO,
+    LENGTH_BUCKETS,
+    SENTENCE_TOKENS,
+    read_transformer,
+    read_translation,
+)
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import rewrite
@@ -34,9 +40,9 @@ def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
             "model.target": "pipeline.evaluation.gnmt_step:make_step", "+model.options.tokens": tokens, "model.dtype": dtype,
             "model.optimizer": "adam", "model.foreach": gpu in PYTORCH_2_GPUS,
         })
-        for tokens, _ in LENGTHS
+        for tokens, _ in LENGTH_BUCKETS
     ]  # fmt: skip
-    shares = np.array([share for _, share in LENGTHS])
+    shares = np.array([share for _, share in LENGTH_BUCKETS])
     shares = shares / shares.sum()
     means = {name: float(shares @ [getattr(one, name) for one in found]) for name in
              ("predicted_us", "active_us", "host_us", "p10_us", "p90_us")}  # fmt: skip
@@ -52,7 +58,7 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 BIG_TRANSFORMER = {"model.width": 1024, "model.heads": 16, "model.vocabulary": 33712, "model.shared_embedding": True,
-       "model.label_smoothing": 0.1, "model.seq_len": SENTENCE}  # fmt: skip
+       "model.label_smoothing": 0.1, "model.seq_len": SENTENCE_TOKENS}  # fmt: skip
 """Options that turn the built-in `transformer` into the page's `transformer_wmt_en_de_big`."""
 
 
@@ -65,9 +71,9 @@ def transformer(rows: pd.DataFrame) -> list[str]:
     for row in rows.itertuples():
         pure = {"model.precision": "pure"} if row.dtype == "fp16" else {}
         ends = [
-            predict(gpu=row.gpu, model="transformer", batch_size=round(share * row.tokens / SENTENCE),
+            predict(gpu=row.gpu, model="transformer", batch_size=round(share * row.tokens / SENTENCE_TOKENS),
                     **{"model.dtype": row.dtype, **pure, **BIG_TRANSFORMER}).predicted_us
-            for share in (FILLED, 1.0)
+            for share in (FILL_RATIO, 1.0)
         ]  # fmt: skip
         off = " to ".join(f"{100 * (end / row.measured_us - 1.0):+.0f}" for end in ends)
         times = " | ".join(f"{time / 1e3:.0f}" for time in (row.measured_us, *ends))

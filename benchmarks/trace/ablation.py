@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.evaluation.replayed_traces import RANK_COUNT, RANKS, SINGLE
+from pipeline.evaluation.replayed_traces import RANK_COUNT, RANKS, SINGLE_TRACES
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.shared_overheads import calibrate, merged
 from pipeline.paths import datasets_dir
@@ -24,7 +24,7 @@ from pipeline.simulate.ranks import replay_ranks
 from pipeline.simulate.replay import build, replay_source
 from pipeline.simulate.replay_options import PUBLISHED, Options
 from pipeline.simulate.replay_result import ReplayResult
-from pipeline.simulate.trace_selection import Source, learn
+from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.trace.load import load_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,9 +55,9 @@ def main() -> int:
         print("no public traces here: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
     folder = data / "traces"
-    singles = {name: Source.of(load_trace(folder / name / "kineto.json.gz")) for name in SINGLE}
+    singles = {name: TraceSelection.of(load_trace(folder / name / "kineto.json.gz")) for name in SINGLE_TRACES}
     rank_paths = [folder / RANKS / f"rank{rank}_kineto.json.gz" for rank in range(RANK_COUNT)]
-    ranks = [Source.of(load_trace(path)) for path in rank_paths]
+    ranks = [TraceSelection.of(load_trace(path)) for path in rank_paths]
     tables = {
         "ablations": ablations(singles, ranks),
         "ranks": ranks_together(rank_paths, ranks),
@@ -69,7 +69,7 @@ def main() -> int:
     return 0
 
 
-def ablations(singles: dict[str, Source], ranks: list[Source]) -> str:
+def ablations(singles: dict[str, TraceSelection], ranks: list[TraceSelection]) -> str:
     """One row per variant, one column per trace; baselines at the end."""
     rows: dict[str, list[float]] = {}
     results: list[list[ReplayResult]] = []
@@ -90,7 +90,7 @@ def errors(group: list[ReplayResult], pick: Callable[..., float]) -> float:
     return 100 * float(np.mean([abs(pick(r) / r.iteration.span_us - 1) for g in group for r in g.replayed]))
 
 
-def ranks_together(paths: list[Path], ranks: list[Source]) -> str:
+def ranks_together(paths: list[Path], ranks: list[TraceSelection]) -> str:
     """Table of ranks: each alone, with the measured durations of its collectives, and all simulated together."""
     alone = [replay_source(own, [other for other in ranks if other is not own]) for own in ranks]
     joint = replay_ranks(paths)
@@ -103,13 +103,13 @@ def ranks_together(paths: list[Path], ranks: list[Source]) -> str:
     return markdown(head, [*rows, ["mean absolute", "", *(f"{100 * m:.2f}" for m in means), "", ""]])
 
 
-def sharing(sources: dict[str, Source], other_ranks: list[Source]) -> str:
+def sharing(sources: dict[str, TraceSelection], other_ranks: list[TraceSelection]) -> str:
     """Table of all ordered pairs: overheads of one workload predict another, without and with one factor.
 
     The factor comes from up to five of the target's iterations, at most half of them. The other iterations are
     evaluated. Ranks have one iteration each: rank 0 gives the factor, and the others are evaluated.
     """
-    chosen = {n: s.settled for n, s in sources.items()}
+    chosen = {n: s.after_warm_up for n, s in sources.items()}
     samples = {n: learn([s.lasting])[0] for n, s in chosen.items()}
     plain, scaled, rows = {}, {}, []
     for target, source in chosen.items():

@@ -2,7 +2,7 @@
 
 python benchmarks/transfer/probe_sets.py --folds FOLDS [--family gemm] [--count 10]
 
-`design` considers every n-th candidate. The tables of docs/transfer.md start at the first candidate. This script starts at
+`choose_probes` considers every n-th candidate. The tables of docs/transfer.md start at the first candidate. This script starts at
 each of the first n candidates in turn.
 """
 
@@ -17,7 +17,7 @@ from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
 from pipeline.transfer.left_out_gpu import PROBES, folds, left_out_rows, probe_candidates, probed_errors
-from pipeline.transfer.probes import MOST_CANDIDATES, design
+from pipeline.transfer.probes import MAX_CANDIDATES, choose_probes
 
 
 def main() -> None:
@@ -36,8 +36,8 @@ def main() -> None:
     for fold in folds(samples, options.family, mlp_steps=0, cache=options.folds):
         own, keys, target = left_out_rows(samples, fold)
         usable = probe_candidates(own, keys, fold)
-        for first in range(max(1, -(-len(usable) // MOST_CANDIDATES))):
-            probes = design(fold.utilisation, usable.iloc[first:], fold.destination, options.count)
+        for first in range(max(1, -(-len(usable) // MAX_CANDIDATES))):
+            probes = choose_probes(fold.utilisation, usable.iloc[first:], fold.destination, options.count)
             rows.append({"gpu": fold.destination.name, "set": first, **probed_errors(target, keys, fold, probes)})
     table = pd.DataFrame(rows)
     table["coverage"] *= 100

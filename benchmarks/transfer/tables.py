@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.paths import transfer_dir
 from pipeline.report.markdown import markdown, rewrite
 from pipeline.transfer.left_out_gpu import PROBES
@@ -59,7 +59,7 @@ def models(results: pd.DataFrame) -> str:
 def model_pairs(results: pd.DataFrame) -> str:
     """Mean absolute error of whole models by origin and destination, a matrix per method."""
     error, texts = _absolute(results), []
-    for method in (TRACKED, "utilisation", "wave"):
+    for method in (TRACKER_METHOD, "utilisation", "wave"):
         own = error[error["method"] == method]
         matrix = own.pivot_table(index="origin", columns="destination", values="error")
         texts.append(f"`{method}`, by pair:\n\n{percents(matrix, 'from, to')}")

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.kernel_predictor import TIMES, KernelPredictor
-from pipeline.answers.same_chip_model import SPREAD, ratio_between, rescaled
+from pipeline.answers.same_chip_model import SPREAD, ratio_between, scaled_estimate
 from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
-from pipeline.hardware.altered_figures import bounds, differing
+from pipeline.hardware.altered_figures import differing_figures, time_factor_bounds
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate
 from pipeline.kernels.families import FAMILIES, Law
@@ -28,82 +28,88 @@ from pipeline.kernels.sample_range import without_phase
 from pipeline.kernels.tensor_core_products import covered as tensor_covered
 from pipeline.kernels.work import Array, Dims
 from pipeline.transfer.shipped_models import covered, load_models
-from pipeline.transfer.tensor_core_model import ratio_of
+from pipeline.transfer.tensor_core_model import time_ratio
 
-OWN = ("measured", "fitted", "pack")
+SAMPLED_EVIDENCE = ("measured", "fitted", "pack")
 """Kinds of evidence that rest on samples of the GPU. For the altered GPU they become `transferred`, with a wider
 interval. Other evidence and its interval stay the same: cross-GPU models and formulas are as accurate for the altered
 GPU."""
 
-LINKS = frozenset({"pcie_gb_per_s", "nvlink_gb_per_s"})
+LINK_FIGURES = frozenset({"pcie_gb_per_s", "nvlink_gb_per_s"})
 """Figures of links. They change only copies over PCIe and collectives."""
 
-ORDER = ("predicted_us", "kernel_us", "p10_us", "p90_us", "inside", "latency_p10_us", "latency_p90_us")
+ESTIMATE_COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us", "inside", "latency_p10_us", "latency_p90_us")
 """Columns of a prediction in the order of `Estimate`'s fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlteredPredictor(KernelPredictor):
-    """Predictor of a GPU with altered figures. `card` predicts the catalogue GPU; `physics` holds its curves, scaled."""
+    """Predictor of a GPU with altered figures. `stated` predicts the catalogue GPU; `physics` holds its curves, scaled."""
 
-    card: KernelPredictor
+    stated: KernelPredictor
 
     @classmethod
-    def of(cls, gpu: GpuSpec, card: KernelPredictor) -> AlteredPredictor:
+    def of(cls, gpu: GpuSpec, stated: KernelPredictor) -> AlteredPredictor:
         """From the altered spec and the predictor of the catalogue GPU."""
-        return cls(gpu=gpu, models=card.models, physics=_moved(card.physics, gpu), floor=card.floor, card=card)
+        return cls(
+            gpu=gpu,
+            models=stated.models,
+            physics=_scaled_physics(stated.physics, gpu),
+            floor=stated.floor,
+            stated=stated,
+        )
 
     def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
         """As `KernelPredictor.predict`. Calls that no altered figure affects keep the prediction of the catalogue GPU."""
-        found = self.card.predict(calls)
+        found = self.stated.predict(calls)
         plain, evidence = calls.reset_index(drop=True), found["evidence"].to_numpy(dtype=object)
-        values = {name: found[name].to_numpy().copy() for name in ORDER}
+        values = {name: found[name].to_numpy().copy() for name in ESTIMATE_COLUMNS}
         for name, group in plain.groupby(plain["family"].astype(object), sort=False):
             known = str(name) if str(name) in FAMILIES else "other"
             if not self._concerns(known):
                 continue
             at = group.index.to_numpy()
-            own = np.isin(evidence[at].astype(str), OWN)
-            estimate = Estimate(*(values[key][at] for key in ORDER))
+            own = np.isin(evidence[at].astype(str), SAMPLED_EVIDENCE)
+            estimate = Estimate(*(values[key][at] for key in ESTIMATE_COLUMNS))
             part = group.assign(family=known)
-            moved = rescaled(
+            moved = scaled_estimate(
                 estimate, self._ratio(known, part), known, self.gpu, self.floor, Dims(part).text("op"),
                 np.where(own, SPREAD, 1.0),
             )  # fmt: skip
-            for key, new in zip(ORDER, vars(moved).values(), strict=True):
+            for key, new in zip(ESTIMATE_COLUMNS, vars(moved).values(), strict=True):
                 values[key][at] = new
             evidence[at] = np.where(own, "transferred", evidence[at])
         return found.assign(**{key: values[key] for key in TIMES}, evidence=evidence)
 
     def _concerns(self, family: str) -> bool:
         """Whether an altered figure can change times of a family. Copies over PCIe depend on `pcie_gb_per_s` only."""
-        changed, law = differing(self.gpu, self.card.gpu), FAMILIES[family].law
+        changed, law = differing_figures(self.gpu, self.stated.gpu), FAMILIES[family].law
         if law is Law.LINK:
             return "pcie_gb_per_s" in changed
-        return law is Law.COLLECTIVE or bool(changed - LINKS)
+        return law is Law.COLLECTIVE or bool(changed - LINK_FIGURES)
 
     def _ratio(self, family: str, calls: pd.DataFrame) -> Array:
         """Ratio of the kernel time on the altered GPU to that on the catalogue GPU, shape (rows,); 1 where it is
         unknown.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = self.physics.kernel_us(family, calls) / self.card.physics.kernel_us(family, calls)
+            ratio = self.physics.kernel_us(family, calls) / self.stated.physics.kernel_us(family, calls)
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
         model = load_models().get(family)
         forward = without_phase(family, calls)
         rows = covered(forward).to_numpy(dtype=bool)
         if model is not None and self.gpu.limits is not None and rows.any():
-            ratio[rows] = ratio_between(model, forward[rows], self.gpu, self.card.gpu)
+            ratio[rows] = ratio_between(model, forward[rows], self.gpu, self.stated.gpu)
         if family in TENSOR_FAMILIES:
             # only if both specs have tensor cores for the call; otherwise the formulas' ratio stays
-            rows = tensor_covered(calls, self.gpu) & tensor_covered(calls, self.card.gpu)
-            own = ratio_of(calls[rows], self.gpu, calls[rows], self.card.gpu) if rows.any() else None
+            rows = tensor_covered(calls, self.gpu) & tensor_covered(calls, self.stated.gpu)
+            own = time_ratio(calls[rows], self.gpu, calls[rows], self.stated.gpu) if rows.any() else None
             if own is not None:
                 ratio[rows] = own
-        return np.clip(ratio, *bounds(self.gpu, self.card.gpu))
+        return np.clip(ratio, *time_factor_bounds(self.gpu, self.stated.gpu))
 
 
-def _moved(physics: Physics, gpu: GpuSpec) -> Physics:
+def _scaled_physics(physics: Physics, gpu: GpuSpec) -> Physics:
     """The formulas of the catalogue GPU for the altered spec: fitted curves are scaled by the ratio of bandwidths."""
     dram = gpu.peak_dram_gb_per_s() / physics.gpu.peak_dram_gb_per_s()
     pcie = max(gpu.pcie_gb_per_s, 1.0) / max(physics.gpu.pcie_gb_per_s, 1.0)

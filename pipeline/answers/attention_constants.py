@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.answers.fallback import behind
+from pipeline.answers.fallback import with_fallback
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import KernelModel
-from pipeline.kernels.fused_attention import FAMILY, AttentionModel, Fitted
+from pipeline.kernels.fused_attention import FAMILY, AttentionModel, FittedAttention
 from pipeline.model_files import read_by_gpu, write_by_gpu
 from pipeline.packs import SHARED, record_file, shipped_file
 
@@ -29,20 +29,20 @@ FILE = "attention.json"
 """Name of the file of constants in the shared pack."""
 
 
-def write_fitted(path: Path, fitted: Mapping[str, Fitted], provenance: Mapping[str, Any]) -> None:
+def write_fitted(path: Path, fitted: Mapping[str, FittedAttention], provenance: Mapping[str, Any]) -> None:
     """Write the constants fitted on several GPUs as JSON, and add the file to its folder's manifest."""
     write_by_gpu(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
     record_file(path)
 
 
 @lru_cache(maxsize=4)
-def read_fitted(path: Path) -> dict[str, Fitted]:
+def read_fitted(path: Path) -> dict[str, FittedAttention]:
     """The fitted constants, by GPU.
 
     Raises:
         PackError: the file is damaged or of another format.
     """
-    return read_by_gpu(path, Fitted.from_json)
+    return read_by_gpu(path, FittedAttention.from_json)
 
 
 def kernel_of(gpu: GpuSpec) -> str | None:
@@ -86,4 +86,4 @@ def with_attention(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str,
         PackError: the shipped file is damaged.
     """
     found = attention_model(gpu)
-    return behind(models, {} if found is None else {FAMILY: found})
+    return with_fallback(models, {} if found is None else {FAMILY: found})

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.same_chip_model import sibling_models
+from pipeline.answers.same_chip_model import same_chip_models
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.sample_range import without_phase
@@ -26,7 +26,7 @@ class TransferredModel(KernelModel):
     corrections: Mapping[str, Any] | None = None
     evidence: str = "transferred"
 
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that the cross-GPU models cover."""
         return covered(without_phase(self.family, calls)).to_numpy(dtype=bool)
 
@@ -50,5 +50,5 @@ def transferred_models(
 
     found: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
     # a GPU with the same chip and samples of its own predicts better than the cross-GPU models
-    found |= sibling_models(gpu, corrections)
+    found |= same_chip_models(gpu, corrections)
     return {name: model for name, model in found.items() if name not in present}

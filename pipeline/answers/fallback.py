@@ -13,7 +13,7 @@ from pipeline.kernels.estimate import Estimate, KernelModel, merge
 
 
 @dataclass(frozen=True)
-class Layered(KernelModel):
+class FallbackModel(KernelModel):
     """Two models of one family. `first` predicts the rows that it covers, and `other` the rest."""
 
     first: KernelModel
@@ -29,9 +29,9 @@ class Layered(KernelModel):
         second = self.other.evidence_of(calls)
         return np.where(self._others(calls), second, self.first.evidence_of(calls)).astype(object)
 
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that either model covers."""
-        return np.asarray(self.first.native(calls) | self.other.native(calls))
+        return np.asarray(self.first.covers(calls) | self.other.covers(calls))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Predict each row by its model. Rows that neither covers are predicted by `first`."""
@@ -42,14 +42,14 @@ class Layered(KernelModel):
         return merge(found, self.other.predict(calls[other]), other) if other.any() else found
 
     def _others(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        return np.asarray(~self.first.native(calls) & self.other.native(calls))
+        return np.asarray(~self.first.covers(calls) & self.other.covers(calls))
 
 
-def behind(models: Mapping[str, KernelModel], others: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+def with_fallback(models: Mapping[str, KernelModel], others: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
     """Models by family. Each model of `others` predicts the calls that the family's own model does not cover, if it has
     one.
     """
     return {
         **models,
-        **{name: Layered(models[name], model) if name in models else model for name, model in others.items()},
+        **{name: FallbackModel(models[name], model) if name in models else model for name, model in others.items()},
     }

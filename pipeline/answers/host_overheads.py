@@ -76,5 +76,5 @@ def overheads_from(table: pd.DataFrame, settings: OverheadSettings, workload: st
     if settings.observations == "own":
         table = table[table["workloads"] == workload]
         if table.empty:
-            raise InputError(f"{workload}: no trace shows its overheads on this host; take overheads=shared")
+            raise InputError(f"{workload}: no trace of it exists on this host; use overheads=shared")
     return OverheadModel(table, settings.host_scale)

@@ -25,11 +25,11 @@ from pipeline.schemas import DIMS, refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.shipped_models import load_models
 
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 """Largest number of processes of a fit. Each takes about 400 MB. More would not help: the last part is learned in one
 piece, while the other processes wait."""
 
-OUTPUT = ("predicted_us", "kernel_us", "p10_us", "p90_us", "kernel_p10_us", "kernel_p90_us", "evidence")
+ADDED_COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us", "kernel_p10_us", "kernel_p90_us", "evidence")
 """Columns that a prediction adds. `p10_us` and `p90_us` bracket `predicted_us`, the latency as samples measure it;
 `kernel_p10_us` and `kernel_p90_us` bracket `kernel_us`."""
 
@@ -47,7 +47,7 @@ def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
     table = read_table(path)
     where = str(path)
     if table.empty:
-        raise TableError(f"{where}: holds no samples")
+        raise TableError(f"{where}: has no samples")
     if "gpu" in table.columns:
         names = table["gpu"].astype(object).where(table["gpu"].notna(), "no GPU").astype(str)
         own = select_gpu(table.assign(gpu=names.map(_canonical_names(names))), spec.name)
@@ -88,7 +88,7 @@ def fit_command(
         families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
         seed: of folds and weights.
-        workers: processes; None takes the number of processors, at most `MOST_WORKERS`.
+        workers: processes; None takes the number of processors, at most `MAX_WORKERS`.
         on_fit: called after each family.
 
     Returns:
@@ -103,7 +103,7 @@ def fit_command(
     wanted = [OP_NAMES.get(name, name) for name in families or ()]
     for name in wanted:
         family(name)
-    count = workers or min(MOST_WORKERS, os.cpu_count() or 1)
+    count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
     best = fit_gpu(samples, spec, out, list(dict.fromkeys(wanted)) or None, seed=seed, workers=count, on_fit=on_fit)
     return [
         {"gpu": spec.name, "family": name, "variant": fitted.model.variant,
@@ -118,7 +118,7 @@ def fit_command(
 def predict_command(
     gpu: str, models_dir: str | Path | None, in_path: str | Path, out_path: str | Path, probes: str | Path | None = None
 ) -> dict[str, Any]:
-    """Predict a file of calls. The output keeps rows, order and all columns, and adds the columns `OUTPUT`.
+    """Predict a file of calls. The output keeps rows, order and all columns, and adds the columns `ADDED_COLUMNS`.
 
     Args:
         gpu: the device; a `gpu` column of the file is ignored.
@@ -150,7 +150,7 @@ def predict_command(
     renamed = predicted.rename(columns={"p10_us": "kernel_p10_us", "p90_us": "kernel_p90_us"}).rename(
         columns={"latency_p10_us": "p10_us", "latency_p90_us": "p90_us"}
     )
-    result = table.assign(**{name: renamed[name].to_numpy() for name in OUTPUT})
+    result = table.assign(**{name: renamed[name].to_numpy() for name in ADDED_COLUMNS})
     write_parquet(result, out_path, labels=True)
     share = predicted["evidence"].value_counts(normalize=True)
     return {
@@ -166,7 +166,7 @@ def _check_folder(out: Path) -> None:
     """Raise for a folder that cannot be written, before a fit that takes minutes."""
     nearest = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        raise InputError(f"{out}: {nearest} is a file; name a folder for the models")
+        raise InputError(f"{out}: {nearest} is a file; give a folder for the models")
     try:
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
@@ -177,11 +177,11 @@ def _check_models(folder: Path, gpu: GpuSpec) -> None:
     """Raise for a folder without models, or with models of another GPU, which would give wrong predictions."""
     found = find_families([folder])
     if not found:
-        raise InputError(f"{folder}: holds no fitted family; fit models into it with `steptime kernels fit`")
+        raise InputError(f"{folder}: has no fitted family; fit models into it with `steptime kernels fit`")
     for name, place in found.items():
         fitted = read_description(place).get("gpu", gpu.name)
         if fitted != gpu.name:
-            raise InputError(f"{folder}: {name} was fitted on {fitted}, --gpu says {gpu.name}")
+            raise InputError(f"{folder}: {name} was fitted on {fitted}, but --gpu is {gpu.name}")
 
 
 def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:

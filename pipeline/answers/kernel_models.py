@@ -23,13 +23,13 @@ from pipeline.answers.gpu_figures import with_measured_peaks
 from pipeline.answers.kernel_predictor import KernelPredictor, predictor_of
 from pipeline.answers.sources import HAS_MODELS, kernel_source
 from pipeline.errors import InputError
-from pipeline.hardware.altered_figures import catalogue, differing
+from pipeline.hardware.altered_figures import catalogue_spec, differing_figures
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.saved_families import DESCRIPTION, find_families
 from pipeline.packs import MANIFEST, check_pack, list_packs
 from pipeline.paths import Artifacts, packs_dir
 
-CHOOSING = ("auto", "compare")
+CHOOSING_VARIANTS = ("auto", "compare")
 """Variants that choose among the other variants. The shipped packs hold such a choice."""
 
 
@@ -38,7 +38,7 @@ def shipped_models(gpu: str) -> list[Path]:
     return [packs_dir() / gpu / MANIFEST] if gpu in list_packs() else []
 
 
-def models_at_hand(gpu: str, variant: str, results: str | Path | None) -> list[Path]:
+def available_models(gpu: str, variant: str, results: str | Path | None) -> list[Path]:
     """The models that the `predict` rule declares as inputs for a GPU: fitted families under `results`, then its pack.
 
     Families that an earlier run fitted count only while the samples of that GPU exist. Otherwise the rule would not
@@ -69,11 +69,11 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
         PackError: the GPU's pack is damaged.
     """
     declared = [Path(path) for path in (shipped_models(gpu.name) if models is None else models)]
-    card = catalogue(gpu.name)
-    if card is not None:
-        card = with_measured_peaks(card, card)
-        if differing(gpu, card):
-            return AlteredPredictor.of(gpu, kernel_predictor(card, variant, declared))
+    stated = catalogue_spec(gpu.name)
+    if stated is not None:
+        stated = with_measured_peaks(stated, stated)
+        if differing_figures(gpu, stated):
+            return AlteredPredictor.of(gpu, kernel_predictor(stated, variant, declared))
     families: dict[str, Path] = {}
     fitted = [path for path in declared if (path / DESCRIPTION).is_file()]
     for path in fitted:
@@ -83,11 +83,11 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
         families = find_families([manifest.parent / "kernels"]) | families
     choice = variant.partition("-")[0]
     folders = tuple(dict.fromkeys(str(p.parent.parent if p in fitted else p.parent) for p in declared if p.exists()))
-    if fitted or choice in CHOOSING:
+    if fitted or choice in CHOOSING_VARIANTS:
         return replace(predictor_of(gpu, families), folders=folders)
     if choice == "roofline":
         return replace(predictor_of(gpu, families), models={}, folders=folders)
     raise InputError(
-        f"kernels={choice}: no such models are fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
-        f"kernels={choice}` where it has samples, or take kernels=auto"
+        f"kernels={choice}: no such models were fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
+        f"kernels={choice}` if samples of it are available, or use kernels=auto"
     )

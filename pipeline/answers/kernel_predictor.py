@@ -17,11 +17,11 @@ import pandas as pd
 
 from pipeline.answers.attention_constants import with_attention
 from pipeline.answers.cross_gpu_model import transferred_models
-from pipeline.answers.tensor_core_gemm import with_half
+from pipeline.answers.tensor_core_gemm import with_tensor_core_gemm
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.collective_bandwidth import collective_model
-from pipeline.kernels.derived_calls import derive
+from pipeline.kernels.derived_calls import estimate_by_related_model
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel, merge
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.family_model import FittedModel
@@ -107,19 +107,19 @@ class KernelPredictor:
         """Estimate and evidence of each row, for calls of one family."""
         evidence = np.full(len(calls), self.physics_evidence(name), dtype=object)
         model = self.models.get(name)
-        native = np.zeros(len(calls), dtype=bool) if model is None else model.native(calls)
-        if model is not None and native.all():
+        covered = np.zeros(len(calls), dtype=bool) if model is None else model.covers(calls)
+        if model is not None and covered.all():
             return model.predict(calls), model.evidence_of(calls)
         formula = self.formula(name, calls)
-        if model is not None and native.any():
-            formula = merge(formula, model.predict(calls[native]), native)
-            evidence[native] = model.evidence_of(calls[native])
-        if not native.all():
-            rest = calls[~native]
+        if model is not None and covered.any():
+            formula = merge(formula, model.predict(calls[covered]), covered)
+            evidence[covered] = model.evidence_of(calls[covered])
+        if not covered.all():
+            rest = calls[~covered]
             derived, origin = self._derived(name, rest)
             if derived is not None:
                 usable = np.isfinite(derived.kernel)
-                at = np.flatnonzero(~native)[usable]
+                at = np.flatnonzero(~covered)[usable]
                 formula = merge(formula, derived.rows(usable), at)
                 evidence[at] = origin[usable]
         return formula, evidence
@@ -128,7 +128,7 @@ class KernelPredictor:
         """Estimate from models of related calls, and each row's evidence; None where there is none."""
         if name == "rnn" and self.gpu.limits is not None:
             return recurrent_us(calls, partial(self._family, "gemm"), self.physics, self.floor)
-        derived, origin = derive(name, calls, self.models, self.physics)
+        derived, origin = estimate_by_related_model(name, calls, self.models, self.physics)
         if derived is not None:
             # where the host's floor determines the latency, a shorter kernel does not shorten it
             derived = derived.floored(self.floor.of(Dims(calls).text("op")))
@@ -200,4 +200,4 @@ def predictor_of(
     collectives = collective_model(gpu)
     if collectives is not None:
         models.setdefault("collective", collectives)
-    return KernelPredictor(gpu, with_attention(gpu, with_half(gpu, models)), physics, floor)
+    return KernelPredictor(gpu, with_attention(gpu, with_tensor_core_gemm(gpu, models)), physics, floor)

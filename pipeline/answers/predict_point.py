@@ -12,8 +12,8 @@ from typing import Any
 
 from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.host_overheads import overhead_model
-from pipeline.answers.kernel_models import kernel_predictor, models_at_hand
-from pipeline.answers.predict_step import Subject, evaluate
+from pipeline.answers.kernel_models import available_models, kernel_predictor
+from pipeline.answers.predict_step import Subject, predict_from_parts
 from pipeline.config import Point, expand, method_label
 from pipeline.config_checks import written
 from pipeline.errors import ConfigError, InputError
@@ -41,7 +41,7 @@ def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
     texts = [f"{key}={written(value)}" for key, value in given.items()]
     points = expand(texts)
     if len(points) != 1:
-        raise ConfigError(f"predict takes one point, these overrides make {len(points)}")
+        raise ConfigError(f"predict takes one point, but these overrides give {len(points)}")
     return predict_point(points[0])
 
 
@@ -72,9 +72,9 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
         settings=point.settings.predict,
     )
     variant = method_label(point.settings.kernels)
-    kernels = kernel_predictor(gpu, variant, models_at_hand(point.gpu, variant, results))
+    kernels = kernel_predictor(gpu, variant, available_models(point.gpu, variant, results))
     overheads = overhead_model(point.gpu, point.settings.overheads, results, point.workload)
-    return evaluate(subject, gpu, graph.table, calls, kernels, overheads)[0]
+    return predict_from_parts(subject, gpu, graph.table, calls, kernels, overheads)[0]
 
 
 def largest_batch(point: Point) -> int | None:
@@ -105,7 +105,8 @@ def _measured_here(point: Point, results: Path) -> Prediction:
     )
     if not path.is_file():
         raise InputError(
-            f"gpu=local is measured first: run `snakemake --config gpu=local model={point.model} batch_size={point.batch_size}`"
+            f"gpu=local must be measured first: run `snakemake --config gpu=local model={point.model} "
+            f"batch_size={point.batch_size}`"
         )
     return Prediction.all_of(read_table(path, "summary"))[0]
 

@@ -75,7 +75,7 @@ class Subject:
     settings: PredictSettings = field(default_factory=PredictSettings)
 
 
-def evaluate(
+def predict_from_parts(
     subject: Subject,
     gpu: GpuSpec,
     graph: pd.DataFrame,
@@ -115,7 +115,7 @@ def evaluate(
     busy = pd.DataFrame({"us": np.where(ran, central, 0.0), "family": calls["family"].astype(object).to_numpy()})
     busy["evidence"] = predicted["evidence"].astype(object).to_numpy()
     busy["name"] = calls["node_id"].map(graph.set_index("node_id")["name"]).astype(object).to_numpy()
-    lost = busy[beyond_the_models(calls) | ~predicted["modelled"].to_numpy(bool)]
+    lost = busy[has_substitute_time(calls) | ~predicted["modelled"].to_numpy(bool)]
     total = float(busy["us"].sum()) or 1.0
     prediction = Prediction(
         gpu=gpu.name,
@@ -143,7 +143,7 @@ def evaluate(
     return prediction, timeline
 
 
-def beyond_the_models(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def has_substitute_time(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Calls whose times are only substitutes, shape (calls,).
 
     - Operators that the map does not know are timed by their bytes.

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.same_chip import same_chip, sibling_of
+from pipeline.hardware.same_chip import same_chip, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
 from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.min_duration import not_shorter
+from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.kernels.saved_families import read_description
 from pipeline.kernels.work import Dims
 from pipeline.packs import check_pack, list_packs
@@ -40,7 +40,7 @@ PROBE_TRUST = 3.0
 
 def ratio_between(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, measured: GpuSpec) -> Array:
     """Ratio of the kernel time on `gpu` to that on `measured`, by the family's cross-GPU model, shape (rows,)."""
-    own = model.own(measured.name)
+    own = model.own_correction(measured.name)
     # graphs contain calls on empty tensors, which move no bytes on either GPU
     with np.errstate(divide="ignore", invalid="ignore"):
         here, there = (model.kernel_and_latency(calls, g, correction=own)[0] for g in (gpu, measured))
@@ -48,7 +48,7 @@ def ratio_between(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, me
     return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
 
 
-def rescaled(
+def scaled_estimate(
     found: Estimate,
     factor: Array,
     family: str,
@@ -70,7 +70,7 @@ def rescaled(
         spread: growth of the intervals' log half-widths.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        raised = not_shorter(found.kernel * factor, family, gpu, found.kernel) / found.kernel
+        raised = raised_to_min_duration(found.kernel * factor, family, gpu, found.kernel) / found.kernel
     factor = np.where(np.isfinite(raised), raised, factor)
     scaled = found.scale(factor, spread)
     moved = floor.latency(found.kernel * factor, ops) / floor.latency(found.kernel, ops)
@@ -84,7 +84,7 @@ def rescaled(
 
 
 @dataclass(frozen=True)
-class SiblingModel(KernelModel):
+class SameChipModel(KernelModel):
     """A family's model of a measured GPU, scaled to another GPU with the same chip.
 
     Attributes:
@@ -102,15 +102,15 @@ class SiblingModel(KernelModel):
     log_level: float = 0.0
     evidence: str = "transferred"
 
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that the measured GPU's samples cover."""
-        return self.base.native(calls)
+        return self.base.covers(calls)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """The measured GPU's estimate with scaled kernel times. Latencies do not fall below the measured host's floor."""
         factor = self.ratio(calls) * np.exp(self.log_level)
         ops = Dims(calls).text("op")
-        return rescaled(self.base.predict(calls), factor, self.model.family, self.gpu, self.base.floor, ops)
+        return scaled_estimate(self.base.predict(calls), factor, self.model.family, self.gpu, self.base.floor, ops)
 
     def ratio(self, calls: pd.DataFrame) -> Array:
         """Ratio of the kernel time on this GPU to that on the measured GPU, shape (rows,)."""
@@ -118,29 +118,29 @@ class SiblingModel(KernelModel):
             return np.ones(len(calls))
         return ratio_between(self.model, calls, self.gpu, self.measured)
 
-    def levelled(self, probes: pd.DataFrame) -> SiblingModel:
+    def levelled(self, probes: pd.DataFrame) -> SameChipModel:
         """The same model with a level from a few calls measured on the GPU, shrunk towards the measured GPU's level."""
         errors = np.log(probes["latency_us"].to_numpy(dtype=np.float64) / self.predict(probes).latency)
         weight = len(errors) / (len(errors) + PROBE_TRUST)
         return replace(self, log_level=float(weight * np.median(errors)))
 
 
-def sibling_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None = None) -> dict[str, SiblingModel]:
+def same_chip_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None = None) -> dict[str, SameChipModel]:
     """Models by family from the pack of a GPU with the same chip; empty if there is no such pack.
 
     Raises:
         PackError: the pack is damaged.
     """
-    sibling = sibling_of(gpu, list_packs())
+    sibling = same_chip_gpu(gpu, list_packs())
     if sibling is None:
         return {}
     check_pack(sibling.name)
-    found: dict[str, SiblingModel] = {}
+    found: dict[str, SameChipModel] = {}
     for name, model in load_models().items():
         folder = packs_dir() / sibling.name / "kernels" / name
         if not folder.is_dir() or read_description(folder).get("variant") == "curve":
             continue
-        scaled = SiblingModel(gpu, _measured(model, sibling), FittedModel.load(folder, sibling), model)
+        scaled = SameChipModel(gpu, _measured(model, sibling), FittedModel.load(folder, sibling), model)
         calibration = (calibrations or {}).get(name)
         found[name] = scaled if calibration is None else scaled.levelled(calibration.probes)
     return found

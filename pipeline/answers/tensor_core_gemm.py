@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.fallback import behind
-from pipeline.answers.tensor_core_transfer import MISALIGNED_SPREAD, UNSAMPLED_SPREAD, tensor_models
+from pipeline.answers.fallback import with_fallback
+from pipeline.answers.tensor_core_transfer import MISALIGNED_SPREAD, UNSAMPLED_SPREAD, tensor_core_transfer_models
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.same_chip import sibling_of
+from pipeline.hardware.same_chip import same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.family_model import FittedModel
@@ -32,7 +32,7 @@ from pipeline.kernels.tensor_core_products import HALF_DTYPES, covered, misalign
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import MANIFEST, check_pack
 from pipeline.paths import packs_dir
-from pipeline.transfer.tensor_core_model import ratio_of
+from pipeline.transfer.tensor_core_model import time_ratio
 
 FOLDER = "half"
 """Folder under `packs/`."""
@@ -40,7 +40,7 @@ FOLDER = "half"
 FAMILY = "gemm"
 """The family of the measured bf16 products."""
 
-EVEN = 8.0
+ALIGNED_ELEMENTS = 8.0
 """Number of half-precision elements to which the rows of a matrix in memory must be aligned."""
 
 SIBLING_SPREAD = 1.2
@@ -49,7 +49,7 @@ differ."""
 
 
 @dataclass(frozen=True)
-class HalfModel(KernelModel):
+class TensorCoreGemmModel(KernelModel):
     """A measured GPU's bf16 model. The cross-GPU model scales it to TF32 and to another GPU with the same chip."""
 
     gpu: GpuSpec
@@ -65,15 +65,18 @@ class HalfModel(KernelModel):
         """Evidence of each row, shape (rows,). TF32 is `transferred`, because no TF32 product was measured."""
         return np.where(self._half(calls), self.evidence, "transferred").astype(object)
 
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Products on tensor cores whose dims are all known."""
-        return np.asarray(covered(calls, self.gpu) & self.base.native(calls.assign(dtype="bf16")))
+        return np.asarray(covered(calls, self.gpu) & self.base.covers(calls.assign(dtype="bf16")))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of products of these sizes."""
         # the samples are forward passes of linear layers with aligned rows in memory
         uneven, d = misaligned(calls), Dims(calls)
-        even = {name: np.where(uneven, EVEN * np.ceil(d(name) / EVEN), d(name)) for name in ("N", "K")}
+        even = {
+            name: np.where(uneven, ALIGNED_ELEMENTS * np.ceil(d(name) / ALIGNED_ELEMENTS), d(name))
+            for name in ("N", "K")
+        }
         stored = [name for name in ("trans_a", "trans_b") if name in calls]
         plain = calls.drop(columns=stored).assign(dtype="bf16", phase="forward", B=1.0, **even)
         found = self.base.predict(plain)
@@ -81,7 +84,7 @@ class HalfModel(KernelModel):
         moved = ~half | uneven | sister
         if not moved.any():
             return found
-        ratio = ratio_of(calls.assign(B=1.0), self.gpu, plain, self.measured)
+        ratio = time_ratio(calls.assign(B=1.0), self.gpu, plain, self.measured)
         if ratio is None:
             # without the cross-GPU model: scaled by the ratio of the peaks
             here, there = (Physics.of(gpu).peak_flop_per_us(Dims(rows)) for gpu, rows in
@@ -99,29 +102,29 @@ def measured_gpus() -> list[str]:
     return sorted(path.parent.name for path in (packs_dir() / FOLDER).glob(f"*/{MANIFEST}"))
 
 
-def half_model(gpu: GpuSpec) -> HalfModel | None:
+def tensor_core_gemm_model(gpu: GpuSpec) -> TensorCoreGemmModel | None:
     """The bf16 model for a GPU: its own, else that of a GPU with the same chip; None if there is neither.
 
     Raises:
         PackError: the pack is damaged.
     """
     names = measured_gpus()
-    measured = load_gpu(gpu.name) if gpu.name in names else sibling_of(gpu, names)
+    measured = load_gpu(gpu.name) if gpu.name in names else same_chip_gpu(gpu, names)
     if measured is None:
         return None
     check_pack(f"{FOLDER}/{measured.name}")
     folder: Path = packs_dir() / FOLDER / measured.name / "kernels" / FAMILY
-    return HalfModel(gpu, measured, FittedModel.load(folder, measured))
+    return TensorCoreGemmModel(gpu, measured, FittedModel.load(folder, measured))
 
 
-def with_half(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+def with_tensor_core_gemm(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
     """Models of a GPU, with tensor-core products added for calls that its own models of these families do not cover.
 
     Raises:
         PackError: the pack is damaged.
     """
-    half = half_model(gpu)
-    found: dict[str, KernelModel] = dict(tensor_models(gpu, None if half is None else half.measured.name))
+    half = tensor_core_gemm_model(gpu)
+    found: dict[str, KernelModel] = dict(tensor_core_transfer_models(gpu, None if half is None else half.measured.name))
     if half is not None:
         found[FAMILY] = half
-    return behind(models, found)
+    return with_fallback(models, found)

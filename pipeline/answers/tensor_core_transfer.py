@@ -23,7 +23,7 @@ FAMILIES = ("gemm", "bmm")
 BATCHED = "bmm"
 """The family of batched products."""
 
-UNSEEN_SPREAD = 1.25
+UNSAMPLED_ARCHITECTURE_SPREAD = 1.25
 """Factor on the interval, up and down, for architectures without a measured GPU: Volta, Turing and older libraries'
 kernels."""
 
@@ -36,7 +36,7 @@ products take 1.1 to 2.6 times as long."""
 
 
 @dataclass(frozen=True)
-class TensorModel(KernelModel):
+class TensorCoreTransferModel(KernelModel):
     """The cross-GPU model with the interface of a family's model. `like` names a measured GPU with the same chip, if
     any.
     """
@@ -47,14 +47,16 @@ class TensorModel(KernelModel):
     like: str | None = None
     evidence: str = "transferred"
 
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Products that the GPU's tensor cores compute."""
         return covered(calls, self.gpu)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Kernel times. The latency is equal, because the samples contain neither launch nor floor."""
         plain = calls if self.family == BATCHED else calls.assign(B=1.0)
-        found = kernel_us(self.model, plain, self.gpu, None if self.like is None else self.model.own(self.like))
+        found = kernel_us(
+            self.model, plain, self.gpu, None if self.like is None else self.model.own_correction(self.like)
+        )
         low, high = found * np.exp(self.model.log_p10), found * np.exp(self.model.log_p90)
         inside = np.ones(len(calls), dtype=bool)
         estimate = Estimate(found, found, low, high, inside, low, high)
@@ -63,15 +65,15 @@ class TensorModel(KernelModel):
         )
         extra = extra * np.where(misaligned(plain), MISALIGNED_SPREAD, 1.0)
         if self.gpu.architecture not in sampled_architectures(tuple(self.model.gpu_corrections)):
-            extra = extra * UNSEEN_SPREAD
+            extra = extra * UNSAMPLED_ARCHITECTURE_SPREAD
         return estimate.widen(extra)
 
 
-def tensor_models(gpu: GpuSpec, like: str | None = None) -> dict[str, TensorModel]:
+def tensor_core_transfer_models(gpu: GpuSpec, like: str | None = None) -> dict[str, TensorCoreTransferModel]:
     """The cross-GPU model by family; empty for a device without specified limits, or if no model ships.
 
     Raises:
         PackError: the file is damaged.
     """
     model = tensor_model() if gpu.limits is not None else None
-    return {} if model is None else {name: TensorModel(gpu, name, model, like) for name in FAMILIES}
+    return {} if model is None else {name: TensorCoreTransferModel(gpu, name, model, like) for name in FAMILIES}

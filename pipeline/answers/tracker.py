@@ -28,18 +28,18 @@ from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec, list_gpus
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.min_duration import not_shorter
+from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.prediction import Prediction
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.replay import build
 from pipeline.simulate.trace_program import Iteration, backlog_us
-from pipeline.simulate.trace_selection import Source, learn
+from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.trace.linked_trace import Trace
 from pipeline.trace.load import load_trace as read_trace
-from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, in_a_step, on_tensor_cores
-from pipeline.transfer.probes import TENTH
+from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, on_tensor_cores, step_calls_us
+from pipeline.transfer.probes import P90_SIGMAS
 from pipeline.transfer.rental_prices import cost_per_million, load_prices
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.trace_calls import trace_calls
@@ -63,7 +63,7 @@ class TrackedTrace:
         model: name for reports.
 
     Raises:
-        InputError: the batch size is no whole number of at least 1.
+        InputError: the batch size is not a whole number of at least 1.
     """
 
     def __init__(self, trace: Trace, batch_size: int = 1, model: str = "") -> None:
@@ -79,7 +79,7 @@ class TrackedTrace:
             InputError: nothing ran on a GPU, or there is no specification of it.
         """
         if self.trace.device in ("", "cpu"):
-            raise InputError(f"{self.trace.path}: nothing ran on a GPU, so there is no kernel time to carry over")
+            raise InputError(f"{self.trace.path}: nothing ran on a GPU, so there is no kernel time to scale")
         try:
             return load_gpu(self.trace.device)
         except UnknownNameError:
@@ -112,7 +112,7 @@ class TrackedTrace:
         predicted = moved["predicted_us"].to_numpy(dtype=np.float64)
         # traces contain events of zero duration
         upper = moved["p90_us"].to_numpy(dtype=np.float64)
-        log_sigma = np.log(np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0)) / TENTH
+        log_sigma = np.log(np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0)) / P90_SIGMAS
         random = np.random.default_rng(0)
         common = np.sqrt(SHARED_SHARE) * random.standard_normal((DRAWS, 1))
         own = np.sqrt(1.0 - SHARED_SHARE) * random.standard_normal((DRAWS, len(predicted)))
@@ -184,11 +184,11 @@ class _Steps:
 
     @classmethod
     def of(cls, trace: Trace) -> _Steps:
-        source = Source.of(trace)
+        source = TraceSelection.of(trace)
         chosen = [iteration for iteration in source.chosen if iteration.span_us > 0 and len(iteration.calls)]
         if not chosen:
-            raise InputError(f"{trace.path}: no iteration holds work of a device; trace at least one whole step")
-        source = source.only(chosen).settled
+            raise InputError(f"{trace.path}: no iteration has device events; trace at least one whole step")
+        source = source.only(chosen).after_warm_up
         samples, waits = learn([source])
 
         def own_us(iteration: Iteration) -> float:
@@ -208,7 +208,7 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         return moved
     measured = calls["latency_us"].to_numpy(dtype=np.float64)
     predicted, method = moved["predicted_us"].to_numpy(dtype=np.float64, copy=True), moved["method"].to_numpy(copy=True)
-    half = float(np.exp(TENTH * WAVE_LOG_SIGMA))
+    half = float(np.exp(P90_SIGMAS * WAVE_LOG_SIGMA))
     bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
     ratios = {"link": origin.pcie_gb_per_s / destination.pcie_gb_per_s, "copy": bandwidth, "collective": 1.0}
     names = {"link": "link_ratio", "copy": "bandwidth_ratio", "collective": "unchanged"}
@@ -221,7 +221,7 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
         if not len(at):
             continue
         part = calls.iloc[at].assign(op=model.ops[0])
-        predicted[at] = in_a_step(
+        predicted[at] = step_calls_us(
             model, part, moved["predicted_us"].to_numpy(dtype=np.float64)[at], origin, destination
         )
         method[at] = "utilisation+wave" if STEP_WAVE_SHARE.get(family) else "utilisation"
@@ -234,7 +234,7 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
             predicted[at], method[at] = times, "tensor"
     for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
         kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]
-        predicted[kernels] = not_shorter(predicted[kernels], str(name), destination, measured[kernels])
+        predicted[kernels] = raised_to_min_duration(predicted[kernels], str(name), destination, measured[kernels])
     moved["predicted_us"], moved["method"] = predicted, method
     moved["p10_us"], moved["p90_us"] = predicted * low, predicted * high
     return moved
@@ -289,7 +289,7 @@ class Tracker:
 
     def _done(self) -> TrackedTrace:
         if self.tracked is None:
-            raise InputError("nothing tracked yet: leave the `with track(...)` block first")
+            raise InputError("nothing was tracked yet; use the result after the `with track(...)` block")
         return self.tracked
 
 
@@ -300,7 +300,7 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     Warm up before the block: first calls compile and allocate.
 
     Raises:
-        InputError: there is no such device here, or the batch size is no whole number of at least 1.
+        InputError: there is no such device here, or the batch size is not a whole number of at least 1.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile

@@ -29,21 +29,21 @@ from pipeline.collect.campaign_supervisor import (
     EXIT_DEVICE_LOST,
     EXIT_DONE,
     EXIT_NO_KERNELS,
-    EXIT_UNFORESEEN,
-    end_with,
+    EXIT_UNEXPECTED,
+    end_with_parent,
     supervise,
 )
 from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
-from pipeline.collect.lost_kernels import HEAD
-from pipeline.collect.peaks import PLAIN, run_peaks
+from pipeline.collect.lost_kernels import SESSIONS
+from pipeline.collect.peaks import PLAIN_UNIT, run_peaks
 from pipeline.collect.preflight import ProfilerError, preflight, steadiness
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
 from pipeline.errors import InputError, SteptimeError
 
-T0 = time.monotonic()  # the time limit counts from here
+START_TIME = time.monotonic()  # the time limit counts from here
 
 PARTS = ("peaks", "steps", "kernels")
-SHARES = {"times": 0.25, "peaks": 0.37, "steps": 0.65, "kernels": 1.0}
+TIME_SHARES = {"times": 0.25, "peaks": 0.37, "steps": 0.65, "kernels": 1.0}
 """Share of the time limit by which each part must stop. The shares are cumulative: unused time goes to the later parts.
 `times` is the unprofiled timing of the steps on CUDA, which runs before anything is profiled."""
 
@@ -55,7 +55,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="exit codes: 0 done or out of time, 1 a file of the folder is damaged, 2 bad arguments, "
-        "3 the profiler sees no kernels, 4 device lost, 5 a unit hung, 128 + n signal n ended the process; 4 and 5 where "
+        "3 the profiler sees no kernels, 4 device lost, 5 a unit hung, 128 + n signal n ended the process; 4 and 5 if "
         "no further process could go on. After each of them the folder holds what was measured so far.",
     )
     parser.add_argument(
@@ -66,8 +66,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="an interrupted campaign to go on with: its results are "
-        "copied to --out first where that is another folder",
+        help="interrupted campaign to continue; if --out is another folder, its results are copied there first",
     )
     parser.add_argument(
         "--only",
@@ -80,8 +79,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--calls",
         type=Path,
         metavar="FILE",
-        help="the workloads' calls, as `python -m pipeline.collect.campaign_calls FILE` writes them on any machine: they "
-        "are then not looked up in the time",
+        help="the workloads' calls, as `python -m pipeline.collect.campaign_calls FILE` writes them on any machine: "
+        "the campaign then spends no time on finding them",
     )
     parser.add_argument("--parts", type=_parts, default=PARTS, help="parts in order (default peaks,steps,kernels)")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
@@ -92,17 +91,17 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def command_line() -> int:
     """Run the campaign in a separate process, and in a new one if that process is lost; returns the exit code."""
     args = parse_args()
-    return supervise(sys.argv[1:], args.out, args.minutes, T0)
+    return supervise(sys.argv[1:], args.out, args.minutes, START_TIME)
 
 
-def child(arguments: Sequence[str]) -> int:
+def run_child(arguments: Sequence[str]) -> int:
     """Run the campaign in its own process; the process ends when its parent, whose id is the first argument, ends."""
-    end_with(int(arguments[0]))
+    end_with_parent(int(arguments[0]))
     try:
         return main(arguments[1:])
     except Exception:  # after a CUDA error, any later call in the process may fail
         traceback.print_exc()
-        return EXIT_UNFORESEEN
+        return EXIT_UNEXPECTED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,12 +129,12 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     if device.type == "cpu":
         keep_memory_mapped()
     about = describe(device)
-    _take_over(args)
+    _copy_earlier_campaign(args)
     folder = CampaignFolder(args.out, about | {"tiny": args.tiny})
     identity = folder.manifest.setdefault("campaign_id", f"{about['gpu']}-{int(time.time())}")
     deadline = begin + 60 * args.minutes
     campaign = Campaign(folder, device, about["gpu"], deadline, args.only, args.tiny, identity, calls=calls)
-    run: dict[str, Any] = {"command": _told(args), "started_unix": int(time.time()), "status": "running"}
+    run: dict[str, Any] = {"command": _published_options(args), "started_unix": int(time.time()), "status": "running"}
     run["minutes"] = round(args.minutes, 2)  # a restarted process records the minutes that were left
     folder.manifest["runs"].append(run)
     folder.save()
@@ -149,7 +148,7 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     except DeviceLostError as error:
         code, run["status"] = EXIT_DEVICE_LOST, f"device lost: {error}"[:500]
         print(f"error: {run['status']}", file=sys.stderr)
-    run["profiler"] = asdict(HEAD)
+    run["profiler"] = asdict(SESSIONS)
     run["seconds"] = round(time.monotonic() - begin, 1)
     folder.save()
     problems = check(args.out)
@@ -167,20 +166,20 @@ def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: di
         DeviceLostError: the device no longer answers.
     """
     device, several = campaign.device, len(args.parts) > 1
-    run["preflight"] = seen = _answered(lambda: steadiness(device))
+    run["preflight"] = seen = _check_result(lambda: steadiness(device))
     for warning in seen["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
     if device.type == "cuda":
-        campaign.part_deadline = begin + 60 * args.minutes * (SHARES["times"] if several else 0.5)
-        _unprofiled(campaign, args.parts)
+        campaign.part_deadline = begin + 60 * args.minutes * (TIME_SHARES["times"] if several else 0.5)
+        _measure_unprofiled(campaign, args.parts)
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-        seen |= _answered(lambda: preflight(device, Path(scratch)))
+        seen |= _check_result(lambda: preflight(device, Path(scratch)))
     for part in args.parts:
-        campaign.part_deadline = begin + 60 * args.minutes * (SHARES[part] if several else 1.0)
+        campaign.part_deadline = begin + 60 * args.minutes * (TIME_SHARES[part] if several else 1.0)
         _part(part)(campaign)
 
 
-def _answered(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _check_result(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The result of a check.
 
     Raises:
@@ -192,7 +191,7 @@ def _answered(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         raise DeviceLostError(f"preflight: {error}") from error
 
 
-def _told(args: argparse.Namespace) -> str:
+def _published_options(args: argparse.Namespace) -> str:
     """The command-line options without folder names, because measurements are published without local paths."""
     told: str = (
         f"--parts {','.join(args.parts)}" + (f" --only {args.only}" if args.only else "") + " --tiny" * args.tiny
@@ -200,7 +199,7 @@ def _told(args: argparse.Namespace) -> str:
     return told
 
 
-def _take_over(args: argparse.Namespace) -> None:
+def _copy_earlier_campaign(args: argparse.Namespace) -> None:
     """Copy an earlier campaign into a new --out folder."""
     import shutil
 
@@ -208,7 +207,7 @@ def _take_over(args: argparse.Namespace) -> None:
         return
     read_manifest(args.resume)  # raises an error if this is not a campaign's folder
     if args.out.exists() and any(args.out.iterdir()):
-        raise InputError(f"--out {args.out}: holds files already; give --resume alone a folder, or a new --out")
+        raise InputError(f"--out {args.out}: the folder is not empty; give only --resume, or a new folder as --out")
     args.out.mkdir(parents=True, exist_ok=True)
     files = sorted(args.resume.iterdir(), key=lambda file: file.name == "manifest.json")  # the manifest last
     for file in files:
@@ -216,10 +215,10 @@ def _take_over(args: argparse.Namespace) -> None:
             shutil.copyfile(file, args.out / file.name)
 
 
-def _unprofiled(campaign: Campaign, parts: Sequence[str]) -> None:
+def _measure_unprofiled(campaign: Campaign, parts: Sequence[str]) -> None:
     """Measure everything that must run before the first profile."""
     if "peaks" in parts:
-        run_peaks(campaign, (PLAIN,))
+        run_peaks(campaign, (PLAIN_UNIT,))
     if "steps" in parts:
         run_times(campaign)
 
@@ -234,7 +233,7 @@ def _summary(manifest: dict[str, Any], folder: Path, seconds: float) -> str:
         counts[unit["status"]] = counts.get(unit["status"], 0) + 1
     size = sum(file.stat().st_size for file in folder.iterdir())
     told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) or "none"
-    return f"{folder}: units {told}; {size / 1e6:.1f} MB after {seconds:.0f} s. Run again to go on."
+    return f"{folder}: units {told}; {size / 1e6:.1f} MB after {seconds:.0f} s. Run the same command again to continue."
 
 
 def _minutes(text: str) -> float:

@@ -16,13 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.collect.campaign_grid import plans
-from pipeline.collect.campaign_kernels import captured
+from pipeline.collect.campaign_kernels import calls_of_plan
 from pipeline.collect.cases import Spec
 from pipeline.collect.size_sampler import distinct
 from pipeline.errors import InputError, SteptimeError
 from pipeline.schemas import atomic_path
 
-AGAIN = "write it again with `python -m pipeline.collect.campaign_calls`"
+REWRITE_ADVICE = "write it again with `python -m pipeline.collect.campaign_calls`"
 
 
 def write_calls(calls: Mapping[str, Sequence[Spec]], path: Path) -> None:
@@ -42,9 +42,9 @@ def read_calls(path: Path) -> dict[str, list[Spec]]:
         found = json.loads(path.read_text())
         return {unit: [Spec(**one) for one in specs] for unit, specs in found.items()}
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; {AGAIN}") from None
+        raise InputError(f"{path}: {error.strerror or error}; {REWRITE_ADVICE}") from None
     except (ValueError, TypeError, AttributeError):
-        raise InputError(f"{path}: not a file of calls; {AGAIN}") from None
+        raise InputError(f"{path}: not a file of calls; {REWRITE_ADVICE}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if plan.overrides.get("dtype") is not None:
             continue
         try:
-            found[plan.unit] = distinct(captured(plan))
+            found[plan.unit] = distinct(calls_of_plan(plan))
         except SteptimeError as error:  # the campaign finds these calls itself, if it can
-            print(f"{plan.unit}: left out: {error}", file=sys.stderr)
+            print(f"{plan.unit}: skipped: {error}", file=sys.stderr)
             continue
         print(f"{plan.unit}: {len(found[plan.unit])} calls", flush=True)
     write_calls(found, Path(arguments[0]))

@@ -34,7 +34,7 @@ STEP_TIMES, SAMPLES, PEAKS = "step_times.parquet", "samples.parquet", "peaks.par
 SCHEMA_VERSION = 2
 """Version of the folder's layout; version 1 is the layout of the stand-alone script (`pipeline.collect.standalone`)."""
 
-TOTAL_BYTES, FILE_BYTES, ARCHIVES = 19_000_000, 3_900_000, 4
+MAX_FOLDER_BYTES, MAX_FILE_BYTES, MAX_NEW_ARCHIVES = 19_000_000, 3_900_000, 4
 """Limits: bytes of a folder, bytes of one file, number of archives. A folder may have 20 MB in 8 files, each
 under 4 MB; the values leave a margin for the manifest."""
 
@@ -62,11 +62,13 @@ class CampaignFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"--out {path}: {error.strerror or error}; name a folder") from None
+            raise InputError(f"--out {path}: {error.strerror or error}; give the path of a folder") from None
         if (path / CAMPAIGN).exists():
             self._open(device)
         elif any(not entry.name.startswith(".") for entry in path.iterdir()):
-            raise InputError(f"--out {path}: holds files but no {CAMPAIGN}; name a new folder or one of a campaign")
+            raise InputError(
+                f"--out {path}: has files but no {CAMPAIGN}; give a new folder or the folder of a campaign"
+            )
         for part in path.glob(".*.part"):  # left by a killed run
             part.unlink(missing_ok=True)
 
@@ -78,7 +80,7 @@ class CampaignFolder:
 
     def room(self) -> int:
         """Bytes that may still be written."""
-        return TOTAL_BYTES - sum(entry.stat().st_size for entry in self.path.iterdir() if entry.is_file())
+        return MAX_FOLDER_BYTES - sum(entry.stat().st_size for entry in self.path.iterdir() if entry.is_file())
 
     def save(self) -> None:
         """Write the manifest."""
@@ -86,13 +88,13 @@ class CampaignFolder:
 
     def add_samples(self, rows: pd.DataFrame) -> None:
         """Append microbenchmark rows and write the table."""
-        joined = _joined(self.samples, rows)
+        joined = _concatenated(self.samples, rows)
         write_table(joined, self.path / SAMPLES, "samples", {"device": self.manifest["device"]})
         self.samples = joined  # set only after the write: rows that do not fit the schema must not block later rows
 
     def add_step_times(self, row: Mapping[str, Any]) -> None:
         """Append one step-times row and write the table."""
-        joined = _joined(self.step_times, pd.DataFrame([dict(row)]))
+        joined = _concatenated(self.step_times, pd.DataFrame([dict(row)]))
         write_table(joined, self.path / STEP_TIMES, "step_times", {"device": self.manifest["device"]})
         self.step_times = joined
 
@@ -115,26 +117,26 @@ class CampaignFolder:
 
     def add_peaks(self, rows: pd.DataFrame) -> None:
         """Append peaks and write the table."""
-        joined = _joined(self.peaks, rows)
+        joined = _concatenated(self.peaks, rows)
         write_peaks(joined, self.path / PEAKS, self.manifest["device"])
         self.peaks = joined
 
     def samples_full(self) -> bool:
         """Whether the table of samples has reached its size limit."""
         file = self.path / SAMPLES
-        return (file.stat().st_size if file.exists() else 0) > FILE_BYTES - 300_000 or self.room() < 500_000
+        return (file.stat().st_size if file.exists() else 0) > MAX_FILE_BYTES - 300_000 or self.room() < 500_000
 
     def archive_room(self) -> int:
         """Bytes of traces that still fit."""
-        free = sum(FILE_BYTES - size for size in self._archives().values())
-        return max(min(free, self.room() - FILE_BYTES), 0)
+        free = sum(MAX_FILE_BYTES - size for size in self._archives().values())
+        return max(min(free, self.room() - MAX_FILE_BYTES), 0)
 
     def archive(self, members: Mapping[str, bytes]) -> str | None:
         """Add files to the first trace archive with room for all of them; returns its name, or None if all are full."""
         need = sum(1024 + len(data) for data in members.values()) + 10240  # headers, padding, end of the archive
         for target, size in self._archives().items():
             # keep room for the samples: they are worth more than one more trace
-            if size + need > FILE_BYTES or need > self.room() - FILE_BYTES:
+            if size + need > MAX_FILE_BYTES or need > self.room() - MAX_FILE_BYTES:
                 continue
             with atomic_path(target) as part:
                 if size:
@@ -151,16 +153,18 @@ class CampaignFolder:
 
     def _archives(self) -> dict[Path, int]:
         """Path of every possible trace archive, with its current size in bytes."""
-        paths = [self.path / f"traces_{letter}.tar" for letter in "abcdefgh"[:ARCHIVES]]
+        paths = [self.path / f"traces_{letter}.tar" for letter in "abcdefgh"[:MAX_NEW_ARCHIVES]]
         return {path: path.stat().st_size if path.exists() else 0 for path in paths}
 
     def _open(self, device: Mapping[str, Any]) -> None:
         self.manifest = read_manifest(self.path)
         if self.manifest.get("schema") != SCHEMA_VERSION:
-            raise InputError(f"--out {self.path}: holds a run of another kind; name a new folder")
+            raise InputError(f"--out {self.path}: has a run of another kind; give a new folder")
         was = self.manifest["device"].get("gpu")
         if was != device.get("gpu"):
-            raise InputError(f"--out {self.path}: holds a campaign on {was}, this is {device.get('gpu')}; name another")
+            raise InputError(
+                f"--out {self.path}: has a campaign of {was}, but this GPU is {device.get('gpu')}; give a new folder"
+            )
         done = {name for name, unit in self.units.items() if unit.get("status") == "done"}
         if (self.path / SAMPLES).exists():
             found = read_table(self.path / SAMPLES, "samples")
@@ -189,7 +193,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / CAMPAIGN).read_text())
     except FileNotFoundError:
-        raise InputError(f"{folder}: holds no {CAMPAIGN}; name the folder of a campaign") from None
+        raise InputError(f"{folder}: {CAMPAIGN} is missing; give the folder of a campaign") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{folder / CAMPAIGN}: damaged ({error}); measure again") from None
     if not isinstance(found, dict) or not isinstance(found.get("units"), dict) or "device" not in found:
@@ -240,7 +244,7 @@ def check(folder: Path) -> list[str]:
     files = [entry for entry in folder.iterdir() if entry.is_file()]
     total = sum(file.stat().st_size for file in files)
     if len(files) > 8 or total > 20_000_000:
-        found.append(f"{folder}: {len(files)} files, {total} bytes; at most 8 and 20 MB")
+        found.append(f"{folder}: {len(files)} files with {total} bytes; at most 8 files and 20 MB are allowed")
     readers: dict[str, Any] = {
         CAMPAIGN: lambda path: read_manifest(path.parent), PEAKS: read_peaks,
         STEP_TIMES: lambda path: read_table(path, "step_times"), SAMPLES: lambda path: read_table(path, "samples"),
@@ -258,7 +262,7 @@ def check(folder: Path) -> list[str]:
     return found
 
 
-def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+def _concatenated(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """Both tables together; empty tables are left out, because their column types would apply to the result."""
     parts = [part.astype(object) for part in (old, new) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else new

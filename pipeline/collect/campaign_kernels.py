@@ -22,20 +22,20 @@ from pipeline.collect.cases import Spec
 from pipeline.collect.cases.case import spec_from_row
 from pipeline.collect.microbenchmarks import measure_specs
 from pipeline.collect.seed_calls import seeds
-from pipeline.collect.size_sampler import around, distinct, interleaved
+from pipeline.collect.size_sampler import distinct, interleaved, sizes_around
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, Outcome
 from pipeline.errors import MeasurementError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.execution_trace import import_execution_trace
 
-ROUND = 48
+ROUND_CALLS = 48
 """Distinct calls per round; the families take turns."""
 ROUND_SECONDS = 12.0
 """Time left (s) below which no further round starts."""
 COLD_SHARE, WARM_SHARE = 1 / 6, 1 / 6
 """Shares of the rounds that run with a cold or a warm cache; in the other rounds the cache is as in a step."""
-MOST_REASONS = 200
+MAX_REASONS = 200
 """Largest number of reasons for unmeasured calls that the manifest lists."""
 CAPTURE_SHARE, CAPTURE_SECONDS = 0.15, 40.0
 """Time limit for finding the workloads' calls: this share of the time left, and at most this many seconds."""
@@ -47,19 +47,19 @@ def run_kernels(campaign: Campaign) -> None:
     """Measure rounds of calls until the time or the space is used up."""
     wanted = interleaved([*workload_calls(campaign), *distinct(list(seeds()))])
     if campaign.tiny:
-        wanted = distinct([shrunk(spec) for spec in wanted])
+        wanted = distinct([shrink_for_trial(spec) for spec in wanted])
     families = {spec.family for spec in wanted}
     chosen = {name for name in families if campaign.wants(f"kernels/{name}")}
     if not chosen:
         return
     wanted = [spec for spec in wanted if spec.family in chosen]
     suffix = "" if chosen == families else "~" + "+".join(sorted(chosen))
-    with settled_heap():
+    with ignoring_old_objects():
         _rounds(campaign, wanted, suffix)
 
 
 @contextmanager
-def settled_heap() -> Iterator[None]:
+def ignoring_old_objects() -> Iterator[None]:
     """While the body runs, the garbage collector ignores all objects that existed before it.
 
     PyTorch, `transformers` and captured graphs are about 400,000 objects. Every release of memory between groups of
@@ -74,15 +74,17 @@ def settled_heap() -> Iterator[None]:
 
 
 def _rounds(campaign: Campaign, wanted: Sequence[Spec], suffix: str) -> None:
-    exact = [wanted[i : i + ROUND] for i in range(0, len(wanted), ROUND)]
+    exact = [wanted[i : i + ROUND_CALLS] for i in range(0, len(wanted), ROUND_CALLS)]
     campaign = replace(campaign, only="")  # the families are filtered already
     number = 0
     while campaign.left() > (1 if campaign.tiny else ROUND_SECONDS) and not campaign.folder.samples_full():
         if campaign.tiny and number >= TINY_ROUNDS:
             return
         # rounds of exact calls and of sampled sizes alternate; after all exact calls they repeat with another cache
-        specs = exact[number // 2 % len(exact)] if number % 2 == 0 else list(islice(_sampled(wanted, number), ROUND))
-        unit, cache = f"kernels/r{number:04d}{suffix}", cache_of(number)
+        specs = (
+            exact[number // 2 % len(exact)] if number % 2 == 0 else list(islice(_sampled(wanted, number), ROUND_CALLS))
+        )
+        unit, cache = f"kernels/r{number:04d}{suffix}", cache_state(number)
         campaign.run(unit, 0.0, lambda s=specs, u=unit, n=number, c=cache: measure_round(campaign, u, s, n, c))  # type: ignore[misc]
         number += 1
 
@@ -111,7 +113,7 @@ def measure_round(campaign: Campaign, unit: str, specs: Sequence[Spec], seed: in
     # one list for the whole campaign: a list for each of hundreds of rounds would make the manifest megabytes large
     told: dict[str, int] = campaign.folder.manifest.setdefault("unmeasured", {})
     for reason, count in reasons.items():
-        if reason in told or len(told) < MOST_REASONS:
+        if reason in told or len(told) < MAX_REASONS:
             told[reason] = told.get(reason, 0) + count
     short = "partial" if frame.attrs["cut"] else "done"
     return {
@@ -156,20 +158,20 @@ def workload_calls(campaign: Campaign) -> list[Spec]:
             notes[plan.unit] = "no time"
             continue
         try:
-            found += _traced(member, campaign) if member is not None else captured(plan)
+            found += _traced(member, campaign) if member is not None else calls_of_plan(plan)
         except Exception as error:  # the calls of the other workloads and the seeds remain
             notes[plan.unit] = f"{type(error).__name__}: {error}"[:200]
     campaign.folder.manifest["calls_not_known"] = notes
     return distinct(found)
 
 
-def cache_of(number: int) -> Cache:
+def cache_state(number: int) -> Cache:
     """The state of the cache in a round; reproducible, and equal for an exact round and the sampled one after it."""
     draw = random.Random(number // 2).random()
     return Cache.COLD if draw < COLD_SHARE else Cache.WARM if draw < COLD_SHARE + WARM_SHARE else Cache.STEP
 
 
-def shrunk(spec: Spec) -> Spec:
+def shrink_for_trial(spec: Spec) -> Spec:
     """The call at a size that is fast in a trial on a CPU."""
     large = {"bytes": 1 << 14, "inputs": 1 << 14, "outputs": 1 << 14, "E": 1000, "B": 32, "HW": 64, "input_size": 16}
     limits = {name: large.get(name, TINY_LIMIT) for name in spec.dims}
@@ -178,7 +180,7 @@ def shrunk(spec: Spec) -> Spec:
     return replace(spec, dims=dims, attributes=kept)
 
 
-def captured(plan: StepPlan) -> list[Spec]:
+def calls_of_plan(plan: StepPlan) -> list[Spec]:
     """The calls of a planned step, from its graph.
 
     Raises:
@@ -202,4 +204,4 @@ def _specs(calls: pd.DataFrame) -> list[Spec]:
 def _sampled(wanted: Sequence[Spec], seed: int) -> Iterator[Spec]:
     order: list[Any] = list(wanted)
     random.Random(seed).shuffle(order)
-    return around(order, seed)
+    return sizes_around(order, seed)

@@ -29,7 +29,7 @@ from pipeline.errors import InputError, SteptimeWarning, TraceError
 from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
 from pipeline.schemas import SCHEMAS, read_provenance, read_table
 
-NO_LATENCY_US = 0.05
+MAX_IMPLAUSIBLE_US = 0.05
 """Time in µs. A sample with this time or less is dropped, because it cannot be a real measurement."""
 
 
@@ -63,7 +63,7 @@ class TraceMember:
                 (folder / name).write_bytes(data)
             written.append(None if data is None else folder / name)
         if written[0] is None:
-            raise TraceError(f"{self.archive}: holds no {self.kineto}; measure again")
+            raise TraceError(f"{self.archive}: {self.kineto} is missing; measure again")
         return written[0], written[1]
 
 
@@ -83,9 +83,9 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     else:
         found = pd.DataFrame(columns=SCHEMAS["samples"].names)
     kernel = found["kernel_us"].fillna(found["latency_us"]).astype(float)
-    timed = kernel > NO_LATENCY_US
+    timed = kernel > MAX_IMPLAUSIBLE_US
     if not timed.all():
-        lost = f"{(~timed).sum()} of {len(found)} samples dropped: no time above {NO_LATENCY_US} µs"
+        lost = f"{(~timed).sum()} of {len(found)} samples dropped: no time above {MAX_IMPLAUSIBLE_US} µs"
         warnings.warn(f"{folder}: {lost}", SteptimeWarning, stacklevel=2)
     return found[timed].reset_index(drop=True)
 
@@ -136,7 +136,7 @@ def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) ->
     path = Path(path)
     if path.name != CAMPAIGN:
         return read_step_time(path)
-    found = [us for us, facts in _steps_of(path.parent, workload) if _ran(facts.get("config") or {}, config)]
+    found = [us for us, facts in _steps_of(path.parent, workload) if _same_config(facts.get("config") or {}, config)]
     return found[-1] if found else None
 
 
@@ -163,7 +163,7 @@ def _steps_of(folder: str | Path, workload: str) -> list[tuple[float, dict[str, 
     return [(float(us), json.loads(text)) for found, us, text in stated if found == place]
 
 
-def _ran(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def _same_config(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether the configuration that ran is the wanted one.
 
     Configurations of the stand-alone script have no `name` and use other keys. They have the published sizes, unless

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.campaign_folder import times_unit
 from pipeline.collect.campaign_grid import StepPlan, plans
-from pipeline.collect.device import answers, free_bytes, gpu_state, set_tf32
+from pipeline.collect.device import free_bytes, gpu_state, set_tf32, still_computes
 from pipeline.collect.step_timing import Step, StepTimes, step_times_row, time_steps, warm_up
 from pipeline.collect.tracing import Profile, execution_trace, profile_steps
 from pipeline.collect.unit_runner import Campaign, Outcome
-from pipeline.collect.unsupported import running
+from pipeline.collect.unsupported import reporting_unsupported
 from pipeline.errors import SteptimeError
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.workloads import make_step
@@ -26,13 +26,13 @@ STEP_SECONDS = 1.2
 """Seconds of unprofiled steps before a step's profile, and the same again after it."""
 COMPRESSION = 6
 """Gzip level of the traces; the highest level takes four times as long and saves only a tenth of the size."""
-LEAST_ITERATIONS = 2
+MIN_ITERATIONS = 2
 """Smallest number of profiled iterations in a trace."""
 ATTEMPTS = 3
 """Largest number of profiles of a step; a profile is repeated if kernels are missing in it."""
 TIMES_SHARE = 0.5
 """Share of a unit's time that is used for its unprofiled steps."""
-FREE_BYTES = 12 << 30
+RESERVED_BYTES = 12 << 30
 """Bytes of device memory that embedding tables must leave free for everything else."""
 
 
@@ -125,7 +125,7 @@ def _warmed_up(campaign: Campaign, plan: StepPlan, limit_s: float) -> tuple[Any,
     set_tf32(config.get("dtype") == "tf32")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    with running(plan.unit.removeprefix("steps/"), str(config.get("dtype", "fp32")), device):
+    with reporting_unsupported(plan.unit.removeprefix("steps/"), str(config.get("dtype", "fp32")), device):
         step = make_step(config, plan.batch_size, device.type)
         took = warm_up(step.run, device, limit_s=limit_s)
     return step, {"unit": plan.unit, "config": config, "rows_capped": capped}, took
@@ -160,7 +160,7 @@ def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> t
     try:
         profile, kineto, iterations = _profile(run, device, plan, scratch / "kineto.json")
     except (SteptimeError, RuntimeError, OSError) as error:
-        if not answers(device):
+        if not still_computes(device):
             raise
         return {}, {"note": f"no trace: {type(error).__name__}: {error}"[:200]}
     members, note = {KINETO: kineto}, ""
@@ -185,7 +185,7 @@ def _profile(run: Step, device: torch.device, plan: StepPlan, path: Path) -> tup
         if profile.lost and attempts < ATTEMPTS:
             continue
         data = gzip.compress(path.read_bytes(), COMPRESSION, mtime=0)
-        fewer = max(LEAST_ITERATIONS, int(0.95 * iterations * plan.trace_bytes / len(data)))
+        fewer = max(MIN_ITERATIONS, int(0.95 * iterations * plan.trace_bytes / len(data)))
         if fewer >= iterations:
             return profile, data, iterations
         iterations = fewer
@@ -203,7 +203,7 @@ def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, 
     sizes = [int(r) for r in rows] if isinstance(rows, list) else [int(rows)] * int(config.get("tables") or 1)
     copies = 2 if config.get("embedding") == "dense" else 1  # a dense gradient is as large as its table
     free = free_bytes(device)
-    free = free - min(FREE_BYTES, free // 2) if device.type == "cuda" else free // 4
+    free = free - min(RESERVED_BYTES, free // 2) if device.type == "cuda" else free // 4
     cap = largest = max(sizes)
     while 4 * int(dim) * copies * sum(min(size, cap) for size in sizes) > free and cap > 1000:
         cap = int(0.9 * cap)

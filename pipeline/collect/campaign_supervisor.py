@@ -27,32 +27,34 @@ from pipeline.paths import CAMPAIGN
 EXIT_DONE, EXIT_DAMAGED, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 1, 3, 4, 5
 """Exit codes of a campaign; 2 is for bad arguments."""
 
-EXIT_UNFORESEEN = 70  # as in sysexits.h
+EXIT_UNEXPECTED = 70  # as in sysexits.h
 
 STALL_SECONDS, STALL_SHARE = 120.0, 0.25
 """Longest time without a unit that starts or ends, in seconds and as a share of the time limit. The longer one applies;
 after it the process is ended. The longest unit seen took 73 s (a profile of ResNet-50 on a slow core). The import of
 torch from a cold disk took a minute."""
-LEAST_SECONDS = 45.0
+MIN_RESTART_SECONDS = 45.0
 """Seconds that must be left to start another process; with less, the imports take most of the time."""
-MOST_PROCESSES = 6
+MAX_PROCESSES = 6
 """Largest number of processes of a campaign. A device that is lost permanently would end each new process too."""
 LAST_WAIT_SECONDS = 35.0
 """Seconds after the time limit at which the process is killed; normally `unit_runner.watchdog` ends it before."""
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 """Seconds between two checks of the process."""
 
-CHILD = (
+CHILD_COMMAND = (
     sys.executable,
     "-c",
-    "import sys; from pipeline.collect.campaign import child; sys.exit(child(sys.argv[1:]))",
+    "import sys; from pipeline.collect.campaign import run_child; sys.exit(run_child(sys.argv[1:]))",
 )
 """Command of the campaign's process. The first argument is the id of the parent; the process ends with the parent."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def supervise(arguments: Sequence[str], out: Path, minutes: float, begin: float, command: Sequence[str] = CHILD) -> int:
+def supervise(
+    arguments: Sequence[str], out: Path, minutes: float, begin: float, command: Sequence[str] = CHILD_COMMAND
+) -> int:
     """Run a campaign to its end, in one or more processes; returns its exit code.
 
     Args:
@@ -64,24 +66,32 @@ def supervise(arguments: Sequence[str], out: Path, minutes: float, begin: float,
     """
     deadline = begin + 60 * minutes
     stall = max(STALL_SECONDS, STALL_SHARE * 60 * minutes)
-    for number in range(1, MOST_PROCESSES + 1):
+    for number in range(1, MAX_PROCESSES + 1):
         left = (deadline - time.monotonic()) / 60
         again = ["--resume", str(out)] if number > 1 and (out / CAMPAIGN).exists() else []
         child = [*command, str(os.getpid()), *arguments, *again, "--minutes", f"{max(left, 0.05):.4f}"]
-        code = _watched(subprocess.Popen(child), out / CAMPAIGN, deadline, stall)
-        lost = code in (EXIT_DEVICE_LOST, EXIT_HUNG, EXIT_UNFORESEEN) or code < 0
-        late = deadline - time.monotonic() < LEAST_SECONDS or number == MOST_PROCESSES
+        code = _wait(subprocess.Popen(child), out / CAMPAIGN, deadline, stall)
+        lost = code in (EXIT_DEVICE_LOST, EXIT_HUNG, EXIT_UNEXPECTED) or code < 0
+        late = deadline - time.monotonic() < MIN_RESTART_SECONDS or number == MAX_PROCESSES
         if not lost or late or not (out / CAMPAIGN).exists():
             break
-        print(f"warning: the process was lost ({_told(code)}); going on in another one", file=sys.stderr, flush=True)
+        print(
+            f"warning: the process was lost ({_exit_reason(code)}); continuing in a new process",
+            file=sys.stderr,
+            flush=True,
+        )
     for part in out.glob(".*.part"):  # incomplete files must not count among the results of a rented machine
         part.unlink(missing_ok=True)
     if code < 0:
-        print(f"error: the process was lost ({_told(code)}). Run again to go on", file=sys.stderr, flush=True)
+        print(
+            f"error: the process was lost ({_exit_reason(code)}). Run the same command again to continue",
+            file=sys.stderr,
+            flush=True,
+        )
     return code if code >= 0 else 128 - code
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Make this process end when its parent ends or is killed. Otherwise two processes could write to one folder.
 
     On systems other than Linux the process runs on to its time limit.
@@ -92,7 +102,7 @@ def end_with(parent: int) -> None:
         os._exit(EXIT_HUNG)
 
 
-def _watched(process: subprocess.Popen[bytes], manifest: Path, deadline: float, stall: float) -> int:
+def _wait(process: subprocess.Popen[bytes], manifest: Path, deadline: float, stall: float) -> int:
     """Wait for a process; end it if it stalls or runs far past the limit. Returns its exit code."""
     last, changed = _stamp(manifest), time.monotonic()
     try:
@@ -101,13 +111,15 @@ def _watched(process: subprocess.Popen[bytes], manifest: Path, deadline: float, 
             if (stamp := _stamp(manifest)) != last:
                 last, changed = stamp, now
             if now - changed > stall and now < deadline:
-                return _ended(process, manifest, f"nothing for {now - changed:.0f} s")
+                return _kill(process, manifest, f"no progress for {now - changed:.0f} s")
             if now > deadline + LAST_WAIT_SECONDS:
                 print(
-                    "error: the process ran past the time limit; ended. Run again to go on", file=sys.stderr, flush=True
+                    "error: the process exceeded the time limit and was ended. Run the same command again to continue",
+                    file=sys.stderr,
+                    flush=True,
                 )
-                return _ended(process, manifest, "")
-            time.sleep(LOOK_SECONDS)
+                return _kill(process, manifest, "")
+            time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:  # the terminal sent the signal to the process too
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(10)
@@ -116,7 +128,7 @@ def _watched(process: subprocess.Popen[bytes], manifest: Path, deadline: float, 
     return int(process.returncode)
 
 
-def _ended(process: subprocess.Popen[bytes], manifest: Path, reason: str) -> int:
+def _kill(process: subprocess.Popen[bytes], manifest: Path, reason: str) -> int:
     """Kill a process. If a reason is given, its current unit is not tried again, because it would hang again."""
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may block the kill; then the GPU is lost too
@@ -127,7 +139,7 @@ def _ended(process: subprocess.Popen[bytes], manifest: Path, reason: str) -> int
         for name, unit in found["units"].items():
             if unit.get("status") == "started":
                 unit.update(status="error", error=f"hung: {reason}")
-                print(f"warning: {name}: hung ({reason}), left out", file=sys.stderr, flush=True)
+                print(f"warning: {name}: skipped, because it hung ({reason})", file=sys.stderr, flush=True)
         write_manifest(found, manifest.parent)
     return EXIT_HUNG
 
@@ -139,7 +151,7 @@ def _stamp(path: Path) -> int:
         return 0
 
 
-def _told(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code < 0:
         return f"signal {-code}"
     return {EXIT_DEVICE_LOST: "device lost", EXIT_HUNG: "hung"}.get(code, f"exit code {code}")

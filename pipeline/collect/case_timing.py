@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases import Case
 from pipeline.collect.device import between_us, cache_bytes, mark, set_tf32, synchronise, undisturbed
-from pipeline.collect.kernel_filter import counted
-from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.kernel_filter import counted_kernels
+from pipeline.collect.lost_kernels import SESSIONS
 from pipeline.collect.trace_windows import Window, activities, attribute, load_events
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ EVENT_REPETITIONS = 5
 """Unprofiled repetitions of a call on CUDA; the first two warm it up."""
 
 
-FIRST_RUN = 10.0
+FIRST_RUN_FACTOR = 10.0
 """A first run may take this many times the limit, because libraries load their kernels at first use."""
 
 
@@ -138,7 +138,7 @@ class Bench:
                 timing.case.run()
                 synchronise(self.device)
                 took = (time.perf_counter() - start) * 1e6
-                if took > FIRST_RUN * limit_us:
+                if took > FIRST_RUN_FACTOR * limit_us:
                     break
         return took
 
@@ -185,7 +185,7 @@ class Bench:
         from torch.profiler import profile, record_function
 
         with profile(activities=activities(self.device)) as profiler:
-            HEAD.spend(self.device)
+            SESSIONS.start_session(self.device)
             for index, timing in enumerate(timings):
                 for repetition in range(repetitions):
                     self._ready(timing)
@@ -197,13 +197,13 @@ class Bench:
         found = attribute(load_events(path), LABEL)
         path.unlink()
         self.without_launch += found.without_launch
-        HEAD.learn(sum(window.lost for window in found.windows.values()))
+        SESSIONS.record_lost(sum(window.lost for window in found.windows.values()))
         for index, timing in enumerate(timings):
             labels = (f"s{index}r{repetition}" for repetition in range(repetitions))
             known = [window for window in (found.windows.get(label) for label in labels) if window is not None]
             launched = [window for window in known if window.kernels and not window.lost]
             spec = timing.case.spec
-            windows = [window.only(counted(spec.family, spec.name)) for window in launched]
+            windows = [window.only(counted_kernels(spec.family, spec.name)) for window in launched]
             timing.kernels += [window.device_us for window in windows]
             if windows:  # launch geometry and names come from the repetition closest to the median
                 middle = statistics.median(window.device_us for window in windows)

@@ -32,7 +32,7 @@ DEFAULT_CPU_CACHE_BYTES = 32 << 20
 DEFAULT_FREE_BYTES = 4 << 30
 """Bytes of free memory that are assumed if the host does not report it."""
 
-VERSIONED = ("numpy", "pandas", "pyarrow", "torchvision", "transformers", "triton", "nvidia-cuda-cupti")
+VERSIONED_PACKAGES = ("numpy", "pandas", "pyarrow", "torchvision", "transformers", "triton", "nvidia-cuda-cupti")
 """Packages whose versions are recorded in the provenance; the profiler records kernels with CUPTI."""
 
 SMI_SECONDS = 8
@@ -43,9 +43,9 @@ _SILENT: list[str] = []
 CPU_THREADS = 1
 """Threads of a CPU device: one core is the device, see `fix_threads`."""
 
-DISTURBANCE, LEAST_KEPT = 1.04, 3
-"""Criteria for undisturbed repetitions: wall time is at most `DISTURBANCE` times the CPU time. If fewer than
-`LEAST_KEPT` repetitions meet this, CPU times are used instead."""
+MAX_DISTURBANCE, MIN_KEPT = 1.04, 3
+"""Criteria for undisturbed repetitions: wall time is at most `MAX_DISTURBANCE` times the CPU time. If fewer than
+`MIN_KEPT` repetitions meet this, CPU times are used instead."""
 
 
 def select_device(name: str | None) -> torch.device:
@@ -133,7 +133,7 @@ def free_bytes(device: torch.device) -> int:
         return DEFAULT_FREE_BYTES
 
 
-def answers(device: torch.device) -> bool:
+def still_computes(device: torch.device) -> bool:
     """Whether the device still computes. After some CUDA errors only one call fails, after others every later call."""
     if device.type != "cuda":
         return True
@@ -189,18 +189,18 @@ def gpu_name(device: torch.device) -> str:
         return "cpu"
     import torch
 
-    return name_of_card(str(torch.cuda.get_device_properties(device).name))
+    return name_of_gpu(str(torch.cuda.get_device_properties(device).name))
 
 
-def name_of_card(driver: str) -> str:
+def name_of_gpu(driver_name: str) -> str:
     """The project's name of a GPU, from the name that its driver reports.
 
     A GPU without a file under `config/gpu/` is named after its driver string: `NVIDIA GeForce RTX 4090` is `RTX4090`.
     """
     try:
-        return str(load_gpu(driver).name)
+        return str(load_gpu(driver_name).name)
     except Exception:  # no PyYAML on a bare GPU machine, or no file for a new GPU: use the driver's name
-        short = re.sub(r"\b(NVIDIA|Tesla|GeForce)\b", "", driver)
+        short = re.sub(r"\b(NVIDIA|Tesla|GeForce)\b", "", driver_name)
         return re.sub(r"[^A-Za-z0-9.-]+", "", short) or "gpu"
 
 
@@ -240,7 +240,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda, "kernel": platform.release(), "cpus": os.cpu_count(), "cpu": _cpu_model(),
         "torch_threads": torch.get_num_threads(), "cache_bytes": cache_bytes(device),
     }  # fmt: skip
-    found |= {name: _version(name) for name in VERSIONED}
+    found |= {name: _version(name) for name in VERSIONED_PACKAGES}
     if device.type == "cuda":
         p = torch.cuda.get_device_properties(device)
         found |= {"driver_name": p.name, "sms": p.multi_processor_count, "memory_bytes": p.total_memory,
@@ -298,8 +298,8 @@ def fix_threads(device: torch.device) -> int:
 def undisturbed(wall: Sequence[float], core: Sequence[float]) -> list[float]:
     """Wall times of the repetitions in which the thread had a core to itself, judged by its CPU time.
 
-    On an idle machine all repetitions are kept. If fewer than `LEAST_KEPT` remain, the thread's CPU times are returned
+    On an idle machine all repetitions are kept. If fewer than `MIN_KEPT` remain, the thread's CPU times are returned
     instead. They equal the wall times on a free core, because a single thread that never waits is always running.
     """
-    kept = [w for w, c in zip(wall, core, strict=True) if w <= DISTURBANCE * max(c, 1e-9)]
-    return kept if len(kept) >= min(LEAST_KEPT, len(wall)) else list(core)
+    kept = [w for w, c in zip(wall, core, strict=True) if w <= MAX_DISTURBANCE * max(c, 1e-9)]
+    return kept if len(kept) >= min(MIN_KEPT, len(wall)) else list(core)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
-from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.lost_kernels import SESSIONS
 from pipeline.collect.trace_windows import Window, activities, attribute, load_events
 from pipeline.trace.kineto_fields import API_CATEGORIES
 
@@ -120,7 +120,7 @@ def _profiled_launches(device: torch.device, path: Path) -> list[dict[str, Any]]
     from torch.profiler import profile, record_function
 
     with profile(activities=activities(device)) as profiler:
-        HEAD.spend(device)
+        SESSIONS.start_session(device)
         for label, (cycles, wait) in LAUNCH_PATTERNS.items():
             torch.cuda.synchronize(device)
             with record_function(label):

@@ -20,7 +20,7 @@ import pandas as pd
 
 from pipeline.collect import standalone
 from pipeline.collect.campaign_folder import (
-    ARCHIVES,
+    MAX_NEW_ARCHIVES,
     SAMPLES,
     SCHEMA_VERSION,
     STEP_TIMES,
@@ -32,7 +32,7 @@ from pipeline.collect.campaign_reader import TraceMember, read_peaks_of, read_sa
 from pipeline.errors import InputError, SteptimeError
 from pipeline.schemas import write_table
 
-STEP = ["model", "variant", "batch_size"]
+STEP_COLUMNS = ["model", "variant", "batch_size"]
 
 
 def join(folders: Sequence[Path], out: Path) -> list[str]:
@@ -50,20 +50,20 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
     names = [_gpu(manifest) for manifest in manifests]
     if other := [(folder, name) for folder, name in zip(folders, names, strict=True) if name != names[0]]:
         raise InputError(
-            f"{other[0][0]}: measured {other[0][1]}, {folders[0]} measured {names[0]}; join those of one GPU"
+            f"{other[0][0]}: measured on {other[0][1]}, but {folders[0]} on {names[0]}; join campaigns of one GPU"
         )
     if out.exists() and any(out.iterdir()):
-        raise InputError(f"--out {out}: holds files already; name a new folder")
+        raise InputError(f"--out {out}: the folder is not empty; give a new folder")
     traces = {member.workload: member for folder in folders for member in read_traces(folder)}
     device = {**manifests[-1]["device"], "gpu": names[0]}
     target = CampaignFolder(out, device)
     for table, read, name in ((SAMPLES, read_samples, "samples"), (STEP_TIMES, read_step_times, "step_times")):
-        found = _together([read(folder) for folder in folders])
+        found = _joined_table([read(folder) for folder in folders])
         if name == "step_times" and len(found):
-            found = found.drop_duplicates(STEP, keep="last")
+            found = found.drop_duplicates(STEP_COLUMNS, keep="last")
         if len(found):
             write_table(found.assign(gpu=names[0]), out / table, name, {"device": device})
-    if len(peaks := _together([read_peaks_of(folder) for folder in folders])):
+    if len(peaks := _joined_table([read_peaks_of(folder) for folder in folders])):
         target.add_peaks(peaks)
     order = sorted(
         traces.values(), key=lambda member: "dtype-" in member.variant
@@ -102,7 +102,7 @@ def _runs(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(manifest["runs"] if "runs" in manifest else [{key: manifest[key] for key in kept if key in manifest}])
 
 
-def _together(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _joined_table(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     full = [table.astype(object) for table in tables if len(table)]
     joined = pd.concat(full, ignore_index=True) if full else pd.DataFrame()
     return joined.where(joined.notna(), None)
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folders", type=Path, nargs="+", help="campaigns, or runs of the stand-alone script")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the result, a new one")
+    parser.add_argument("--out", type=Path, required=True, help="new folder for the result")
     args = parser.parse_args(argv)
     try:
         left_out = join(args.folders, args.out)
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     for step in left_out:
-        print(f"warning: {step}: its traces find no room in {ARCHIVES} archives", file=sys.stderr)
+        print(f"warning: {step}: its traces do not fit into {MAX_NEW_ARCHIVES} archives", file=sys.stderr)
     print(f"{args.out}: {len(args.folders)} campaigns joined")
     return 0
 

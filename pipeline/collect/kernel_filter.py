@@ -9,32 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-ROWS = r"embedding|grad_weight|sum_and_scatter|index_?(add|func|select)|gather|scatter"
+ROW_KERNELS = r"embedding|grad_weight|sum_and_scatter|index_?(add|func|select)|gather|scatter"
 """Kernels that move rows of a table or of its gradient, in contrast to fills, sorts and scans.
 Source: ATen/native/cuda/EmbeddingBag.cu, EmbeddingBackwardKernel.cu, Indexing.cu (`indexFuncLargeIndex` adds rows)."""
 
-NO_MEMSET = r"^(?!mem(set|cpy))"
+ALL_BUT_MEMORY_OPS = r"^(?!mem(set|cpy))"
 """All kernels except memory operations; sums over several blocks clear their semaphores first."""
 
-ELEMENTS = r"^(?!mem(set|cpy)|.*(FillFunctor|reduce_kernel))"
+ELEMENTWISE_KERNELS = r"^(?!mem(set|cpy)|.*(FillFunctor|reduce_kernel))"
 """All kernels except memory operations, fills, and the reduction after an elementwise loss."""
 
-ADDITION = r"indexing_backward"
+ADDITION_KERNEL = r"indexing_backward"
 """The addition kernel of `index_put`; it runs after index arithmetic and a sort of the indices."""
 
 BY_FAMILY: Mapping[str, str] = {
-    "embedding_backward": ROWS,
+    "embedding_backward": ROW_KERNELS,
     "softmax": r"softmax",  # its gradient multiplies two tensors first
-    "reduction": NO_MEMSET,
-    "loss": ELEMENTS,
-    "pooling": ELEMENTS,
+    "reduction": ALL_BUT_MEMORY_OPS,
+    "loss": ELEMENTWISE_KERNELS,
+    "pooling": ELEMENTWISE_KERNELS,
 }
 """Pattern of the counted kernels per family; all kernels count in families that are not listed."""
 ADDING_OPS = ("index_put", "_index_put_impl")
-"""Ops of the families `tril_index_backward` and `index` of which only the addition kernel (`ADDITION`) counts."""
+"""Ops of the families `tril_index_backward` and `index` of which only the addition kernel (`ADDITION_KERNEL`) counts."""
 
 
-def counted(family: str, op: str) -> str:
+def counted_kernels(family: str, op: str) -> str:
     """Case-insensitive regular expression of the kernels that belong to the call; empty if all do.
 
     Args:
@@ -42,5 +42,5 @@ def counted(family: str, op: str) -> str:
         op: op of the call, without namespace and in-place mark.
     """
     if family in ("tril_index_backward", "index") and op in ADDING_OPS:
-        return ADDITION
+        return ADDITION_KERNEL
     return BY_FAMILY.get(family, "")

@@ -18,22 +18,22 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import InputError, TableError, TraceError
 
-MOST_ARCHIVES = 100
+MAX_ARCHIVES = 100
 """Largest number of trace archives in a folder."""
 
-MOST_MEMBERS = 1_000
+MAX_MEMBERS = 1_000
 """Largest number of files in an archive; a campaign traces about 80 steps, with two files each."""
 
-MEMBER_BYTES = 64 << 20
+MAX_MEMBER_BYTES = 64 << 20
 """Largest size in bytes of one file in an archive, as stored (compressed)."""
 
-TRACE_BYTES = 1 << 30
+MAX_TRACE_BYTES = 1 << 30
 """Largest size in bytes of one trace after decompression; the largest trace of a campaign has about 100 MB."""
 
-MANIFEST_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 64 << 20
 """Largest size in bytes of a manifest; the manifest of a whole campaign has about 100 kB."""
 
-TABLE_BYTES = 1 << 30
+MAX_TABLE_BYTES = 1 << 30
 """Largest size in bytes of a table after decompression, according to the table's metadata."""
 
 _PIECE = 1 << 20
@@ -63,10 +63,10 @@ def member_names(path: Path) -> list[str]:
     names: list[str] = []
     with open_archive(path) as tar:
         for number, info in enumerate(tar, 1):
-            if number > MOST_MEMBERS:
-                raise TraceError(f"{path}: more than {MOST_MEMBERS} files; this is no archive of a campaign")
-            if info.size > MEMBER_BYTES:
-                raise TraceError(f"{path}: {info.name} has {info.size} bytes, at most {MEMBER_BYTES} are read")
+            if number > MAX_MEMBERS:
+                raise TraceError(f"{path}: more than {MAX_MEMBERS} files; this is not the archive of a campaign")
+            if info.size > MAX_MEMBER_BYTES:
+                raise TraceError(f"{path}: {info.name} has {info.size} bytes; at most {MAX_MEMBER_BYTES} are allowed")
             if info.isreg() and not any(part in ("", ".", "..") for part in info.name.split("/")):
                 names.append(info.name)
     return names
@@ -80,19 +80,21 @@ def read_member(path: Path, name: str) -> bytes | None:
     """
     with open_archive(path) as tar:
         info = tar.getmember(name)
-        if info.size > MEMBER_BYTES:
-            raise TraceError(f"{path}: {name} has {info.size} bytes, at most {MEMBER_BYTES} are read")
+        if info.size > MAX_MEMBER_BYTES:
+            raise TraceError(f"{path}: {name} has {info.size} bytes; at most {MAX_MEMBER_BYTES} are allowed")
         stream = tar.extractfile(info) if info.isreg() else None
-        data = None if stream is None else stream.read(MEMBER_BYTES)
-    if data is not None and unpacked_bytes(data) > TRACE_BYTES:
-        raise TraceError(f"{path}: {name} unpacks to more than {TRACE_BYTES} bytes; this is no trace of a campaign")
+        data = None if stream is None else stream.read(MAX_MEMBER_BYTES)
+    if data is not None and unpacked_bytes(data) > MAX_TRACE_BYTES:
+        raise TraceError(
+            f"{path}: {name} unpacks to more than {MAX_TRACE_BYTES} bytes; this is not the trace of a campaign"
+        )
     return data
 
 
 def unpacked_bytes(data: bytes) -> int:
     """Size in bytes of gzip data after decompression, or of the data itself if it is not gzip.
 
-    Counting stops at most one piece beyond `TRACE_BYTES`. Damaged data is counted up to the damage; the code that reads
+    Counting stops at most one piece beyond `MAX_TRACE_BYTES`. Damaged data is counted up to the damage; the code that reads
     it reports the damage.
     """
     if data[:2] != b"\x1f\x8b":
@@ -100,7 +102,7 @@ def unpacked_bytes(data: bytes) -> int:
     total = 0
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            while total <= TRACE_BYTES and (piece := stream.read(_PIECE)):
+            while total <= MAX_TRACE_BYTES and (piece := stream.read(_PIECE)):
                 total += len(piece)
     except (OSError, EOFError, zlib.error):
         pass
@@ -111,26 +113,26 @@ def archives(folder: Path) -> list[Path]:
     """The archives of a campaign's folder, in order.
 
     Raises:
-        TraceError: there are more archives than `MOST_ARCHIVES`.
+        TraceError: there are more archives than `MAX_ARCHIVES`.
     """
     found = sorted(path for path in folder.glob("traces_*.tar") if path.is_file())
-    if len(found) > MOST_ARCHIVES:
-        raise TraceError(f"{folder}: {len(found)} archives, at most {MOST_ARCHIVES} are read")
+    if len(found) > MAX_ARCHIVES:
+        raise TraceError(f"{folder}: {len(found)} archives; at most {MAX_ARCHIVES} are allowed")
     return found
 
 
 def check_manifest(path: Path) -> None:
-    """Refuse a manifest that is larger than `MANIFEST_BYTES`.
+    """Refuse a manifest that is larger than `MAX_MANIFEST_BYTES`.
 
     Raises:
         InputError: the manifest is too large.
     """
-    if path.is_file() and path.stat().st_size > MANIFEST_BYTES:
-        raise InputError(f"{path}: {path.stat().st_size} bytes, at most {MANIFEST_BYTES} are read")
+    if path.is_file() and path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise InputError(f"{path}: {path.stat().st_size} bytes; at most {MAX_MANIFEST_BYTES} are allowed")
 
 
 def check_table(path: Path) -> None:
-    """Refuse a table that unpacks to more than `TABLE_BYTES`; the table's reader reports damaged ones.
+    """Refuse a table that unpacks to more than `MAX_TABLE_BYTES`; the table's reader reports damaged ones.
 
     Raises:
         TableError: the table is too large.
@@ -140,5 +142,5 @@ def check_table(path: Path) -> None:
     except (pa.ArrowException, OSError):
         return
     held = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-    if held > TABLE_BYTES:
-        raise TableError(f"{path}: {held} bytes unpacked, at most {TABLE_BYTES} are read")
+    if held > MAX_TABLE_BYTES:
+        raise TableError(f"{path}: {held} bytes after decompression; at most {MAX_TABLE_BYTES} are allowed")

@@ -19,14 +19,14 @@ from pipeline.collect.device import synchronise
 if TYPE_CHECKING:
     import torch
 
-SPARE, SPARE_PER_SESSION, MOST = 32, 2, 2000
+FIRST_SPARE, SPARE_PER_SESSION, MAX_SPARE = 32, 2, 2000
 """Number of spare kernels: in the first session, in addition per session so far, and at most."""
 GROWTH = 4
 """Factor on the number of spare kernels after a session that lost more than its spare kernels."""
 
 
 @dataclass
-class Head:
+class ProfilerSessions:
     """State of the profiler sessions of this process.
 
     Attributes:
@@ -42,9 +42,9 @@ class Head:
     @property
     def spare(self) -> int:
         """Number of kernels to launch before the measured ones."""
-        return min(self.scale * (SPARE + SPARE_PER_SESSION * self.sessions), MOST)
+        return min(self.scale * (FIRST_SPARE + SPARE_PER_SESSION * self.sessions), MAX_SPARE)
 
-    def spend(self, device: torch.device) -> None:
+    def start_session(self, device: torch.device) -> None:
         """Start a new session: launch empty kernels and wait for each, so that only these kernels are lost."""
         self.sessions += 1
         if device.type != "cuda":
@@ -55,11 +55,11 @@ class Head:
             torch.cuda._sleep(0)  # type: ignore[no-untyped-call]
             synchronise(device)
 
-    def learn(self, lost: int) -> None:
+    def record_lost(self, lost: int) -> None:
         """Record the kernels that a session still lost; if there are any, the next session has more spare kernels."""
         self.lost += lost
-        self.scale = min(self.scale * GROWTH, MOST) if lost else self.scale
+        self.scale = min(self.scale * GROWTH, MAX_SPARE) if lost else self.scale
 
 
-HEAD = Head()
+SESSIONS = ProfilerSessions()
 """State of this process; CUPTI counts its sessions per process."""

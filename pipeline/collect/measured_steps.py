@@ -28,7 +28,7 @@ from pipeline.collect.device import (
 )
 from pipeline.collect.step_timing import Step, StepTimes, step_times_row, time_steps, warm_up
 from pipeline.collect.tracing import Profile, execution_trace, profile_steps, write_gzip
-from pipeline.collect.unsupported import running
+from pipeline.collect.unsupported import reporting_unsupported
 from pipeline.errors import MeasurementError
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.schemas import write_table
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 """Number of unprofiled and of profiled passes; the trace with the shortest median step is kept."""
-MOST_ROUNDS, DISTURBED = 6, 1.25
-"""Limits of extra profiled passes on a CPU. More passes run, up to `MOST_ROUNDS` in total, while the best step takes at
-least `DISTURBED` times the unprofiled step."""
+MAX_ROUNDS, DISTURBED_RATIO = 6, 1.25
+"""Limits of extra profiled passes on a CPU. More passes run, up to `MAX_ROUNDS` in total, while the best step takes at
+least `DISTURBED_RATIO` times the unprofiled step."""
 
 
 def collect_step(
@@ -85,7 +85,7 @@ def collect_step(
     before = gpu_state() if place.type == "cuda" else {}
     what = f"{config.get('name', model)} at batch {batch_size}"
     try:
-        with running(what, str(config.get("dtype", "fp32")), place):
+        with reporting_unsupported(what, str(config.get("dtype", "fp32")), place):
             step = make_step(dict(config), batch_size, place.type)
             took = warm_up(step.run, place)
         with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
@@ -124,10 +124,10 @@ def _rounds(
     """Run unprofiled and profiled passes in turn; returns all unprofiled steps and the least disturbed profile."""
     times = StepTimes()
     profiles: list[Profile] = []
-    for number in range(MOST_ROUNDS if device.type == "cpu" else ROUNDS):
+    for number in range(MAX_ROUNDS if device.type == "cpu" else ROUNDS):
         if number < ROUNDS:
             times.add(time_steps(step, device, seconds / ROUNDS, took))
-        elif min(profile.step_us for profile in profiles) < DISTURBED * times.median_us:
+        elif min(profile.step_us for profile in profiles) < DISTURBED_RATIO * times.median_us:
             break
         profiles.append(profile_steps(step, device, iterations, scratch / f"{number}.json"))
     return times, min(profiles, key=lambda profile: (profile.lost > 0, profile.step_us))

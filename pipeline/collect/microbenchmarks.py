@@ -20,11 +20,11 @@ import pandas as pd
 from pipeline.collect.case_timing import EVENT_REPETITIONS, Bench, Cache, Timing
 from pipeline.collect.cases import Spec
 from pipeline.collect.cases.case import spec_from_row
-from pipeline.collect.device import answers, fix_threads, keep_memory_mapped, release, select_device
+from pipeline.collect.device import fix_threads, keep_memory_mapped, release, select_device, still_computes
 from pipeline.collect.operator_runs import Replayer
-from pipeline.collect.size_sampler import around
+from pipeline.collect.size_sampler import sizes_around
 from pipeline.collect.workbench import (
-    CHUNK,
+    MAX_CASES_IN_MEMORY,
     REPETITIONS,
     GraphNode,
     Workbench,
@@ -82,7 +82,7 @@ def measure_calls(
     replayers = [Replayer(one) for one in graphs] if place.type == "cpu" and len(graphs) == len(tables) else []
     work = Workbench(Bench(place), place, begin + seconds, budget_bytes(place), seed=0)
     exact = _distinct(tables, replayers)
-    variants = around([spec for spec, _ in exact], seed=0) if sampled else iter(())
+    variants = sizes_around([spec for spec, _ in exact], seed=0) if sampled else iter(())
     rows: list[dict[str, Any]] = []
     for timings, share in _chunks(work, exact):
         end = time.monotonic() + share * max(work.left(), 0.0)
@@ -120,7 +120,7 @@ def measure_specs(
     runs = EVENT_REPETITIONS + REPETITIONS[device.type]
     group: list[Timing] = []
     while (rest or group) and work.left() > 0:
-        crowded = not rest or len(group) >= CHUNK or waiting + table_bytes(rest[0]) > work.budget_bytes
+        crowded = not rest or len(group) >= MAX_CASES_IN_MEMORY or waiting + table_bytes(rest[0]) > work.budget_bytes
         # slow calls form small groups, so that no group runs far past the deadline
         crowded |= runs * sum(timing.took_us for timing in group) > 1e6 * min(GROUP_SECONDS, work.left())
         if group and (crowded or work.left() < 1):
@@ -147,7 +147,7 @@ def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, A
     try:
         work.bench.measure(group, REPETITIONS[work.device.type])
     except (RuntimeError, TraceError) as error:
-        if len(group) == 1 or not answers(work.device):
+        if len(group) == 1 or not still_computes(work.device):
             work.failed(group[0].case.spec, error)
             return []
         release(work.device)
@@ -217,7 +217,7 @@ def _measure_exact(work: Workbench, exact: list[Timing], variants: Iterator[Spec
 def _sampled(work: Workbench, variants: Iterator[Spec]) -> Iterator[Timing]:
     """The next sampled cases; fewer if they are large."""
     held = 0
-    for spec in islice(variants, CHUNK):
+    for spec in islice(variants, MAX_CASES_IN_MEMORY):
         built = work.build(spec, Cache.STEP, None)
         if built is None:
             continue

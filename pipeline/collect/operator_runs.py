@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-PRODUCED = {"aten::addmm": (1,), "aten::baddbmm": (1, 2), "aten::linear": (0,), "aten::bmm": (0, 1)}
+PRODUCED_INPUTS = {"aten::addmm": (1,), "aten::baddbmm": (1, 2), "aten::linear": (0,), "aten::bmm": (0, 1)}
 """Positions of the inputs that the previous op has just written; for other operators it is the first tensor."""
 
-FIXED_VALUES = ("add_", "sub_", "zero_", "fill_", "copy_", "_foreach_add_", "_foreach_zero_")
+REPEATABLE_OPERATORS = ("add_", "sub_", "zero_", "fill_", "copy_", "_foreach_add_", "_foreach_zero_")
 """In-place operators that can be repeated without values becoming infinite or denormal."""
 
 
@@ -49,11 +49,11 @@ class Replayer:
             return _bag_backward(spec, node, make)
         operator = _operator(node.name)
         given = [self._argument(node, i, make) for i in range(max(len(node.inputs), len(node.values)))]
-        call, tensors = _bound(operator, node.name, given)
-        produced = _tensors([given[i] for i in PRODUCED.get(node.name, ())]) or _tensors(given[:1])
+        call, tensors = _bind_overload(operator, node.name, given)
+        produced = _tensors([given[i] for i in PRODUCED_INPUTS.get(node.name, ())]) or _tensors(given[:1])
         if node.phase == "optimizer":  # parameters, gradients and state were not written recently
             produced = []
-        if not node.name.endswith("_") or node.name.endswith(FIXED_VALUES):
+        if not node.name.endswith("_") or node.name.endswith(REPEATABLE_OPERATORS):
             return Case(spec, call, tuple(produced))
         kept = [tensor.clone() for tensor in tensors[:1]]
 
@@ -77,7 +77,7 @@ def _tensor(info: TensorInfo, make: Maker, operator: str) -> Tensor:
 
     dtype = torch_dtype(info.dtype)
     if not dtype.is_floating_point and operator not in ("aten::copy_", "aten::clone", "aten::cat", "aten::zero_"):
-        raise UnsupportedCallError(f"{operator}: {info.dtype} operands mean something, made-up ones do not")
+        raise UnsupportedCallError(f"{operator}: it cannot run on random {info.dtype} operands")
     if info.contiguous or not info.strides:
         return make.tensor(*info.shape, dtype=info.dtype)
     reach = 1 + sum((size - 1) * stride for size, stride in zip(info.shape, info.strides, strict=True))
@@ -91,10 +91,10 @@ def _operator(name: str) -> Any:
     try:
         return getattr(getattr(torch.ops, namespace), plain.split(".")[0])
     except (AttributeError, RuntimeError):
-        raise UnsupportedCallError(f"{name}: this torch has no such operator") from None
+        raise UnsupportedCallError(f"{name}: this version of torch does not have the operator") from None
 
 
-def _bound(operator: Any, name: str, given: list[Any]) -> tuple[Callable[[], Any], list[Tensor]]:
+def _bind_overload(operator: Any, name: str, given: list[Any]) -> tuple[Callable[[], Any], list[Tensor]]:
     """The call of the overload that accepts these arguments, in the order of traces (keyword-only arguments last)."""
     reason = "no overload takes its recorded arguments"
     for overload in operator.overloads():

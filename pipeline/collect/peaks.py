@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.collect.case_timing import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec
-from pipeline.collect.device import answers, free_bytes, release, set_tf32
+from pipeline.collect.device import free_bytes, release, set_tf32, still_computes
 from pipeline.collect.host_costs import PLAIN_STEP, Cost, host_costs, plain_costs, profiler_costs
 from pipeline.collect.unit_runner import Campaign, Outcome
 from pipeline.collect.unsupported import is_unsupported, unsupported
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 REPETITIONS = 4
 """Repetitions of each measured call."""
-PLAIN = "plain"
+PLAIN_UNIT = "plain"
 """Name of the unit that must run before the first profile."""
 
 
@@ -46,7 +46,7 @@ def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
     The unit without a profiler comes first, then the others from most to least valuable.
     """
     units: tuple[tuple[str, Measurement, float], ...] = (
-        (PLAIN, lambda bench, tiny: _costs(plain_costs(bench.device, tiny)), 4),
+        (PLAIN_UNIT, lambda bench, tiny: _costs(plain_costs(bench.device, tiny)), 4),
         ("products", products, 10),
         ("host", lambda bench, tiny: _costs(host_costs(bench.device, bench.scratch, tiny)), 5),
         ("profiler", lambda bench, tiny: _costs(
@@ -72,7 +72,7 @@ def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Ou
         for peak in measurement(bench, campaign.tiny):
             rows.append({"unit_name": unit, **asdict(peak)})
     except RuntimeError as error:
-        if not rows or not answers(campaign.device):
+        if not rows or not still_computes(campaign.device):
             raise
         failure = f", then {type(error).__name__}: {error}"[:300]
     campaign.folder.add_peaks(pd.DataFrame(rows))
@@ -106,7 +106,7 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
     """
     import torch
 
-    top = 14 if tiny else _affordable(bench.device, 30) if bench.device.type == "cuda" else 28
+    top = 14 if tiny else _limit_exponent(bench.device, 30) if bench.device.type == "cuda" else 28
     sizes = [size for e in range(12, top) for size in (1 << e, 3 << (e - 1))]
     make = Maker(bench.device)
     x, y = make.tensor(max(sizes) // 4), make.tensor(max(sizes) // 4)
@@ -131,7 +131,7 @@ def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
         {"d2d": 31, "h2d_pinned": 30, "d2h_pinned": 30, "h2d_pageable": 28, "d2h_pageable": 28} if cuda else {"d2d": 27}
     )
     for kind, top in kinds.items():
-        top = 14 if tiny else _affordable(device, top)
+        top = 14 if tiny else _limit_exponent(device, top)
         here = torch.ones(1 << top, dtype=torch.uint8, device=device)
         there = torch.ones(1 << top, dtype=torch.uint8, device=device if kind == "d2d" else "cpu")
         there = there.pin_memory() if "pinned" in kind else there
@@ -172,7 +172,7 @@ def _measured(bench: Bench, runs: dict[int, Callable[[], object]], dtype: str = 
     return {size: row["kernel_us"] for size, row in rows.items() if row}
 
 
-def _affordable(device: torch.device, exponent: int) -> int:
+def _limit_exponent(device: torch.device, exponent: int) -> int:
     """The exponent, limited so that a buffer of 2**exponent bytes takes at most an eighth of the free memory."""
     return min(exponent, free_bytes(device).bit_length() - 4)
 

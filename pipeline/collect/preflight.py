@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import between_us, gpu_state, mark, synchronise
-from pipeline.collect.lost_kernels import HEAD
-from pipeline.collect.step_timing import CLOCKS_UP_S
+from pipeline.collect.lost_kernels import SESSIONS
+from pipeline.collect.step_timing import CLOCK_WARM_UP_S
 from pipeline.collect.trace_windows import activities, attribute, load_events
 from pipeline.errors import MeasurementError
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 NOISY_SPREAD = 0.10
 """Spread of a repeated product (p90 / median - 1) above which a device counts as shared or throttled."""
-SIDES = {"cuda": 2048, "cpu": 256}
+MATRIX_SIDES = {"cuda": 2048, "cpu": 256}
 """Side of the matrices of the repeated product. The product is long compared with the clock's resolution, and too short
 to cause throttling."""
-BUSY_SHARE = 15
+MAX_BUSY_PERCENT = 15
 """Utilisation in percent before the campaign starts; above it, another process uses the GPU."""
 
 
@@ -48,7 +48,7 @@ def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
         synchronise(device)
     for _ in range(ATTEMPTS):
         with profile(activities=activities(device)) as profiler:
-            HEAD.spend(device)
+            SESSIONS.start_session(device)
             with record_function("s0r0"):
                 x @ x
             synchronise(device)
@@ -58,12 +58,13 @@ def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
         window = found.windows.get("s0r0")
         if window is not None and (window.kernels or device.type != "cuda"):
             break
-        HEAD.learn(1)
+        SESSIONS.record_lost(1)
     else:
         raise ProfilerError(
             f"the profiler recorded no kernel of a matmul ({found.device_events} device events): kernel times cannot "
-            "be measured here. Is CUPTI usable by this user (NVreg_RestrictProfilingToAdminUsers=0, container rights)? "
-            "KINETO_LOG_LEVEL=0 shows what the profiler says"
+            "be measured here. Check that this user may use CUPTI (NVreg_RestrictProfilingToAdminUsers=0, container "
+            "rights). "
+            "KINETO_LOG_LEVEL=0 shows the profiler's messages"
         )
     return {"device_events": found.device_events}
 
@@ -77,11 +78,11 @@ def steadiness(device: torch.device) -> dict[str, Any]:
     seen: dict[str, Any] = {"state": state, "warnings": [], "spread": _spread(device)}
     if seen["spread"] > NOISY_SPREAD:
         seen["warnings"].append(
-            f"a repeated product varies by {100 * seen['spread']:.0f} %: shared or throttled device?"
+            f"a repeated product varies by {100 * seen['spread']:.0f} %; the device may be shared or throttled"
         )
     used = state.get("utilization.gpu", "")
-    if used.isdigit() and int(used) > BUSY_SHARE:
-        seen["warnings"].append(f"the GPU was {used} % busy before the campaign: another process uses it")
+    if used.isdigit() and int(used) > MAX_BUSY_PERCENT:
+        seen["warnings"].append(f"the GPU was {used} % busy before the campaign; stop the other process that uses it")
     return seen
 
 
@@ -89,10 +90,10 @@ def _spread(device: torch.device) -> float:
     """p90 / median - 1 of the times of a product repeated 40 times."""
     import torch
 
-    n = SIDES[device.type]
+    n = MATRIX_SIDES[device.type]
     x = torch.randn(n, n, device=device)
     begin = time.perf_counter()
-    while device.type == "cuda" and time.perf_counter() - begin < 2 * CLOCKS_UP_S:
+    while device.type == "cuda" and time.perf_counter() - begin < 2 * CLOCK_WARM_UP_S:
         torch.mm(x, x)
         synchronise(device)
     taken = []

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pipeline.collect.cases import Spec
 from pipeline.collect.device import FLOAT_BYTES
 
-HALF = {
+BF16_FAMILIES = {
     "gemm",
     "bmm",
     "elementwise",
@@ -23,7 +23,7 @@ HALF = {
     "dropout",
 }
 """Families that mixed precision runs in bf16."""
-TENSOR_CORE = {"gemm", "bmm", "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"}
+TF32_FAMILIES = {"gemm", "bmm", "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"}
 """Families that also run in TF32: products and convolutions."""
 
 LINEARS = (
@@ -89,7 +89,7 @@ def seeds() -> Iterator[Spec]:
     plain = [*_matrix(), *_lookups(), *_rows(), *_movement(), *_composite()]
     yield from plain
     for spec in plain:
-        for dtype in ("tf32",) * (spec.family in TENSOR_CORE) + ("bf16",) * (spec.family in HALF):
+        for dtype in ("tf32",) * (spec.family in TF32_FAMILIES) + ("bf16",) * (spec.family in BF16_FAMILIES):
             size = {
                 name: spec.dims[name] * FLOAT_BYTES[dtype] // 4 for name in ("inputs", "outputs") if name in spec.dims
             }

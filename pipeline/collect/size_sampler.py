@@ -10,7 +10,7 @@ from dataclasses import replace
 from pipeline.collect.cases import Spec
 from pipeline.collect.device import FLOAT_BYTES
 
-LOWEST, HIGHEST = 0.25, 4.0
+MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
 """Range of the factor by which a dimension is scaled."""
 
 SIZES: Mapping[str, tuple[str, ...]] = {
@@ -27,7 +27,7 @@ SIZES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Dimensions that are scaled independently. Dims in bytes follow from them, or are scaled if a family has no others."""
 
-MOST_WORK = 6.0
+MAX_WORK_FACTOR = 6.0
 """Largest product of the factors of a sampled call, relative to the call it was sampled around."""
 
 DIMS_WITHOUT_CHOICE = 4
@@ -48,7 +48,7 @@ def interleaved(specs: Sequence[Spec]) -> list[Spec]:
     return [members[turn] for turn in range(longest) for members in families.values() if turn < len(members)]
 
 
-def around(specs: Sequence[Spec], seed: int) -> Iterator[Spec]:
+def sizes_around(specs: Sequence[Spec], seed: int) -> Iterator[Spec]:
     """Endless sampled sizes around calls; families and their calls take turns, so that any prefix is balanced."""
     rng = random.Random(seed)
     families: dict[str, list[Spec]] = {}
@@ -67,13 +67,13 @@ def vary(spec: Spec, rng: random.Random) -> Spec:
     """One call like `spec` with other sizes."""
     names = [name for name in SIZES.get(spec.family, ()) if spec.dims.get(name, 0) >= DIMS_WITHOUT_CHOICE]
     if not names and "bytes" in spec.dims:
-        return _follow(spec, {}, _factor(rng, HIGHEST))
-    budget = MOST_WORK
+        return _follow(spec, {}, _factor(rng, MAX_FACTOR))
+    budget = MAX_WORK_FACTOR
     chosen: dict[str, int] = {}
     for name in rng.sample(names, len(names)):
         old = spec.dims[name]
-        new = _rounded(old * _factor(rng, min(HIGHEST, budget)), rng)
-        budget = max(budget * old / new, LOWEST)
+        new = _rounded(old * _factor(rng, min(MAX_FACTOR, budget)), rng)
+        budget = max(budget * old / new, MIN_FACTOR)
         chosen[name] = new
     return _follow(spec, chosen, 1.0)
 
@@ -121,7 +121,7 @@ def _operand_bytes(spec: Spec, dims: Mapping[str, int], name: str, factor: float
 
 
 def _factor(rng: random.Random, highest: float) -> float:
-    return math.exp(rng.uniform(math.log(LOWEST), math.log(max(highest, 2 * LOWEST))))
+    return math.exp(rng.uniform(math.log(MIN_FACTOR), math.log(max(highest, 2 * MIN_FACTOR))))
 
 
 def _rounded(size: float, rng: random.Random) -> int:

@@ -16,13 +16,13 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.collect.device import name_of_card
-from pipeline.collect.kernel_filter import counted
+from pipeline.collect.device import name_of_gpu
+from pipeline.collect.kernel_filter import counted_kernels
 from pipeline.collect.limits import check_table
 from pipeline.schemas import DIMS, SCHEMAS, read_arrow
 
 SCHEMA_VERSION = 1
-AGAIN = "measure again"
+REMEASURE_ADVICE = "measure again"
 
 FAMILIES = {"transpose": "copy", "tril_index": "tril_index_forward"}
 """Families with another name in this project; `tril_index` backward is a separate family."""
@@ -59,7 +59,7 @@ VARIANTS = {"fused": "embedding-joint_sparse", "sparse": "embedding-sparse", "de
 def gpu_of(manifest: Mapping[str, Any]) -> str:
     """The project's name of the GPU in a manifest; `cpu` if there was no GPU."""
     driver = manifest["device"].get("gpu")
-    return name_of_card(str(driver)) if driver else "cpu"
+    return name_of_gpu(str(driver)) if driver else "cpu"
 
 
 def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
@@ -141,7 +141,7 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 def _raw(path: Path) -> pd.DataFrame:
     check_table(path)
-    found: pd.DataFrame = read_arrow(path, AGAIN, AGAIN).to_pandas()
+    found: pd.DataFrame = read_arrow(path, REMEASURE_ADVICE, REMEASURE_ADVICE).to_pandas()
     return found
 
 
@@ -200,6 +200,6 @@ def _counted_share(family: str, op: str, kernels: Sequence[tuple[str, float]]) -
 
     See `pipeline.collect.kernel_filter`.
     """
-    pattern = re.compile(counted(family, op), re.IGNORECASE)
+    pattern = re.compile(counted_kernels(family, op), re.IGNORECASE)
     matching = sum(us for name, us in kernels if pattern.search(name))
     return matching / sum(us for _, us in kernels) if matching > 0 else 1.0

@@ -16,12 +16,12 @@ from pipeline.collect.device import between_us, mark, synchronise, undisturbed
 if TYPE_CHECKING:
     import torch
 
-LEAST_STEPS, MOST_STEPS = 4, 400
+MIN_STEPS, MAX_STEPS = 4, 400
 """Smallest and largest number of unprofiled steps per round."""
-MOST_QUEUED = 30
+MAX_QUEUED = 30
 """Largest number of steps in the queue before the host waits; the launch queue and pinned batches are limited."""
 
-CLOCKS_UP_S = 0.2
+CLOCK_WARM_UP_S = 0.2
 """Seconds of work in which a GPU raises its clocks from idle, before anything is timed."""
 
 Step = Callable[[int], None]
@@ -76,31 +76,31 @@ def step_times_row(times: StepTimes, facts: Mapping[str, Any], device: torch.dev
     }
 
 
-def warm_up(step: Step, device: torch.device, least: int = 3, most: int = 20, limit_s: float = 20.0) -> float:
+def warm_up(step: Step, device: torch.device, min_steps: int = 3, max_steps: int = 20, limit_s: float = 20.0) -> float:
     """Run steps until two in a row agree within 5 % and a GPU's clocks are up; returns the last step's seconds."""
     taken: list[float] = []
-    begin, awake_s = time.perf_counter(), CLOCKS_UP_S if device.type == "cuda" else 0.0
-    while len(taken) < most or time.perf_counter() - begin < awake_s:
+    begin, awake_s = time.perf_counter(), CLOCK_WARM_UP_S if device.type == "cuda" else 0.0
+    while len(taken) < max_steps or time.perf_counter() - begin < awake_s:
         start = time.perf_counter()
         step(len(taken))
         synchronise(device)
         taken.append(time.perf_counter() - start)
         agree, spent = len(taken) > 1 and abs(taken[-1] / taken[-2] - 1) < 0.05, time.perf_counter() - begin
-        if len(taken) >= least and ((agree and spent > awake_s) or spent > limit_s):
+        if len(taken) >= min_steps and ((agree and spent > awake_s) or spent > limit_s):
             break
     return taken[-1]
 
 
 def time_steps(step: Step, device: torch.device, seconds: float, took: float) -> StepTimes:
     """Time unprofiled steps for about `seconds`, without synchronisation between them; one takes `took` seconds."""
-    steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / max(took, 1e-6))))
+    steps = max(MIN_STEPS, min(MAX_STEPS, int(seconds / max(took, 1e-6))))
     times = StepTimes()
     gc.collect()
     gc.disable()  # a collection within a step would be timed as training
     try:
         done = 0
         while done < steps:
-            count = min(MOST_QUEUED, steps - done)
+            count = min(MAX_QUEUED, steps - done)
             synchronise(device)
             marks = [mark(device)]
             for number in range(count):
@@ -113,7 +113,7 @@ def time_steps(step: Step, device: torch.device, seconds: float, took: float) ->
             synchronise(device)
             intervals = [between_us(a, b) for a, b in pairwise(marks)]
             # the first interval starts on an idle device, so it lacks the overlap of later steps
-            times.step += intervals[1:] if device.type == "cuda" and count > LEAST_STEPS else intervals
+            times.step += intervals[1:] if device.type == "cuda" and count > MIN_STEPS else intervals
             done += count
     finally:
         gc.enable()

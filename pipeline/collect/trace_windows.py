@@ -24,7 +24,7 @@ from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
     DEVICE_CATEGORIES,
     KERNEL_LAUNCHES,
-    UNNAMED,
+    UNNAMED_API,
     Category,
     api_name,
 )
@@ -98,8 +98,8 @@ def load_events(path: Path) -> list[dict[str, Any]]:
 
 def _named(event: dict[str, Any]) -> dict[str, Any]:
     """The event; a launch without a name from the profiler gets its API name."""
-    if event.get("name") == UNNAMED:
-        event["name"] = api_name(UNNAMED, event.get("args"))
+    if event.get("name") == UNNAMED_API:
+        event["name"] = api_name(UNNAMED_API, event.get("args"))
     return event
 
 
@@ -152,7 +152,7 @@ def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
             outside += 1
             continue
         order[index].kernels.append(event)
-    for launch in _without_kernel(events):
+    for launch in _launches_without_kernel(events):
         index = bisect.bisect_right(starts, launch) - 1
         if index >= 0 and launch <= order[index].end:
             order[index].lost += 1
@@ -161,7 +161,7 @@ def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
     return Attribution(windows, total, without_launch, outside)
 
 
-def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
+def _launches_without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
     """Times of the launches whose kernel is missing in the trace.
 
     A driver call inside a runtime call is not a separate launch, so it is not counted. If the trace has kernels without
@@ -176,7 +176,7 @@ def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
     seen, linked = set(shown), ids.issuperset(kernels)
     missing = [call for call in calls if call.get("args", {}).get("correlation") not in seen]
     total, absent = (Counter(str(call["name"]) for call in some) for some in (calls, missing))
-    inner = _inner(calls) if missing else set()
+    inner = _nested_calls(calls) if missing else set()
     return [
         float(call["ts"])
         for call in missing
@@ -184,7 +184,7 @@ def _without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
     ]
 
 
-def _inner(calls: Sequence[dict[str, Any]]) -> set[int]:
+def _nested_calls(calls: Sequence[dict[str, Any]]) -> set[int]:
     """Identities (`id`) of the calls that lie inside another call of the same thread."""
     found: set[int] = set()
     thread, end = None, 0.0

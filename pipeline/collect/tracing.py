@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.device import synchronise
-from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.lost_kernels import SESSIONS
 from pipeline.collect.step_timing import Step
 from pipeline.collect.trace_windows import STEP_LABEL, Window, activities, attribute, load_events
 from pipeline.errors import MeasurementError
@@ -43,7 +43,7 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
     extra = {"execution_trace_observer": observer} if observer is not None else {}
     plan = schedule(wait=0, warmup=1, active=iterations, repeat=1)
     with profile(activities=activities(device), record_shapes=True, schedule=plan, **extra) as profiler:
-        HEAD.spend(device)  # during the profiler's warm-up, so the trace does not have these kernels
+        SESSIONS.start_session(device)  # during the profiler's warm-up, so the trace does not have these kernels
         for number in range(iterations + 1):
             step(number)
             if number in (0, iterations):
@@ -52,9 +52,11 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
     profiler.export_chrome_trace(str(path))
     windows = sorted(attribute(load_events(path), STEP_LABEL).windows.values(), key=lambda window: window.start)
     lost = sum(window.lost for window in windows)
-    HEAD.learn(lost)
+    SESSIONS.record_lost(lost)
     if not windows:
-        raise MeasurementError("the profiler recorded no step: run `steptime doctor` to see what it can do here")
+        raise MeasurementError(
+            "the profiler recorded no step: run `steptime doctor` to see whether profiling works here"
+        )
     return Profile(
         path,
         _step_us(windows),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.collect.campaign_folder import CampaignFolder
 from pipeline.collect.campaign_supervisor import EXIT_HUNG
 from pipeline.collect.cases import Spec
-from pipeline.collect.device import answers, out_of_memory, release
+from pipeline.collect.device import out_of_memory, release, still_computes
 from pipeline.collect.unsupported import UnsupportedByDeviceError
 from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 WRITE_RESERVE_S = 4.0
 """Seconds of the time limit that are reserved for the last writes."""
-GRACE_S, LAST_RESORT_S = 25.0, 5.0
-"""A hanging unit is ended `GRACE_S` seconds after the time limit. `LAST_RESORT_S` seconds later, the process is also
+WATCHDOG_DELAY_S, LAST_RESORT_S = 25.0, 5.0
+"""A hanging unit is ended `WATCHDOG_DELAY_S` seconds after the time limit. `LAST_RESORT_S` seconds later, the process is also
 ended if the unit never returns control to Python."""
 Outcome = dict[str, Any]
 
@@ -105,7 +105,7 @@ class Campaign:
         except Exception as error:  # one failing unit must not end the run
             status = "out_of_memory" if out_of_memory(error) else "error"
             entry.update(status=status, error=f"{type(error).__name__}: {error}"[:500])
-            if isinstance(error, DeviceLostError) or not answers(self.device):
+            if isinstance(error, DeviceLostError) or not still_computes(self.device):
                 lost = str(error)
         try:
             release(self.device)
@@ -141,12 +141,16 @@ def watchdog(deadline: float, out: Path) -> Iterator[None]:
     """
 
     def give_up() -> None:
-        print("error: a unit ran past the time limit; stopped. Run again to go on", file=sys.stderr, flush=True)
+        print(
+            "error: a unit exceeded the time limit and was ended. Run the same command again to continue",
+            file=sys.stderr,
+            flush=True,
+        )
         for part in out.glob(".*.part"):
             part.unlink(missing_ok=True)
         os._exit(EXIT_HUNG)
 
-    left = max(1.0, deadline + GRACE_S - time.monotonic())
+    left = max(1.0, deadline + WATCHDOG_DELAY_S - time.monotonic())
     timer = threading.Timer(left, give_up)
     timer.daemon = True
     timer.start()

@@ -18,7 +18,7 @@ from pipeline.errors import MeasurementError
 if TYPE_CHECKING:
     import torch
 
-PHRASES = re.compile(
+UNSUPPORTED_MESSAGES = re.compile(
     r"not implemented for|could not create a primitive|could not run '|not supported|unsupported|"
     r"does(n't| not) support|only supports|no kernel image is available",
     re.IGNORECASE,
@@ -27,7 +27,7 @@ PHRASES = re.compile(
 `not implemented for` comes from PyTorch's own kernels, `could not create a primitive` from oneDNN, and
 `could not run '` from the dispatcher."""
 
-STATUS = re.compile(r"CUDA error|CU[A-Z]+_STATUS")
+CUDA_STATUS = re.compile(r"CUDA error|CU[A-Z]+_STATUS")
 """Error states of CUDA and its libraries. Their cause can be the dtype, the sizes or the device, so they are not taken
 as an unsupported dtype."""
 
@@ -39,8 +39,8 @@ class UnsupportedByDeviceError(MeasurementError):
 def is_unsupported(error: BaseException) -> bool:
     """Whether an error of PyTorch says that the device cannot run an operator in this dtype at all."""
     text = first_line(error)
-    return isinstance(error, RuntimeError) and not STATUS.search(text) and (
-        isinstance(error, NotImplementedError) or PHRASES.search(text) is not None
+    return isinstance(error, RuntimeError) and not CUDA_STATUS.search(text) and (
+        isinstance(error, NotImplementedError) or UNSUPPORTED_MESSAGES.search(text) is not None
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def unsupported(what: str, dtype: str, device: torch.device, error: BaseExceptio
 
 
 @contextmanager
-def running(what: str, dtype: str, device: torch.device) -> Iterator[None]:
+def reporting_unsupported(what: str, dtype: str, device: torch.device) -> Iterator[None]:
     """While the body runs `what`, report an operator that the device lacks in one line.
 
     Raises:

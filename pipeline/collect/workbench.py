@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.collect.case_timing import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError, build_case
-from pipeline.collect.device import FLOAT_BYTES, answers, free_bytes, out_of_memory
+from pipeline.collect.device import FLOAT_BYTES, free_bytes, out_of_memory, still_computes
 from pipeline.collect.operator_runs import Replayer
 from pipeline.collect.unsupported import device_name, first_line, is_unsupported
 from pipeline.errors import MeasurementError
@@ -20,11 +20,11 @@ from pipeline.schemas import DIMS, SCHEMAS
 if TYPE_CHECKING:
     import torch
 
-CHUNK = 16
+MAX_CASES_IN_MEMORY = 16
 """Largest number of sampled cases in memory at the same time."""
 REPETITIONS = {"cpu": 7, "cuda": 4}
 """Repetitions of a sampled case, per device type; on CUDA also of an exact case per round."""
-SLOWEST_US = 400_000.0
+MAX_CASE_US = 400_000.0
 """Time limit in µs of a sampled case. Slower cases are dropped after the warm-up, because they would take the time of
 many others."""
 
@@ -67,9 +67,9 @@ class Workbench:
         make = Maker(self.device, self.seed + self.made)
         try:
             timing = Timing(self._case(spec, node, make), cache)
-            took = timing.took_us = self.bench.warm_up(timing, SLOWEST_US)
-            if node is None and took > SLOWEST_US:
-                raise UnsupportedCallError(f"{spec.family} {spec.op}: a call takes longer than {SLOWEST_US / 1e6:g} s")
+            took = timing.took_us = self.bench.warm_up(timing, MAX_CASE_US)
+            if node is None and took > MAX_CASE_US:
+                raise UnsupportedCallError(f"{spec.family} {spec.op}: one call takes more than {MAX_CASE_US / 1e6:g} s")
             return timing, make.bytes
         except UnsupportedCallError as error:
             self.unmeasured.add(error)
@@ -83,7 +83,7 @@ class Workbench:
         Raises:
             MeasurementError: the device was lost in the call.
         """
-        if not answers(self.device):
+        if not still_computes(self.device):
             raise MeasurementError(f"the device was lost in {spec.family} {spec.op}: {error}") from error
         reason = "out of memory" if out_of_memory(error) else str(error)
         if is_unsupported(error):

@@ -78,7 +78,7 @@ The kernels depend on the GPU (docs/kernels.md):
 - Hopper runs FlashAttention-3, which has the same rate as cuDNN's kernels.
 - Blackwell runs kernels that are related to cuDNN's."""
 
-SHORTEST, LONGEST, WIDEST = 16, 16384, 256
+MIN_TOKENS, MAX_TOKENS, MAX_HEAD_WIDTH = 16, 16384, 256
 """Smallest and largest number of tokens, and largest head width, of the rows that are read.
 
 A single token runs in another kernel, and longer sequences do not occur in training batches."""
@@ -100,7 +100,8 @@ def _root(gpu: str, folder: Path | None) -> Path:
     root = folder or data_dir()
     if root is None:
         raise TableError(
-            f"measurements of {gpu}: package aiconfigurator-core is missing; pip install aiconfigurator-core=={RELEASE}"
+            f"measurements of {gpu} need the package aiconfigurator-core; run pip install "
+            f"aiconfigurator-core=={RELEASE}"
         )
     return root
 
@@ -209,7 +210,7 @@ def _attention(file: Path, kernel: str, causal: bool) -> pd.DataFrame:
     only_causal = ("num_key_value_heads", "kv_cache_dtype", "step")
     table = _read(file, (*columns, *only_causal) if causal else columns)
     keep = (table["kernel_source"].astype(str) == kernel) & (table["attn_dtype"].astype(str) == "bfloat16")
-    keep &= table["isl"].between(SHORTEST, LONGEST) & (table["head_dim"] <= WIDEST)
+    keep &= table["isl"].between(MIN_TOKENS, MAX_TOKENS) & (table["head_dim"] <= MAX_HEAD_WIDTH)
     if causal:
         keep &= (table["kv_cache_dtype"].astype(str) == "bfloat16") & (table["step"] == 0)
         keep &= table["num_heads"] == table["num_key_value_heads"]

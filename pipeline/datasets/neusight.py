@@ -53,7 +53,9 @@ def read_samples(path: str | Path, gpu: str | None = None) -> pd.DataFrame:
         UnknownNameError: no such GPU.
     """
     file = kernels_path(path)
-    table = read_columns(file, ("op", "latency_us"), remedy := "name NeuSight's kernels.parquet or download it", remedy)
+    table = read_columns(
+        file, ("op", "latency_us"), remedy := "give the path of NeuSight's kernels.parquet, or download it", remedy
+    )
     if gpu is not None and "gpu" in table.columns:
         table = select_gpu(table, load_gpu(gpu).name)
     return to_samples(table, default_gpu=gpu or "unknown")

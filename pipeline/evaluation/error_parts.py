@@ -11,26 +11,26 @@ import pandas as pd
 
 from pipeline.answers.host_overheads import overhead_statistics, overheads_from
 from pipeline.answers.kernel_predictor import KernelPredictor
-from pipeline.answers.predict_step import Subject, evaluate
+from pipeline.answers.predict_step import Subject, predict_from_parts
 from pipeline.collect.campaign_reader import profiled_kernel_us, read_traces
 from pipeline.hardware.spec import GpuSpec
 from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
 from pipeline.settings import Settings
-from pipeline.simulate.trace_selection import Source
+from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.load import load_trace
 
 ACTIVE = "device active time"
-OWN = "step, overheads of this workload"
-SHARED = "step, overheads of other workloads"
-KERNELS = "sum of its kernels alone"
-PARTS = (ACTIVE, OWN, SHARED, KERNELS)
+OWN_OVERHEADS = "step, overheads of this workload"
+SHARED_OVERHEADS = "step, overheads of other workloads"
+KERNEL_SUM = "sum of its kernels alone"
+PARTS = (ACTIVE, OWN_OVERHEADS, SHARED_OVERHEADS, KERNEL_SUM)
 """Names of the parts, as legends show them."""
 
 COLUMNS = ["gpu", "workload", "part", "predicted_us", "measured_us"]
 
 
-LONGEST_NAME = 60
+MAX_NAME_LENGTH = 60
 """Longest name of a variant, in characters, that fits on an axis."""
 
 
@@ -40,7 +40,7 @@ def label(prediction: Prediction) -> str:
     If the variant's name is a hash, the label has the overrides instead, where they are short enough for an axis.
     """
     text = prediction.named
-    shown = text if len(text) <= LONGEST_NAME else prediction.variant
+    shown = text if len(text) <= MAX_NAME_LENGTH else prediction.variant
     return f"{prediction.model} {shown}".rstrip() + f" b{prediction.batch_size}"
 
 
@@ -62,9 +62,9 @@ def error_parts(
         return pd.DataFrame(columns=COLUMNS)
     values = (
         (ACTIVE, prediction.active_us, active_us),
-        (OWN, prediction.predicted_us if own_us is None else own_us, step),
-        (SHARED, shared_us, step),
-        (KERNELS, sum(prediction.families.values()) or None, step),
+        (OWN_OVERHEADS, prediction.predicted_us if own_us is None else own_us, step),
+        (SHARED_OVERHEADS, shared_us, step),
+        (KERNEL_SUM, sum(prediction.families.values()) or None, step),
     )
     rows = [(prediction.gpu, label(prediction), part, predicted, measured)
             for part, predicted, measured in values if predicted is not None and measured is not None]  # fmt: skip
@@ -89,7 +89,7 @@ def measured_active_us(evidence: Path, workload: str) -> float | None:
 
 
 def _median_active_us(trace: Path) -> float | None:
-    chosen = Source.of(load_trace(trace)).chosen
+    chosen = TraceSelection.of(load_trace(trace)).chosen
     values = [iteration.active_us for iteration in (chosen[1:] or chosen)]
     return float(np.median(values)) if values else None
 
@@ -106,7 +106,7 @@ def parts_of(prediction: Prediction, evidence: Path, point: PointInputs, observa
     own_us = point.step_us(observations, own=True)
     active_us = measured_active_us(evidence, point.workload)
     found = error_parts(prediction, active_us, own_us, point.step_us(observations, own=False))
-    return found if own_us is not None else found[found["part"] != OWN]
+    return found if own_us is not None else found[found["part"] != OWN_OVERHEADS]
 
 
 @dataclass(frozen=True)
@@ -145,5 +145,5 @@ class PointInputs:
         settings = replace(self.settings.overheads, observations="own" if own else "pooled")
         overheads = overheads_from(overhead_statistics(chosen, self.gpu, settings), settings, workload)
         subject = Subject("", "", 0, 0, workload=workload, settings=replace(self.settings.predict, draws=1))
-        found, _ = evaluate(subject, self.spec, self.graph, self.calls, self.kernels, overheads)
+        found, _ = predict_from_parts(subject, self.spec, self.graph, self.calls, self.kernels, overheads)
         return found.predicted_us

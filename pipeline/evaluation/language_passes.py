@@ -24,7 +24,7 @@ WORKLOADS = ("bert_large", "gpt2_large", "gpt3_xl", "gpt3_27", "opt_13")
 """Models of the public table for which this project has a workload."""
 
 
-def measured_passes(data: Path) -> pd.DataFrame:
+def read_passes(data: Path) -> pd.DataFrame:
     """The measured rows of models for which this project has a workload.
 
     Raises:
@@ -36,14 +36,14 @@ def measured_passes(data: Path) -> pd.DataFrame:
     return table[kept].sort_values(["model", "mode", "seq_len", "batch_size", "gpu"], ignore_index=True)
 
 
-def predicted_passes(data: Path) -> pd.DataFrame:
+def predict_passes(data: Path) -> pd.DataFrame:
     """Predicted and measured latency of every public pass; each graph is captured once and used for all GPUs.
 
     Returns:
         gpu, model, mode, seq_len, batch_size, measured_us, predicted_us, p10_us, p90_us, active_us, bound.
     """
     rows = []
-    for row in measured_passes(data).to_dict("records"):
+    for row in read_passes(data).to_dict("records"):
         mode = MODES[str(row["mode"])]
         overrides = {"gpu": row["gpu"], "model": row["model"], "batch_size": row["batch_size"], "model.mode": mode,
                      "model.optimizer": "none", "model.seq_len": row["seq_len"]}  # fmt: skip

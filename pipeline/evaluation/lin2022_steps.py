@@ -24,7 +24,7 @@ DLRM_LOOP: dict[str, object] = {**CNN_LOOP, "model.read_loss": "before_backward"
 """Training loop of facebookresearch/dlrm of 2021: as `CNN_LOOP`, and it reads the loss before the backward pass."""
 
 
-def at_hand(datasets: Path) -> bool:
+def are_present(datasets: Path) -> bool:
     """Whether both tables of measured steps are there."""
     return all((datasets / name).is_file() for name in (DLRM_FILE, CNN_FILE))
 

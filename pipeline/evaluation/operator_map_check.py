@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.evaluation.kineto_operators import FAMILY_KINDS, THIRD_PARTY, TracedOperators, read_operators
 from pipeline.evaluation.rebuilt_models import SHAPES
 from pipeline.graph.capture import observe
-from pipeline.graph.device_calls import claimed, map_calls
+from pipeline.graph.device_calls import map_calls, mapped_nodes
 from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.graph.table import Graph, Node, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
@@ -108,7 +108,7 @@ def match(want: Counter[str], got: Counter[str]) -> int:
 def owners_of(nodes: Iterable[Node]) -> dict[int, int]:
     """Map each node to the node whose map row covers it: its nearest covered ancestor, or itself."""
     nodes = list(nodes)
-    claims = {node.node_id for node, _ in claimed(nodes)}
+    claims = {node.node_id for node, _ in mapped_nodes(nodes)}
     owners: dict[int, int] = {}
     for node in nodes:
         above = owners.get(node.parent_id) if node.parent_id is not None else None

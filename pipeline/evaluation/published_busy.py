@@ -51,7 +51,7 @@ def read_busy(datasets: str | Path) -> pd.DataFrame:
         TableError: the file is missing, or does not hold the errors in the known form.
     """
     file = Path(datasets) / FILE
-    batches, errors = _stated(file)
+    batches, errors = _read_errors(file)
     try:
         rows = [
             (GPUS[gpu], MODELS[model], batch, (1 + kernels / 100) / (1 + active / 100),
@@ -61,14 +61,14 @@ def read_busy(datasets: str | Path) -> pd.DataFrame:
             for batch, (active, step, kernels) in zip(batches, steps, strict=True)
         ]  # fmt: skip
     except (TypeError, ValueError, ZeroDivisionError):
-        raise TableError(f"{file}: states errors in another form than three a batch size") from None
+        raise TableError(f"{file}: expected three errors in percent for each batch size") from None
     found = pd.DataFrame(rows, columns=list(COLUMNS))
     if not (found["busy"].between(0, 1).all() and (found["published_busy"] > 0).all()):
-        raise TableError(f"{file}: the stated errors make a GPU busy for longer than its step")
+        raise TableError(f"{file}: with the errors in the file, a GPU is busy for longer than its step")
     return found
 
 
-def _stated(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[float]]]]]:
+def _read_errors(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[float]]]]]:
     """Batch sizes, and errors by GPU, model and batch; they are literals in a cell whose lines are commented out."""
     try:
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
@@ -78,18 +78,18 @@ def _stated(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[float]
     except (ValueError, KeyError, TypeError, UnicodeDecodeError):
         raise TableError(f"{file}: not a readable notebook") from None
     for source in sources:
-        stated = _assigned(re.sub(r"^# ?", "", source, flags=re.MULTILINE))
+        stated = _assigned_literals(re.sub(r"^# ?", "", source, flags=re.MULTILINE))
         batches, errors = stated.get("batch_sizes"), stated.get("errors")
         if batches and errors:
             if not isinstance(errors, dict) or not all(isinstance(models, dict) for models in errors.values()):
-                raise TableError(f"{file}: states errors in another form than by GPU and model")
+                raise TableError(f"{file}: expected errors by GPU and model")
             if not set(errors) <= set(GPUS) or not all(set(models) <= set(MODELS) for models in errors.values()):
-                raise TableError(f"{file}: names a GPU or model that is not known here")
+                raise TableError(f"{file}: has an unknown GPU or model")
             return batches, errors
-    raise TableError(f"{file}: no cell states batch_sizes and errors")
+    raise TableError(f"{file}: no cell assigns batch_sizes and errors")
 
 
-def _assigned(code: str) -> dict[str, Any]:
+def _assigned_literals(code: str) -> dict[str, Any]:
     """The literals that a cell assigns to names. The cell is parsed and never executed."""
     try:
         found = [node for node in ast.parse(code).body if isinstance(node, ast.Assign)]

@@ -31,21 +31,21 @@ GPUS = {
 }
 """Our name of each machine's GPU. The GPUs of a DGX-2 are left out: this project has no specification of them."""
 
-SEEN = ("V100-SXM2-32GB",)
+TUNING_GPUS = ("V100-SXM2-32GB",)
 """GPUs whose rows were known when captured steps were corrected. All others were not used for tuning
 (docs/accuracy.md)."""
 
-ONE_BY_ONE = ("2020-04",)
+SEPARATE_LOOKUP_VERSIONS = ("2020-04",)
 """Versions of the example that look up each table separately and build the interaction from several operators. Later
 versions have a dedicated kernel for each of the two."""
 
 COLUMNS = ("version", "gpu", "mode", "dtype", "batch_size", "cuda_graph", "measured_us", "seen")
 
-HOST_BOUND = 2.0
+MIN_LATENCY_RATIO = 2.0
 """Least inference latency that is read without CUDA graphs, as a multiple of the shortest one. Shorter latencies are
 bound by the host, which the page does not describe."""
 
-LEAST_BATCH = 64
+MIN_BATCH = 64
 """Least batch size, in samples, of an inference latency that is read. The page rounds latencies to 10 µs; with CUDA
 graphs, all smaller batches have the same latency up to this rounding."""
 
@@ -63,11 +63,9 @@ def read_steps(datasets: str | Path) -> pd.DataFrame:
         try:
             rows = _training(version, text) + _inference(version, text)
         except (ValueError, ZeroDivisionError, IndexError):
-            raise TableError(
-                f"{file}: a rate or latency is no positive number; take the page as it is published"
-            ) from None
+            raise TableError(f"{file}: a rate or latency is not a positive number; use the page as published") from None
         if not rows:
-            raise TableError(f"{file}: holds no performance of one GPU")
+            raise TableError(f"{file}: has no results of a single GPU")
         found += rows
     return pd.DataFrame(found, columns=list(COLUMNS))
 
@@ -85,7 +83,7 @@ def read_rows(datasets: str | Path) -> list[int]:
         names = content["channel_spec"]["categorical"]
         return [int(content["feature_spec"][name]["cardinality"]) for name in names]
     except (KeyError, TypeError, ValueError):
-        raise TableError(f"{file}: no feature specification with the cardinality of each categorical feature") from None
+        raise TableError(f"{file}: the cardinality of a categorical feature is missing") from None
 
 
 def _training(version: str, text: str) -> list[tuple[object, ...]]:
@@ -95,9 +93,9 @@ def _training(version: str, text: str) -> list[tuple[object, ...]]:
         if line is None:
             continue
         batch = 1024 * int(line.group(1))
-        for dtype, rate in zip((_full(part), "fp16"), line.groups()[1:], strict=True):
+        for dtype, rate in zip((_full_precision(part), "fp16"), line.groups()[1:], strict=True):
             graphs = version == "2021-10"
-            found.append((version, gpu, "train", dtype, batch, graphs, 1e6 * batch / _number(rate), gpu in SEEN))
+            found.append((version, gpu, "train", dtype, batch, graphs, 1e6 * batch / _number(rate), gpu in TUNING_GPUS))
     return found
 
 
@@ -106,19 +104,19 @@ def _inference(version: str, text: str) -> list[tuple[object, ...]]:
     for gpu, part in sections(text, "Inference", GPUS):
         plain = [re.findall(r"<td[^>]*>\s*([\d.,]+)\s*</td>", line) for line in part.splitlines()]
         cells = [[float(cell.replace(",", "")) for cell in row] for row in plain if len(row) == 9]
-        kinds = [("fp16", True), ("fp16", False), (_full(part), True), (_full(part), False)]
+        kinds = [("fp16", True), ("fp16", False), (_full_precision(part), True), (_full_precision(part), False)]
         for place, (dtype, graphs) in enumerate(kinds):
             times = {int(row[0]): 1e6 * row[2 + 2 * place] for row in cells}
-            least = 0.0 if graphs else HOST_BOUND * min(times.values(), default=0.0)
+            least = 0.0 if graphs else MIN_LATENCY_RATIO * min(times.values(), default=0.0)
             found += [
-                (version, gpu, "inference", dtype, batch, graphs, us, gpu in SEEN)
+                (version, gpu, "inference", dtype, batch, graphs, us, gpu in TUNING_GPUS)
                 for batch, us in sorted(times.items())
-                if batch >= LEAST_BATCH and us >= least
+                if batch >= MIN_BATCH and us >= least
             ]
     return found
 
 
-def _full(part: str) -> str:
+def _full_precision(part: str) -> str:
     """Full precision of a page's section: TF32 if the section names it, else fp32."""
     return "tf32" if "TF32" in part else "fp32"
 

@@ -66,12 +66,14 @@ def _read(file: Path, models: dict[str, str], errors: dict[str, str] | None = No
     except (ValueError, OSError):  # pandas' own errors of parsing are ValueErrors
         raise TableError(f"{file}: not a readable CSV file") from None
     if lacking := [name for name in ("gpu", "model", *numbers) if name not in table.columns]:
-        raise TableError(f"{file}: misses column {', '.join(lacking)}")
+        raise TableError(f"{file}: column {', '.join(lacking)} is missing")
     if table.empty:
-        raise TableError(f"{file}: holds no rows")
+        raise TableError(f"{file}: has no rows")
     for column, known in (("gpu", GPUS), ("model", tuple(models))):
         if strange := sorted(set(table[column]) - set(known)):
-            raise TableError(f"{file}: column {column} names {strange[0]!r}; known are {', '.join(known)}")
+            raise TableError(
+                f"{file}: column {column} has the unknown value {strange[0]!r}; known are {', '.join(known)}"
+            )
     for name in numbers:
         table[name] = pd.to_numeric(table[name], errors="coerce")
         least = 0.0 if name in errors else np.nextafter(0.0, 1.0)

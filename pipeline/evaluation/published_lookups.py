@@ -27,7 +27,7 @@ LIGER = "liger/all_benchmark_data.csv"
 NOTEBOOK = "ml_perf_model/exp_gpu_performance_models.ipynb"
 PULL_REQUEST = "pytorch/pr-49913.md"
 
-TOLD = "docs/notes/kernels.md"
+SOURCE_PAGE = "docs/notes/kernels.md"
 """The document that says where the files come from."""
 
 LIGER_GPUS = {"NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB"}
@@ -39,15 +39,15 @@ KERNELS = {"batched_embedding_forward_kernel_1": "fused", "batched_embedding_bac
 TABLE = "application/vnd.dataresource+json"
 NOTEBOOK_DIMS = {"batch_size": "B", "num_tables": "T", "num_embeddings": "E", "bag_size": "L", "embedding_dim": "D"}
 
-WIDEST = 256
+MAX_WIDTH = 256
 """Largest row width, in elements, that is read from the pull request. It does not state the number of rows of its
 table, and the time to zero the gradient of the table grows with the width."""
 
 VOCABULARY = 30_522
 """Assumed number of rows of that table: the vocabulary of BERT, which the pull request mentions. Zeroing its gradient
-takes at most 19 µs for widths up to `WIDEST`."""
+takes at most 19 µs for widths up to `MAX_WIDTH`."""
 
-SET_ON = (4096,)
+TUNING_WIDTHS = (4096,)
 """Row widths of Liger's benchmark that were known when the form of the model was chosen; others are only reported."""
 
 COLUMNS = ("source", "gpu", "op", "B", "T", "E", "L", "D", "measured_us", "seen")
@@ -74,7 +74,7 @@ def read_lookups(datasets: str | Path) -> pd.DataFrame:
     found.append(_pull_request(Path(datasets) / PULL_REQUEST))
     rows = pd.concat([pd.DataFrame(part, columns=list(COLUMNS)) for part in found], ignore_index=True)
     if not (np.isfinite(rows["measured_us"]) & (rows["measured_us"] > 0)).all():
-        raise TableError(f"{datasets}: a published lookup has no positive time")
+        raise TableError(f"{datasets}: the time of a published lookup is not positive")
     return rows
 
 
@@ -92,7 +92,7 @@ def _liger(file: Path) -> list[tuple[Any, ...]]:
                 rows["extra_benchmark_config_str"].map(json.loads), rows["x_value"], rows["y_value_50"], strict=True)
         }  # fmt: skip
     except FileNotFoundError:
-        raise missing(file, TOLD) from None
+        raise missing(file, SOURCE_PAGE) from None
     except (ValueError, KeyError, TypeError):
         raise TableError(f"{file}: not Liger's benchmark data") from None
     found: list[tuple[Any, ...]] = []
@@ -101,12 +101,12 @@ def _liger(file: Path) -> list[tuple[Any, ...]]:
             continue
         sizes = (tokens, 1, vocabulary, 1, width)
         if mode == "forward":
-            found.append(("liger", LIGER_GPUS[gpu], PROVIDERS[provider], *sizes, us, width in SET_ON))
+            found.append(("liger", LIGER_GPUS[gpu], PROVIDERS[provider], *sizes, us, width in TUNING_WIDTHS))
         forward = times.get((gpu, provider, "forward", tokens, width, vocabulary))
         if mode == "full" and provider == "huggingface" and forward is not None:
-            found.append(("liger", LIGER_GPUS[gpu], "dense", *sizes, us - forward, width in SET_ON))
+            found.append(("liger", LIGER_GPUS[gpu], "dense", *sizes, us - forward, width in TUNING_WIDTHS))
     if not found:
-        raise TableError(f"{file}: holds no embedding of {', '.join(LIGER_GPUS)}")
+        raise TableError(f"{file}: has no embedding on {', '.join(LIGER_GPUS)}")
     return found
 
 
@@ -126,11 +126,11 @@ def _notebook(file: Path) -> list[tuple[Any, ...]]:
             for table in tables for row in table if row.get("kernel_name") in KERNELS
         ]  # fmt: skip
     except FileNotFoundError:
-        raise missing(file, TOLD) from None
+        raise missing(file, SOURCE_PAGE) from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise TableError(f"{file}: not the notebook in its known form") from None
+        raise TableError(f"{file}: not the expected notebook") from None
     if not rows:
-        raise TableError(f"{file}: prints no embedding kernels")
+        raise TableError(f"{file}: has no printed table of embedding kernels")
     return list(dict.fromkeys(rows))
 
 
@@ -139,13 +139,13 @@ def _pull_request(file: Path) -> list[tuple[Any, ...]]:
 
     Its times of the sorted form are not read: they include waits of the host, and PyTorch no longer runs that form.
     """
-    text = read_page(file, TOLD)
+    text = read_page(file, SOURCE_PAGE)
     number = r"\s*([0-9][0-9.E-]*)\s*\|"
     found: list[tuple[Any, ...]] = []
     for tokens, width, seconds in re.findall(rf"^\|{number * 3}", text, flags=re.MULTILINE):
-        if int(width) <= WIDEST:
+        if int(width) <= MAX_WIDTH:
             sizes = (int(tokens), 1, VOCABULARY, 1, int(width))
             found.append(("pytorch-49913", "A100-SXM4-80GB", "dense_few", *sizes, 1e6 * float(seconds), False))
     if not found:
-        raise TableError(f"{file}: holds no table of tokens, features and times")
+        raise TableError(f"{file}: has no table of tokens, features and times")
     return found

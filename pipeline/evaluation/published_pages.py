@@ -11,12 +11,12 @@ from pipeline.graph.device_calls import TF32_CAPABILITY
 from pipeline.hardware.find_gpu import load_gpu
 
 
-def read_page(file: Path, told: str = "docs/accuracy.md") -> str:
+def read_page(file: Path, source_page: str = "docs/accuracy.md") -> str:
     """Text of a file that the user places under the datasets folder.
 
     Args:
         file: path of the file.
-        told: the document that says where to get the file.
+        source_page: the document that says where to get the file.
 
     Raises:
         TableError: the file is missing or is not text.
@@ -24,28 +24,28 @@ def read_page(file: Path, told: str = "docs/accuracy.md") -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise missing(file, told) from None
+        raise missing(file, source_page) from None
     except (UnicodeDecodeError, OSError):
-        raise TableError(f"{file}: not a readable text file; {told} says where it comes from") from None
+        raise TableError(f"{file}: not a readable text file; {source_page} says where it comes from") from None
 
 
-def missing(file: Path, told: str = "docs/accuracy.md") -> TableError:
+def missing(file: Path, source_page: str = "docs/accuracy.md") -> TableError:
     """The error of a file that is not there."""
-    return TableError(f"{file}: no such file; {told} says where it comes from")
+    return TableError(f"{file}: no such file; {source_page} says where it comes from")
 
 
-def sections(text: str, what: str, cards: Mapping[str, str]) -> list[tuple[str, str]]:
+def sections(text: str, what: str, gpu_names: Mapping[str, str]) -> list[tuple[str, str]]:
     """(our name of the GPU, text) of each section of a page on one kind of performance.
 
     Args:
         text: a page of NVIDIA's examples.
         what: `Training` or `Inference`.
-        cards: our name of the GPU in each machine; sections on other machines are left out.
+        gpu_names: our name of the GPU in each machine; sections on other machines are left out.
     """
     parts = re.split(r"^#{2,5} ", text, flags=re.MULTILINE)
     title = f"{what} performance: "
     named = [(part.splitlines()[0].removeprefix(title).strip(), part) for part in parts if part.startswith(title)]
-    return [(cards[name], part) for name, part in named if name in cards]
+    return [(gpu_names[name], part) for name, part in named if name in gpu_names]
 
 
 def full_precision(gpu: str) -> str:

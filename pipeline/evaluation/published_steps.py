@@ -6,7 +6,7 @@
 - timm's benchmark (`SOURCES["timm"]`): training steps of many image networks on an RTX 3090.
 
 The user places the published files under the datasets folder: `lambda/*.csv`, `nvidia/resnet50v1.5-README.md`,
-`timm/*.csv`. They are never copied into this project. Nothing here was fitted to them except with the rows of `SET_ON`.
+`timm/*.csv`. They are never copied into this project. Nothing here was fitted to them except with the rows of `TUNING_GPUS`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ NVIDIA_BATCHES = {"A100-SXM4-80GB": (256, 256), "V100-SXM2-16GB": (128, 256), "V
 """Batch sizes, in images per step, in fp32 (TF32) and mixed precision. They come from the launch configurations of
 NVIDIA's example, because the page does not state them."""
 
-COUNTED = {"bert_base": 100 / 101, "bert_large": 100 / 101}
+COUNTED_SHARE = {"bert_base": 100 / 101, "bert_large": 100 / 101}
 """Share of the executed steps that a benchmark's throughput counts: `run_squad.py --max_steps=100` runs 101 steps. The
 measured time also includes warm-up steps: one to two seconds of 30 to 270 s (the logs beside the tables)."""
 
 WORKLOADS = {"resnet50": "resnet50", "bert_base_squad": "bert_base", "bert_large_squad": "bert_large"}
 """Our name of the workload of each column that is read."""
 
-SET_ON = ("V100-SXM2-16GB", "V100-SXM2-32GB", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-80GB", "RTX3090")
+TUNING_GPUS = ("V100-SXM2-16GB", "V100-SXM2-32GB", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-80GB", "RTX3090")
 """GPUs with a training row that was known when tensor-core models were tuned: constants of convolutions, or the form of
 the models of matrix products. All other GPUs, all inference rows and timm's networks were not used for tuning."""
 
@@ -80,7 +80,7 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
 
     Returns:
         A row per GPU, workload and precision, columns `COLUMNS`.
-        `measured_us` is batch size over throughput, corrected to all executed steps (`COUNTED`).
+        `measured_us` is batch size over throughput, corrected to all executed steps (`COUNTED_SHARE`).
         `seen` is True if constants were chosen when this row was known.
 
     Raises:
@@ -97,15 +97,17 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
             for column, model in WORKLOADS.items():
                 rate, size = speed[name][column], int(batch[name][column])
                 if rate > 0 and size < 1:
-                    raise TableError(f"{files[1]}: gives {name} no batch of {column}, of which there is a throughput")
+                    raise TableError(
+                        f"{files[1]}: the batch size of {name}, {column} is missing, although its throughput is there"
+                    )
                 if rate > 0:
                     dtype = full_precision(gpu) if precision == "fp32" else precision
-                    measured_us = 1e6 * size / rate * COUNTED.get(model, 1.0)
-                    found.append(("lambda", gpu, model, "train", dtype, "contiguous", size, measured_us, gpu in SET_ON))
+                    measured_us = 1e6 * size / rate * COUNTED_SHARE.get(model, 1.0)
+                    found.append(
+                        ("lambda", gpu, model, "train", dtype, "contiguous", size, measured_us, gpu in TUNING_GPUS)
+                    )
     if not found:
-        raise TableError(
-            f"{folder}/pytorch-train-*.csv: names no card that is known here; take the tables as they are published"
-        )
+        raise TableError(f"{folder}/pytorch-train-*.csv: has no known GPU; use the tables as published")
     return pd.DataFrame(found, columns=list(COLUMNS))
 
 
@@ -119,10 +121,10 @@ def _table(file: Path, key: str = "name_gpu", columns: Sequence[str] = tuple(WOR
         raise TableError(f"{file}: not a readable CSV file ({str(error).splitlines()[0]})") from None
     lacking = [column for column in (key, *columns) if column not in table.columns]
     if lacking:
-        raise TableError(f"{file}: misses column {', '.join(lacking)}")
+        raise TableError(f"{file}: column {', '.join(lacking)} is missing")
     values = table[list(columns)].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
     if not (np.isfinite(values) & (values >= 0)).all():
-        raise TableError(f"{file}: holds something other than a number in {', '.join(columns)}")
+        raise TableError(f"{file}: has a value that is not a number in {', '.join(columns)}")
     named = table[key].astype(str).tolist()
     return {name: dict(zip(columns, row, strict=True)) for name, row in zip(named, values.tolist(), strict=True)}
 
@@ -139,11 +141,11 @@ def read_networks(datasets: str | Path) -> pd.DataFrame:
         table = _table(file, "model", ("train_batch_size", "train_step_time"))
         known = [name for name in NETWORKS if name in table]
         if not known:
-            raise TableError(f"{file}: names no network that is read here; take the table as it is published")
+            raise TableError(f"{file}: has none of the expected networks; use the table as published")
         for name in known:
             size, milli = table[name].values()
             if size < 1 or milli <= 0:
-                raise TableError(f"{file}: {name} has no batch size or no time; take the table as it is published")
+                raise TableError(f"{file}: {name} has no batch size or no time; use the table as published")
             found.append(("timm", "RTX3090", name, "train", "fp16", memory_format, int(size), 1e3 * milli, False))
     return pd.DataFrame(found, columns=list(COLUMNS))
 
@@ -165,12 +167,14 @@ def read_resnet50(datasets: str | Path) -> pd.DataFrame:
             ("fp16", "channels_last"),
         )  # the example uses NHWC in mixed precision
         for kind, rate, size in zip(kinds, rates.groups() if rates else (), NVIDIA_BATCHES[gpu], strict=False):
-            found.append(("nvidia", gpu, "resnet50", "train", *kind, size, 1e6 * size / float(rate), gpu in SET_ON))
+            found.append(
+                ("nvidia", gpu, "resnet50", "train", *kind, size, 1e6 * size / float(rate), gpu in TUNING_GPUS)
+            )
     for gpu, part in sections(text, "Inference", NVIDIA_GPUS):
         for table in re.split(r"^###### ", part, flags=re.MULTILINE)[1:]:
             kind = ("fp32", "contiguous") if table.startswith("FP32") else ("fp16", "channels_last")
             for size, milli in re.findall(r"^\|\s*(\d+)\s*\|[^|]*\|\s*([\d.]+) ms", table, flags=re.MULTILINE):
                 found.append(("nvidia", gpu, "resnet50", "inference", *kind, int(size), 1e3 * float(milli), False))
     if not found:
-        raise TableError(f"{file}: holds no tables of training or inference performance")
+        raise TableError(f"{file}: has no tables of training or inference performance")
     return pd.DataFrame(found, columns=list(COLUMNS))

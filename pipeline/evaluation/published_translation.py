@@ -10,7 +10,7 @@ The user places the logs under the datasets folder, with the paths that they hav
 
 Transformer (`SOURCES["nvidia-transformer"]`, `nvidia/transformer-README.md`): the page gives target tokens per second
 without padding. It gives a batch as the largest number of tokens per side, with padding. It does not state how full a
-batch is (see `FILLED`).
+batch is (see `FILL_RATIO`).
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ SYSTEMS = {
 }
 """Our name of the GPU of each folder of results, by patterns of the folders' names."""
 
-IN_VIEW = ("V100-SXM2-16GB", "A100-PCIE-40GB")
+TUNING_GPUS = ("V100-SXM2-16GB", "A100-PCIE-40GB")
 """GPUs whose logs were known while recurrent layers were modelled; others were read after the model was finished."""
 
-LENGTHS = ((9, 0.034), (19, 0.208), (29, 0.371), (39, 0.270), (50, 0.118))
+LENGTH_BUCKETS = ((9, 0.034), (19, 0.208), (29, 0.371), (39, 0.270), (50, 0.118))
 """Longest sentence of each bucket, in tokens, and the bucket's share of the batches. The shares were counted over the
-178 batches that the logs of `IN_VIEW` print, by their tokens per sentence. A batch of 128 or more sentences contains
+178 batches that the logs of `TUNING_GPUS` print, by their tokens per sentence. A batch of 128 or more sentences contains
 some of its bucket's full length."""
 
-FILLED = 0.88
+FILL_RATIO = 0.88
 """Fill ratio of a batch: target tokens over its token limit. The value comes from the same loader on the same
 sentences: 3514 of 4000, in batches of 123 sentences (fairseq, issue 70). Another report has 30,000 of 32,768
 (Transformer-Clinic, issue 6)."""
 
-SENTENCE = 32
-"""Tokens of a sentence with its padding: the limit of 4000 tokens over the 123 sentences of a batch (see `FILLED`)."""
+SENTENCE_TOKENS = 32
+"""Tokens of a sentence with its padding: the limit of 4000 tokens over the 123 sentences of a batch (see `FILL_RATIO`)."""
 
-CARDS = {
+NVIDIA_GPUS = {
     "NVIDIA DGX A100 (8x A100 40GB)": "A100-SXM4-40GB",
     "NVIDIA DGX-1 (8x V100 16GB)": "V100-SXM2-16GB",
     "NVIDIA DGX-2 (16x V100 32GB)": "V100-SXM2-32GB",
 }
 """Our name of the GPU in each machine of NVIDIA's page."""
 
-STEP = re.compile(r"TRAIN \[\d+\]\[(\d+)/(\d+)\]\s+Time [\d.]+ \(([\d.]+)\)")
+LOG_LINE = re.compile(r"TRAIN \[\d+\]\[(\d+)/(\d+)\]\s+Time [\d.]+ \(([\d.]+)\)")
 """Pattern of a log line: number of the step, steps of the epoch, mean step time so far in seconds."""
 
 
@@ -78,34 +78,34 @@ def read_translation(datasets: str | Path) -> pd.DataFrame:
     files = [(gpu, file) for system, gpu in SYSTEMS.items()
              for file in sorted(folder.glob(f"results*/{system}/PyTorch_gnmt_*/*.txt"))]  # fmt: skip
     if not files:
-        raise TableError(f"{folder}: holds no logs of GNMT; docs/accuracy.md says where they come from")
+        raise TableError(f"{folder}: has no logs of GNMT; docs/accuracy.md says where they come from")
     found = []
     for gpu, file in files:
         dtype, batch, seconds = _log(file)
         dtype = full_precision(gpu) if dtype == "fp32" else dtype
-        found.append(("lambda", gpu, "gnmt", "train", dtype, "contiguous", batch, 1e6 * seconds, gpu in IN_VIEW))
+        found.append(("lambda", gpu, "gnmt", "train", dtype, "contiguous", batch, 1e6 * seconds, gpu in TUNING_GPUS))
     return pd.DataFrame(found, columns=list(COLUMNS))
 
 
 def read_transformer(datasets: str | Path) -> pd.DataFrame:
     """Training of the big Transformer on one GPU: `gpu`, `dtype`, `tokens` (limit of a batch), `measured_us` of a step.
 
-    `measured_us` assumes that each batch is filled to the share `FILLED`.
+    `measured_us` assumes that each batch is filled to the share `FILL_RATIO`.
 
     Raises:
         TableError: the page is missing, or holds no such tables.
     """
     file = Path(datasets) / "nvidia" / "transformer-README.md"
     found = []
-    for gpu, part in sections(read_page(file), "Training", CARDS):
+    for gpu, part in sections(read_page(file), "Training", NVIDIA_GPUS):
         row = re.search(r"^\|\s*1\s*\|\s*(\d+)(?:/(\d+))?\s*\|\s*(\d+)\s*\|\s*(\d+)", part, flags=re.MULTILINE)
         if row is None:
             continue
         most, least, full, half = row.groups()  # mixed precision has the larger batch
         for kind, tokens, rate in ((full_precision(gpu), int(least or most), full), ("fp16", int(most), half)):
-            found.append((gpu, kind, tokens, 1e6 * FILLED * tokens / float(rate)))
+            found.append((gpu, kind, tokens, 1e6 * FILL_RATIO * tokens / float(rate)))
     if not found:
-        raise TableError(f"{file}: holds no training performance of one GPU")
+        raise TableError(f"{file}: has no training results of a single GPU")
     return pd.DataFrame(found, columns=["gpu", "dtype", "tokens", "measured_us"])
 
 
@@ -114,14 +114,14 @@ def _log(file: Path) -> tuple[str, int, float]:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise TableError(f"{file}: not a text file; take the log as it is published") from None
+        raise TableError(f"{file}: not a text file; use the log as published") from None
     said = {key: re.search(rf"\b{key}='?(\w+)", text) for key in ("math", "train_batch_size")}
-    steps = STEP.findall(text)
+    steps = LOG_LINE.findall(text)
     missing = [key for key, value in said.items() if value is None]
     if missing or not steps:
-        raise TableError(f"{file}: holds no {missing[0] if missing else 'training steps'}; take the whole log")
+        raise TableError(f"{file}: has no {missing[0] if missing else 'training steps'}; use the whole log")
     number, count, seconds = steps[-1]
     if int(number) < int(count) // 2 or not float(seconds) > 0:
-        raise TableError(f"{file}: ends at step {number} of {count}; take the whole log")
+        raise TableError(f"{file}: ends at step {number} of {count}; use the whole log")
     math, size = (value.group(1) for value in said.values() if value is not None)
     return math, int(size), float(seconds)

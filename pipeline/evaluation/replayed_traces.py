@@ -18,10 +18,10 @@ import pandas as pd
 from pipeline.simulate.replay import replay_source
 from pipeline.simulate.replay_options import PUBLISHED
 from pipeline.simulate.replay_result import ReplayResult
-from pipeline.simulate.trace_selection import Source
+from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.load import load_trace
 
-SINGLE = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_ddp")
+SINGLE_TRACES = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_ddp")
 """Folders of traces with several iterations of training."""
 
 RANKS, RANK_COUNT = "v100x8_dlrm", 5
@@ -32,7 +32,7 @@ KERNEL_SUM, TRAIN_MEAN = "sum of kernels", "mean of other iterations"
 METHODS = (FULL, SHARED, PUBLISHED_FORM, KERNEL_SUM, TRAIN_MEAN)
 """Methods that predict a span, in the order in which they are shown."""
 
-FEW = 5
+CALIBRATION_ITERATIONS = 5
 """Largest number of the target's iterations that give the factor between hosts; at most half of its iterations."""
 
 
@@ -48,8 +48,10 @@ def replay_spans(traces: Path) -> pd.DataFrame:
     Raises:
         TraceError: a trace is missing or damaged.
     """
-    sources = {name: [Source.of(load_trace(traces / name / "kineto.json.gz"))] for name in SINGLE}
-    sources[RANKS] = [Source.of(load_trace(traces / RANKS / f"rank{n}_kineto.json.gz")) for n in range(RANK_COUNT)]
+    sources = {name: [TraceSelection.of(load_trace(traces / name / "kineto.json.gz"))] for name in SINGLE_TRACES}
+    sources[RANKS] = [
+        TraceSelection.of(load_trace(traces / RANKS / f"rank{n}_kineto.json.gz")) for n in range(RANK_COUNT)
+    ]
     rows = [row for name, group in sources.items() for row in _own(name, group)]
     rows += [row for name in sources for row in _shared(name, sources)]
     return pd.DataFrame(rows, columns=["trace", "device", "method", "number", "measured_us", "predicted_us"])
@@ -73,7 +75,7 @@ def mean_errors(spans: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _own(name: str, group: Sequence[Source]) -> Iterator[tuple[object, ...]]:
+def _own(name: str, group: Sequence[TraceSelection]) -> Iterator[tuple[object, ...]]:
     """Rows predicted with statistics of the trace's other half, or of the other ranks."""
     for number, source in enumerate(group):
         others = [other for other in group if other is not source]
@@ -94,11 +96,16 @@ def _rows(name: str, method: str, result: ReplayResult, rank: int | None) -> Ite
         yield name, result.trace.device, method, place, replayed.iteration.span_us, replayed.predicted_us
 
 
-def _shared(name: str, sources: Mapping[str, Sequence[Source]]) -> Iterator[tuple[object, ...]]:
+def _shared(name: str, sources: Mapping[str, Sequence[TraceSelection]]) -> Iterator[tuple[object, ...]]:
     """Rows predicted with statistics of all other machines' traces and one factor; none for a trace of one iteration."""
     target = sources[name][0]
-    settled = len(target.settled.chosen)
-    if settled < 2:
+    after_warm_up = len(target.after_warm_up.chosen)
+    if after_warm_up < 2:
         return
     donors = [group[0] for other, group in sources.items() if other != name]
-    yield from _rows(name, SHARED, replay_source(target, donors, calibrate=max(1, min(FEW, settled // 2))), None)
+    yield from _rows(
+        name,
+        SHARED,
+        replay_source(target, donors, calibrate=max(1, min(CALIBRATION_ITERATIONS, after_warm_up // 2))),
+        None,
+    )

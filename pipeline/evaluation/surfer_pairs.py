@@ -26,26 +26,26 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.schemas import read_columns
 from pipeline.transfer import wave_scaling as wave
-from pipeline.transfer.left_out_gpu import folds, quick
-from pipeline.transfer.methods import in_a_step
+from pipeline.transfer.left_out_gpu import folds, shortened
+from pipeline.transfer.methods import step_calls_us
 from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.shipped_models import covered
 from pipeline.transfer.utilisation import UtilisationModel
 
-CASE = ["model", "mode", "seq_len", "batch_size", "option"]
+CASE_COLUMNS = ["model", "mode", "seq_len", "batch_size", "option"]
 """Columns that name one measured pass."""
 
-PASS = ("gpu", *CASE, "fw_latency_us", "num_layer")
-OPERATOR = ("gpu", *CASE, "fw_latency_us", "op", "target", "input_shapes", "output_shape")
+PASS_COLUMNS = ("gpu", *CASE_COLUMNS, "fw_latency_us", "num_layer")
+OPERATOR_COLUMNS = ("gpu", *CASE_COLUMNS, "fw_latency_us", "op", "target", "input_shapes", "output_shape")
 """Columns that are read: those of a pass, and those of an op in it."""
 
-TRACKED = "both"
+TRACKER_METHOD = "both"
 """The method that the tracker uses: cross-GPU models, averaged with wave scaling (half each) in matrix products."""
 
-SHORT_US = 20.0
+MAX_IGNORED_US = 20.0
 """Longest op, in µs, that is left out of both sums: such ops of the op table are host work (views, sizes)."""
 
-MODELLED = ("gemm", "bmm", "elementwise", "softmax", "layer_norm")
+MODELLED_FAMILIES = ("gemm", "bmm", "elementwise", "softmax", "layer_norm")
 """Kernel families of the public language models."""
 
 _ELEMENTWISE = {"add": "add", "sub": "add", "mul": "mul", "truediv": "divu", "pow": "powu", "gelu": "gelu",
@@ -59,12 +59,12 @@ def model_calls(ops: pd.DataFrame) -> pd.DataFrame:
         ops: rows of `model_op_latency`, of any GPUs.
     """
     layered = ops.assign(in_layer=in_layer(ops))
-    kept = layered[layered["fw_latency_us"] > SHORT_US].reset_index(drop=True)
+    kept = layered[layered["fw_latency_us"] > MAX_IGNORED_US].reset_index(drop=True)
     texts = zip(
         kept["target"].astype(str), kept["input_shapes"].astype(str), kept["output_shape"].astype(str), strict=True
     )
     calls = pd.DataFrame([_call(*row) for row in texts], index=kept.index)
-    return pd.concat([kept[["gpu", *CASE, "in_layer"]].astype({"gpu": str}), calls], axis=1).assign(
+    return pd.concat([kept[["gpu", *CASE_COLUMNS, "in_layer"]].astype({"gpu": str}), calls], axis=1).assign(
         latency_us=kept["fw_latency_us"].astype(float)
     )
 
@@ -79,7 +79,7 @@ def in_layer(ops: pd.DataFrame) -> pd.Series:
     inside = target.str.contains(_LAYER)
     module = ops["op"].astype(str).eq("call_module") & ~inside
     # ops after the layer's last module, such as the residual's sum, belong to the layer until another module begins
-    run = [ops[name].astype(str) for name in ("gpu", *CASE)]
+    run = [ops[name].astype(str) for name in ("gpu", *CASE_COLUMNS)]
     begun = inside.groupby(run).cummax()
     ended = (module & begun).groupby(run).cummax()
     return begun & ~ended
@@ -130,7 +130,7 @@ def scale_models(
     """Passes measured on other GPUs, scaled to one destination.
 
     Args:
-        passes: rows of `model_latency` (`gpu`, `CASE`, `num_layer`, `fw_latency_us`).
+        passes: rows of `model_latency` (`gpu`, `CASE_COLUMNS`, `num_layer`, `fw_latency_us`).
         calls: what `model_calls` returns.
         destination: GPU to predict.
         models: utilisation models trained without the destination.
@@ -139,12 +139,12 @@ def scale_models(
         Columns `CASE, origin, destination, method, measured_us, predicted_us, error`, one row per pass, origin and
         method; only passes that were measured on both.
     """
-    truth = passes[passes["gpu"].astype(str) == destination.name].set_index(CASE)["fw_latency_us"]
-    layers = passes.drop_duplicates(CASE).set_index(CASE)["num_layer"].astype(float)
+    truth = passes[passes["gpu"].astype(str) == destination.name].set_index(CASE_COLUMNS)["fw_latency_us"]
+    layers = passes.drop_duplicates(CASE_COLUMNS).set_index(CASE_COLUMNS)["num_layer"].astype(float)
     rows: list[dict[str, Any]] = []
-    for (gpu, *case), part in calls.groupby(["gpu", *CASE], observed=True, sort=True):
+    for (gpu, *case), part in calls.groupby(["gpu", *CASE_COLUMNS], observed=True, sort=True):
         origin = load_gpu(str(gpu))
-        measured = passes[(passes["gpu"].astype(str) == gpu)].set_index(CASE)["fw_latency_us"]
+        measured = passes[(passes["gpu"].astype(str) == gpu)].set_index(CASE_COLUMNS)["fw_latency_us"]
         key: Any = tuple(case)
         if origin == destination or key not in truth.index or key not in measured.index:
             continue
@@ -153,7 +153,7 @@ def scale_models(
             scaled = float(measured.loc[key]) * ratio
             actual = float(truth.loc[key])
             rows.append(
-                {**dict(zip(CASE, case, strict=True)), "origin": origin.name, "destination": destination.name,
+                {**dict(zip(CASE_COLUMNS, case, strict=True)), "origin": origin.name, "destination": destination.name,
                  "method": method, "measured_us": actual, "predicted_us": scaled, "error": scaled / actual - 1.0}
             )  # fmt: skip
     return pd.DataFrame(rows)
@@ -172,11 +172,13 @@ def _ratios(
         at = np.flatnonzero(usable & (family == name))
         if len(at):
             calls = part.iloc[at]
-            both[at] = in_a_step(model, calls, waves[at], origin, destination)
+            both[at] = step_calls_us(model, calls, waves[at], origin, destination)
             there += float(times[at] @ model.kernel_and_latency(calls, destination)[0])
-            here += float(times[at] @ model.kernel_and_latency(calls, origin, correction=model.own(origin.name))[0])
+            here += float(
+                times[at] @ model.kernel_and_latency(calls, origin, correction=model.own_correction(origin.name))[0]
+            )
     return {
-        TRACKED: float(times @ both / (times @ measured)),
+        TRACKER_METHOD: float(times @ both / (times @ measured)),
         "utilisation": there / here,
         "wave": float(times @ waves / (times @ measured)),
         "bandwidth ratio": sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination),
@@ -197,13 +199,13 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
     """
     passes, ops = (
         read_columns(data / "neusight" / name, columns, "download the public data", "download it again")
-        for name, columns in (("model_latency.parquet", PASS), ("model_op_latency.parquet", OPERATOR))
+        for name, columns in (("model_latency.parquet", PASS_COLUMNS), ("model_op_latency.parquet", OPERATOR_COLUMNS))
     )
     calls = model_calls(ops)
     samples = read_samples(data)
     models: dict[str, dict[str, UtilisationModel]] = {}
-    for family in MODELLED:
-        recipe = RECIPES[family] if steps is None else quick(RECIPES[family], steps)
+    for family in MODELLED_FAMILIES:
+        recipe = RECIPES[family] if steps is None else shortened(RECIPES[family], steps)
         for fold in folds(samples, family, recipe, mlp_steps=0, cache=cache, probes=False):
             models.setdefault(fold.destination.name, {})[family] = fold.utilisation
     gpus = sorted(passes["gpu"].astype(str).unique())

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SteptimeError, TraceError
-from pipeline.graph.cuda_emulation import as_on_cuda, made_as_on_cuda
+from pipeline.graph.cuda_emulation import create_as_on_cuda, run_as_on_cuda
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
-from pipeline.graph.pytorch_errors import explained
+from pipeline.graph.pytorch_errors import explain_error
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
-from pipeline.graph.trace_reader import read_chosen
+from pipeline.graph.trace_reader import read_selected
 from pipeline.workloads import make_step
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
 
-SIZES_DO_NOT_FIT = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
+SIZE_ERRORS = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
 """Exceptions that PyTorch and `transformers` raise if the sizes of a model contradict each other."""
 
 
@@ -44,12 +44,12 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
     Raises:
         SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
     """
-    with without_collection():
+    with garbage_collection_off():
         nodes, memory = record(config, batch_size)
         return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size)
 
 
-def traced(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:
+def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:
     """Read the graph of a recorded step of a workload and add its memory need.
 
     A trace does not contain the memory need, so it is taken from a captured step.
@@ -68,7 +68,7 @@ def traced(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Grap
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def garbage_collection_off() -> Iterator[None]:
     """Switch garbage collection off while the body runs.
 
     Importing PyTorch and `transformers` and recording a step create about a million objects. Almost none of them is
@@ -86,7 +86,7 @@ def without_collection() -> Iterator[None]:
 def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memory]:
     """Record one step: its normalised nodes and its memory need."""
     own = config.get("architecture") == "custom"
-    known: tuple[type[BaseException], ...] = (Exception, SystemExit) if own else SIZES_DO_NOT_FIT
+    known: tuple[type[BaseException], ...] = (Exception, SystemExit) if own else SIZE_ERRORS
     try:
         try:
             return _attempt(config, batch_size, _needs_fake(config))
@@ -97,18 +97,21 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
     except SteptimeError:
         raise
     except known as error:
-        raise explained(config, error) from error
+        raise explain_error(config, error) from error
 
 
 def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[list[Node], Memory]:
     """`record` on fake CPU tensors or on the meta device."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from pipeline.workloads.data_dependent_shapes import picking
+    from pipeline.workloads.data_dependent_shapes import assuming_true_share
 
     own = config.get("architecture") == "custom"
-    with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext(), picking(config.get("picked")):
-        with made_as_on_cuda() if own else nullcontext():
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext(),
+        assuming_true_share(config.get("picked")),
+    ):
+        with create_as_on_cuda() if own else nullcontext():
             step = make_step(config, batch_size, "cpu" if fake else "meta")
         return observe(step, fake, config)
 
@@ -123,7 +126,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.graph.peak_memory import WorkingSet, saved_activations
     from pipeline.workloads.own_optimizers import state_bytes, stepping, update_of
 
-    with as_on_cuda(), saved_activations(step) as saved, stepping() as stepped:
+    with run_as_on_cuda(), saved_activations(step) as saved, stepping() as stepped:
         if not step.training:
             with WorkingSet() as working:
                 step.run(0)
@@ -143,31 +146,31 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         activations,
         step.input_bytes,
     )
-    with tempfile.TemporaryDirectory(prefix="steptime-") as folder, _quiet():
+    with tempfile.TemporaryDirectory(prefix="steptime-") as folder, _observer_silenced():
         path = Path(folder) / "execution_trace.json"
         observer = ExecutionTraceObserver()
         observer.register_callback(str(path))
         observer.start()
         try:
-            with as_on_cuda():
+            with run_as_on_cuda():
                 step.run(0)
         finally:
             observer.stop()
             observer.unregister_callback()
         try:
-            raw = read_chosen(path, prune if fake else prune_meta)
+            raw = read_selected(path, prune if fake else prune_meta)
         except TraceError:  # this process wrote the file, so it can only be truncated
             place = tempfile.gettempdir()
             raise SteptimeError(
-                f"{place}: what the captured step ran could not be written whole; make room there, or name another "
-                "folder in $TMPDIR"
+                f"{place}: the recording of the step could not be written completely; free some space, or set $TMPDIR "
+                "to another folder"
             ) from None
     if unused:
         config = {**config, "optimizer": update_of(made)}
-    return normalise(build_nodes(raw, sequential=fake), _as_allowed(config), fake), memory
+    return normalise(build_nodes(raw, sequential=fake), _with_allowed_tf32(config), fake), memory
 
 
-def _as_allowed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_allowed_tf32(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration with dtype "tf32" if a custom step has allowed TF32 in matrix products.
 
     TF32 is then also assumed for the operators of cuDNN.
@@ -191,7 +194,7 @@ def _needs_fake(config: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _observer_silenced() -> Iterator[None]:
     """Hide the observer's messages, which it writes directly to file descriptor 2."""
     sys.stderr.flush()
     kept = os.dup(2)

@@ -15,7 +15,7 @@ from unittest import mock
 
 from pipeline.graph.table import Node, Tensor
 
-NAMES = {
+CUDA_NAMES = {
     "CudnnLstmBackward": "CudnnRnnBackward0",
     "CudnnLstm": "aten::lstm",
     "CudnnGruBackward": "CudnnRnnBackward0",
@@ -40,20 +40,20 @@ NAMES = {
 }
 """Name of each stand-in -> name of the CUDA operator or autograd node that it replaces."""
 
-WRAPPERS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": "aten::item"}
+CUDA_PARENTS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": "aten::item"}
 """Operators and stand-ins -> the parent operator under which a CUDA run records them."""
 
 
 def name_standins(nodes: Sequence[Node]) -> list[Node]:
-    """Give stand-ins CUDA's names, describe recurrent layers, and insert the parents listed in `WRAPPERS`."""
+    """Give stand-ins CUDA's names, describe recurrent layers, and insert the parents listed in `CUDA_PARENTS`."""
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
     for node in nodes:
         found = replace(node, name=_name(node.name))
         if found.name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
             found.attributes["rnn"] = _describe_rnn(found)
-        if node.name in WRAPPERS:
-            named.append(replace(found, node_id=fresh, name=WRAPPERS[node.name], attributes={}))
+        if node.name in CUDA_PARENTS:
+            named.append(replace(found, node_id=fresh, name=CUDA_PARENTS[node.name], attributes={}))
             found.parent_id, found.is_top_level = fresh, False
             fresh += 1
         named.append(found)
@@ -61,7 +61,7 @@ def name_standins(nodes: Sequence[Node]) -> list[Node]:
 
 
 @contextmanager
-def as_on_cuda() -> Iterator[None]:
+def run_as_on_cuda() -> Iterator[None]:
     """While the body runs, the meta device behaves like CUDA.
 
     This covers fused dropout, attention and RMS norm, cuDNN's recurrent layers, autocast, and optimizers over lists of
@@ -74,8 +74,8 @@ def as_on_cuda() -> Iterator[None]:
     from pipeline.workloads.autocast import own_autocast
     from pipeline.workloads.grad_scaler import own_scaler
     from pipeline.workloads.grouped_products import grouped_products
-    from pipeline.workloads.loss_item import read_by_steps
-    from pipeline.workloads.own_optimizers import as_lists, sparse_updates_shown
+    from pipeline.workloads.loss_item import assumed_reads
+    from pipeline.workloads.own_optimizers import foreach_on_meta, sparse_updates_shown
     from pipeline.workloads.parallel_wrappers import unwrapped
     from pipeline.workloads.recurrent_layers import cudnn_layers
     from pipeline.workloads.rms_norm import fused_norm
@@ -91,9 +91,9 @@ def as_on_cuda() -> Iterator[None]:
             cudnn_layers,
             own_autocast,
             own_scaler,
-            as_lists,
+            foreach_on_meta,
             sparse_updates_shown,
-            read_by_steps,
+            assumed_reads,
             unwrapped,
             grouped_products,
         ):
@@ -107,7 +107,7 @@ def as_on_cuda() -> Iterator[None]:
 
 
 @contextmanager
-def made_as_on_cuda() -> Iterator[None]:
+def create_as_on_cuda() -> Iterator[None]:
     """While the body runs, objects that a step creates before it runs behave as on a machine with a GPU.
 
     Autocast contexts and gradient scalers are enabled, and wrappers for several GPUs only hold the wrapped module.
@@ -121,7 +121,7 @@ def made_as_on_cuda() -> Iterator[None]:
 
 
 def _name(name: str) -> str:
-    for stand_in, real in NAMES.items():
+    for stand_in, real in CUDA_NAMES.items():
         if stand_in in name:
             return name.replace(stand_in, real)
     return name

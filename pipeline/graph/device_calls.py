@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.graph.opmap import Row, find
+from pipeline.graph.opmap import Row, find_row
 from pipeline.graph.sizes.registry import SIZES
 from pipeline.graph.sizes.vocabulary import Work
 from pipeline.graph.table import Graph, Node
@@ -31,7 +31,7 @@ TF32_CAPABILITY = 8.0
 DEFAULT_SMS, DEFAULT_CAPABILITY = 80, 7.0
 """SM count and compute capability (V100's) that are used if no GPU is given."""
 
-BIG_COLUMNS = ("flops", "bytes_read", "bytes_written")
+WORK_COLUMNS = ("flops", "bytes_read", "bytes_written")
 
 
 def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") -> pd.DataFrame:
@@ -49,7 +49,7 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
     cache: dict[Any, list[dict[str, Any]]] = {}
     tf32 = gpu is None or gpu.compute_capability >= TF32_CAPABILITY
     sms, capability = (gpu.sms, gpu.compute_capability) if gpu else (DEFAULT_SMS, DEFAULT_CAPABILITY)
-    for node, row in claimed(graph.nodes()):
+    for node, row in mapped_nodes(graph.nodes()):
         if device == "cuda" and node.on_host:
             continue
         key = _signature(node)
@@ -68,7 +68,7 @@ def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:
     return {str(name): int(count) for name, count in names.value_counts().items()}
 
 
-def claimed(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
+def mapped_nodes(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
     """Yield the nodes that make calls, with their rows of the map.
 
     The children of a node with a row are skipped, unless the row sets `descend`.
@@ -87,7 +87,7 @@ def claimed(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
             continue
         if node.name == "aten::where" and len(node.inputs) == 1:  # with a condition only, it calls `nonzero` as a child
             continue
-        row = find(f"{node.name} (sparse)" if "sparse_rows" in node.attributes else node.name)
+        row = find_row(f"{node.name} (sparse)" if "sparse_rows" in node.attributes else node.name)
         if row is None or (row.leaf and node.node_id in parents):
             continue
         if not row.descend:
@@ -124,27 +124,27 @@ def _records(node: Node, row: Row, device: str, tf32: bool, sms: int, capability
                 "attributes": json.dumps(work.attributes, separators=(",", ":")) if work.attributes else None,
                 **work.dims,
             })  # fmt: skip
-    return [_on_cpu(found, row.calls[0].family)] if device == "cpu" and found else found
+    return [_merged_on_cpu(found, row.calls[0].family)] if device == "cpu" and found else found
 
 
-def _on_cpu(records: list[dict[str, Any]], family: str) -> dict[str, Any]:
+def _merged_on_cpu(records: list[dict[str, Any]], family: str) -> dict[str, Any]:
     """Merge all calls of an operator into one blocking call with the sum of their FLOPs and bytes.
 
     Its other fields are those of the largest call in the operator's own family.
     """
     own = [record for record in records if record["family"] == family] or records
     main = max(own, key=lambda record: record["bytes_read"] + record["bytes_written"] + record["flops"])
-    sums = {name: sum(record[name] for record in records) for name in BIG_COLUMNS}
+    sums = {name: sum(record[name] for record in records) for name in WORK_COLUMNS}
     return {**main, **sums, "api": "cpu", "blocking": True}
 
 
 def _frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
     frame = pd.DataFrame(list(records))
-    columns = ["node_id", "call", "api", "family", "op", "phase", "stream", "dtype", *BIG_COLUMNS, "blocking",
+    columns = ["node_id", "call", "api", "family", "op", "phase", "stream", "dtype", *WORK_COLUMNS, "blocking",
                *DIMS, "attributes", "kernel_name", "measured_us", "evidence"]  # fmt: skip
     frame = frame.reindex(columns=columns)
     for name in ("attributes", "kernel_name"):
         frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
-    types: dict[str, Any] = {name: "Int64" for name in DIMS} | {name: "float64" for name in BIG_COLUMNS}
+    types: dict[str, Any] = {name: "Int64" for name in DIMS} | {name: "float64" for name in WORK_COLUMNS}
     types |= {"node_id": "int64", "call": "int64", "stream": "int64", "blocking": bool, "measured_us": "float64"}
     return frame.astype(types)

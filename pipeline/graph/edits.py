@@ -40,11 +40,14 @@ def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
         InputError: the graphs have equal batch sizes or differ in more than numbers.
     """
     if one.batch_size == other.batch_size:
-        raise InputError(f"rescale: both graphs have batch size {one.batch_size}: capture the step at another size too")
+        raise InputError(f"rescale: both graphs have batch size {one.batch_size}; capture the step at a second size")
     if len(one.table) != len(other.table) or any(
         list(one.table[name]) != list(other.table[name]) for name in _SAME_COLUMNS
     ):
-        raise InputError("rescale: the graphs hold different operators, so that sizes between them mean nothing")
+        raise InputError(
+            "rescale: the graphs have different operators, so sizes cannot be interpolated; capture the step at this "
+            "size"
+        )
     place = Fraction(batch_size - one.batch_size, other.batch_size - one.batch_size)
     cache: dict[tuple[str, str], str] = {}
 
@@ -119,7 +122,7 @@ def fuse(graph: Graph, node_ids: Sequence[int]) -> Graph:
     if len(chosen) < 2 or len(chosen) != len(set(node_ids)):
         raise InputError(f"fuse: needs two or more operators of the graph, got {list(node_ids)}")
     if len({(node.parent_id, node.thread) for node in chosen}) > 1:
-        raise InputError("fuse: the operators lie under different parents")
+        raise InputError("fuse: the operators have different parents")
     inputs: list[Argument] = list(chosen[0].inputs)
     for node in chosen[1:]:
         later = [argument for argument in node.inputs if argument is not None]
@@ -157,7 +160,9 @@ def _interpolate(a: Any, b: Any, place: Fraction) -> Any:
     if a == b:
         return a
     if isinstance(a, bool) or isinstance(b, bool) or not isinstance(a, int | float) or not isinstance(b, int | float):
-        raise InputError(f"rescale: {a!r} and {b!r} are no numbers: the step does something else at another batch size")
+        raise InputError(
+            f"rescale: {a!r} and {b!r} are not numbers: the step does something else at another batch size"
+        )
     return _number(a, b, place)
 
 
@@ -165,6 +170,6 @@ def _number(a: float, b: float, place: Fraction) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         exact = a + (b - a) * place
         if exact.denominator != 1:
-            raise InputError(f"rescale: {a} and {b} do not grow in step with the batch size")
+            raise InputError(f"rescale: {a} and {b} do not grow linearly with the batch size")
         return int(exact)
     return a + (b - a) * float(place)

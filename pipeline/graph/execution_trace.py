@@ -21,7 +21,7 @@ from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Argument, Grap
 
 USER_SCOPE = 7
 AUTOGRAD = "autograd::engine::evaluate_function"
-TRANSPARENT = ("PythonDispatchMode", "PythonSubclass", "PythonTLSSnapshot")
+TRANSPARENT_NODES = ("PythonDispatchMode", "PythonSubclass", "PythonTLSSnapshot")
 """Names of nodes that Python's dispatch modes add around operators."""
 
 DTYPES = {
@@ -57,7 +57,7 @@ def import_execution_trace(path: str | Path) -> Graph:
     except _NodeError as error:
         raise TraceError(f"{path}: {error}") from None
     accelerator = any(
-        _accelerated(value) for node in raw for side in ("inputs", "outputs") for value in node[side]["values"]
+        _is_on_accelerator(value) for node in raw for side in ("inputs", "outputs") for value in node[side]["values"]
     )
     if not accelerator:  # the trace of a CPU run: host memory is device memory
         nodes = [_on_device(node) for node in nodes]
@@ -72,13 +72,13 @@ def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
         raw = [flatten(node) for node in _nodes(data)]
     except RecursionError:
-        raise TraceError(f"{path}: nested without end; this is no execution trace") from None
+        raise TraceError(f"{path}: nested too deeply; this is not an execution trace") from None
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise TraceError(f"{path}: not a complete execution trace ({str(error).splitlines()[0]})") from None
     except (KeyError, TypeError, AttributeError):
-        raise TraceError(f"{path}: no `nodes` as PyTorch's ExecutionTraceObserver writes them") from None
+        raise TraceError(f"{path}: key `nodes` is missing, which PyTorch's ExecutionTraceObserver writes") from None
     _check(path, raw)
     return raw
 
@@ -113,11 +113,11 @@ def _check(path: Path, raw: Sequence[Mapping[str, Any]]) -> None:
         sides = [node[side].get(key) for side in ("inputs", "outputs") for key in ("values", "shapes", "types")]
         if not all(isinstance(side, list) for side in sides):
             raise TraceError(
-                f"{path}: nodes[{place}] has inputs or outputs that are no lists of values, shapes and types"
+                f"{path}: nodes[{place}] has inputs or outputs that are not lists of values, shapes and types"
             )
     ids = [node["id"] for node in raw]
     if len(set(ids)) < len(ids):
-        raise TraceError(f"{path}: several nodes have the same id; give one execution trace, of one process")
+        raise TraceError(f"{path}: several nodes have the same id; give the execution trace of one process")
 
 
 NODES, NODE_END = b'"nodes": [', b"\n      },\n"
@@ -161,7 +161,7 @@ def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> l
     threads: dict[int, int] = {}
     current: str | None = None
     for raw_node in ordered:
-        if raw_node["scope"] == USER_SCOPE or raw_node["name"] in TRANSPARENT:
+        if raw_node["scope"] == USER_SCOPE or raw_node["name"] in TRANSPARENT_NODES:
             current = _named_phase(raw_node["name"]) or current
             continue
         threads.setdefault(raw_node["tid"], len(threads))
@@ -200,7 +200,7 @@ def _place(
         phase = phase or _named_phase(parent["name"])
         steps += 1
         if steps > len(by_id):
-            raise _NodeError(f"node {raw['id']} lies within itself; the file is damaged")
+            raise _NodeError(f"node {raw['id']} is its own ancestor; the file is damaged")
         parent = by_id.get(parent["parent"]) if parent["parent"] != parent["id"] else None
     return (None if parent is None else int(parent["id"])), phase
 
@@ -214,9 +214,7 @@ def _node(raw: Mapping[str, Any], parent: int | None, order: int) -> Node:
     try:
         return _described(raw, parent, order)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise _NodeError(
-            f"node {raw['id']} ({raw['name']}) has inputs, outputs or attributes that no operator has"
-        ) from None
+        raise _NodeError(f"node {raw['id']} ({raw['name']}) has invalid inputs, outputs or attributes") from None
 
 
 def _described(raw: Mapping[str, Any], parent: int | None, order: int) -> Node:
@@ -260,7 +258,7 @@ def _tensor(kind: str, shape: Any, content: Any, stride: Any) -> Tensor | None:
     if "nullptr" in name:
         return None
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"{shape} is no shape")
+        raise ValueError(f"{shape} is not a shape")
     host = isinstance(content, list) and bool(content) and str(content[-1]).startswith("cpu")
     known = tuple(stride) if isinstance(stride, list) and len(stride) == len(shape) else None
     return Tensor(tuple(shape), DTYPES.get(name, name), known, host)
@@ -270,13 +268,13 @@ def _plain(content: Any) -> Any:
     return None if content == "<None>" or (isinstance(content, str) and len(content) > 200) else content
 
 
-def _accelerated(content: Any) -> bool:
+def _is_on_accelerator(content: Any) -> bool:
     """Whether a value is a tensor on an accelerator, or a list of them: its description ends in the device's name."""
     if not isinstance(content, list) or not content:
         return False
     if isinstance(content[-1], str):
         return content[-1].startswith(("cuda", "meta", "xpu", "hip"))
-    return any(_accelerated(item) for item in content[:4])
+    return any(_is_on_accelerator(item) for item in content[:4])
 
 
 def _on_device(node: Node) -> Node:

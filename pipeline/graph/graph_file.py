@@ -37,4 +37,4 @@ def read_graph(path: str | Path) -> Graph:
         facts = read_provenance(path)["graph"]
         return Graph(table, Memory(**facts["memory"]), facts["device"], facts["model"], int(facts["batch_size"]))
     except (KeyError, TypeError, ValueError):
-        raise TableError(f"{path}: holds no description of its graph; delete it to rebuild") from None
+        raise TableError(f"{path}: the description of the graph is missing; delete the file to rebuild it") from None

@@ -20,16 +20,16 @@ from pipeline.graph.sparse_optimizers import own_tables, sparse_updates
 from pipeline.graph.table import Argument, Node, Tensor
 from pipeline.kernels.embedding_traffic import Lookup
 
-SHARED = ("aten::_to_copy", "aten::clone")
+SAME_CHILDREN = ("aten::_to_copy", "aten::clone")
 """Operators whose children are the same on all devices, although their dispatch keys do not show it."""
 
-OF_CUDA_ALONE = ("aten::mish_backward", "aten::_fused_rms_norm")
+CUDA_ONLY = ("aten::mish_backward", "aten::_fused_rms_norm")
 """Operators that have a kernel on CUDA only; other devices compose them (ATen/native/native_functions.yaml)."""
 
 NO_STORAGE, UNDEFINED = b',0,0,0,0,""]', b"nullptr (uninitialized)"
 """Text of an execution trace for a tensor without storage, and for the type of an undefined tensor."""
 
-RENAMED = {
+CUDA_NAMES = {
     "NativeBatchNormBackward0": "CudnnBatchNormBackward0",
     "aten::native_batch_norm": "aten::cudnn_batch_norm",
     "aten::native_batch_norm_backward": "aten::cudnn_batch_norm_backward",
@@ -49,7 +49,7 @@ TF32_OPERATORS = (
 )  # fmt: skip
 """Operators that use TF32 if it is allowed."""
 
-LAID_OUT = ("convolution", "batch_norm", "_pool2d")
+LAYOUT_DEPENDENT = ("convolution", "batch_norm", "_pool2d")
 """Parts of the names of operators whose kernels depend on the memory format of images.
 
 The strides do not show the format, because the meta device's convolution always returns images in NCHW.
@@ -75,7 +75,7 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
                 node.attributes["tf32"] = True
     if config.get("memory_format") == "channels_last":
         for node in nodes:
-            if node.name.startswith("aten::") and any(part in node.name for part in LAID_OUT):
+            if node.name.startswith("aten::") and any(part in node.name for part in LAYOUT_DEPENDENT):
                 node.attributes["memory_format"] = "channels_last"
     return renumber(nodes)
 
@@ -99,11 +99,11 @@ def renumber(nodes: Sequence[Node]) -> list[Node]:
 @cache
 def is_composite(schema: str) -> bool:
     """Whether every device implements an operator (`aten::linear`, `aten::add.Tensor`) by other operators."""
-    return schema not in OF_CUDA_ALONE and _has_kernel(schema, "CompositeImplicitAutograd")
+    return schema not in CUDA_ONLY and _has_kernel(schema, "CompositeImplicitAutograd")
 
 
 @cache
-def is_written_in_others(schema: str) -> bool:
+def has_same_children_on_cuda(schema: str) -> bool:
     """Whether an operator without a row in the map has the same children on the meta device as on CUDA.
 
     This holds for operators such as `aten::pixel_shuffle`: C++ code composes them for every device, and the meta device
@@ -136,7 +136,11 @@ def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[
             continue
         kept.append(node)
         name, schema = node["name"], str(node["op_schema"]).split("(")[0]
-        open_ = name in SHARED or is_composite(schema or name) or (meta and is_written_in_others(schema or name))
+        open_ = (
+            name in SAME_CHILDREN
+            or is_composite(schema or name)
+            or (meta and has_same_children_on_cuda(schema or name))
+        )
         if name.startswith("aten::") and not open_:
             opaque.add(node["id"])
     return kept
@@ -192,7 +196,7 @@ def _without_casting_wrappers(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[
 
 def _on_cuda(node: Node, fake: bool) -> Node:
     name = node.name
-    for neutral, cuda in RENAMED.items():
+    for neutral, cuda in CUDA_NAMES.items():
         name = name.replace(neutral, cuda) if neutral in name else name
     node.attributes.pop("schema", None)
     if fake:
@@ -233,7 +237,7 @@ def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
         elif above.name.endswith("AccumulateGrad") and above.node_id in sparse and node.name == "aten::clone":
             taken_over.add(node.node_id)
             real.append(replace(node, name="aten::_sparse_coo_tensor_unsafe"))
-        elif above.name in SHARED and node.name == "aten::detach":
+        elif above.name in SAME_CHILDREN and node.name == "aten::detach":
             target, source = node.tensor(0), above.tensor(0)
             real.append(replace(node, name="aten::copy_", inputs=(target, source, None), values=(None, None, False),
                                 outputs=(target,)))  # fmt: skip

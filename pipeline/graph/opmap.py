@@ -31,24 +31,24 @@ class Row:
     evidence: tuple[str, ...] = ()
 
 
-UNKNOWN = Row("", (Rule("other", "unknown", "nothing_known", evidence="none"),), leaf=True)
+UNKNOWN_ROW = Row("", (Rule("other", "unknown", "nothing_known", evidence="none"),), leaf=True)
 """The row of an operator without a row in the map: its bytes are known, and it is counted as not modelled."""
 
 
-FUSED = Row("", (Rule("elementwise", "fused", "elementwise", evidence="assumed"),), evidence=("what-if",))
+FUSED_ROW = Row("", (Rule("elementwise", "fused", "elementwise", evidence="assumed"),), evidence=("what-if",))
 """The row of operators that a what-if edit has fused into one kernel."""
 
 
-def find(name: str) -> Row | None:
-    """The row of an operator; None for nodes that only have children (autograd's), `UNKNOWN` for unknown operators."""
+def find_row(name: str) -> Row | None:
+    """The row of an operator; None for nodes that only have children (autograd's), `UNKNOWN_ROW` for unknown operators."""
     row = rows().get(name)
     if row is not None:
         return row
     if name.startswith("fused::"):
-        return FUSED
+        return FUSED_ROW
     if "::" not in name or name.startswith(CONTAINERS):
         return None
-    return UNKNOWN
+    return UNKNOWN_ROW
 
 
 @cache

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.workloads.training_step import Step
 
 
-class Alive:
+class LiveStorages:
     """Storages that are in use: `bytes` is the peak of their total size, with each storage counted once."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class WorkingSet(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._alive = Alive()
+        self._alive = LiveStorages()
 
     @property
     def bytes(self) -> int:
@@ -77,21 +77,21 @@ class WorkingSet(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class Kept:
+class SavedTensor:
     """A tensor that autograd holds until the backward pass has used it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
-class Saved:
+class SavedActivations:
     """Counts the peak bytes of the tensors that backward passes still need: the activations that stay in memory.
 
     Each backward pass frees its own tensors. A batch that is processed in parts therefore needs the memory of one part.
     """
 
     def __init__(self, ignored: Sequence[Tensor]) -> None:
-        self._alive = Alive()
+        self._alive = LiveStorages()
         self._ignored = {storage_of(t) for t in ignored}
 
     @property
@@ -99,18 +99,18 @@ class Saved:
         """The most so far."""
         return self._alive.bytes
 
-    def add(self, tensor: Tensor) -> Kept:
+    def add(self, tensor: Tensor) -> SavedTensor:
         """Count a tensor's storage once, until nothing holds it."""
-        kept = Kept(tensor)
+        kept = SavedTensor(tensor)
         if storage_of(tensor) not in self._ignored:
             self._alive.hold(tensor, kept)
         return kept
 
 
 @contextmanager
-def saved_activations(step: Step) -> Iterator[Saved]:
+def saved_activations(step: Step) -> Iterator[SavedActivations]:
     """Count what autograd saves while the body runs, including what `torch.utils.checkpoint` recomputes."""
-    saved = Saved([*step.parameters(), *step.in_kernel])
+    saved = SavedActivations([*step.parameters(), *step.in_kernel])
     again: Any = torch.utils.checkpoint._recomputation_hook
 
     class Counted(again):  # type: ignore[misc]
@@ -121,7 +121,7 @@ def saved_activations(step: Step) -> Iterator[Saved]:
 
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            kept: list[Kept] = []
+            kept: list[SavedTensor] = []
             keep: Callable[[Tensor], Any] = vars(self)["pack_hook"]
 
             def count(tensor: Tensor) -> Any:

@@ -13,28 +13,28 @@ from pipeline.errors import ConfigError, InputError, SteptimeError
 
 ADVICE = (
     (r"with CUDA enabled|requires CUDA|dummy base class|NVIDIA driver",
-     "make modules and tensors on the `device` that the function is given, and no streams or CUDA graphs"),
-    (r"FSDP", "give the module itself: what is predicted is one GPU's step"),
-    (r"process group", "leave torch.distributed out: what is predicted is one GPU's step"),
-    (r"saved tensor hooks", "torch.func.grad and its like are not captured: give the module and a loss"),
+     "create modules and tensors on the `device` that the function receives, without streams or CUDA graphs"),
+    (r"FSDP", "give the module itself, because the step of one GPU is predicted"),
+    (r"process group", "remove torch.distributed, because the step of one GPU is predicted"),
+    (r"saved tensor hooks", "torch.func.grad and similar functions cannot be captured; give the module and a loss"),
     (r"FlexAttention", "write it as F.scaled_dot_product_attention"),
     (r"torch\.nonzero|masked_select",
-     "it picks elements by truth values, which the meta device does not have: say what share of them is true, "
+     "it selects elements by a mask, whose values the meta device does not have; give the share that is true, "
      "model.picked=0.5"),
     (r"item\(\) cannot be called|Cannot copy out of meta|data-dependent|_local_scalar_dense",
-     "it reads values of tensors, which the meta device does not have: docs/workloads.md says which it may"),
+     "it reads values of tensors, which the meta device does not have; docs/workloads.md lists what may be read"),
     (r"_unique|unique_dim|bincount|unique_consecutive",
-     "the size of its result is data, which the meta device does not have"),
+     "the size of its result depends on data, which the meta device does not have"),
 )  # fmt: skip
 """Pattern of an error message -> advice, for messages that give none; the first pattern that matches is used."""
 
-DOCUMENTED = "docs/workloads.md says what a step may not do"
+DOCUMENTED = "docs/workloads.md lists what a step may not do"
 
-LONGEST = 160
+MAX_MESSAGE = 160
 """Maximum length, in characters, of the part of a library's message that is shown (its first sentences)."""
 
 
-def explained(config: Mapping[str, Any], error: BaseException) -> SteptimeError:
+def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeError:
     """Convert an exception, raised while a step was built or run, to an error message for users.
 
     Args:
@@ -44,7 +44,7 @@ def explained(config: Mapping[str, Any], error: BaseException) -> SteptimeError:
     reason = " ".join((str(error).splitlines() or [""])[0].split())
     if isinstance(error, MemoryError) or "can't allocate memory" in reason:
         return ConfigError(
-            "batch_size: one batch's inputs are more than this machine's memory holds; take a smaller one"
+            "batch_size: the inputs of one batch do not fit into this machine's memory; choose a smaller batch_size"
         )
     if config.get("architecture") == "custom":
         advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), DOCUMENTED)
@@ -53,16 +53,16 @@ def explained(config: Mapping[str, Any], error: BaseException) -> SteptimeError:
             f"{_short(reason)}{_place(error)} ({advice})"
         )
     return ConfigError(
-        f"model={config.get('name')}: these sizes do not fit together ({type(error).__name__}: {reason})"
+        f"model={config.get('name')}: these sizes contradict each other ({type(error).__name__}: {reason})"
     )
 
 
 def _short(reason: str) -> str:
-    """Shorten a message to whole sentences within `LONGEST` characters, or else to whole words of the first one."""
-    if len(reason) <= LONGEST:
+    """Shorten a message to whole sentences within `MAX_MESSAGE` characters, or else to whole words of the first one."""
+    if len(reason) <= MAX_MESSAGE:
         return reason
-    end = reason.rfind(". ", 0, LONGEST)
-    return reason[: end + 1] if end > 0 else reason[: reason.rfind(" ", 0, LONGEST)] + " ..."
+    end = reason.rfind(". ", 0, MAX_MESSAGE)
+    return reason[: end + 1] if end > 0 else reason[: reason.rfind(" ", 0, MAX_MESSAGE)] + " ..."
 
 
 def _place(error: BaseException) -> str:
@@ -76,10 +76,10 @@ def _place(error: BaseException) -> str:
     if not own:
         return ""
     below = frames[max(i for i, each in enumerate(frames) if each is own[-1]) + 1 :]
-    library = [each for each in below if "site-packages" in each.filename and not _of_torch(each.filename)]
+    library = [each for each in below if "site-packages" in each.filename and not _is_torch_file(each.filename)]
     deeper = f" ({Path(library[-1].filename).name}, line {library[-1].lineno})" if library else ""
     return f" in {Path(own[-1].filename).name}, line {own[-1].lineno}{deeper}"
 
 
-def _of_torch(filename: str) -> bool:
+def _is_torch_file(filename: str) -> bool:
     return f"{Path('site-packages', 'torch')}{Path('/')}" in filename

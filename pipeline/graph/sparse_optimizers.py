@@ -38,7 +38,7 @@ SPARSE_ADAM: Sequence[Line] = (
     ("aten::mul", "rs"), ("aten::add_", "w"),
 )  # fmt: skip
 
-RECIPES = {"adagrad": SPARSE_ADAGRAD, "adam": SPARSE_ADAM}
+OPTIMIZER_LINES = {"adagrad": SPARSE_ADAGRAD, "adam": SPARSE_ADAM}
 
 
 SPARSE_FLAG = {"aten::_embedding_bag": 5, "aten::embedding": 4}
@@ -56,7 +56,7 @@ def own_tables(nodes: Sequence[Node]) -> list[Lookup]:
     repeat, so indices are assumed to be uniform.
     """
     lookups = {
-        node.attributes.get("sequence", -2 - i): _of(node)
+        node.attributes.get("sequence", -2 - i): _called(node)
         for i, node in enumerate(nodes)
         if node.name in SPARSE_FLAG and node.value(SPARSE_FLAG[node.name]) is True
     }
@@ -70,7 +70,7 @@ def own_tables(nodes: Sequence[Node]) -> list[Lookup]:
     return ordered
 
 
-def _of(node: Node) -> Lookup:
+def _called(node: Node) -> Lookup:
     weight = node.tensor(0).shape
     return Lookup(node.tensor(1).numel, weight[0], 1.0, weight[1])
 
@@ -145,10 +145,10 @@ def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: s
         elif shape in parts:
             table = replace(table, batch=round(table.accesses + parts.pop(shape)), lookups=1.0)
         node.attributes["sparse_rows"] = round(table.accesses)
-        if optimizer not in RECIPES or node.parent_id in accumulating:
+        if optimizer not in OPTIMIZER_LINES or node.parent_id in accumulating:
             found.append(node)
             continue
-        made = [_node(node, line, table) for line in RECIPES[optimizer]]
+        made = [_node(node, line, table) for line in OPTIMIZER_LINES[optimizer]]
         found += [replace(each, node_id=fresh + i) for i, each in enumerate(made)]
         fresh += len(made)
     return found

@@ -118,7 +118,7 @@ class Node:
         """
         found = self.inputs[index] if -len(self.inputs) <= index < len(self.inputs) else None
         if not isinstance(found, Tensor):
-            raise LookupError(f"{self.name}: input {index} is no tensor")
+            raise LookupError(f"{self.name}: input {index} is not a tensor")
         return found
 
     def tensor_list(self, index: int) -> tuple[Tensor, ...]:

@@ -24,7 +24,7 @@ TAIL = re.compile(RF_ID + rb".*" + SCHEMA)
 Raw = Mapping[str, Any]
 
 
-def read_chosen(path: Path, choose: Callable[[Sequence[Raw]], list[Raw]]) -> list[Raw]:
+def read_selected(path: Path, choose: Callable[[Sequence[Raw]], list[Raw]]) -> list[Raw]:
     """Return the result of `choose(read_execution_trace(path))`, but faster.
 
     Args:

@@ -69,5 +69,5 @@ ARCHITECTURES: dict[tuple[str, float], Architecture] = {
 }
 """Limits by (architecture, compute capability)."""
 
-NAMES = {capability: name for name, capability in ARCHITECTURES if name != "cdna2"}
+ARCHITECTURE_NAMES = {capability: name for name, capability in ARCHITECTURES if name != "cdna2"}
 """NVIDIA architecture name by compute capability, for detected devices without a file."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UnknownNameError
-from pipeline.hardware.architectures import ARCHITECTURES, NAMES
+from pipeline.hardware.architectures import ARCHITECTURE_NAMES, ARCHITECTURES
 from pipeline.hardware.spec import MIB, PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec, load_gpu_file
 
 LOCAL = "local"
@@ -59,8 +59,8 @@ def cuda_spec(properties: Any) -> GpuSpec:
 def _unlisted_cuda_spec(properties: Any, memory: int, read: str) -> GpuSpec:
     """Spec of a GPU without a file: SMs, clocks, bus and L2 from the driver; tensor-core rates from a similar GPU, scaled."""
     capability = float(f"{properties.major}.{properties.minor}")
-    listed = max((c for c in NAMES if c <= capability), default=min(NAMES))
-    limits = ARCHITECTURES[NAMES[listed], listed]
+    listed = max((c for c in ARCHITECTURE_NAMES if c <= capability), default=min(ARCHITECTURE_NAMES))
+    limits = ARCHITECTURES[ARCHITECTURE_NAMES[listed], listed]
     sibling = {6.0: "P100", 6.1: "P4", 7.0: "V100", 7.5: "T4", 8.0: "A100", 8.6: "A10", 8.9: "L4", 9.0: "H100"}
     like = load_gpu_file(sibling.get(listed, "B200"))
     clock_khz = getattr(properties, "clock_rate", None)
@@ -75,7 +75,7 @@ def _unlisted_cuda_spec(properties: Any, memory: int, read: str) -> GpuSpec:
         like,
         name=LOCAL,
         aliases=(str(properties.name),),
-        architecture=NAMES[listed],
+        architecture=ARCHITECTURE_NAMES[listed],
         compute_capability=listed,
         sms=sms,
         l2_bytes=int(getattr(properties, "L2_cache_size", like.l2_bytes)),

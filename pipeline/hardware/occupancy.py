@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.hardware.architectures import ARCHITECTURES, NAMES, Architecture
+from pipeline.hardware.architectures import ARCHITECTURE_NAMES, ARCHITECTURES, Architecture
 from pipeline.hardware.spec import GpuSpec
 
 Array = npt.NDArray[np.float64]
@@ -27,13 +27,13 @@ TYPICAL_REGISTERS = 32.0
 Matrix kernels take more (those of 128 x 128 tiles over 100). Their resident blocks, and the blocks per wave, are
 therefore overestimated, on origin and destination alike."""
 
-_DEFAULT = Architecture(2048, 64, 32, 65536, 98304, 64)
+_DEFAULT_LIMITS = Architecture(2048, 64, 32, 65536, 98304, 64)
 
 
 def limits_of(gpu: GpuSpec) -> Architecture:
     """Limits of one SM: those of the architecture, replaced by those that the GPU file states."""
     return replace(
-        gpu.limits or _DEFAULT,
+        gpu.limits or _DEFAULT_LIMITS,
         max_threads_per_sm=gpu.max_threads_per_sm,
         max_warps_per_sm=gpu.max_warps_per_sm,
         max_blocks_per_sm=gpu.max_blocks_per_sm,
@@ -51,7 +51,7 @@ def limits_of_device(properties: Mapping[str, int]) -> Architecture:
     """
     capability = properties.get("computeMajor", 0) + properties.get("computeMinor", 0) / 10
     return replace(
-        ARCHITECTURES.get((NAMES.get(capability, ""), capability), _DEFAULT),
+        ARCHITECTURES.get((ARCHITECTURE_NAMES.get(capability, ""), capability), _DEFAULT_LIMITS),
         max_threads_per_sm=properties["maxThreadsPerMultiprocessor"],
         registers_per_sm=properties["regsPerMultiprocessor"],
         shared_memory_per_sm_bytes=properties["sharedMemPerMultiprocessor"],

@@ -13,7 +13,7 @@ def same_chip(a: GpuSpec, b: GpuSpec) -> bool:
     return a.architecture == b.architecture and a.compute_capability == b.compute_capability and a.sms == b.sms
 
 
-def sibling_of(gpu: GpuSpec, measured: Iterable[str]) -> GpuSpec | None:
+def same_chip_gpu(gpu: GpuSpec, measured: Iterable[str]) -> GpuSpec | None:
     """The measured GPU with the same chip and the nearest DRAM bandwidth, except the GPU itself; None without one."""
     found = [spec for spec in map(load_gpu_file, measured) if spec.name != gpu.name and same_chip(spec, gpu)]
     return min(found, key=lambda spec: abs(log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None)

@@ -106,7 +106,7 @@ class GpuSpec:
             where: origin of the figures, for error messages.
 
         Raises:
-            ConfigError: a key is missing or unknown, a figure is no number or implausible.
+            ConfigError: a key is missing or unknown, a figure is not a number or implausible.
         """
         spec = read_figures(values, where)
         check_plausible(spec, where)
@@ -127,7 +127,7 @@ _OPTIONAL = (
 )  # fmt: skip
 
 
-def may_state(key: str) -> bool:
+def is_known_key(key: str) -> bool:
     """Whether a GPU file may hold this key."""
     return key in _REQUIRED + _OPTIONAL
 
@@ -136,7 +136,7 @@ def read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     """Convert the figures of a GPU file to this project's units, without a check of plausibility.
 
     Raises:
-        ConfigError: a key is missing or unknown, or a figure is no number.
+        ConfigError: a key is missing or unknown, or a figure is not a number.
     """
     try:
         return _read_figures(values, where)
@@ -148,17 +148,21 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     missing = [key for key in _REQUIRED if values.get(key) is None]
     unknown = [str(key) for key in values if key not in _REQUIRED + _OPTIONAL]
     if missing or unknown:
-        raise ConfigError(f"{where}: " + (f"misses {', '.join(missing)}" if missing else f"unknown key {unknown[0]!r}"))
+        raise ConfigError(
+            f"{where}: " + (f"{', '.join(missing)} is missing" if missing else f"unknown key {unknown[0]!r}")
+        )
     architecture, capability = str(values["architecture"]), float(values["compute_capability"])
     limits = ARCHITECTURES.get((architecture, capability))
     per_sm: dict[str, Any] = {}
     for key in _PER_SM:
         if values.get(key) is None and limits is None:
-            raise ConfigError(f"{where}: {architecture} {capability} is no known architecture; give {key} in the file")
+            raise ConfigError(f"{where}: unknown architecture {architecture} {capability}; add {key} to the file")
         per_sm[key] = int(values[key]) if values.get(key) is not None else getattr(limits, key)
     generation = int(values["pcie_generation"])
     if generation not in PCIE_LANE_GB_PER_S:
-        raise ConfigError(f"{where}: pcie_generation {generation} is none of {sorted(PCIE_LANE_GB_PER_S)}")
+        raise ConfigError(
+            f"{where}: pcie_generation {generation} is unknown: choose one of {sorted(PCIE_LANE_GB_PER_S)}"
+        )
     lanes = int(values.get("pcie_lanes") or 16)
     measured: dict[str, Any] = {key: _scaled(values.get(key), 1.0) for key in _OPTIONAL if key.startswith("measured_")}
     return GpuSpec(
@@ -232,11 +236,13 @@ def _load_directory(directory: Path) -> dict[str, GpuSpec]:
             raise ConfigError(f"{path}: expected a mapping of figures")
         spec = GpuSpec.from_mapping(values, str(path))
         if spec.name != path.stem:
-            raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r} as the file is called")
+            raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r}, the name of the file")
         for each in (spec.name, *spec.aliases):
-            other = owners.setdefault(_key(each), spec.name)
+            other = owners.setdefault(_comparable_name(each), spec.name)
             if other != spec.name:
-                raise ConfigError(f"{path}: {each!r} is a name of {other} too; give every GPU its own name and aliases")
+                raise ConfigError(
+                    f"{path}: {each!r} is also a name of {other}; give every GPU its own name and aliases"
+                )
         found[spec.name] = spec
     return found
 
@@ -254,14 +260,14 @@ def load_gpu_file(name: str) -> GpuSpec:
         ConfigError: a file is damaged or implausible.
     """
     known = _load_directory(config_dir() / "gpu")
-    wanted = _key(name)
+    wanted = _comparable_name(name)
     for spec in known.values():
-        if wanted in {_key(candidate) for candidate in (spec.name, *spec.aliases)}:
+        if wanted in {_comparable_name(candidate) for candidate in (spec.name, *spec.aliases)}:
             return spec
     raise UnknownNameError("GPU", name, [*known, "local"])
 
 
-def _key(name: str) -> str:
+def _comparable_name(name: str) -> str:
     """Name to compare, without case, vendor prefix, blanks and dashes: `NVIDIA A100-PCIE-40GB` is `a100pcie40gb`."""
     folded = str(name).lower()
     for prefix in ("nvidia", "tesla", "geforce", "quadro"):

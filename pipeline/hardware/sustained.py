@@ -46,7 +46,7 @@ class Sustained:
     source: str
 
 
-_TABLE = "torch 8192-wide matmul table of public cards (raw/fp32 column, contributors' machines)"
+_TABLE = "torch 8192-wide matmul table of public GPUs (raw/fp32 column, contributors' machines)"
 
 ARCHITECTURE_SHARES: dict[tuple[str, float], Sustained] = {
     ("pascal", 6.0): Sustained(0.86, 16.0, 0.75, f"fp32: sibling P40 10.07 of 11.76, {_TABLE}; DRAM: Lin et al. P100"),
@@ -73,12 +73,12 @@ ARCHITECTURE_SHARES: dict[tuple[str, float], Sustained] = {
 Watts per TFLOP/s of Ada and newer are estimates: a low-voltage GPU needs about half the power per TFLOP/s of an RTX
 4090 (8 W)."""
 
-UNKNOWN = Sustained(0.80, 12.0, 0.85, "no figures for this architecture: middle of the others")
+UNKNOWN_ARCHITECTURE = Sustained(0.80, 12.0, 0.85, "no figures for this architecture: middle of the others")
 
 
 def shares(gpu: GpuSpec) -> Sustained:
     """The figures of a GPU's architecture."""
-    return ARCHITECTURE_SHARES.get((gpu.architecture, gpu.compute_capability), UNKNOWN)
+    return ARCHITECTURE_SHARES.get((gpu.architecture, gpu.compute_capability), UNKNOWN_ARCHITECTURE)
 
 
 def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
@@ -90,7 +90,7 @@ def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
     """
     known = shares(gpu)
     full = np.asarray(flops, dtype=np.float64) / (known.fp32_share * gpu.fp32_gflop_per_s * 1e3)
-    return throttled(full, np.asarray(flops, dtype=np.float64) / (power_gflop_per_s(gpu) * 1e3))
+    return throttled_us(full, np.asarray(flops, dtype=np.float64) / (power_gflop_per_s(gpu) * 1e3))
 
 
 def power_gflop_per_s(gpu: GpuSpec) -> float:
@@ -98,7 +98,7 @@ def power_gflop_per_s(gpu: GpuSpec) -> float:
     return 1e3 * max(gpu.tdp_w - IDLE_WATTS, 1.0) / shares(gpu).watts_per_tflop
 
 
-def throttled(full: Array, powered: Array) -> Array:
+def throttled_us(full: Array, powered: Array) -> Array:
     """Times of arithmetic, interpolated between full clock and the sustained throughput of the power budget.
 
     The weight of the second grows with the duration of the kernel.

@@ -30,7 +30,7 @@ class Sustained:
     source: str
 
 
-_TABLE = "8192-wide fp16 and bf16 products, zzc0721/torch-performance-test-data (contributors' cards)"
+_TABLE = "8192-wide fp16 and bf16 products, zzc0721/torch-performance-test-data (contributors' GPUs)"
 _BEST = "best shapes of searches (Bekman: ML Engineering; mag-/gpu_benchmark), less 4 %"
 
 SUSTAINED: dict[tuple[str, float], Sustained] = {
@@ -58,7 +58,7 @@ SUSTAINED: dict[tuple[str, float], Sustained] = {
 }
 """Figures by (architecture, compute capability); none comes from the samples that the models are trained on."""
 
-UNKNOWN = Sustained(0.85, 0.8, "no figures for this architecture: middle of the others")
+UNKNOWN_ARCHITECTURE = Sustained(0.85, 0.8, "no figures for this architecture: middle of the others")
 
 
 def peak_gflop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
@@ -82,6 +82,6 @@ def sustained_gflop_per_s(gpu: GpuSpec, dtype: str) -> float:
     peak, half = peak_gflop_per_s(gpu, dtype), peak_gflop_per_s(gpu, "fp16")
     if peak is None or half is None:
         return np.nan
-    known = SUSTAINED.get((gpu.architecture, gpu.compute_capability), UNKNOWN)
+    known = SUSTAINED.get((gpu.architecture, gpu.compute_capability), UNKNOWN_ARCHITECTURE)
     limited = known.power * np.sqrt(gpu.tdp_w * half / 1e3) * 1e3
     return float(min(known.share, limited / half) * peak)

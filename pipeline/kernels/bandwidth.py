@@ -18,13 +18,13 @@ SMALLEST_KERNEL_US = 2.0
 V100 trace with sub-microsecond time stamps (`v100_ddp`). They take 2 to 3 us in the A100 trace (whole microseconds)."""
 
 
-MOST_LOG_LOSS = -0.5
+MAX_LOG_LOSS = -0.5
 """Upper bound of the log ratio in the fit: the low bandwidth is at least 1 / (1 + e^-0.5) = 62 % of the peak.
 
 Start-up time and event offset already describe small sizes. A lower bandwidth would replace them in the fit."""
 
 
-LEAST_OFFSET_US = 8.0
+MIN_OFFSET_US = 8.0
 """Lower bound of the event offset, us: two event records and one launch take at least this.
 
 Fits without this bound give 10 to 16 us on the public GPUs with small caches, where no cache bends the curve."""
@@ -88,7 +88,7 @@ def fit_curve(
     start_us: float,
     peak_hint_gb_per_s: float,
     offset: bool,
-    most_log_loss: float = MOST_LOG_LOSS,
+    max_log_loss: float = MAX_LOG_LOSS,
 ) -> CurveFit:
     """Fit a curve to latencies that lie above the floor.
 
@@ -98,7 +98,7 @@ def fit_curve(
         start_us: duration of the smallest kernel, which an event latency cannot separate from its own offset.
         peak_hint_gb_per_s: start value of the peak bandwidth in the search.
         offset: whether the latencies contain a constant besides the kernel (event timing), which is then fitted too.
-        most_log_loss: bound of the low bandwidth, as `MOST_LOG_LOSS`; larger where samples show the start-up time well.
+        max_log_loss: bound of the low bandwidth, as `MAX_LOG_LOSS`; larger where samples show the start-up time well.
     """
     from scipy.optimize import least_squares
 
@@ -115,8 +115,8 @@ def fit_curve(
 
     middle = float(np.log2(np.median(size)))
     start = np.array([np.log(peak_hint_gb_per_s), -1.0, middle, 0.0, np.log(10.0 if offset else start_us)])
-    low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(LEAST_OFFSET_US if offset else 0.3)])
-    high = np.array([np.log(peak_hint_gb_per_s * 20), most_log_loss, 36.0, 1.5, np.log(60.0)])
+    low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(MIN_OFFSET_US if offset else 0.3)])
+    high = np.array([np.log(peak_hint_gb_per_s * 20), max_log_loss, 36.0, 1.5, np.log(60.0)])
     found = least_squares(residual, np.clip(start, low, high), bounds=(low, high), loss="soft_l1", f_scale=0.02)
     curve, extra = unpack(found.x)
     error = float(np.exp(np.mean(np.log(np.maximum(np.abs(np.expm1(residual(found.x))), 1e-6)))))

@@ -49,14 +49,14 @@ SPREAD, TRANSFERRED_SPREAD = 1.12, 1.55
 The first comes from the errors at sizes between the fitted ones. The second comes from the errors of the other GPUs'
 curves (`benchmarks/kernels/collectives.py`)."""
 
-MOST_LOG_LOSS = 3.0
+MAX_COLLECTIVE_LOG_LOSS = 3.0
 """Bound of the fit: the low bandwidth of a curve is at least 5 % of its peak. NCCL's protocols for small buffers are
 that slow."""
 
 Curves = dict[str, dict[int, BandwidthCurve]]
 
 
-def link_of(gpu: GpuSpec) -> float:
+def link_gb_per_s(gpu: GpuSpec) -> float:
     """GB/s of the GPU's NVLink in one direction."""
     return float(gpu.nvlink_gb_per_s or 0.0)
 
@@ -75,7 +75,14 @@ def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
     for op, ranks in samples[["op", "ranks"]].drop_duplicates().itertuples(index=False):
         rows = ((samples["op"] == op) & (samples["ranks"] == ranks)).to_numpy()
         start = float(time[rows].min())
-        fitted = fit_curve(size[rows], time[rows], start, link_of(gpu), offset=False, most_log_loss=MOST_LOG_LOSS)
+        fitted = fit_curve(
+            size[rows],
+            time[rows],
+            start,
+            link_gb_per_s(gpu),
+            offset=False,
+            max_log_loss=MAX_COLLECTIVE_LOG_LOSS,
+        )
         found.setdefault(str(op), {})[int(ranks)] = fitted.curve
     return found
 
@@ -93,7 +100,7 @@ class CollectiveModel(KernelModel):
         """`pack` on the GPU that was measured, else `transferred`."""
         return "pack" if self.gpu.name == self.measured.name else "transferred"
 
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Calls with several ranks whose operation has curves."""
         d = Dims(calls)
         return np.asarray((self._kinds(d) != "") & (d("ranks", 1.0) > 1.0))
@@ -103,7 +110,7 @@ class CollectiveModel(KernelModel):
         d = Dims(calls)
         work = work_of(FAMILY, calls)
         ranks, factor = bus_factor(d)
-        size = np.maximum(work.read, work.written) * factor * link_of(self.measured) / link_of(self.gpu)
+        size = np.maximum(work.read, work.written) * factor * link_gb_per_s(self.measured) / link_gb_per_s(self.gpu)
         kinds, time = self._kinds(d), np.full(len(calls), np.nan)
         for op, by_ranks in self.curves.items():
             known = np.array(sorted(by_ranks))
@@ -159,11 +166,14 @@ def collective_model(gpu: GpuSpec) -> CollectiveModel | None:
     curves = read_curves(path)
     if gpu.name in curves:
         return CollectiveModel(gpu, load_gpu(gpu.name), curves[gpu.name])
-    measured = min(map(load_gpu, curves), key=lambda spec: abs(np.log(link_of(spec) / link_of(gpu))))
+    measured = min(
+        map(load_gpu, curves),
+        key=lambda spec: abs(np.log(link_gb_per_s(spec) / link_gb_per_s(gpu))),
+    )
     return CollectiveModel(gpu, measured, curves[measured.name])
 
 
-def judge(model: CollectiveModel, samples: pd.DataFrame) -> Array:
+def predicted_over_measured(model: CollectiveModel, samples: pd.DataFrame) -> Array:
     """Predicted over measured time of collectives, shape (rows,)."""
     calls = samples.assign(family=FAMILY)
     return np.asarray(model.predict(calls).kernel / samples["kernel_us"].to_numpy(dtype=np.float64))

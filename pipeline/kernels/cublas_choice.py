@@ -27,7 +27,7 @@ DIMS = ("log B", "log M", "log N", "log K")
 KERNEL = r"(\d+)x(\d+)(?:_sliced(\d+)x(\d+))?"
 """Tile (along K, along M) and slices in a kernel's name: volta_sgemm_64x32_sliced1x4_tn."""
 
-MOVING = 11
+MOVING_COLUMNS = 11
 """Number of columns of `Menu.moving`."""
 
 MIN_READABLE_SHARE = 0.9
@@ -73,7 +73,7 @@ class Menu:
             choice: indices of choices, shape (rows,), or (1, choices) for all choices at every row.
 
         Returns:
-            Shape (rows, `MOVING`) or (rows, choices, `MOVING`).
+            Shape (rows, `MOVING_COLUMNS`) or (rows, choices, `MOVING_COLUMNS`).
         """
         sizes = product_sizes(features, self.at, self.batched).astype(np.float32)
         sizes = sizes if choice.ndim == 1 else sizes[:, None, :]
@@ -84,7 +84,7 @@ class Menu:
         whole, steps, area = np.ceil(waves), n / split, tile_k * tile_m
         log_whole, log_steps, log_split = np.log2(whole), np.log2(steps), np.log2(split)
         log_tiles = np.log2(tiles)
-        found = np.empty((*tiles.shape, MOVING), dtype=np.float32)
+        found = np.empty((*tiles.shape, MOVING_COLUMNS), dtype=np.float32)
         found[..., 0] = log_tiles
         found[..., 1] = log_tiles + log_split
         found[..., 2] = log_whole
@@ -148,14 +148,14 @@ def product_sizes(features: Array, at: tuple[int, ...], batched: bool) -> Array:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedChoices:
     """The menu of some samples, and the choice of each sample, shape (rows,); -1 where it is not known."""
 
     menu: Menu
     choice: Labels
 
 
-def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int) -> Observed | None:
+def read_choices(samples: pd.DataFrame, features: Array, columns: list[str], sms: int) -> ObservedChoices | None:
     """Read the kernels of product samples.
 
     A kernel is readable if its name contains a tile and the grid agrees with that tile and the sizes. The split is the
@@ -196,7 +196,7 @@ def observe(samples: pd.DataFrame, features: Array, columns: list[str], sms: int
     number = np.where(kept, np.cumsum(kept) - 1, -1)
     found = np.full(len(samples), -1, dtype=np.int64)
     found[readable] = number[index.ravel()]
-    return Observed(Menu(choices[kept].astype(np.float32), sms, batched, at), found)
+    return ObservedChoices(Menu(choices[kept].astype(np.float32), sms, batched, at), found)
 
 
 @dataclass(frozen=True)
@@ -240,19 +240,19 @@ class ChosenKernel:
             choices = tensors[f"{prefix}menu_choices"].astype(np.float32)
             sms, batched, *at = (int(value) for value in tensors[f"{prefix}menu_facts"])
         except KeyError as error:
-            raise PackError(f"chosen kernel misses array {error.args[0]!r}; rebuild it") from None
+            raise PackError(f"array {error.args[0]!r} of the chosen kernel is missing; rebuild the model") from None
         if choices.ndim != 2 or choices.shape[1] != 4 or len(at) != len(DIMS):
-            raise PackError(UNFIT)
+            raise PackError(DAMAGED_ARRAYS)
         menu, network = Menu(choices, sms, bool(batched), tuple(at)), Network.from_tensors(tensors, prefix)
-        columns = len(network.mean) - MOVING - menu.fixed.shape[1]
+        columns = len(network.mean) - MOVING_COLUMNS - menu.fixed.shape[1]
         chooser = Network.from_tensors(tensors, f"{prefix}{CHOOSER}")
         shape = len(chooser.mean), chooser.weights[-1].shape[1]
         if max(at) >= columns or shape != (columns + menu.tile_columns, len(choices)):
-            raise PackError(UNFIT)
+            raise PackError(DAMAGED_ARRAYS)
         return cls(menu, chooser, network)
 
 
 CHOOSER = "chooser_"
 """Prefix of the names of the chooser's arrays."""
 
-UNFIT = "arrays of the chosen kernel do not fit each other; rebuild it"
+DAMAGED_ARRAYS = "arrays of the chosen kernel have sizes that contradict each other; rebuild the model"

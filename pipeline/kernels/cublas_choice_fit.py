@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.kernels.cublas_choice import ChosenKernel, Labels, Menu, Observed
+from pipeline.kernels.cublas_choice import ChosenKernel, Labels, Menu, ObservedChoices
 from pipeline.kernels.cublas_choice_teachers import train_teacher
 from pipeline.kernels.distillation import (
     LABEL_REPEATS,
-    Lesson,
     Shares,
+    StudentData,
     Teachers,
     distil,
     student_recipe,
     synthetic_calls,
 )
-from pipeline.kernels.learned_variants import FREQUENCIES, Outcome, Problem, member_recipe
+from pipeline.kernels.learned_variants import INPUT_FREQUENCIES, Outcome, Problem, member_recipe
 from pipeline.kernels.networks import Float32, Network, Recipe, train_network
 from pipeline.kernels.samples import assign_folds
 from pipeline.kernels.trees import Trees, train_trees
@@ -54,62 +54,66 @@ CHOOSER = Recipe(
 It is right for 69 % of the V100's unseen shapes, and the teachers for 70 %. Without sines and cosines it is right for
 67 %. A network in the form of the scorer is right for 61 to 65 %. Training three times as long did not help."""
 
-SHARPER = 2.0
+SHARPENING_POWER = 2.0
 """Power applied to the probabilities that the network learns, because only the most probable choice is used."""
 
 
-def fit_choice(problem: Problem, observed: Observed, seed: int) -> Outcome:
+def fit_choice(problem: Problem, observed: ObservedChoices, seed: int) -> Outcome:
     """Train a teacher of the choice, and trees and a network of the time, per fold; distil each kind into one network.
 
     Out-of-fold predictions of the time use the teacher's choice, not the true one.
     """
-    menu, made = observed.menu, observed.choice
+    menu, choices = observed.menu, observed.choice
     recipe = member_recipe(len(problem.target), problem.law)
     width, layers = PERIODIC_WIDTH
-    periodic = replace(recipe, width=width, layers=layers, frequencies=FREQUENCIES)
+    periodic = replace(recipe, width=width, layers=layers, frequencies=INPUT_FREQUENCIES)
     # without sines, a student's error is larger than its teachers': on two splits of the V100, 1.86 and 1.99 %
     # against 1.85 and 1.88 %
-    student = replace(student_recipe(recipe), frequencies=FREQUENCIES)
-    known = made >= 0  # other rows are predicted but not trained on
-    told = menu.inputs(problem.features, made)
-    invented = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
-    features = problem.featurise(invented)
+    student = replace(student_recipe(recipe), frequencies=INPUT_FREQUENCIES)
+    known = choices >= 0  # other rows are predicted but not trained on
+    choice_inputs = menu.inputs(problem.features, choices)
+    synthetic = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
+    features = problem.featurise(synthetic)
     folds = assign_folds(problem.calls, FOLDS, seed)
     numbers = np.unique(folds)
     calls = []
     for number in numbers:
         held = folds == number
         fit = ~held & known
-        seen = Seen(problem.features[fit], told[fit], made[fit], problem.target[fit])
+        samples = FoldSamples(problem.features[fit], choice_inputs[fit], choices[fit], problem.target[fit])
         kind = recipe if number % 2 == 0 else periodic
-        calls.append((menu, seen, kind, seed + int(number), problem.features[held], features))
-    by_trees, by_networks = np.full(len(made), np.nan), np.full(len(made), np.nan)
+        calls.append((menu, samples, kind, seed + int(number), problem.features[held], features))
+    by_trees, by_networks = np.full(len(choices), np.nan), np.full(len(choices), np.nan)
     right = []
-    members = problem.crew.all(_train_fold, calls)
+    members = problem.training_pool.all(_train_fold, calls)
     for number, found in zip(numbers, members, strict=True):
         held = folds == number
         by_trees[held], by_networks[held] = found.by_trees, found.by_network
-        right.append(found.choice == made[held])
-    shares, unseen = Shares.best(problem, by_trees, by_networks)
-    likely = np.mean([found.odds for found in members], axis=0)
-    chooser = problem.crew.start(_train_chooser, menu, problem.features[known], made[known], features, likely, seed)
-    asked = menu.inputs(features, _drawn(likely, seed))
-    lesson = Lesson(told[known], problem.target[known], invented, asked)
+        right.append(found.choice == choices[held])
+    shares, out_of_fold = Shares.best(problem, by_trees, by_networks)
+    mean_probabilities = np.mean([found.probabilities for found in members], axis=0)
+    chooser = problem.training_pool.start(
+        _train_chooser, menu, problem.features[known], choices[known], features, mean_probabilities, seed
+    )
+    synthetic_inputs = menu.inputs(features, _draw_choices(mean_probabilities, seed))
+    student_data = StudentData(choice_inputs[known], problem.target[known], synthetic, synthetic_inputs)
     teachers = Teachers([found.trees for found in members], [found.network for found in members], shares)
-    taught = distil(problem, lesson, teachers, unseen, seed, student)
-    network = taught.members[0]
+    distilled = distil(problem, student_data, teachers, out_of_fold, seed, student)
+    network = distilled.members[0]
     assert isinstance(network, Network)
     notes = {"choices": float(len(menu.choices)), "choices_right": float(np.mean(np.concatenate(right)))}
-    return Outcome((ChosenKernel(menu, chooser(), network),), (1.0,), unseen, taught.shrink, taught.notes | notes)
+    return Outcome(
+        (ChosenKernel(menu, chooser(), network),), (1.0,), out_of_fold, distilled.shrink, distilled.notes | notes
+    )
 
 
 @dataclass(frozen=True)
-class Seen:
+class FoldSamples:
     """Training data of a fold, a row per sample: features, inputs with choices (`Menu.inputs`), choices, log times."""
 
     features: Array
-    told: Array
-    made: Labels
+    choice_inputs: Array
+    choices: Labels
     target: Array
 
 
@@ -122,33 +126,42 @@ class FoldMembers:
     choice: Labels
     by_trees: Array
     by_network: Array
-    odds: Float32
+    probabilities: Float32
 
 
-def _train_fold(menu: Menu, seen: Seen, kind: Recipe, seed: int, held: Array, invented: Array) -> FoldMembers:
-    """Train on `seen`; `held` are features of the fold's held-out rows, `invented` are features of synthetic sizes."""
-    teacher = train_teacher(menu, seen.features, seen.made, seed)
-    trees = train_trees(seen.told, seen.target, seed)
-    network = train_network(seen.told, seen.target, kind, seed)
-    choice = teacher.odds(menu, held).argmax(axis=1)
-    asked = menu.inputs(held, choice)
+def _train_fold(
+    menu: Menu, samples: FoldSamples, kind: Recipe, seed: int, held: Array, synthetic: Array
+) -> FoldMembers:
+    """Train on a fold; `held` are features of its held-out rows, `synthetic` are features of synthetic sizes."""
+    teacher = train_teacher(menu, samples.features, samples.choices, seed)
+    trees = train_trees(samples.choice_inputs, samples.target, seed)
+    network = train_network(samples.choice_inputs, samples.target, kind, seed)
+    choice = teacher.probabilities(menu, held).argmax(axis=1)
+    held_inputs = menu.inputs(held, choice)
     return FoldMembers(
-        trees, network, choice, trees.predict(asked), network.predict(asked), teacher.odds(menu, invented)
+        trees,
+        network,
+        choice,
+        trees.predict(held_inputs),
+        network.predict(held_inputs),
+        teacher.probabilities(menu, synthetic),
     )
 
 
-def _train_chooser(menu: Menu, sampled: Array, made: Labels, invented: Array, likely: Float32, seed: int) -> Network:
+def _train_chooser(
+    menu: Menu, sampled: Array, choices: Labels, synthetic: Array, mean_probabilities: Float32, seed: int
+) -> Network:
     """Train on the samples' choices, shape (samples,), and on the teachers' odds at synthetic sizes (rows, choices)."""
-    sharp = likely**SHARPER
-    odds = np.vstack([
-        *[np.eye(len(menu.choices), dtype=np.float32)[made]] * LABEL_REPEATS, sharp / sharp.sum(axis=1, keepdims=True)
+    sharp = mean_probabilities**SHARPENING_POWER
+    probabilities = np.vstack([
+        *[np.eye(len(menu.choices), dtype=np.float32)[choices]] * LABEL_REPEATS, sharp / sharp.sum(axis=1, keepdims=True)
     ])  # fmt: skip
-    inputs = np.vstack([*[menu.sizes(sampled)] * LABEL_REPEATS, menu.sizes(invented)])
-    return train_network(inputs, odds.astype(np.float32), CHOOSER, seed)
+    inputs = np.vstack([*[menu.sizes(sampled)] * LABEL_REPEATS, menu.sizes(synthetic)])
+    return train_network(inputs, probabilities.astype(np.float32), CHOOSER, seed)
 
 
-def _drawn(odds: Float32, seed: int) -> Labels:
+def _draw_choices(probabilities: Float32, seed: int) -> Labels:
     """Draw one choice per row by its probability, so that a student is trained on all probable choices of a size."""
-    sums = np.cumsum(odds, axis=1)
-    at = np.random.default_rng(seed).random((len(odds), 1)) * sums[:, -1:]
-    return np.asarray(np.minimum((sums < at).sum(axis=1), odds.shape[1] - 1), dtype=np.int64)
+    sums = np.cumsum(probabilities, axis=1)
+    at = np.random.default_rng(seed).random((len(probabilities), 1)) * sums[:, -1:]
+    return np.asarray(np.minimum((sums < at).sum(axis=1), probabilities.shape[1] - 1), dtype=np.int64)

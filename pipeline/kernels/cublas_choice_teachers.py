@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.kernels.cublas_choice import MOVING, Labels, Menu, product_sizes
+from pipeline.kernels.cublas_choice import MOVING_COLUMNS, Labels, Menu, product_sizes
 from pipeline.kernels.networks import Float32, standardise
 from pipeline.kernels.training_loop import minimise, uniform
-from pipeline.kernels.trees import Trees, train_judges
+from pipeline.kernels.trees import Trees, train_classifier
 from pipeline.kernels.work import Array
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ CANDIDATES = 12
 """Number of choices of a sample that the trees learn to rate: those that the scorer finds most likely. The true choice
 is among them in 98 % of samples (V100)."""
 
-ASKED = 8
+RATED_CANDIDATES = 8
 """Number of choices that the trees rate at a size to be predicted."""
 
-JUDGES_SHARE = 2.0 / 3.0
+TREES_WEIGHT = 2.0 / 3.0
 """Weight of the trees' probabilities; the rest is the scorer's. On unseen shapes of the V100, cross-entropy is 0.93
 nats with this weight, 0.97 for the trees alone, and 1.19 for the scorer alone."""
 
@@ -57,10 +57,10 @@ class Scorer:
 
     Attributes:
         mean, scale: mean and scale of the features, shape (columns,).
-        moving_mean, moving_scale: mean and scale of `Menu.moving`, shape (`MOVING`,).
+        moving_mean, moving_scale: mean and scale of `Menu.moving`, shape (`MOVING_COLUMNS`,).
         context_in, context_bias, context_out: two layers on the features, shapes (columns, width), (width,) and
             (width, width).
-        moving_in: weights of the columns of `Menu.moving`, shape (`MOVING`, width).
+        moving_in: weights of the columns of `Menu.moving`, shape (`MOVING_COLUMNS`, width).
         choice_offset: offset of each choice, shape (choices, width).
         hidden, hidden_bias, out: the second layer, and the score, shapes (width, width), (width,) and (width,).
         prior: added to each choice's score, shape (choices,).
@@ -85,7 +85,7 @@ class Scorer:
         everything = np.arange(len(menu.choices), dtype=np.int64)[None, :]
         moving = (menu.moving(features, everything) - self.moving_mean) / self.moving_scale
         context = np.maximum(standardise(features, self.mean, self.scale) @ self.context_in + self.context_bias, 0)
-        x = moving.reshape(-1, MOVING) @ self.moving_in
+        x = moving.reshape(-1, MOVING_COLUMNS) @ self.moving_in
         x = x.reshape(len(features), len(self.prior), -1)
         x += self.choice_offset
         x += (context @ self.context_out)[:, None, :]
@@ -95,7 +95,7 @@ class Scorer:
         x += np.maximum(y, 0, out=y)
         return np.asarray((x @ self.out).reshape(len(features), -1) + self.prior)
 
-    def odds(self, menu: Menu, features: Array) -> Float32:
+    def probabilities(self, menu: Menu, features: Array) -> Float32:
         """Probability of every choice, shape (rows, choices)."""
         found = np.empty((len(features), len(self.prior)), dtype=np.float32)
         at_once = max(1, CELLS_AT_ONCE // len(self.prior))
@@ -106,13 +106,13 @@ class Scorer:
         return np.asarray(found / found.sum(axis=1, keepdims=True))
 
 
-def train_scorer(menu: Menu, features: Array, made: Labels, seed: int) -> Scorer:
+def train_scorer(menu: Menu, features: Array, choices: Labels, seed: int) -> Scorer:
     """Train a scorer of the choices by cross-entropy.
 
     Args:
         menu: the choices.
         features: shape (rows, columns).
-        made: the choice of each row, shape (rows,).
+        choices: the choice of each row, shape (rows,).
         seed: of the weights and batches.
     """
     import torch
@@ -125,7 +125,7 @@ def train_scorer(menu: Menu, features: Array, made: Labels, seed: int) -> Scorer
     moving = (moving - moving_mean) / moving_scale
     fixed = menu.fixed
     fixed = (fixed - fixed.mean(axis=0)) / (fixed.std(axis=0) + np.float32(1e-6))
-    counts = np.bincount(made, minlength=len(menu.choices)) + 0.5
+    counts = np.bincount(choices, minlength=len(menu.choices)) + 0.5
     prior = np.log(counts / counts.sum())
 
     def layer(inputs: int, outputs: int) -> torch.Tensor:
@@ -137,7 +137,7 @@ def train_scorer(menu: Menu, features: Array, made: Labels, seed: int) -> Scorer
     bias = torch.from_numpy(prior.astype(np.float32))
     trained = [context_in, context_out, moving_in, fixed_in, hidden, context_bias, offset, hidden_bias, out, bias]
     x = torch.from_numpy(standardise(features, mean, scale))
-    v, q, y = torch.from_numpy(moving), torch.from_numpy(fixed), torch.from_numpy(made)
+    v, q, y = torch.from_numpy(moving), torch.from_numpy(fixed), torch.from_numpy(choices)
 
     def loss() -> torch.Tensor:
         rows = torch.randint(0, len(y), (BATCH,), generator=generator)
@@ -162,32 +162,32 @@ class Teacher:
     """A scorer, and the trees that rate its candidates."""
 
     scorer: Scorer
-    judges: Trees
+    rating_trees: Trees
 
-    def odds(self, menu: Menu, features: Array) -> Float32:
+    def probabilities(self, menu: Menu, features: Array) -> Float32:
         """Probability of every choice, shape (rows, choices)."""
-        by_scorer = self.scorer.odds(menu, features)
-        top = _candidates(by_scorer, ASKED)
-        score = self.judges.scores(_pairs(menu, features, top)).reshape(top.shape)
-        likely = np.exp(score - score.max(axis=1, keepdims=True))
-        by_judges = np.zeros_like(by_scorer)
-        np.put_along_axis(by_judges, top, (likely / likely.sum(axis=1, keepdims=True)).astype(np.float32), axis=1)
-        return np.asarray(JUDGES_SHARE * by_judges + (1.0 - JUDGES_SHARE) * by_scorer, dtype=np.float32)
+        by_scorer = self.scorer.probabilities(menu, features)
+        top = _candidates(by_scorer, RATED_CANDIDATES)
+        score = self.rating_trees.scores(_tree_inputs(menu, features, top)).reshape(top.shape)
+        tree_odds = np.exp(score - score.max(axis=1, keepdims=True))
+        by_trees = np.zeros_like(by_scorer)
+        np.put_along_axis(by_trees, top, (tree_odds / tree_odds.sum(axis=1, keepdims=True)).astype(np.float32), axis=1)
+        return np.asarray(TREES_WEIGHT * by_trees + (1.0 - TREES_WEIGHT) * by_scorer, dtype=np.float32)
 
 
-def train_teacher(menu: Menu, features: Array, made: Labels, seed: int) -> Teacher:
+def train_teacher(menu: Menu, features: Array, choices: Labels, seed: int) -> Teacher:
     """Train a teacher on rows whose choices are all known: features (rows, columns), choices (rows,)."""
-    scorer = train_scorer(menu, features, made, seed)
-    top = _candidates(scorer.odds(menu, features), CANDIDATES)
-    return Teacher(scorer, train_judges(_pairs(menu, features, top), (top == made[:, None]).ravel(), seed))
+    scorer = train_scorer(menu, features, choices, seed)
+    top = _candidates(scorer.probabilities(menu, features), CANDIDATES)
+    return Teacher(scorer, train_classifier(_tree_inputs(menu, features, top), (top == choices[:, None]).ravel(), seed))
 
 
-def _candidates(odds: Float32, most: int) -> Labels:
-    """The most likely choices of each row, best first, shape (rows, at most `most`)."""
-    return np.asarray(np.argsort(-odds, axis=1, kind="stable")[:, :most], dtype=np.int64)
+def _candidates(probabilities: Float32, limit: int) -> Labels:
+    """The most likely choices of each row, best first, shape (rows, at most `limit`)."""
+    return np.asarray(np.argsort(-probabilities, axis=1, kind="stable")[:, :limit], dtype=np.int64)
 
 
-def _pairs(menu: Menu, features: Array, top: Labels) -> Array:
+def _tree_inputs(menu: Menu, features: Array, top: Labels) -> Array:
     """Inputs of the trees for rows and their candidates, shape (rows x candidates, columns).
 
     The columns are sizes and their alignment, the candidate's tile, slices and split, and its waves and steps

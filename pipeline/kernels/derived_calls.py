@@ -33,7 +33,7 @@ With it, the interval contains about three of four kernels: TF32 products and la
 trace."""
 
 
-def derive(
+def estimate_by_related_model(
     name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel], physics: Physics
 ) -> tuple[Estimate | None, str]:
     """Estimate calls through a related model; (None, "") where there is none.
@@ -43,7 +43,7 @@ def derive(
     """
     if name.startswith("conv2d"):
         return _convolution(name, calls, models, physics)
-    related = _related(name, calls, models)
+    related = _related_calls(name, calls, models)
     if related is None:
         return None, ""
     base_name, base = related
@@ -89,14 +89,14 @@ def _on_fp32_cores(
     found: Estimate | None = None
     evidence = ""
     if "gemm" in models:
-        product = models["gemm"].predict(_product(name, calls))
+        product = models["gemm"].predict(_implicit_product(name, calls))
         found, evidence = product.scale(np.where(product.inside, 1.0, np.nan)), models["gemm"].evidence
     forward = models.get("conv2d_forward")
     if forward is not None:
         alike = calls.assign(family="conv2d_forward", op="conv", phase="forward", dtype="fp32")
         if name == "conv2d_backward_data":
             alike = alike.assign(in_channels=calls["out_channels"], out_channels=calls["in_channels"])
-        sampled = forward.native(alike)
+        sampled = forward.covers(alike)
         if sampled.any():
             if found is None:
                 found = forward.predict(alike).scale(np.where(sampled, 1.0, np.nan))
@@ -110,7 +110,7 @@ def _on_fp32_cores(
     return found.widen(SPREAD), evidence
 
 
-def _product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
+def _implicit_product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
     """The matrix product that computes each convolution (implicit GEMM)."""
     rows, depth, columns, groups = implicit_product(name, Dims(calls))
     return pd.DataFrame(
@@ -120,7 +120,9 @@ def _product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def _related(name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]) -> tuple[str, pd.DataFrame] | None:
+def _related_calls(
+    name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]
+) -> tuple[str, pd.DataFrame] | None:
     """(family, calls) that replace calls of family `name`, row by row; None where no model is related."""
     own = models.get(name)
     if name in ("softmax", "layer_norm", "gemm", "bmm") and own is not None:

@@ -19,8 +19,8 @@ import pandas as pd
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.intervals import bagging_shrink
 from pipeline.kernels.learned_variants import (
-    FEW_ROWS,
     FOLDS,
+    SMALL_FAMILY_SAMPLES,
     Outcome,
     Problem,
     cross_validate,
@@ -28,13 +28,13 @@ from pipeline.kernels.learned_variants import (
     train_by_recipe,
 )
 from pipeline.kernels.networks import Recipe, train_network
-from pipeline.kernels.sample_range import WINDOW
+from pipeline.kernels.sample_range import WINDOW_DIMS
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array, Dims
 
 NETWORK_FOLDS = 3
 """Number of folds, of five, for which networks are trained. Rows of the other folds have no out-of-fold prediction of a
-network. Families with fewer than `FEW_ROWS` samples train networks for all folds."""
+network. Families with fewer than `SMALL_FAMILY_SAMPLES` samples train networks for all folds."""
 
 TREE_SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
 """Candidate weights of the trees in the average; the one with the smallest out-of-fold error is taken."""
@@ -42,8 +42,10 @@ TREE_SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
 STUDENT_STEPS = 4500
 """Smallest number of the student's optimiser steps."""
 
-FEW_STUDENT_STEPS = 2250
-"""The same for families with fewer than `FEW_ROWS` samples. GMAE on development shapes, in %, with 4500 and 2250 steps:
+SMALL_FAMILY_STUDENT_STEPS = 2250
+"""The same for families with fewer than `SMALL_FAMILY_SAMPLES` samples.
+
+GMAE on development shapes, in %, with 4500 and 2250 steps:
 
 - layer norm: 0.44 and 0.41 on the V100, 0.62 and 0.59 to 0.61 on the A100;
 - softmax: 0.43 and 0.44 on the V100, 0.82 and 0.78 on the A100;
@@ -81,18 +83,18 @@ def fit_average(problem: Problem, seed: int) -> Outcome:
     by_trees, trees = cross_validate(problem, train_trees, seed)
     if len(problem.target) < MIN_NETWORK_SAMPLES:
         return Outcome(tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, 1.0, {"tree_share": 1.0})
-    folds = FOLDS if len(problem.target) < FEW_ROWS else NETWORK_FOLDS
+    folds = FOLDS if len(problem.target) < SMALL_FAMILY_SAMPLES else NETWORK_FOLDS
     by_networks, networks = cross_validate(problem, partial(train_by_recipe, recipe), seed, folds)
-    shares, unseen = Shares.best(problem, by_trees, by_networks)
-    student = student_recipe(recipe, few=len(problem.target) < FEW_ROWS)
+    shares, out_of_fold = Shares.best(problem, by_trees, by_networks)
+    student = student_recipe(recipe, few=len(problem.target) < SMALL_FAMILY_SAMPLES)
     invented = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
-    lesson = Lesson(problem.features, problem.target, invented, problem.featurise(invented))
-    return distil(problem, lesson, Teachers(trees, networks, shares), unseen, seed, student)
+    student_data = StudentData(problem.features, problem.target, invented, problem.featurise(invented))
+    return distil(problem, student_data, Teachers(trees, networks, shares), out_of_fold, seed, student)
 
 
 def student_recipe(recipe: Recipe, few: bool = False) -> Recipe:
     """Recipe of the student of members with that recipe: the same width, more steps."""
-    least = FEW_STUDENT_STEPS if few else STUDENT_STEPS
+    least = SMALL_FAMILY_STUDENT_STEPS if few else STUDENT_STEPS
     return Recipe(recipe.width, recipe.layers, steps=max(recipe.steps, least), frequencies=recipe.frequencies)
 
 
@@ -138,47 +140,49 @@ class Teachers:
     networks: Sequence[Member]
     shares: Shares
 
-    def answers(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> tuple[Array, Array]:
+    def fold_means(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> tuple[Array, Array]:
         """The average, shape (rows,), and that of each fold with both kinds of members, shape (folds, rows)."""
         members = [*self.trees, *self.networks]
-        each_says = np.array(problem.crew.all(_says, [(member, inputs) for member in members]))
-        by_trees, by_networks = each_says[: len(self.trees)], each_says[len(self.trees) :]
+        by_member = np.array(problem.training_pool.all(_member_predictions, [(member, inputs) for member in members]))
+        by_trees, by_networks = by_member[: len(self.trees)], by_member[len(self.trees) :]
         means = by_trees.mean(axis=0), by_networks.mean(axis=0)
         at_floor = problem.at_floor(calls, (means[0] + means[1]) / 2.0)
         each = self.shares.mix(at_floor, by_trees[: len(by_networks)], by_networks)
         return self.shares.mix(at_floor, *means), each
 
 
-def _says(member: Member, inputs: Array) -> Array:
+def _member_predictions(member: Member, inputs: Array) -> Array:
     return member.predict(inputs)
 
 
 @dataclass(frozen=True)
-class Lesson:
+class StudentData:
     """Training data of a student: samples with their labels, and calls that the teachers label."""
 
     inputs: Array
     target: Array
     calls: pd.DataFrame
-    asked: Array  # inputs of `calls`
+    synthetic_inputs: Array  # inputs of `calls`
 
 
-def distil(problem: Problem, lesson: Lesson, teachers: Teachers, unseen: Array, seed: int, recipe: Recipe) -> Outcome:
+def distil(
+    problem: Problem, student_data: StudentData, teachers: Teachers, out_of_fold: Array, seed: int, recipe: Recipe
+) -> Outcome:
     """Train one network that replaces the teachers' average."""
-    taught, answers = teachers.answers(problem, lesson.calls, lesson.asked)
-    inputs = np.vstack([lesson.inputs] * LABEL_REPEATS + [lesson.asked])
-    targets = np.concatenate([lesson.target] * LABEL_REPEATS + [taught])
-    student = problem.crew.start(train_network, inputs, targets, recipe, seed)()
-    mismatch = student.predict(lesson.asked) - taught
-    known = np.isfinite(unseen)
-    shrink = bagging_shrink((problem.target - unseen)[known], answers, mismatch)
-    if len(problem.target) < FEW_ROWS:
+    teacher_mean, fold_means = teachers.fold_means(problem, student_data.calls, student_data.synthetic_inputs)
+    inputs = np.vstack([student_data.inputs] * LABEL_REPEATS + [student_data.synthetic_inputs])
+    targets = np.concatenate([student_data.target] * LABEL_REPEATS + [teacher_mean])
+    student = problem.training_pool.start(train_network, inputs, targets, recipe, seed)()
+    mismatch = student.predict(student_data.synthetic_inputs) - teacher_mean
+    known = np.isfinite(out_of_fold)
+    shrink = bagging_shrink((problem.target - out_of_fold)[known], fold_means, mismatch)
+    if len(problem.target) < SMALL_FAMILY_SAMPLES:
         shrink = max(shrink, 1.0)  # at 0.95, intervals of layer norm held 69 to 73 % of new development shapes
     notes = {
         "tree_share_floor": teachers.shares.floor, "tree_share": teachers.shares.above,
         "student_mismatch": float(np.median(np.abs(mismatch))), "shrink": shrink,
     }  # fmt: skip
-    return Outcome((student,), (1.0,), unseen, shrink, notes)
+    return Outcome((student,), (1.0,), out_of_fold, shrink, notes)
 
 
 def synthetic_calls(calls: pd.DataFrame, rows: int, seed: int) -> pd.DataFrame:
@@ -188,7 +192,7 @@ def synthetic_calls(calls: pd.DataFrame, rows: int, seed: int) -> pd.DataFrame:
     d = Dims(chosen)
     for name in chosen.select_dtypes("number").columns:
         values = d(name)
-        if name in WINDOW or name == "trans_a" or name == "trans_b" or not np.all(values > 0):
+        if name in WINDOW_DIMS or name == "trans_a" or name == "trans_b" or not np.all(values > 0):
             continue
         moved = np.round(values * np.exp(rng.normal(0.0, JITTER, rows)))
         moved = np.where(rng.random(rows) < KEEP_SHARE, values, moved)

@@ -7,20 +7,20 @@ import pandas as pd
 
 from pipeline.kernels.work import Array
 
-SMALLEST_ERROR = 1e-6
+MIN_RELATIVE_ERROR = 1e-6
 """Lower bound of a relative error, so that one exact prediction does not make the geometric mean zero."""
 
 
 DECILES = tuple(f"gmae_size_{tenth}0" for tenth in range(1, 11))
 """Names of the GMAE of each tenth of the calls by traffic in bytes: `gmae_size_10` (smallest) to `gmae_size_100`."""
 
-FEWEST_BY_SIZE = 100
+MIN_ROWS_BY_SIZE = 100
 """Smallest number of rows for errors by size: each tenth then has ten rows, and fewer would be too noisy."""
 
 
 def gmae(predicted: Array, measured: Array) -> float:
     """Geometric mean of |predicted - measured| / measured, as a fraction."""
-    return float(np.exp(np.mean(np.log(np.maximum(np.abs(predicted / measured - 1.0), SMALLEST_ERROR)))))
+    return float(np.exp(np.mean(np.log(np.maximum(np.abs(predicted / measured - 1.0), MIN_RELATIVE_ERROR)))))
 
 
 def mape(predicted: Array, measured: Array) -> float:
@@ -51,13 +51,13 @@ def metrics(test: pd.DataFrame) -> dict[str, float]:
 
 
 def gmae_by_size(test: pd.DataFrame, size: Array) -> dict[str, float]:
-    """GMAE of each tenth of the calls by size, named as in `DECILES`; empty with fewer than `FEWEST_BY_SIZE` rows.
+    """GMAE of each tenth of the calls by size, named as in `DECILES`; empty with fewer than `MIN_ROWS_BY_SIZE` rows.
 
     Args:
         test: table with `latency_us` and `predicted_us`.
         size: bytes that each call moves, shape (rows,).
     """
-    if len(test) < FEWEST_BY_SIZE:
+    if len(test) < MIN_ROWS_BY_SIZE:
         return {}
     measured, predicted = (test[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us"))
     tenths = np.array_split(np.argsort(size, kind="stable"), len(DECILES))

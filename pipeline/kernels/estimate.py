@@ -93,7 +93,7 @@ class KernelModel(Protocol):
         """Evidence of each row, shape (rows,); it differs between rows only where a model combines several models."""
         return np.full(len(calls), self.evidence, dtype=object)
 
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows whose op, dtype, phase and window are in the samples; other rows must be derived."""
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
@@ -129,14 +129,14 @@ class Floor:
         """
         floor = self.of(ops)
         if self.default_us <= 0 and not self.by_op:
-            return np.asarray(np.maximum(latency_us - self.offset_us, SHORTEST_US))
-        above = np.maximum(latency_us - self.offset_us, SHORTEST_US)
-        hidden = np.clip(prior_us, SHORTEST_US, np.maximum(above, SHORTEST_US))
+            return np.asarray(np.maximum(latency_us - self.offset_us, MIN_KERNEL_US))
+        above = np.maximum(latency_us - self.offset_us, MIN_KERNEL_US)
+        hidden = np.clip(prior_us, MIN_KERNEL_US, np.maximum(above, MIN_KERNEL_US))
         weight = np.clip((latency_us / floor - BLEND_FROM) / (BLEND_TO - BLEND_FROM), 0.0, 1.0)
         return np.asarray(np.exp(weight * np.log(above) + (1.0 - weight) * np.log(hidden)))
 
 
-SHORTEST_US = 1.0
+MIN_KERNEL_US = 1.0
 """Shortest kernel time, us: no kernel of the public traces is shorter."""
 
 BLEND_FROM, BLEND_TO = 1.02, 1.25

@@ -103,7 +103,7 @@ _REGISTERED = (
            ("all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv"),
            ("ranks",)),
     Family("attention", ("B", "M", "N", "K"), Law.COMPUTE, work.attention, ("flash", "efficient", "math")),
-    Family("other", (), Law.MOVEMENT, work.given, (), ("bytes", "B", "H", *_IO)),
+    Family("other", (), Law.MOVEMENT, work.given_work, (), ("bytes", "B", "H", *_IO)),
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _REGISTERED}

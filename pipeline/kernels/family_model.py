@@ -29,18 +29,18 @@ from pipeline.kernels.work import Array, Dims
 from pipeline.model_files import read_arrays, reading, write_arrays, write_json
 from pipeline.schemas import atomic_path
 
-ARRAYS = "networks.safetensors"
+ARRAYS_FILE = "networks.safetensors"
 """File of the arrays of all members but trees."""
 
-REFIT = "refit the family"
+REFIT_ADVICE = "refit the family"
 
-HIDDEN_SPREAD = 1.6
+AT_FLOOR_SPREAD = 1.6
 """Factor up and down of the interval of a kernel whose latency is at the floor: its time comes from physics alone."""
 
 WIDENING_PER_OCTAVE = 1.0
 """Relative growth of the log half-widths per octave outside the samples' range, up to the width of physics."""
 
-AT_FLOOR = 0.02
+AT_FLOOR_LOG_RANGE = 0.02
 """Log difference (2 %) from the floor within which a prediction counts as at the floor."""
 
 Member = Network | Trees | ChosenKernel | GaussianProcess
@@ -92,7 +92,7 @@ class FittedModel(KernelModel):
         """Formulas with this model's bandwidth curve."""
         return Physics.of(self.gpu).calibrate(self.memory, self.evidence)
 
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that the scope of the samples covers."""
         return self.scope.covers(calls)
 
@@ -124,7 +124,7 @@ class FittedModel(KernelModel):
             return np.column_stack([values, *kinds])
         return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
 
-    def undisturbed(self, calls: pd.DataFrame) -> Array:
+    def without_drift(self, calls: pd.DataFrame) -> Array:
         """Log latency without the session's disturbance, for calls within the range of the samples."""
         if self.inputs == "constant":
             return np.full(len(calls), np.log(self.floor.default_us))
@@ -140,7 +140,7 @@ class FittedModel(KernelModel):
         if self.inputs == "raw" or self.floor_trust >= 1.0 or self.floor.default_us <= 0:
             return learned
         floor = np.log(self.floor.of(Dims(calls).text("op")))
-        at_floor = (start <= floor + 1e-9) & (np.abs(learned) < AT_FLOOR)
+        at_floor = (start <= floor + 1e-9) & (np.abs(learned) < AT_FLOOR_LOG_RANGE)
         return np.where(at_floor, self.floor_trust * learned, learned)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
@@ -148,14 +148,14 @@ class FittedModel(KernelModel):
         clamped, octaves = self.scope.clamp(calls, self.gpu.l2_bytes)
         outside = octaves > 0
         ops = Dims(clamped).text("op")
-        log_time = self.undisturbed(clamped)
+        log_time = self.without_drift(clamped)
         time = np.exp(log_time)
         physics = self.prior(clamped)
         kernel = self.floor.kernel(time, physics, ops)
         hidden = kernel < 0.9 * (time - self.floor.offset_us)
         low, high = (np.exp(q) for q in self.kernel_quantiles.at(log_time))
-        kernel_low = np.where(hidden, kernel / HIDDEN_SPREAD, np.maximum(kernel - time * (1.0 - low), kernel / 3.0))
-        kernel_high = np.where(hidden, kernel * HIDDEN_SPREAD, kernel + time * (high - 1.0))
+        kernel_low = np.where(hidden, kernel / AT_FLOOR_SPREAD, np.maximum(kernel - time * (1.0 - low), kernel / 3.0))
+        kernel_high = np.where(hidden, kernel * AT_FLOOR_SPREAD, kernel + time * (high - 1.0))
         latency = time + np.interp(log_time, *self.extra)
         low, high = (np.exp(q) for q in self.latency_quantiles.at(log_time))
         estimate = Estimate(latency, kernel, kernel_low, kernel_high, ~outside, latency * low, latency * high)
@@ -181,7 +181,7 @@ class FittedModel(KernelModel):
         """
         folder = Path(folder)
         networks = {i: m for i, m in enumerate(self.members) if not isinstance(m, Trees)}
-        former = {*folder.glob("trees*.txt"), *folder.glob(ARRAYS)}
+        former = {*folder.glob("trees*.txt"), *folder.glob(ARRAYS_FILE)}
         for i, member in enumerate(self.members):
             if isinstance(member, Trees):
                 with atomic_path(folder / f"trees{i}.txt") as part:
@@ -189,8 +189,8 @@ class FittedModel(KernelModel):
                 former.discard(folder / f"trees{i}.txt")
         if networks:
             tensors = {key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()}
-            write_arrays(folder / ARRAYS, tensors)
-            former.discard(folder / ARRAYS)
+            write_arrays(folder / ARRAYS_FILE, tensors)
+            former.discard(folder / ARRAYS_FILE)
         values = {
             **self.description,
             "family": self.family, "gpu": self.gpu.name, "variant": self.variant, "evidence": self.evidence,
@@ -214,11 +214,11 @@ class FittedModel(KernelModel):
         folder = Path(folder)
         values = read_description(folder)
         if values.get("feature_version") != features.VERSION:
-            raise PackError(f"{folder}: features of version {values.get('feature_version')}; {REFIT}")
-        with reading(folder / DESCRIPTION, REFIT):
+            raise PackError(f"{folder}: features of version {values.get('feature_version')}; {REFIT_ADVICE}")
+        with reading(folder / DESCRIPTION, REFIT_ADVICE):
             kinds = [str(kind) for kind in values["members"]]
         members = _load_members(folder, kinds)
-        with reading(folder / DESCRIPTION, REFIT):
+        with reading(folder / DESCRIPTION, REFIT_ADVICE):
             return cls(
                 str(values["family"]), gpu, str(values["variant"]), Scope.from_json(values["scope"]),
                 Floor(**values["floor"]), BandwidthCurve.from_json(values["memory"]),
@@ -235,14 +235,14 @@ def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
         MEMBERS[GaussianProcess]: GaussianProcess.from_tensors,
     }  # fmt: skip
     if set(kinds) & set(readers):
-        tensors, _ = read_arrays(folder / ARRAYS, REFIT)
+        tensors, _ = read_arrays(folder / ARRAYS_FILE, REFIT_ADVICE)
     members: list[Member] = []
     for i, kind in enumerate(kinds):
         if kind in readers:
-            with reading(folder / ARRAYS, REFIT):
+            with reading(folder / ARRAYS_FILE, REFIT_ADVICE):
                 members.append(readers[kind](tensors, f"member{i}."))
         else:
             path = folder / f"trees{i}.txt"
-            with reading(path, REFIT):
+            with reading(path, REFIT_ADVICE):
                 members.append(Trees.from_text(path.read_text(encoding="utf-8")))
     return tuple(members)

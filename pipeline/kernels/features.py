@@ -24,10 +24,10 @@ PRODUCT_TILES = ((128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32)
 CONV_TILES = ((128, 128), (128, 64), (128, 32), (64, 64))
 """Tiles (along positions, along channels) in the names of the cuDNN and cuBLAS kernels of convolutions."""
 
-WARP_WIDTH = 1024
+MAX_WARP_ROW = 1024
 """Longest row, in elements, that a warp of PyTorch's softmax holds in registers (`softmax_warp_forward`)."""
 
-LOG_FLOOR = 1e-9
+MIN_LOG_ARGUMENT = 1e-9
 
 
 class Columns:
@@ -44,7 +44,7 @@ class Columns:
 
     def log(self, name: str, values: Array) -> None:
         """Append log2 of a positive quantity."""
-        self.add(f"log {name}", np.log2(np.maximum(values, LOG_FLOOR)))
+        self.add(f"log {name}", np.log2(np.maximum(values, MIN_LOG_ARGUMENT)))
 
     def stack(self) -> Array:
         """Matrix of shape (rows, columns)."""
@@ -192,7 +192,7 @@ def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
         columns.add("alignment width", alignment(width))
         columns.add("alignment elements", alignment(elements))
         columns.log("padded width", np.exp2(np.ceil(np.log2(np.maximum(width, 1.0)))))
-        columns.add("short rows", (width <= WARP_WIDTH).astype(np.float64))
+        columns.add("short rows", (width <= MAX_WARP_ROW).astype(np.float64))
         columns.log("l2 share", elements * size / max(gpu.l2_bytes, 1))
         for rows_per_block in (1.0, 4.0, 8.0):
             wave_columns(

@@ -23,7 +23,7 @@ from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family
 from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.fit_workers import Crew
+from pipeline.kernels.fit_workers import TrainingPool
 from pipeline.kernels.intervals import Quantiles, fit_quantiles
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.sample_range import Scope
@@ -35,7 +35,7 @@ MAX_GAUSSIAN_PROCESS_SAMPLES = 1000
 """Largest number of samples for which `auto` uses Gaussian processes. Networks take two minutes for any number of
 samples, and their error is as large or larger (`benchmarks/kernels/small_fits.py`)."""
 
-CHOSEN_BY_AUTO = ("gemm",)
+AUTO_CHOICE_FAMILIES = ("gemm",)
 """Families for which `auto` predicts the choice of kernel. bmm is not one of them: half of the GPUs ran a single
 kernel, and on the T4 the error falls only from 3.6 to 3.4 %, for twice the fitting time."""
 
@@ -54,11 +54,11 @@ EQUAL_LOG_RANGE = 1e-9
 FLOOR_TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Candidate factors on learned differences at the floor; the one with the smallest out-of-fold error is used."""
 
-FEW_SPREAD = 1.6
+UNCALIBRATED_SPREAD = 1.6
 """Factor up and down of the interval where there are too few samples to calibrate it."""
 
 
-def judge(model: FittedModel, test: pd.DataFrame) -> pd.DataFrame:
+def with_predictions(model: FittedModel, test: pd.DataFrame) -> pd.DataFrame:
     """Held-out rows with their predictions; `FittedFamily.metrics` is computed from this table."""
     estimate = model.predict(test)
     dims = [dim for dim in family(model.family).dims if dim in test.columns]
@@ -73,9 +73,9 @@ class Fitter:
 
     def __init__(
         self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float,
-        crew: Crew,
+        training_pool: TrainingPool,
     ) -> None:  # fmt: skip
-        self.train, self.gpu, self.name, self.seed, self.crew = train, gpu, name, seed, crew
+        self.train, self.gpu, self.name, self.seed, self.training_pool = train, gpu, name, seed, training_pool
         self.memory, self.offset_us = memory, offset_us
         self.notes: dict[str, Any] = {}
         physics = Physics.of(gpu)
@@ -87,7 +87,7 @@ class Fitter:
         scope = Scope.of(name, train, family(name).dims)
         self.base = FittedModel(
             name, gpu, "roofline", scope, Floor(0.0, 0.0, {}) if self.timed else floor, physics.memory,
-            Quantiles.constant(FEW_SPREAD), Quantiles.constant(FEW_SPREAD),
+            Quantiles.constant(UNCALIBRATED_SPREAD), Quantiles.constant(UNCALIBRATED_SPREAD),
         )  # fmt: skip
         self.clamped = scope.clamp(train)[0]
         self.base = replace(self.base, prior_scale=self._prior_scale(physics))
@@ -118,30 +118,34 @@ class Fitter:
         chosen = variant if enough else "roofline"
         if chosen == "roofline" or not np.all(np.isfinite(baseline)):
             return self._roofline(baseline, log_measured)
-        asks = chosen == "choice" or (chosen == "auto" and self.name in CHOSEN_BY_AUTO and not few)
-        observed = self.observed() if asks else None
-        if chosen == "choice" and observed is None:
-            raise InputError(f"{self.name}: the samples do not say which kernels ran; fit the variant average")
-        disturbed, clean = self.undisturbed(baseline)
-        outcome, base = self._learn("process" if few else chosen, clean, baseline, observed)
+        asks = chosen == "choice" or (chosen == "auto" and self.name in AUTO_CHOICE_FAMILIES and not few)
+        observed_choices = self.observed_choices() if asks else None
+        if chosen == "choice" and observed_choices is None:
+            raise InputError(f"{self.name}: the samples have no kernel names; fit the variant average")
+        disturbed, clean = self.without_drift(baseline)
+        outcome, base = self._fit_members("process" if few else chosen, clean, baseline, observed_choices)
         start = np.zeros_like(baseline) if base.inputs == "raw" else baseline
-        unseen = start + outcome.unseen
-        known = np.isfinite(unseen)
+        out_of_fold = start + outcome.out_of_fold
+        known = np.isfinite(out_of_fold)
         if chosen == "auto":
-            errors = [typical_error(found[known], clean[known], few) for found in (baseline, unseen)]
+            errors = [typical_error(found[known], clean[known], few) for found in (baseline, out_of_fold)]
             if errors[0] <= errors[1]:
                 return self._roofline(baseline, log_measured)
         self.notes |= {key: round(value, 5) for key, value in outcome.notes.items()}
-        label = ("process" if few else "average" if observed is None else "choice") if chosen == "auto" else chosen
+        label = (
+            ("process" if few else "average" if observed_choices is None else "choice") if chosen == "auto" else chosen
+        )
         model = replace(base, variant=label, members=outcome.members, weights=outcome.weights)
-        return self.calibrate(model, start, outcome.unseen, clean, disturbed, outcome.shrink)
+        return self.calibrate(model, start, outcome.out_of_fold, clean, disturbed, outcome.shrink)
 
-    def undisturbed(self, baseline: Array) -> tuple[drift.Drift, Array]:
+    def without_drift(self, baseline: Array) -> tuple[drift.Drift, Array]:
         """The session's drift, and log times without it, shape (rows,)."""
         disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
         if not self.timed:
             inputs = self.base.features(self.clamped)
-            disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed, self.crew)
+            disturbed = drift.estimate_drift(
+                inputs, baseline, self.measured, self.folds % 3, self.seed, self.training_pool
+            )
         self.notes["disturbance_us"] = round(disturbed.typical_us, 2)
         return disturbed, np.log(np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured))
 
@@ -150,7 +154,7 @@ class Fitter:
         target = clean if base.inputs == "raw" else clean - baseline
         return learned.Problem(
             self.clamped, base.features(self.clamped), target, baseline, self.folds, family(self.name).law,
-            base.features, self._height, self.crew,
+            base.features, self._log_over_floor, self.training_pool,
         )  # fmt: skip
 
     def calibrate(
@@ -172,16 +176,16 @@ class Fitter:
         if model.inputs != "raw":
             model = self._trust_floor(model, start, learned_log, clean)
             learned_log = model.damp(self.clamped, start, learned_log)
-        unseen = start + learned_log
-        known = np.isfinite(unseen)
-        found, clean, few = unseen[known], clean[known], model.variant == "process"
+        out_of_fold = start + learned_log
+        known = np.isfinite(out_of_fold)
+        found, clean, few = out_of_fold[known], clean[known], model.variant == "process"
         extra = drift.best_extra(np.exp(found), np.exp(shrink * (clean - found)), disturbed, self.seed)
         latency = np.exp(found) + np.interp(found, *extra)
         measured = np.exp(found + shrink * (clean - found)) + disturbed.extra_us[known]
         return replace(
             model, extra=extra, kernel_quantiles=fit_quantiles(found, clean - found, shrink, few),
             latency_quantiles=fit_quantiles(found, np.log(measured / latency), few=few),
-        ), unseen  # fmt: skip
+        ), out_of_fold  # fmt: skip
 
     def _trust_floor(self, model: FittedModel, baseline: Array, learned_log: Array, clean: Array) -> FittedModel:
         """Choose `floor_trust` by the out-of-fold error."""
@@ -196,15 +200,15 @@ class Fitter:
         self.notes["floor_trust"] = best
         return replace(model, floor_trust=best)
 
-    def observed(self) -> choice.Observed | None:
+    def observed_choices(self) -> choice.ObservedChoices | None:
         """Kernels that the samples ran; None where the samples do not name them."""
         if self.name not in ("gemm", "bmm") or len(self.train) < distil.MIN_NETWORK_SAMPLES:
             return None
         inputs, columns = features.derived_features(self.name, self.clamped, self.gpu, self.base.scope.ops)
-        return choice.observe(self.train, inputs, columns, self.gpu.sms)
+        return choice.read_choices(self.train, inputs, columns, self.gpu.sms)
 
-    def _learn(
-        self, variant: str, clean: Array, baseline: Array, observed: choice.Observed | None
+    def _fit_members(
+        self, variant: str, clean: Array, baseline: Array, observed_choices: choice.ObservedChoices | None
     ) -> tuple[learned.Outcome, FittedModel]:
         base = replace(self.base, inputs="raw") if variant == "mlp_paper" else self.base
         problem = self.problem(base, clean, baseline)
@@ -218,13 +222,13 @@ class Fitter:
                 recipe = learned.search_recipe(problem, self.seed)
                 self.notes |= {"width": recipe.width, "layers": recipe.layers, "learning_rate": recipe.learning_rate}
             outcome = learned.fit_single(problem, partial(learned.train_by_recipe, recipe), self.seed)
-        elif observed is not None:
-            outcome = choice_fit.fit_choice(problem, observed, self.seed)
+        elif observed_choices is not None:
+            outcome = choice_fit.fit_choice(problem, observed_choices, self.seed)
         else:
             outcome = distil.fit_average(problem, self.seed)
         return outcome, base
 
-    def _height(self, calls: pd.DataFrame) -> Array:
+    def _log_over_floor(self, calls: pd.DataFrame) -> Array:
         """Log of the baseline over the floor; infinite where there is no floor. Shape (rows,)."""
         floor = self.base.floor.of(Dims(calls).text("op"))
         with np.errstate(divide="ignore"):
@@ -234,7 +238,7 @@ class Fitter:
         """Scale physics to the samples; with enough samples, the interval comes from its residuals."""
         finite = np.isfinite(baseline)
         if not finite.any():
-            raise InputError(f"{self.name}: neither dims nor bytes say how much work the samples are")
+            raise InputError(f"{self.name}: the samples have neither dims nor bytes, so their work is unknown")
         residual = (log_measured - baseline)[finite]
         model = self.base
         if len(residual) >= MIN_TREE_SAMPLES:
@@ -242,26 +246,26 @@ class Fitter:
             model = replace(model, latency_quantiles=quantiles, kernel_quantiles=quantiles)
         return model, baseline
 
-    def judge(self, model: FittedModel, unseen: Array) -> pd.DataFrame:
-        """Training rows with their out-of-fold predictions, in the form of `judge`."""
-        known = np.isfinite(unseen)
-        unseen = unseen[known]
-        latency = np.exp(unseen) + np.interp(unseen, *model.extra)
-        low, high = (np.exp(q) for q in model.latency_quantiles.at(unseen))
-        table = judge(model, self.train[known])
+    def with_out_of_fold_predictions(self, model: FittedModel, out_of_fold: Array) -> pd.DataFrame:
+        """Training rows with their out-of-fold predictions, in the form of `with_predictions`."""
+        known = np.isfinite(out_of_fold)
+        out_of_fold = out_of_fold[known]
+        latency = np.exp(out_of_fold) + np.interp(out_of_fold, *model.extra)
+        low, high = (np.exp(q) for q in model.latency_quantiles.at(out_of_fold))
+        table = with_predictions(model, self.train[known])
         measured = (self.measured if self.timed else self.train["latency_us"].to_numpy(dtype=np.float64))[known]
         return table.assign(latency_us=measured, predicted_us=latency, p10_us=latency * low, p90_us=latency * high)
 
-    def judge_each_by_others(self, variant: str) -> pd.DataFrame:
-        """Each training row with the prediction of a model of the other rows, in the form of `judge`.
+    def with_leave_one_out_predictions(self, variant: str) -> pd.DataFrame:
+        """Each training row with the prediction of a model of the other rows, in the form of `with_predictions`.
 
         With so few rows, a fit only scales physics by their median ratio. Every row changes that ratio.
         """
         tables = []
         for row in range(len(self.train)):
             others = self.train.drop(index=row).reset_index(drop=True)
-            fitter = Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us, self.crew)
-            tables.append(judge(fitter.fit(variant)[0], self.train.iloc[[row]]))
+            fitter = Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us, self.training_pool)
+            tables.append(with_predictions(fitter.fit(variant)[0], self.train.iloc[[row]]))
         return pd.concat(tables, ignore_index=True)
 
 

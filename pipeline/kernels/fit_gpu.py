@@ -26,8 +26,8 @@ from pipeline.kernels.error_metrics import gmae_by_size, metrics
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family, work_of
 from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.fit_family import Fitter, judge, typical_error
-from pipeline.kernels.fit_workers import Crew, run_jobs
+from pipeline.kernels.fit_family import Fitter, typical_error, with_predictions
+from pipeline.kernels.fit_workers import TrainingPool, run_jobs
 from pipeline.kernels.sample_sanity import check_rates
 from pipeline.kernels.samples import clean_samples, families_of, split_by_shape
 from pipeline.kernels.saved_families import write_physics
@@ -122,7 +122,7 @@ def fit_family(
     family(name)
     if variant not in VARIANTS:
         raise UnknownNameError("kernel model variant", variant, list(VARIANTS))
-    started, crew = time.thread_time(), Crew(pool)
+    started, training_pool = time.thread_time(), TrainingPool(pool)
     own = (samples["family"] == name).to_numpy()
     table = samples[own].assign(held_out=False if held_out is None else held_out[own]).reset_index(drop=True)
     table = clean_samples(table, f"samples of {name}")
@@ -131,20 +131,21 @@ def fit_family(
     test_mask = split_by_shape(table, test_share, seed) if held_out is None else marked
     train, test = table[~test_mask].reset_index(drop=True), table[test_mask].reset_index(drop=True)
     if train.empty:
-        raise InputError(f"{name}: no shape is left to fit on; give more samples or a smaller test share")
+        raise InputError(f"{name}: no shape is left for training; give more samples or a smaller test share")
     if variant == "process" and len(train) > MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES:
         raise InputError(
-            f"{name}: {len(train)} samples; the variant process takes {MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES}: fit the variant auto"
+            f"{name}: {len(train)} samples, but the variant process takes at most "
+            f"{MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES}; fit auto"
         )
-    steps = Fitter(train, gpu, name, seed, memory, offset_us, crew)
-    model, unseen = steps.fit(variant)
+    steps = Fitter(train, gpu, name, seed, memory, offset_us, training_pool)
+    model, out_of_fold = steps.fit(variant)
     if not test.empty:
-        scores = judge(model, test)
+        scores = with_predictions(model, test)
     elif 1 < len(train) < fitter.MIN_GAUSSIAN_PROCESS_SAMPLES:
-        scores = steps.judge_each_by_others(variant)
+        scores = steps.with_leave_one_out_predictions(variant)
     else:
-        scores = steps.judge(model, unseen)
-    fit_s = time.thread_time() - started + crew.spent_s
+        scores = steps.with_out_of_fold_predictions(model, out_of_fold)
+    fit_s = time.thread_time() - started + training_pool.spent_s
     rows = (test if not test.empty else train).head(2000)
     at = time.perf_counter()
     model.predict(rows)
@@ -226,7 +227,7 @@ def fit_gpu(
 
     # the longest fits start first, so that none runs alone at the end; families with a predicted kernel take longest
     counts = samples["family"].value_counts()
-    ordered = sorted(wanted, key=lambda name: (name not in fitter.CHOSEN_BY_AUTO, -counts[name]))
+    ordered = sorted(wanted, key=lambda name: (name not in fitter.AUTO_CHOICE_FAMILIES, -counts[name]))
     jobs = [partial(job, name, variant) for name in ordered for variant in variants]
     best: dict[str, FittedFamily] = {}
     for fitted in run_jobs(jobs, workers):

@@ -26,17 +26,17 @@ T = TypeVar("T")
 Job = Callable[[Executor | None], T]
 """Work of a thread. Its argument is the pool of processes to train in; with None, it trains in its own thread."""
 
-AHEAD = 1
+EXTRA_FAMILIES_IN_FLIGHT = 1
 """Number of extra families kept in flight beyond one per process, so that no worker idles."""
 
 
 @dataclass
-class Crew:
+class TrainingPool:
     """Trains the members of one fit, in the processes of `pool` or in this thread.
 
     Attributes:
         pool: None for this thread.
-        spent_s: processor seconds that processes of the pool spent for this crew.
+        spent_s: processor seconds that processes of the pool spent for this fit.
     """
 
     pool: Executor | None = None
@@ -86,10 +86,10 @@ def run_jobs(jobs: Sequence[Job[T]], workers: int) -> Iterator[T]:
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
-    with _interrupts_are_for_this_process():  # a call that finds no idle process starts one
+    with _children_ignore_interrupts():  # a call that finds no idle process starts one
         for _ in range(workers):
             pool.submit(os.getpid)
-    threads = ThreadPoolExecutor(workers + AHEAD, thread_name_prefix="fit")
+    threads = ThreadPoolExecutor(workers + EXTRA_FAMILIES_IN_FLIGHT, thread_name_prefix="fit")
     try:
         for done in as_completed([threads.submit(job, pool) for job in jobs]):
             yield done.result()
@@ -99,7 +99,7 @@ def run_jobs(jobs: Sequence[Job[T]], workers: int) -> Iterator[T]:
             process.terminate()
         if isinstance(error, BrokenProcessPool):
             raise SteptimeError(
-                "a process of the fit was ended from outside, most likely because memory ran out; fit with fewer workers"
+                "a process of the fit was killed, most likely because memory ran out; fit with fewer workers"
             ) from None
         raise
     finally:
@@ -125,7 +125,7 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def _interrupts_are_for_this_process() -> Iterator[None]:
+def _children_ignore_interrupts() -> Iterator[None]:
     """Let processes started inside ignore Ctrl-C; a terminal sends it to all, and each would print a traceback."""
     if threading.current_thread() is not threading.main_thread():
         yield

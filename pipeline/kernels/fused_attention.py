@@ -47,10 +47,10 @@ In the one public pair, cross-attention on an H100, this kernel takes 1.25 times
 WIDTHS = (64.0, 80.0, 128.0, 256.0)
 """Head widths between which the sustained share of the peak is interpolated (in log); outside them it is constant."""
 
-KEYS, WIDTH_STEP = 64.0, 32.0
+KEY_MULTIPLE, WIDTH_MULTIPLE = 64.0, 32.0
 """The kernels' products pad the keys and the head width to multiples of these."""
 
-WIDEST = 256.0
+MAX_WIDTH = 256.0
 """Largest head width of the fused kernels."""
 
 BACKWARD_WORK, BACKWARD_SHARE = 2.5, 0.9
@@ -168,9 +168,9 @@ def attention_us(c: Constants, tiles: tuple[float, float], gpu: GpuSpec, peak: A
     share = np.exp(np.interp(np.log(s.width), np.log(WIDTHS), shares)) * np.where(s.causal, 1.0, c.open_gain)
     busy = np.minimum(blocks / sms, 1.0)
     rate = peak * share / sms * (1.0 + c.idle_gain * (1.0 - busy))
-    per_key = 4.0 * rows * np.ceil(s.width / WIDTH_STEP) * WIDTH_STEP / rate
+    per_key = 4.0 * rows * np.ceil(s.width / WIDTH_MULTIPLE) * WIDTH_MULTIPLE / rate
     prologue = np.where(s.causal, c.tile_us, c.open_tile_us)
-    longest = prologue + np.ceil(s.keys / KEYS) * KEYS * per_key
+    longest = prologue + np.ceil(s.keys / KEY_MULTIPLE) * KEY_MULTIPLE * per_key
     mean = prologue + (s.keys / 2.0 + c.diagonal_keys) * per_key
     masked = np.maximum(longest, blocks * mean / sms + c.tail * longest * np.clip(blocks / sms - 1.0, 0.0, 1.0))
     smooth, whole = np.maximum(blocks / sms, 1.0), np.ceil(blocks / sms)
@@ -193,7 +193,7 @@ def _moving_us(size: Array, share: float, c: Constants, gpu: GpuSpec) -> Array:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedAttention:
     """Saved results for one GPU: constants, tiles, error quantiles, and the range of its samples.
 
     `widths` is the range of head widths; `open` says whether there were rows without a causal mask.
@@ -212,7 +212,7 @@ class Fitted:
                 "widths": self.widths, "open": self.open}  # fmt: skip
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Fitted:
+    def from_json(cls, values: Mapping[str, Any]) -> FittedAttention:
         """Read the result of `to_json`."""
         constants = Constants(**{key: float(value) for key, value in values["constants"].items()})
         tiles, widths = ((float(values[key][0]), float(values[key][1])) for key in ("tiles", "widths"))
@@ -225,7 +225,7 @@ class AttentionModel(KernelModel):
 
     gpu: GpuSpec
     measured: GpuSpec
-    fitted: Fitted
+    fitted: FittedAttention
 
     @property
     def evidence(self) -> str:
@@ -237,10 +237,10 @@ class AttentionModel(KernelModel):
         d = Dims(calls)
         return np.where(d.backward() | d.op_in((MASKED,)), "transferred", self.evidence).astype(object)
 
-    def native(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Fused calls of half precision whose sizes are all known."""
         d = Dims(calls)
-        sized = np.isfinite(d("B") * d("M") * d("K")) & (d("K") <= WIDEST)
+        sized = np.isfinite(d("B") * d("M") * d("K")) & (d("K") <= MAX_WIDTH)
         return np.asarray(d.op_in((OP, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.fused_attention import AttentionModel, Constants, Fitted, Shape, attention_us
+from pipeline.kernels.fused_attention import AttentionModel, Constants, FittedAttention, Shape, attention_us
 from pipeline.kernels.intervals import Quantiles, fit_quantiles
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array, Dims
@@ -29,23 +29,25 @@ TILES: Mapping[str, tuple[float, float]] = {
 FlashAttention-2 halves them for wide heads where an SM has little shared memory (compute capability 8.6, 8.9).
 FlashAttention-3 uses 192 for narrow heads. Blackwell's kernels process two tiles of 128 at once."""
 
-START_FROM: Mapping[str, str] = {"A100-SXM4-80GB": "L40S"}
+START_CONSTANTS_FROM: Mapping[str, str] = {"A100-SXM4-80GB": "L40S"}
 """GPUs whose rows have one head width and causal masks only, and the GPU with the same kernels whose constants start
 the fit."""
 
-NAMES = tuple(entry.name for entry in fields(Constants))
+CONSTANT_NAMES = tuple(entry.name for entry in fields(Constants))
 
-LOW = Constants(0.5, 0.01, 0.01, 0.01, 0.05, 0.02, 8.0, 0.1, 0.1, 0.1, 0.1, 0.8, 0.3, 0.05, 0.1, 0.01, 0.05, 0.2)
-HIGH = Constants(15.0, 6.0, 6.0, 3.0, 1.5, 1.0, 128.0, 1.0, 1.0, 1.0, 1.0, 1.6, 1.0, 6.0, 2.0, 20.0, 8.0, 1.0)
+LOWER_BOUNDS = Constants(
+    0.5, 0.01, 0.01, 0.01, 0.05, 0.02, 8.0, 0.1, 0.1, 0.1, 0.1, 0.8, 0.3, 0.05, 0.1, 0.01, 0.05, 0.2
+)
+UPPER_BOUNDS = Constants(15.0, 6.0, 6.0, 3.0, 1.5, 1.0, 128.0, 1.0, 1.0, 1.0, 1.0, 1.6, 1.0, 6.0, 2.0, 20.0, 8.0, 1.0)
 """Lower and upper bounds of the constants, in the order of `Constants`."""
 
-EDGES = (0.4, 0.8, 1.5)
+L2_EDGE_STARTS = (0.4, 0.8, 1.5)
 """Start values of `l2_edge` (shares of the L2 size): times jump there, and the error has a minimum on either side."""
 
-PULL = 0.03
+START_WEIGHT = 0.03
 """Weight of the distance (in log) from the start values, for a fit of 100 rows; it grows with the root of the rows."""
 
-TIMES_US = (0.0, 20.0, 50.0, 200.0, 1000.0, np.inf)
+TIME_RANGE_EDGES_US = (0.0, 20.0, 50.0, 200.0, 1000.0, np.inf)
 """Edges of the ranges of time, us, that have the same total weight."""
 
 FOLDS = 5
@@ -64,16 +66,16 @@ def fit_constants(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float
 
     shape, target = Shape.of(samples), np.log(samples["kernel_us"].to_numpy(dtype=np.float64))
     peak = Physics.of(gpu).peak_flop_per_us(Dims(samples))
-    weight, pull = _weights(samples, shape), PULL * np.sqrt(len(samples) / 100.0)
-    low, high = (np.log(astuple(ends)) for ends in (LOW, HIGH))
+    weight, pull = _weights(samples, shape), START_WEIGHT * np.sqrt(len(samples) / 100.0)
+    low, high = (np.log(astuple(ends)) for ends in (LOWER_BOUNDS, UPPER_BOUNDS))
 
     def constants(p: Array) -> Constants:
         return Constants(*map(float, np.exp(p)))
 
     best: tuple[float, Array] | None = None
-    for edge in EDGES:
+    for edge in L2_EDGE_STARTS:
         first = np.log(astuple(start))
-        first[NAMES.index("l2_edge")] = np.log(edge)
+        first[CONSTANT_NAMES.index("l2_edge")] = np.log(edge)
         first = np.clip(first, low + 1e-6, high - 1e-6)
 
         def residual(p: Array, first: Array = first) -> Array:
@@ -89,7 +91,7 @@ def fit_constants(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float
 
 def _weights(samples: pd.DataFrame, shape: Shape) -> Array:
     """Square roots of the row weights; every kind of row has the same total weight, and the mean weight is 1."""
-    times = pd.cut(samples["kernel_us"], TIMES_US).cat.codes.to_numpy()
+    times = pd.cut(samples["kernel_us"], TIME_RANGE_EDGES_US).cat.codes.to_numpy()
     kinds = pd.DataFrame({"causal": shape.causal, "width": shape.width, "time": times})
     size = kinds.groupby(list(kinds))["time"].transform("size")
     weight = np.sqrt(1.0 / size.to_numpy(dtype=np.float64))
@@ -114,23 +116,25 @@ def held_out(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], st
     return found
 
 
-def _plain(constants: Constants, tiles: tuple[float, float]) -> Fitted:
-    return Fitted(constants, tiles, Quantiles.constant(1.0), (0.0, np.inf), open=True)
+def _plain(constants: Constants, tiles: tuple[float, float]) -> FittedAttention:
+    return FittedAttention(constants, tiles, Quantiles.constant(1.0), (0.0, np.inf), open=True)
 
 
-def fitted_on(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], start: Constants) -> Fitted:
+def fit_with_intervals(
+    samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], start: Constants
+) -> FittedAttention:
     """Fit constants to all rows, and intervals to the errors of held-out folds."""
     unseen = held_out(samples, gpu, tiles, start)
     residual = np.log(samples["kernel_us"].to_numpy(dtype=np.float64) / unseen)
     widths, causal = samples["K"].to_numpy(dtype=np.float64), Shape.of(samples).causal
-    return Fitted(fit_constants(samples, gpu, tiles, start), tiles, fit_quantiles(np.log(unseen), residual),
+    return FittedAttention(fit_constants(samples, gpu, tiles, start), tiles, fit_quantiles(np.log(unseen), residual),
                   (float(widths.min()), float(widths.max())), bool((~causal).any()))  # fmt: skip
 
 
-def fit_gpus(samples: Mapping[str, pd.DataFrame]) -> dict[str, Fitted]:
+def fit_gpus(samples: Mapping[str, pd.DataFrame]) -> dict[str, FittedAttention]:
     """Fitted constants and intervals of each GPU, as they are saved."""
-    found: dict[str, Fitted] = {}
-    for gpu in sorted(samples, key=lambda name: name in START_FROM):
-        start = found[START_FROM[gpu]].constants if gpu in START_FROM else Constants()
-        found[gpu] = fitted_on(samples[gpu], load_gpu(gpu), TILES[gpu], start)
+    found: dict[str, FittedAttention] = {}
+    for gpu in sorted(samples, key=lambda name: name in START_CONSTANTS_FROM):
+        start = found[START_CONSTANTS_FROM[gpu]].constants if gpu in START_CONSTANTS_FROM else Constants()
+        found[gpu] = fit_with_intervals(samples[gpu], load_gpu(gpu), TILES[gpu], start)
     return {gpu: found[gpu] for gpu in samples}

@@ -50,14 +50,14 @@ TYPICAL_NOISE = 0.02
 BOUNDS = (np.exp(-12.0), np.exp(12.0))
 """Minimum and maximum of a hyperparameter, so that the optimiser's steps do not overflow."""
 
-CONSTANT_FEATURE = 1e-9
+MIN_FEATURE_DEVIATION = 1e-9
 """Standard deviation below which a feature counts as constant and is ignored."""
 
 MAX_COVARIANCE_CELLS = 1 << 20
 """Maximum size of a covariance block (calls x samples) that is computed at once: 8 MB in float64."""
 
 
-INFINITE = ("scale", "lengths")
+MAY_BE_INFINITE = ("scale", "lengths")
 """Arrays that are infinite for a constant feature; no other feature has a scale or length of 0."""
 
 
@@ -109,7 +109,9 @@ class GaussianProcess:
         found: dict[str, npt.NDArray[np.generic]] = {}
         for name in names:
             values = getattr(self, name)
-            found[f"{prefix}process_{name}"] = np.where(np.isinf(values), 0.0, values) if name in INFINITE else values
+            found[f"{prefix}process_{name}"] = (
+                np.where(np.isinf(values), 0.0, values) if name in MAY_BE_INFINITE else values
+            )
         return found | {f"{prefix}process_centre": np.array([self.centre])}
 
     @classmethod
@@ -123,15 +125,15 @@ class GaussianProcess:
         try:
             parts = {name: tensors[f"{prefix}process_{name}"].astype(np.float64) for name in names}
         except KeyError as error:
-            raise PackError(f"Gaussian process misses array {error.args[0]!r}; rebuild it") from None
+            raise PackError(f"array {error.args[0]!r} of the Gaussian process is missing; rebuild the model") from None
         columns, samples, count = parts["mean"].size, len(parts["rows"]), len(parts["weights"])
         expected = {
             "mean": (columns,), "scale": (columns,), "centre": (1,), "rows": (samples, columns),
             "lengths": (count, columns), "weights": (count, samples),
         }  # fmt: skip
         if not count or any(parts[name].shape != shape for name, shape in expected.items()):
-            raise PackError("arrays of the Gaussian process do not fit each other; rebuild it")
-        parts |= {name: np.where(parts[name] == 0.0, np.inf, parts[name]) for name in INFINITE}
+            raise PackError("arrays of the Gaussian process have sizes that contradict each other; rebuild the model")
+        parts |= {name: np.where(parts[name] == 0.0, np.inf, parts[name]) for name in MAY_BE_INFINITE}
         centre = float(parts.pop("centre")[0])
         return cls(centre=centre, **parts)
 
@@ -140,7 +142,7 @@ def train_gaussian_process(features: Array, target: Array, settings: Sequence[Hy
     """Condition one process per entry of `settings` on features (rows, columns) and log times (rows,)."""
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-    mean, scale = _spread(features)
+    mean, scale = _mean_and_deviation(features)
     rows, centre = _standardise(features, mean, scale), float(np.median(target))
     fitted = [
         GaussianProcessRegressor(_matern(found.lengths), alpha=found.noise, optimizer=None).fit(rows, target - centre)
@@ -163,11 +165,11 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     if len(target) > MAX_HYPERPARAMETER_SAMPLES:
         kept = np.sort(np.random.default_rng(seed).permutation(len(target))[:MAX_HYPERPARAMETER_SAMPLES])
         features, target = features[kept], target[kept]
-    moves = features.std(axis=0) > CONSTANT_FEATURE
+    moves = features.std(axis=0) > MIN_FEATURE_DEVIATION
     lengths = np.full(features.shape[1], np.inf)
     if not moves.any():
         return Hyperparameters(lengths, TYPICAL_NOISE)
-    rows = _standardise(features[:, moves], *_spread(features[:, moves]))
+    rows = _standardise(features[:, moves], *_mean_and_deviation(features[:, moves]))
     typical = np.full(rows.shape[1], np.sqrt(rows.shape[1]))
     kernel = ConstantKernel(1.0, BOUNDS) * _matern(typical, BOUNDS) + WhiteKernel(TYPICAL_NOISE, BOUNDS)
     # prior standard deviations of log variance, log length scales and log noise, in the kernel's parameter order
@@ -202,10 +204,10 @@ def _matern(lengths: Array, bounds: tuple[float, float] | str = "fixed") -> Kern
     return Matern(lengths, bounds, nu=1.5)
 
 
-def _spread(features: Array) -> tuple[Array, Array]:
+def _mean_and_deviation(features: Array) -> tuple[Array, Array]:
     """Mean and standard deviation of each column; infinity for a constant one, so that its standardised value is 0."""
     deviation = features.std(axis=0)
-    return features.mean(axis=0), np.where(deviation > CONSTANT_FEATURE, deviation, np.inf)
+    return features.mean(axis=0), np.where(deviation > MIN_FEATURE_DEVIATION, deviation, np.inf)
 
 
 def _standardise(features: Array, mean: Array, scale: Array) -> Array:

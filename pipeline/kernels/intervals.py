@@ -94,15 +94,15 @@ def bagging_shrink(residual: Array, members: Array, mismatch: Array) -> float:
         mismatch: log difference of the final model from the members' mean on unseen rows, shape (unseen,).
     """
     count = len(members)
-    middle = _core(residual)
+    middle = _clipped_mean_square(residual)
     if count < 2 or middle <= 0:
         return 1.0
-    variance = _core(np.ravel(members - members.mean(axis=0))) * count / (count - 1)
-    square = 1.0 - variance / middle * (1.0 - 1.0 / count) + _core(mismatch) / middle
+    variance = _clipped_mean_square(np.ravel(members - members.mean(axis=0))) * count / (count - 1)
+    square = 1.0 - variance / middle * (1.0 - 1.0 / count) + _clipped_mean_square(mismatch) / middle
     return float(np.sqrt(np.clip(square, MIN_SHRINK**2, 1.2)))
 
 
-def _core(values: Array) -> float:
+def _clipped_mean_square(values: Array) -> float:
     """Mean square of values. Values are clipped to their central 80 % range, so that outliers do not dominate."""
     low, high = np.quantile(values, [0.1, 0.9])
     return float(np.mean(np.square(np.clip(values, low, high))))

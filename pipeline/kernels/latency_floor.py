@@ -27,16 +27,16 @@ ABOVE_FLOOR = 1.25
 SMALL_WORK_US = 3.0
 """Samples for which the physical model predicts less than this many microseconds are taken to be at the floor."""
 
-FEWEST = 30
+MIN_CURVE_SAMPLES = 30
 """Minimum number of samples above the floor for a curve fit."""
 
-NEAR_FLOOR = 5
+FLOOR_SAMPLES = 5
 """Number of smallest samples whose median latency is taken as the floor."""
 
-HIDING = 4.0
+HIDDEN_KERNEL_RATIO = 4.0
 """Ratio of latency to physical prediction above which the latency is taken to be the floor, not the kernel's time."""
 
-UNSEEN_FLOOR_US = 32.0
+MAX_UNSEEN_FLOOR_US = 32.0
 """Upper bound of an op's floor where no sample is at the floor, microseconds: the median floor over ops and GPUs of the
 public samples."""
 
@@ -48,21 +48,21 @@ def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
         at = np.asarray(rows)
         latency, expected = samples["latency_us"].to_numpy(dtype=np.float64)[at], kernel_us[at]
         small = latency[expected < SMALL_WORK_US]
-        if len(small) >= NEAR_FLOOR:
+        if len(small) >= FLOOR_SAMPLES:
             found[str(op)] = float(np.median(small))
             continue
-        shortest = np.argsort(expected)[:NEAR_FLOOR]
+        shortest = np.argsort(expected)[:FLOOR_SAMPLES]
         typical = float(np.median(latency[shortest]))
-        hidden = typical > HIDING * float(np.median(expected[shortest]))
+        hidden = typical > HIDDEN_KERNEL_RATIO * float(np.median(expected[shortest]))
         # even the smallest samples may be above the floor; then the floor is at most the minimum latency
-        found[str(op)] = typical if hidden else float(min(latency[shortest].min(), UNSEEN_FLOOR_US))
+        found[str(op)] = typical if hidden else float(min(latency[shortest].min(), MAX_UNSEEN_FLOOR_US))
     return found
 
 
 def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:
     """Fit the bandwidth curve of device memory on element-wise samples; None if too few samples are above the floor."""
     rows = samples[(samples["family"] == "elementwise") & samples["op"].isin(STREAMING_OPS)].reset_index(drop=True)
-    if len(rows) < FEWEST:
+    if len(rows) < MIN_CURVE_SAMPLES:
         return None
     size = work_of("elementwise", rows).bytes
     measured, timed = kernel_times(rows)
@@ -71,7 +71,7 @@ def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:
     else:
         floors = rows["op"].map(op_floors(rows, Physics.of(gpu).reference_us("elementwise", rows)))
         keep, start = measured > ABOVE_FLOOR * floors.to_numpy(dtype=np.float64), SMALLEST_KERNEL_US
-    if keep.sum() < FEWEST:
+    if keep.sum() < MIN_CURVE_SAMPLES:
         return None
     return fit_curve(size[keep], measured[keep], start, gpu.peak_dram_gb_per_s(), offset=not timed)
 

@@ -19,7 +19,7 @@ import pandas as pd
 from pipeline.kernels.cublas_choice import ChosenKernel
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.families import Law
-from pipeline.kernels.fit_workers import Crew
+from pipeline.kernels.fit_workers import TrainingPool
 from pipeline.kernels.gaussian_process import (
     GaussianProcess,
     Hyperparameters,
@@ -37,27 +37,27 @@ WIDTHS = {Law.COMPUTE: (192, 5)}
 """Width and layers of networks, by the law of the family. Times of matrix kernels jump from wave to wave, so their
 networks are wider and deeper."""
 
-PLAIN_WIDTH = (128, 4)
+DEFAULT_WIDTH = (128, 4)
 """Width and layers of networks for all other laws, whose times are smooth."""
 
-FEW_ROWS = 3000
+SMALL_FAMILY_SAMPLES = 3000
 """Number of samples below which a family gets the `FEW_` settings. With so few samples a wide network costs little
 time."""
 
-FEW_WIDTH = (256, 4)
+SMALL_FAMILY_WIDTH = (256, 4)
 """Width and layers of networks for few samples."""
 
-FEW_BATCH = 128
+SMALL_FAMILY_BATCH = 128
 """Batch size for few samples. Smaller batches reduce the error above the latency floor (layer norm, A100 and T4)."""
 
-FEW_STEPS = 1500
+SMALL_FAMILY_STEPS = 1500
 """Minimum optimiser steps for few samples: half of the steps that networks without sines and cosines need."""
 
-AT_FLOOR = 1.1
+NEAR_FLOOR_RATIO = 1.1
 """Multiple of the latency floor up to which samples differ mostly by the floor's noise. Calls below it get separate
 weights in the average of trees and networks."""
 
-FREQUENCIES = 8
+INPUT_FREQUENCIES = 8
 """Number of frequencies per input, each with a sine and a cosine, in networks for few samples. Where samples are
 sparse, plain layers smooth the jumps between waves. With sines and cosines the error (GMAE) of layer norm on
 development shapes fell from 0.92 to 0.67 % on A100, and from 0.50 to 0.46 % on V100. In matrix families the mean of
@@ -82,7 +82,7 @@ Trainer = Callable[[Array, Array, int], Network | Trees]
 class Problem:
     """The regression problem of one family.
 
-    `target` is log time minus `baseline`, both of shape (rows,). `crew` runs the training of members.
+    `target` is log time minus `baseline`, both of shape (rows,). `training_pool` runs the training of members.
     """
 
     calls: pd.DataFrame
@@ -92,12 +92,12 @@ class Problem:
     folds: npt.NDArray[np.int64]
     law: Law
     featurise: Callable[[pd.DataFrame], Array]
-    height: Callable[[pd.DataFrame], Array]  # log of the baseline over the floor, shape (rows,)
-    crew: Crew = field(default_factory=Crew)
+    log_over_floor: Callable[[pd.DataFrame], Array]  # log of the baseline over the floor, shape (rows,)
+    training_pool: TrainingPool = field(default_factory=TrainingPool)
 
     def at_floor(self, calls: pd.DataFrame, learned: Array) -> npt.NDArray[np.bool_]:
         """Whether each call is at the latency floor; `learned` are the members' predictions, without the baseline."""
-        return np.asarray(self.height(calls) + learned < np.log(AT_FLOOR))
+        return np.asarray(self.log_over_floor(calls) + learned < np.log(NEAR_FLOOR_RATIO))
 
 
 @dataclass(frozen=True)
@@ -106,21 +106,21 @@ class Outcome:
 
     members: tuple[Network | Trees | ChosenKernel | GaussianProcess, ...]
     weights: tuple[float, ...]
-    unseen: Array  # out-of-fold predictions of the target, shape (rows,); NaN where there are none
+    out_of_fold: Array  # out-of-fold predictions of the target, shape (rows,); NaN where there are none
     shrink: float
     notes: dict[str, float]
 
 
 def member_recipe(rows: int, law: Law, base: Recipe | None = None) -> Recipe:
     """Training recipe of a member network, by the number of samples and the law."""
-    width, layers = WIDTHS.get(law, PLAIN_WIDTH if rows >= FEW_ROWS else FEW_WIDTH)
-    few = rows < FEW_ROWS
+    width, layers = WIDTHS.get(law, DEFAULT_WIDTH if rows >= SMALL_FAMILY_SAMPLES else SMALL_FAMILY_WIDTH)
+    few = rows < SMALL_FAMILY_SAMPLES
     recipe = base or Recipe(
-        width=width, layers=layers, weight_decay=0.1, batch=FEW_BATCH if few else BATCH,
-        frequencies=FREQUENCIES if few else 0,
+        width=width, layers=layers, weight_decay=0.1, batch=SMALL_FAMILY_BATCH if few else BATCH,
+        frequencies=INPUT_FREQUENCIES if few else 0,
     )  # fmt: skip
     least, most = STEPS
-    steps = int(np.clip(rows * EPOCHS // recipe.batch, FEW_STEPS if few and base is None else least, most))
+    steps = int(np.clip(rows * EPOCHS // recipe.batch, SMALL_FAMILY_STEPS if few and base is None else least, most))
     return replace(recipe, steps=steps)
 
 
@@ -128,18 +128,21 @@ def cross_validate(
     problem: Problem, train: Trainer, seed: int, folds: int = FOLDS
 ) -> tuple[Array, list[Network | Trees]]:
     """Train one member per fold on the other folds: (out-of-fold predictions, members)."""
-    return _fold_by_fold(problem, partial(_judged, train), seed, folds)
+    return _fold_by_fold(problem, partial(_train_and_predict, train), seed, folds)
 
 
 def _fold_by_fold(
-    problem: Problem, judged: Callable[[Array, Array, int, Array], tuple[T, Array]], seed: int, folds: int = FOLDS
+    problem: Problem,
+    train_and_predict: Callable[[Array, Array, int, Array], tuple[T, Array]],
+    seed: int,
+    folds: int = FOLDS,
 ) -> tuple[Array, list[T]]:
-    """Call `judged` once per fold with the rows of the other folds.
+    """Call `train_and_predict` once per fold with the rows of the other folds.
 
     Returns:
         The predictions of each fold's own rows, and the first result of each call.
     """
-    unseen = np.full(len(problem.target), np.nan)
+    out_of_fold = np.full(len(problem.target), np.nan)
     parts, calls = [], []
     for number in np.unique(problem.folds)[:folds]:
         held = problem.folds == number
@@ -148,16 +151,18 @@ def _fold_by_fold(
         parts.append(held)
         calls.append((problem.features[fit], problem.target[fit], seed + int(number), problem.features[held]))
     made = []
-    for held, (each, found) in zip(parts, problem.crew.all(judged, calls), strict=True):
-        unseen[held] = found
+    for held, (each, found) in zip(parts, problem.training_pool.all(train_and_predict, calls), strict=True):
+        out_of_fold[held] = found
         made.append(each)
-    return unseen, made
+    return out_of_fold, made
 
 
-def _judged(train: Trainer, features: Array, target: Array, seed: int, asked: Array) -> tuple[Network | Trees, Array]:
-    """Train a member on features and log times: (member, its predictions for the features `asked`)."""
+def _train_and_predict(
+    train: Trainer, features: Array, target: Array, seed: int, held_out: Array
+) -> tuple[Network | Trees, Array]:
+    """Train a member on features and log times: (member, its predictions for the features `held_out`)."""
     member = train(features, target, seed)
-    return member, member.predict(asked)
+    return member, member.predict(held_out)
 
 
 def train_by_recipe(recipe: Recipe, features: Array, target: Array, seed: int) -> Network:
@@ -167,9 +172,9 @@ def train_by_recipe(recipe: Recipe, features: Array, target: Array, seed: int) -
 
 def fit_single(problem: Problem, train: Trainer, seed: int) -> Outcome:
     """Train one member on all rows and evaluate it by cross-validation: the variants `trees`, `mlp` and `mlp_paper`."""
-    member = problem.crew.start(train, problem.features, problem.target, seed)
-    unseen, _ = cross_validate(problem, train, seed)
-    return Outcome((member(),), (1.0,), unseen, 1.0, {})
+    member = problem.training_pool.start(train, problem.features, problem.target, seed)
+    out_of_fold, _ = cross_validate(problem, train, seed)
+    return Outcome((member(),), (1.0,), out_of_fold, 1.0, {})
 
 
 def fit_process(problem: Problem, seed: int) -> Outcome:
@@ -177,14 +182,14 @@ def fit_process(problem: Problem, seed: int) -> Outcome:
 
     The out-of-fold prediction of a row comes from a process that was conditioned on the rows of the other folds.
     """
-    unseen, settings = _fold_by_fold(problem, _judged_gaussian_process, seed)
-    return Outcome((train_gaussian_process(problem.features, problem.target, settings),), (1.0,), unseen, 1.0, {})
+    out_of_fold, settings = _fold_by_fold(problem, _find_and_predict, seed)
+    return Outcome((train_gaussian_process(problem.features, problem.target, settings),), (1.0,), out_of_fold, 1.0, {})
 
 
-def _judged_gaussian_process(features: Array, target: Array, seed: int, asked: Array) -> tuple[Hyperparameters, Array]:
-    """Hyperparameters from features and log times, and the predictions of such a process for the features `asked`."""
+def _find_and_predict(features: Array, target: Array, seed: int, held_out: Array) -> tuple[Hyperparameters, Array]:
+    """Hyperparameters from features and log times, and the predictions of such a process for `held_out`."""
     found = find_hyperparameters(features, target, seed)
-    return found, train_gaussian_process(features, target, [found]).predict(asked)
+    return found, train_gaussian_process(features, target, [found]).predict(held_out)
 
 
 def search_recipe(problem: Problem, seed: int, trials: int = 6) -> Recipe:
@@ -203,9 +208,10 @@ def search_recipe(problem: Problem, seed: int, trials: int = 6) -> Recipe:
         for _ in range(trials)
     ]  # fmt: skip
     recipes = [member_recipe(len(problem.target), problem.law, recipe) for recipe in recipes]
-    features, target, asked = problem.features[~held], problem.target[~held], problem.features[held]
-    answers = problem.crew.all(
-        _judged, [(partial(train_by_recipe, recipe), features, target, seed, asked) for recipe in recipes]
+    features, target, held_out = problem.features[~held], problem.target[~held], problem.features[held]
+    answers = problem.training_pool.all(
+        _train_and_predict,
+        [(partial(train_by_recipe, recipe), features, target, seed, held_out) for recipe in recipes],
     )
     errors = [gmae(np.exp(found), np.exp(problem.target[held])) for _, found in answers]
     return recipes[int(np.argmin(np.nan_to_num(errors, nan=np.inf)))]  # a network may have diverged

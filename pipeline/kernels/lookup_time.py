@@ -49,7 +49,7 @@ BLOCK_REGISTERS = 42
 """Registers per thread of the kernel with one block for each row (A100 trace, launch parameters). With 42, one block
 fits on an SM."""
 
-LONGEST_RUN = 1024
+MAX_BLOCK_RUN = 1024
 """Maximum number of lookups that one block adds up (`max_segment_length_per_cta`). More lookups are split over
 blocks."""
 
@@ -61,11 +61,11 @@ SUM_ROWS = 10.0
 """Gradient rows that one thread of PyTorch's dense gradient adds up (`NROWS_PER_THREAD`). A second kernel adds these
 partial sums."""
 
-FEW_INDICES = 16.0
+FEW_INDICES_PER_BLOCK = 16.0
 """Indices that a block of PyTorch's kernel for few indices handles at once (`BLOCKDIMY`). The block takes the next
 indices when these are done. Each index costs two dependent loads: a gradient row, then the row to which it is added."""
 
-FEW_BLOCKS_PER_SM = 4.0
+FEW_INDICES_BLOCKS_PER_SM = 4.0
 """Blocks of PyTorch's kernel for few indices on one SM. A block has 512 threads and handles 32 columns."""
 
 
@@ -117,8 +117,8 @@ def _gradient_us(
     loads = repeats.sum_loads + 2.0 * repeats.distinct + repeats.sums
     dense = moving_us(fixed + 2.0 * summed + repeats.distinct * row, warm) + ROW_LATENCY_US * loads * columns / threads
 
-    turns = np.ceil(repeats.accesses / FEW_INDICES)
-    waves = np.ceil(np.ceil(d("D") / WARP) / (FEW_BLOCKS_PER_SM * max(gpu.sms, 1)))
+    turns = np.ceil(repeats.accesses / FEW_INDICES_PER_BLOCK)
+    waves = np.ceil(np.ceil(d("D") / WARP) / (FEW_INDICES_BLOCKS_PER_SM * max(gpu.sms, 1)))
     few = np.maximum(moving_us(fixed + 2.0 * repeats.distinct * row, warm), 2.0 * ROW_LATENCY_US * turns * waves)
 
     unsorted = np.array([attributes.get("sorted") is False for attributes in attributes_of(d)], dtype=bool)
@@ -152,13 +152,13 @@ def _repeats_of(tables: list[Lookup], gpu: GpuSpec) -> tuple[float, ...]:
         if uses < BLOCK_ROWS:
             warp_loads += count * rows * (UPDATE_LOADS + uses)
         else:
-            pieces = np.ceil(uses / LONGEST_RUN)
+            pieces = np.ceil(uses / MAX_BLOCK_RUN)
             blocks += count * rows * pieces
             block_loads += count * rows * pieces * (UPDATE_LOADS + np.ceil(uses / pieces / BLOCK_ROWS))
     lanes = _lanes(tables[0].width)
     sms = max(gpu.sms, 1)
     resident = max(gpu.registers_per_sm // (BLOCK_REGISTERS * BLOCK_ROWS * lanes), 1)
-    side_by_side = min(sms * resident, max(np.ceil(accesses / LONGEST_RUN), 1.0), max(blocks, 1.0))
+    side_by_side = min(sms * resident, max(np.ceil(accesses / MAX_BLOCK_RUN), 1.0), max(blocks, 1.0))
     waits = block_loads / side_by_side + warp_loads / (sms * RESIDENT_WARPS_PER_SM * WARP / lanes)
     slice_elements = float(np.mean([table.batch * table.width for table in tables]))
     return accesses, distinct, sums, loads, ROW_LATENCY_US * float(waits), slice_elements

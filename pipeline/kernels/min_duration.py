@@ -11,7 +11,7 @@ from pipeline.kernels.physics import Physics
 Array = npt.NDArray[np.float64]
 
 
-def not_shorter(kernel_us: Array, family: str, gpu: GpuSpec, measured_us: Array | None = None) -> Array:
+def raised_to_min_duration(kernel_us: Array, family: str, gpu: GpuSpec, measured_us: Array | None = None) -> Array:
     """Kernel times raised to the duration of a family's kernel at negligible size (`physics.START_US`).
 
     The limit is needed for two reasons. Latencies above a host's floor do not show how long the shortest kernels take.

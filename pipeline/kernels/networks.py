@@ -170,7 +170,7 @@ class Network:
         sizes = check_shapes("network", own, shapes)
         first, waves = sizes["inputs"] * (1 + sizes.get("units", 0)), 2 * sizes.get("frequencies", 0)
         if (sizes["width0"], sizes.get("waves", 0)) != (first, waves):
-            raise PackError("network arrays do not fit each other: the first layer has other inputs; rebuild it")
+            raise PackError("the first layer of the network has a wrong number of inputs; rebuild the model")
         target_mean, target_scale, residual = own["target"].astype(np.float64)
         single = {name: own[name].astype(np.float32) for name in shapes}
         periodic = [single[name] for name in shapes if name.startswith("periodic")]

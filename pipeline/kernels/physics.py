@@ -32,10 +32,10 @@ TILE = 64.0
 """Edge of a thread block's output tile in the physical model of matrix products, in elements. 64 is the smallest common
 edge in the public kernel names (64x64, 128x64, 32x128). It suits small products, where waves matter."""
 
-SHORTEST_REDUCTION = 256.0
+MIN_REDUCTION = 256.0
 """Minimum reduction length of one block when the library splits a long reduction over blocks (split-K)."""
 
-SHORTEST_OF_PRODUCTS = 128.0
+MIN_PRODUCT_REDUCTION = 128.0
 """The same minimum for matrix products, from the V100 DLRM trace. It is smaller, because the blocks of small matrix
 products are sliced as well."""
 
@@ -115,7 +115,7 @@ class Physics:
         d = Dims(calls)
         found = work_of(name, calls)
         if entry.law is Law.COMPUTE:
-            shortest = SHORTEST_OF_PRODUCTS if name in ("gemm", "bmm") else SHORTEST_REDUCTION
+            shortest = MIN_PRODUCT_REDUCTION if name in ("gemm", "bmm") else MIN_REDUCTION
             return self._convolution(name, calls, self._compute(name, d, found, shortest))
         if entry.law is Law.EMBEDDING:
             return self._lookups(name, d, found)
@@ -140,7 +140,7 @@ class Physics:
         them. A change of these times needs a new `features.VERSION`.
         """
         if family(name).law is Law.COMPUTE:
-            found = self._compute(name, Dims(calls), work_of(name, calls), SHORTEST_REDUCTION)
+            found = self._compute(name, Dims(calls), work_of(name, calls), MIN_REDUCTION)
         elif name in IMAGES:
             found = self._movement(name, family(name).passes, work_of(name, calls))
         elif family(name).law is Law.EMBEDDING:
@@ -195,7 +195,7 @@ class Physics:
         """
         d = Dims(calls)
         if product_us is None:
-            product_us = self._compute(name, d, work_of(name, calls), SHORTEST_REDUCTION)
+            product_us = self._compute(name, d, work_of(name, calls), MIN_REDUCTION)
         return gradient_us(name, d, kernel_us, product_us, self.peak_flop_per_us(d), self.memory)
 
     def peak_flop_per_us(self, d: Dims) -> Array:

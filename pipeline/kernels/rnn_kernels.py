@@ -76,7 +76,7 @@ LAUNCH_US = 3.2
 """Host time of one launch within a cuDNN call, microseconds. Steps with negligible kernels take 6.5 to 6.8 us for two
 launches (four layers of 40 to 152 units, batches of 1 to 8, in the table of `RESIDENT_US`)."""
 
-LAUNCHES, BACKWARD_LAUNCHES = 2.0, 3.0
+STEP_LAUNCHES, BACKWARD_STEP_LAUNCHES = 2.0, 3.0
 """Kernels of a step, forward and backward. Forward there are two: product and cell. Backward, the measured 9.0 to 9.5
 us per step show one more, because the product's sum is split."""
 
@@ -141,7 +141,7 @@ def recurrent_us(
         Estimates (NaN where a size is missing), and the evidence of the products behind them, shape (rows,).
     """
     sizes = Layers.of(calls)
-    table, at, times, chained = _parts(sizes, Dims(calls).text("dtype", "fp32"))
+    table, at, times, chained = _products(sizes, Dims(calls).text("dtype", "fp32"))
     found, kinds = products(table)
     cells = _cell_us(sizes, physics)
     total = []
@@ -149,7 +149,9 @@ def recurrent_us(
         bulk, chain = (
             np.bincount(at[rows], (times * ends)[rows], minlength=len(calls)) for rows in (~chained, chained)
         )
-        total.append(physics.start_us("rnn") + bulk + _chain_us(sizes, calls, chain / _steps(sizes) + cells, physics))
+        total.append(
+            physics.start_us("rnn") + bulk + _chain_us(sizes, calls, chain / _chain_length(sizes) + cells, physics)
+        )
     kernel, low, high = total
     evidence = np.full(len(calls), "roofline", dtype=object)
     longest = np.argsort(times * found.kernel, kind="stable")
@@ -162,7 +164,7 @@ def recurrent_us(
     return Estimate(latency, kernel, low, high, inside, rest + low, rest + high).widen(SPREAD), evidence
 
 
-def _parts(
+def _products(
     sizes: Layers, dtypes: npt.NDArray[np.object_]
 ) -> tuple[pd.DataFrame, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_]]:
     """Matrix products of all calls.
@@ -175,7 +177,7 @@ def _parts(
     upper = sizes.directions * sizes.output
     projects = np.where(sizes.projected, 1.0, 0.0)
     deeper, once = sizes.layers - 1.0, np.ones_like(tokens)
-    at_once = np.round(sizes.layers * sizes.directions * sizes.steps / _steps(sizes))
+    at_once = np.round(sizes.layers * sizes.directions * sizes.steps / _chain_length(sizes))
     forward, backward = np.where(sizes.backward, 0.0, 1.0), np.where(sizes.backward, 1.0, 0.0)
     parts = (  # occurrences, rows, sum, columns
         (forward * once, tokens, sizes.inputs, wide),
@@ -188,10 +190,10 @@ def _parts(
         (backward * projects * sizes.layers, sizes.hidden, tokens, sizes.output),
     )
     chain = (
-        (forward * _steps(sizes), sizes.batch, sizes.output, at_once * wide),
-        (backward * _steps(sizes), sizes.batch, wide, at_once * sizes.output),
-        (forward * projects * _steps(sizes), sizes.batch, sizes.hidden, at_once * sizes.output),
-        (backward * projects * _steps(sizes), sizes.batch, sizes.output, at_once * sizes.hidden),
+        (forward * _chain_length(sizes), sizes.batch, sizes.output, at_once * wide),
+        (backward * _chain_length(sizes), sizes.batch, wide, at_once * sizes.output),
+        (forward * projects * _chain_length(sizes), sizes.batch, sizes.hidden, at_once * sizes.output),
+        (backward * projects * _chain_length(sizes), sizes.batch, sizes.output, at_once * sizes.hidden),
     )
     rows = np.arange(len(tokens))
     frames, ats, times = [], [], []
@@ -211,7 +213,7 @@ def _parts(
     )
 
 
-def _steps(sizes: Layers) -> Array:
+def _chain_length(sizes: Layers) -> Array:
     """Number of steps of the chain: the diagonals of a stack, or all steps of all layers if bidirectional."""
     return np.where(sizes.directions > 1.0, sizes.steps * sizes.layers, sizes.steps + sizes.layers - 1.0)
 
@@ -222,33 +224,33 @@ def _cell_us(sizes: Layers, physics: Physics) -> Array:
     The kernel reads the results of both products and the states, and writes the gates and the states.
     """
     forward, backward = 3.0 * sizes.gates + 3.0, 2.0 * sizes.gates + 5.0
-    at_once = sizes.layers * sizes.directions * sizes.steps / _steps(sizes)
+    at_once = sizes.layers * sizes.directions * sizes.steps / _chain_length(sizes)
     moved = np.where(sizes.backward, backward, forward) * sizes.batch * sizes.hidden * sizes.bytes
     return np.asarray(physics.memory.start_us + physics.memory.moving_us(at_once * moved))
 
 
 def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics) -> Array:
     """Time of all steps in sequence, us: limited by the host's launches or by the GPU, or in a persistent kernel."""
-    d, steps = Dims(calls), _steps(sizes)
-    kernels = np.where(sizes.backward, BACKWARD_LAUNCHES, LAUNCHES) + np.where(sizes.projected, 1.0, 0.0)
+    d, steps = Dims(calls), _chain_length(sizes)
+    kernels = np.where(sizes.backward, BACKWARD_STEP_LAUNCHES, STEP_LAUNCHES) + np.where(sizes.projected, 1.0, 0.0)
     launched = sizes.layers * sizes.directions * sizes.steps * kernels * LAUNCH_US
     plain = np.maximum(steps * (step + kernels * GAP_US), launched)
     peak = physics.peak_flop_per_us(d)
     multiplied = 2.0 * sizes.batch * sizes.gates * sizes.hidden**2
     large = sizes.steps * (PERSISTENT_US + multiplied / (PERSISTENT_SHARE * peak))
-    found = np.where(_large(sizes, d.text("dtype", "fp32"), physics), np.minimum(plain, large), plain)
-    small = sizes.steps * sizes.layers * sizes.directions * _small_us(sizes, physics)
-    return np.where(_small(sizes, d.text("dtype", "fp32"), physics), small, found)
+    found = np.where(_uses_large_persistent(sizes, d.text("dtype", "fp32"), physics), np.minimum(plain, large), plain)
+    small = sizes.steps * sizes.layers * sizes.directions * _small_persistent_us(sizes, physics)
+    return np.where(_uses_small_persistent(sizes, d.text("dtype", "fp32"), physics), small, found)
 
 
-def _small(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
+def _uses_small_persistent(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
     """Whether layers get the small persistent kernel: `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp."""
     widest = np.where(sizes.gates > 1.0, np.where(sizes.backward, 128.0, 192.0), np.where(sizes.backward, 256.0, 384.0))
     plain = ~sizes.projected & (dtype != "fp64")
     return np.asarray((sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain)
 
 
-def _small_us(sizes: Layers, physics: Physics) -> Array:
+def _small_persistent_us(sizes: Layers, physics: Physics) -> Array:
     """Time of one step of the small persistent kernel, us."""
     weights = sizes.gates * sizes.hidden**2 / RESIDENT_WEIGHTS
     resident = RESIDENT_US + RESIDENT_WORK_US * weights * (1.0 + sizes.batch / RESIDENT_BATCH)
@@ -258,7 +260,7 @@ def _small_us(sizes: Layers, physics: Physics) -> Array:
                       * np.where(sizes.backward, SMALL_BACKWARD, 1.0) * clock)  # fmt: skip
 
 
-def _large(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
+def _uses_large_persistent(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
     """Whether layers get the large persistent kernel: `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp."""
     b, t, capability = sizes.batch, sizes.steps, physics.gpu.compute_capability
     shape = (sizes.layers == 1) & (sizes.directions == 1) & (sizes.hidden <= 1024) & ~sizes.projected

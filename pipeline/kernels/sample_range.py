@@ -14,25 +14,25 @@ import pandas as pd
 
 from pipeline.kernels.work import Array, Dims, is_one_of
 
-WINDOW = ("kernel_size", "stride", "padding", "groups", "dilation")
+WINDOW_DIMS = ("kernel_size", "stride", "padding", "groups", "dilation")
 """Dims of a convolution's window. Other windows use other algorithms, so the model does not interpolate between
 windows."""
 
 WINDOW_DEFAULTS = {"stride": 1.0, "padding": 0.0, "groups": 1.0, "dilation": 1.0}
 
-FLAT = ("elementwise",)
+SIZE_ONLY_FAMILIES = ("elementwise",)
 """Families whose time depends only on the number of elements B x H: (458752, 14) takes as long as (16384, 392)."""
 
-LEAST_MOVED_BYTES = 8
+MIN_MOVED_BYTES = 8
 """Minimum traffic per fp32 element of a flat family, in bytes: 4 bytes are read and 4 bytes are written."""
 
-PHASELESS = ("gemm", "bmm")
+PHASE_INDEPENDENT_FAMILIES = ("gemm", "bmm")
 """Families whose kernels are the same in every phase, because the gradient of a product is a product."""
 
 
 def without_phase(name: str, calls: pd.DataFrame) -> pd.DataFrame:
     """Calls of family `name`; their phase becomes `forward` in families whose kernels do not depend on it."""
-    return calls.assign(phase="forward") if name in PHASELESS else calls
+    return calls.assign(phase="forward") if name in PHASE_INDEPENDENT_FAMILIES else calls
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Scope:
         d = Dims(calls)
         fine = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
         fine &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
-        if self.name not in PHASELESS:
+        if self.name not in PHASE_INDEPENDENT_FAMILIES:
             fine &= is_one_of(d.text("phase", "forward"), self.phases)
         for dim in self.ranges:
             if dim not in WINDOW_DEFAULTS and dim != "B":
@@ -81,7 +81,9 @@ class Scope:
                 leave so few elements that they fit into this cache.
         """
         d, clamped, octaves = Dims(calls), {}, np.zeros(len(calls))
-        folded = self._folded(d, cache_bytes) if self.name in FLAT and {"B", "H"} <= set(self.ranges) else {}
+        folded = (
+            self._folded(d, cache_bytes) if self.name in SIZE_ONLY_FAMILIES and {"B", "H"} <= set(self.ranges) else {}
+        )
         for dim, (low, high) in self.ranges.items():
             values = folded[dim] if dim in folded else d(dim, WINDOW_DEFAULTS.get(dim, low))
             inside = np.clip(values, low, high)
@@ -101,7 +103,7 @@ class Scope:
         """
         dims = {name: d(name, self.ranges[name][0]) for name in ("B", "H")}
         left = np.prod([np.clip(values, *self.ranges[name]) for name, values in dims.items()], axis=0)
-        cached = LEAST_MOVED_BYTES * left <= cache_bytes
+        cached = MIN_MOVED_BYTES * left <= cache_bytes
         for long, short in (("B", "H"), ("H", "B")):
             most, room = self.ranges[long][1], self.ranges[short][1] / np.maximum(dims[short], 1.0)
             with np.errstate(invalid="ignore"):
@@ -127,7 +129,7 @@ class Scope:
 def windows(calls: pd.DataFrame) -> Array:
     """The window of each convolution, shape (rows, len(WINDOW))."""
     d = Dims(calls)
-    return np.column_stack([d(dim, WINDOW_DEFAULTS.get(dim, np.nan)) for dim in WINDOW])
+    return np.column_stack([d(dim, WINDOW_DEFAULTS.get(dim, np.nan)) for dim in WINDOW_DIMS])
 
 
 def _square(d: Dims) -> npt.NDArray[np.bool_]:

@@ -16,16 +16,16 @@ from pipeline.kernels.work import Dims, matrix_product
 PRODUCTS = ("gemm", "bmm")
 """Families whose kernels need at least the counted FLOPs. Convolutions are excluded: Winograd kernels need fewer."""
 
-BEYOND = 4.0
+MAX_PEAK_MULTIPLE = 4.0
 """Multiple of the GPU's peak FLOP/s that no correct sample reaches. Boost clocks and peaks that were measured too low
 give ratios below 2. TF32 on an A100 is 8 times as fast as its fp32, and milliseconds give a factor of 1000."""
 
-FEW = 0.05
+MAX_FAULTY_SHARE = 0.05
 """Share of a family's samples up to which such rows are accepted as errors of single measurements."""
 
 
 def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
-    """Reject a family's samples (one row per call) if too many (`FEW`) exceed the GPU's peak (`BEYOND`).
+    """Reject a family's samples (one row per call) if more than `MAX_FAULTY_SHARE` exceed `MAX_PEAK_MULTIPLE` peaks.
 
     Raises:
         TableError: the samples are rejected; the message names the first such row.
@@ -41,8 +41,8 @@ def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
     peak = dtype.map(peaks).to_numpy(dtype=np.float64, na_value=np.nan)
     latency = samples["latency_us"].to_numpy(dtype=np.float64)
     times_peak = matrix_product(Dims(samples)).flops / 1e3 / latency / peak
-    beyond = np.flatnonzero(times_peak > BEYOND)
-    if len(beyond) <= FEW * len(samples):
+    beyond = np.flatnonzero(times_peak > MAX_PEAK_MULTIPLE)
+    if len(beyond) <= MAX_FAULTY_SHARE * len(samples):
         return
     row = int(beyond[0])
     raise TableError(

@@ -16,13 +16,13 @@ from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
 from pipeline.kernels.work import ELEMENT_BYTES, Dims
 from pipeline.schemas import read_arrow
 
-LONGEST_LATENCY_US = 1e8
+MAX_LATENCY_US = 1e8
 """Largest plausible latency, microseconds (100 s). A longer latency indicates a wrong unit or a wrong clock."""
 
-LARGEST_DIM = 1e12
+MAX_DIM = 1e12
 """Largest plausible dimension of a call. A number of bytes is also a dimension."""
 
-LARGEST_SIDE = 2.0**31
+MAX_SIDE = 2.0**31
 """Largest number of rows, columns or channels of an operand, because libraries index them with 32 bits."""
 
 MAX_BYTES = 1e13
@@ -56,7 +56,7 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
             the choices.
     """
     if "op" not in table.columns and "family" not in table.columns:
-        raise TableError(f"{where}: misses column op; per row {_op_choices()}")
+        raise TableError(f"{where}: column op is missing; in each row {_op_choices()}")
     nothing = pd.Series(None, index=table.index, dtype=object)
     op = table["op"].astype("string").astype(object) if "op" in table.columns else nothing
     found = op.map(OP_NAMES).astype(object)
@@ -131,7 +131,7 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
             values = pd.to_numeric(group[dim], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
             given = group[dim].notna().to_numpy()
             least = 0.0 if dim in ("padding", "padding_w", "trans_a", "trans_b", "inputs", "outputs") else 1.0
-            limit = LARGEST_DIM if dim in ("bytes", "inputs", "outputs") else LARGEST_SIDE
+            limit = MAX_DIM if dim in ("bytes", "inputs", "outputs") else MAX_SIDE
             with np.errstate(invalid="ignore"):
                 wrong = given & ~((values >= least) & (values <= limit) & (values == np.floor(values)))
             wrong |= required & ~given
@@ -166,17 +166,17 @@ def check_calls(table: pd.DataFrame, where: str) -> None:
 def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame:
     """Drop samples that cannot be measurements, with a warning that counts them.
 
-    A row is dropped if its latency is not a number, not positive or longer than `LONGEST_LATENCY_US`, or if its dims
+    A row is dropped if its latency is not a number, not positive or longer than `MAX_LATENCY_US`, or if its dims
     are bad. Row order is kept.
 
     Raises:
         TableError: a required column is missing, or no usable row is left.
     """
     if "latency_us" not in samples.columns:
-        raise TableError(f"{where}: misses column latency_us")
+        raise TableError(f"{where}: column latency_us is missing")
     latency = pd.to_numeric(samples["latency_us"], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     with np.errstate(invalid="ignore"):
-        plausible = (latency > 0) & (latency <= LONGEST_LATENCY_US)
+        plausible = (latency > 0) & (latency <= MAX_LATENCY_US)
     problem = bad_dims(samples).to_numpy(dtype=object)
     keep = plausible & (problem == "")
     if not keep.any():
@@ -185,7 +185,7 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
     if not keep.all():
         dropped = int((~keep).sum())
         warnings.warn(
-            f"{where}: {dropped} of {len(keep)} samples dropped: bad latency or dims", SteptimeWarning, stacklevel=2
+            f"{where}: {dropped} of {len(keep)} samples dropped: wrong latency or dims", SteptimeWarning, stacklevel=2
         )
     return cast(pd.DataFrame, samples.assign(latency_us=latency)[keep].reset_index(drop=True))
 

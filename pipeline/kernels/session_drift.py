@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.kernels.fit_workers import Crew
+from pipeline.kernels.fit_workers import TrainingPool
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
 
@@ -57,7 +57,7 @@ def estimate_drift(
     latency_us: Array,
     folds: npt.NDArray[np.int64],
     seed: int = 0,
-    crew: Crew | None = None,
+    training_pool: TrainingPool | None = None,
 ) -> Drift:
     """Estimate the drift of a session.
 
@@ -67,9 +67,9 @@ def estimate_drift(
         latency_us: measured latency, shape (rows,).
         folds: fold number per row; the residual of a row comes from trees trained on other folds.
         seed: random seed of the trees.
-        crew: trains the trees; if None, this thread trains them.
+        training_pool: trains the trees; if None, this thread trains them.
     """
-    crew = crew or Crew()
+    training_pool = training_pool or TrainingPool()
     rows = len(latency_us)
     nothing = Drift(np.zeros(rows), 0.0)
     if rows < MIN_SAMPLES:
@@ -82,7 +82,7 @@ def estimate_drift(
         target, expected = np.log(clean) - baseline, np.empty(rows)
         parts = [folds == fold for fold in np.unique(folds)]
         calls = [(features[~held], target[~held], features[held], seed) for held in parts]
-        for held, found in zip(parts, crew.all(_unseen, calls), strict=True):
+        for held, found in zip(parts, training_pool.all(_out_of_fold, calls), strict=True):
             expected[held] = np.exp(found + baseline[held])
         errors.append(_typical_error(expected, clean))
         extra = _smooth_drift(position, latency_us - expected, latency_us)
@@ -100,9 +100,9 @@ def _typical_error(expected: Array, measured: Array) -> float:
     return float(np.median(np.abs(np.log(expected / measured))))
 
 
-def _unseen(features: Array, target: Array, asked: Array, seed: int) -> Array:
-    """Predictions for the features `asked`, from trees trained on features (rows, columns) and log times (rows,)."""
-    return train_trees(features, target, seed, rounds=250).predict(asked)
+def _out_of_fold(features: Array, target: Array, held_out: Array, seed: int) -> Array:
+    """Predictions for the features `held_out`, from trees trained on features (rows, columns) and log times (rows,)."""
+    return train_trees(features, target, seed, rounds=250).predict(held_out)
 
 
 def _smooth_drift(position: Array, residual: Array, latency_us: Array) -> Array:

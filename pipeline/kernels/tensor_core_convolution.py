@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.hardware.sustained import power_gflop_per_s, throttled
+from pipeline.hardware.sustained import power_gflop_per_s, throttled_us
 from pipeline.hardware.tensor_cores import DTYPES, peak_gflop_per_s
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.batch_norm_pooling import channels_last
@@ -40,7 +40,7 @@ ALIGNMENT = {"fp16": 8.0, "bf16": 8.0, "tf32": 4.0}
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Output tiles (rows, columns) in the names of cuDNN's tensor-core kernels."""
 
-SHORTEST_REDUCTION = 256.0
+MIN_REDUCTION = 256.0
 """Minimum reduction length of one block when a long reduction is split over blocks; the same as in `physics`."""
 
 SHARED_BYTES_PER_CLOCK, WARP_TILE = 128.0, 64.0
@@ -52,7 +52,7 @@ SHARED_FLOP_BYTES = SHARED_BYTES_PER_CLOCK * WARP_TILE
 these are 4096 operations per clock and SM. An A100 computes 2048 per clock and SM, so the loads cost it a third of its
 peak. An RTX 3090 computes 512."""
 
-TURNING_SHARE = 0.85
+LAYOUT_CONVERSION_SHARE = 0.85
 """Bandwidth of the kernels that convert the layout of images, relative to element-wise kernels. It is lower, because
 they write in another order than they read. The value comes from half-precision steps in NCHW compared with those in
 NHWC; 0.95 fits equally well."""
@@ -61,7 +61,7 @@ NCHW_LOADS = 5.5
 """Ratio of the operand load times of TF32 kernels, NCHW to NHWC. From NCHW images they load element by element, instead
 of 16 bytes at once by asynchronous copies. The value was fitted to TF32 steps; 4 or 7 changes their mean by 4 %."""
 
-OVERLAP = 3.0
+OVERLAP_NORM = 3.0
 """Exponent of the norm that combines arithmetic and traffic times. During its prologue and epilogue a block moves bytes
 but does not compute, and other blocks fill this time only in part. An exponent of 2, which the transfer of fp32
 convolutions uses, fits nearly as well."""
@@ -69,9 +69,9 @@ convolutions uses, fits nearly as well."""
 FLOP_PER_JOULE = {"fp16": 2.0, "bf16": 2.0, "tf32": 1.0}
 """Tensor-core operations per joule, relative to TF32, by dtype."""
 
-ENERGY = {"volta": 4.0, "turing": 4.0}
-ENERGY_SINCE_AMPERE = 8.0
-"""TF32 tensor-core operations per joule, relative to fp32 operations outside tensor cores: by architecture (`ENERGY`),
+ENERGY_RATIO = {"volta": 4.0, "turing": 4.0}
+ENERGY_RATIO_SINCE_AMPERE = 8.0
+"""TF32 tensor-core operations per joule, relative to fp32 operations outside tensor cores: by architecture (`ENERGY_RATIO`),
 and from Ampere on. At the same power, Volta and Turing GPUs sustain eight times their fp32 rate in half precision, and
 an A100 sixteen times."""
 
@@ -95,8 +95,8 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     dtype, size, shape = d.text("dtype", "fp32"), d.element_bytes(), ConvShape.of(d)
     groups, align = shape.groups, values_of(dtype, ALIGNMENT, 4.0)
     padded = Dims(d.table.assign(
-        in_channels=groups * _up(shape.in_channels / groups, align),
-        out_channels=groups * _up(shape.out_channels / groups, align),
+        in_channels=groups * _round_up(shape.in_channels / groups, align),
+        out_channels=groups * _round_up(shape.out_channels / groups, align),
     ))  # fmt: skip
     peak = values_of(dtype, {key: 1e3 * (peak_gflop_per_s(gpu, key) or np.nan) for key in DTYPES}, np.nan)
     images = size * (shape.inputs + shape.outputs)
@@ -109,12 +109,14 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
         rate = 1.0 / (1.0 / peak + loads * size / loading)
         found = []
         for tile in TILES:
-            arithmetic, joined = _tiled(product, tile, size, rate, power, gpu, 1e3 * l2_gb_per_s)
-            found.append((arithmetic**OVERLAP + dram**OVERLAP) ** (1.0 / OVERLAP) + memory.moving_us(joined))
+            arithmetic, joined = _tiled_us(product, tile, size, rate, power, gpu, 1e3 * l2_gb_per_s)
+            found.append(
+                (arithmetic**OVERLAP_NORM + dram**OVERLAP_NORM) ** (1.0 / OVERLAP_NORM) + memory.moving_us(joined)
+            )
         return np.min(found, axis=0)  # type: ignore[no-any-return]
 
     innermost = kernel(1.0)
-    turned = innermost + memory.moving_us(2.0 * images) / TURNING_SHARE
+    turned = innermost + memory.moving_us(2.0 * images) / LAYOUT_CONVERSION_SHARE
     tf32 = dtype == "tf32"
     stored = np.where(tf32, np.minimum(kernel(NCHW_LOADS), turned), turned) if tf32.any() else turned
     found = np.where(channels_last(d), innermost, stored)
@@ -123,7 +125,7 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     return np.asarray(np.where(groups > 1.0, np.minimum(found, plain), found))
 
 
-def _tiled(
+def _tiled_us(
     product: tuple[Array, Array, Array, Array],
     tile: tuple[int, int],
     size: Array,
@@ -146,19 +148,19 @@ def _tiled(
     rows, depth, columns, groups = product
     (high, wide), sms = tile, float(max(gpu.sms, 1))
     tiles = groups * np.ceil(rows / high) * np.ceil(columns / wide)
-    split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / SHORTEST_REDUCTION, 1.0))
+    split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / MIN_REDUCTION, 1.0))
     places = sms * np.ceil(tiles * split / sms)
     full = places * depth / split * np.maximum(2.0 * high * wide / rate, (high + wide) * size / l2)
     powered = 2.0 * rows * depth * columns * groups / power
     joined = np.where(split > 1.0, 2.0 * 4.0 * split * rows * columns * groups, 0.0)
-    return throttled(full, powered), joined
+    return throttled_us(full, powered), joined
 
 
 def _power_limit(dtype: npt.NDArray[np.object_], gpu: GpuSpec) -> Array:
     """FLOP per us that the power budget sustains, shape (rows,)."""
-    energy = ENERGY.get(gpu.architecture, ENERGY_SINCE_AMPERE)
+    energy = ENERGY_RATIO.get(gpu.architecture, ENERGY_RATIO_SINCE_AMPERE)
     return 1e3 * power_gflop_per_s(gpu) * energy * values_of(dtype, FLOP_PER_JOULE, 1.0)
 
 
-def _up(value: Array, step: Array) -> Array:
+def _round_up(value: Array, step: Array) -> Array:
     return np.asarray(np.ceil(value / step) * step)

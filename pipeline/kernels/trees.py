@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pipeline.errors import PackError
 from pipeline.kernels.work import Array
 
-PARAMETERS: dict[str, Any] = {
+REGRESSION_PARAMETERS: dict[str, Any] = {
     "objective": "regression", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 10, "lambda_l2": 1.0,
     "linear_tree": True, "linear_lambda": 0.5,
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.4, "verbose": -1, "num_threads": 1,
@@ -21,10 +21,10 @@ PARAMETERS: dict[str, Any] = {
 is smaller than with constant leaves for bmm, convolutions and layer norm, and the fit takes half the time. On average,
 the squared error gave better results than L1 and Huber."""
 
-ROUNDS = 600
+REGRESSION_ROUNDS = 600
 """Boosting rounds for log times."""
 
-JUDGES: dict[str, Any] = {
+CLASSIFIER_PARAMETERS: dict[str, Any] = {
     "objective": "binary", "learning_rate": 0.1, "num_leaves": 127, "min_data_in_leaf": 10, "lambda_l2": 1.0,
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.6, "verbose": -1, "num_threads": 1,
     "deterministic": True, "force_row_wise": True,
@@ -34,7 +34,7 @@ V100, trees of 31, 63, 127 and 255 leaves choose the right kernel in 63, 66, 68 
 with 127 and 255 leaves are nearly equal (1.83 and 1.84 % on a development split), and the fit with 127 takes an eighth
 less time."""
 
-JUDGES_ROUNDS = 200
+CLASSIFIER_ROUNDS = 200
 """Boosting rounds of the classifier of kernel candidates."""
 
 
@@ -49,7 +49,7 @@ class Trees:
         return np.asarray(self.booster.predict(features, num_threads=1), dtype=np.float64)
 
     def scores(self, features: Array) -> Array:
-        """Log-odds of shape (rows,), for trees from `train_judges`."""
+        """Log-odds of shape (rows,), for trees from `train_classifier`."""
         return np.asarray(self.booster.predict(features, num_threads=1, raw_score=True), dtype=np.float64)
 
     def text(self) -> str:
@@ -68,26 +68,26 @@ class Trees:
         try:
             return cls(lightgbm.Booster(model_str=text))
         except lightgbm.basic.LightGBMError as error:
-            raise PackError(f"not a LightGBM model ({str(error).splitlines()[0]}); rebuild it") from None
+            raise PackError(f"not a LightGBM model ({str(error).splitlines()[0]}); rebuild the model") from None
 
 
 def train_trees(features: Array, target: Array, seed: int, rounds: int | None = None) -> Trees:
-    """Boost trees on features (rows, columns) and log times (rows,), for `ROUNDS` rounds by default."""
+    """Boost trees on features (rows, columns) and log times (rows,), for `REGRESSION_ROUNDS` rounds by default."""
     import lightgbm
 
-    parameters = {**PARAMETERS, "seed": seed}
+    parameters = {**REGRESSION_PARAMETERS, "seed": seed}
     if len(target) < 10 * parameters["min_data_in_leaf"]:
         parameters |= {"min_data_in_leaf": 1, "num_leaves": 7, "linear_tree": False}
     data = lightgbm.Dataset(
         features, np.asarray(target),
         params={"verbose": -1, "min_data_in_bin": 1, "linear_tree": parameters["linear_tree"]},
     )  # fmt: skip
-    return Trees(lightgbm.train(parameters, data, rounds or ROUNDS))
+    return Trees(lightgbm.train(parameters, data, rounds or REGRESSION_ROUNDS))
 
 
-def train_judges(features: Array, true: npt.NDArray[np.bool_], seed: int) -> Trees:
+def train_classifier(features: Array, true: npt.NDArray[np.bool_], seed: int) -> Trees:
     """Train a binary classifier of labels (rows,) on features (rows, columns)."""
     import lightgbm
 
     data = lightgbm.Dataset(features, true.astype(np.float64), params={"verbose": -1})
-    return Trees(lightgbm.train({**JUDGES, "seed": seed}, data, JUDGES_ROUNDS))
+    return Trees(lightgbm.train({**CLASSIFIER_PARAMETERS, "seed": seed}, data, CLASSIFIER_ROUNDS))

@@ -25,7 +25,7 @@ ELEMENT_BYTES = {
 SECTOR_BYTES = 32.0
 """Bytes of a sector, the smallest unit that DRAM and L2 move (Lin et al., section on embedding lookup)."""
 
-TWO_OPERANDS = ("add", "mul", "div", "pow", "sub", "maximum", "minimum")
+TWO_OPERAND_OPS = ("add", "mul", "div", "pow", "sub", "maximum", "minimum")
 """Element-wise ops that read two tensors of the output's size. `addu`, `mulu` and similar ops take a scalar instead."""
 
 
@@ -208,7 +208,7 @@ def rows_by_width(d: Dims, reads: Array | float, writes: Array | float, flops_pe
 
 def elementwise(d: Dims) -> Work:
     """Read one or two operands, write one. A backward reads the gradient and the tensor that the forward saved."""
-    two = d.op_in(TWO_OPERANDS) | d.backward()
+    two = d.op_in(TWO_OPERAND_OPS) | d.backward()
     return rows_by_width(d, np.where(two, 2.0, 1.0), 1.0, 1.0)
 
 
@@ -329,7 +329,7 @@ def attention(d: Dims) -> Work:
     )
 
 
-def given(d: Dims) -> Work:
+def given_work(d: Dims) -> Work:
     """Families without a formula: columns `flops`, `bytes_read` and `bytes_written`, else dims that hold bytes."""
     size = d("bytes", d("B", 1.0) * d("H") * d.element_bytes())
     return Work(d("flops", 0.0), d("bytes_read", d("inputs", size)), d("bytes_written", d("outputs", size)))

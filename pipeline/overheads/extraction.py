@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.overheads.op_names import ANY, full_signature, switch_signature
+from pipeline.overheads.op_names import ANY_OP, full_signature, switch_signature
 from pipeline.trace.host_activity import Activity, activity
 from pipeline.trace.linked_trace import Trace
 
@@ -103,7 +103,7 @@ def extract_overheads(
     use = act.iteration >= 0
     if iterations is not None:
         use &= np.append(iterations, False)[act.iteration]
-    parts = [_gaps(act, keys, use), *_inside(act, keys, use)]
+    parts = [_gaps(act, keys, use), *_inside_items(act, keys, use)]
     if not act.on_cpu:
         parts += [_api_times(act, keys, use, waiting), *_device_constants(act, use)]
     filled = [part for part in parts if len(part)]
@@ -147,7 +147,7 @@ def _gaps(act: Activity, keys: ItemKeys, use: Flags) -> pd.DataFrame:
     return frame.assign(type=kind)
 
 
-def _inside(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFrame]:
+def _inside_items(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFrame]:
     """Observations of T2, T3 and T5."""
     start, end = act.action_start, act.action_end
     with_calls = np.flatnonzero(use & (keys.calls > 0))
@@ -210,7 +210,7 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     idle = np.flatnonzero(kept & (before_end < launch_start) & (before_end > -(2**62)).any())
     queued = np.flatnonzero(kept & (before_end > launch_end + QUEUED_NS))
     apis = act.apis[act.call_action]
-    any_name = np.full(len(act.call_event), ANY, object)
+    any_name = np.full(len(act.call_event), ANY_OP, object)
     stream_key = np.where(act.call_stream == act.call_stream[0], "main", "other").astype(object)
     waits = np.flatnonzero(act.action_sync & use[act.action_item])
     at = np.searchsorted(ends, act.action_end[waits], side="right") - 1

@@ -18,10 +18,10 @@ from pipeline.trace.linked_trace import Trace
 
 Ints = npt.NDArray[np.int64]
 
-LEAST_NS = 1_000_000
+MIN_ONE_TIME_NS = 1_000_000
 """Shortest one-time call, in ns. Shorter calls may be short delays of the host, which occur in every step."""
 
-TIMES_MEDIAN = 100
+MEDIAN_RATIO = 100
 """Ratio of a call's duration to the median of its API from which the call counts as one-time."""
 
 KEPT_NS = 10_000
@@ -44,7 +44,7 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
     if iterations is not None:
         inside = trace.columns["iteration"][runtime]
         runtime = runtime[(inside >= 0) & np.append(iterations, False)[inside]]
-    long = runtime[duration[runtime] >= LEAST_NS]
+    long = runtime[duration[runtime] >= MIN_ONE_TIME_NS]
     if not len(long):
         return long
     names = trace.vocabulary["name"]
@@ -52,19 +52,19 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
     waiting = np.array([name in SYNC_APIS or "emcpy" in name for name in names], bool)
     code = trace.columns["name"]
     median = {int(c): float(np.median(duration[runtime[code[runtime] == c]])) for c in np.unique(code[long])}
-    rare = np.array([duration[e] >= TIMES_MEDIAN * median[int(code[e])] for e in long.tolist()], bool)
+    rare = np.array([duration[e] >= MEDIAN_RATIO * median[int(code[e])] for e in long.tolist()], bool)
     blocked = act.action_event[outstanding(act) >= FULL_QUEUE_CALLS]
     out: Ints = long[(resource[code[long]] | rare) & ~waiting[code[long]] & ~np.isin(long, blocked)]
     return out
 
 
-def lasting(act: Activity, iterations: npt.NDArray[np.bool_]) -> Activity:
+def without_one_time_costs(act: Activity, iterations: npt.NDArray[np.bool_]) -> Activity:
     """The activity without the time of the one-time calls of some iterations (one flag each), for statistics."""
     events = one_time_calls(act, iterations)
-    return activity(without(act.trace, events)) if len(events) else act
+    return activity(without_calls(act.trace, events)) if len(events) else act
 
 
-def without(trace: Trace, events: Ints) -> Trace:
+def without_calls(trace: Trace, events: Ints) -> Trace:
     """The trace without the time of some calls. Later events of host and device move earlier by the same time."""
     begin = trace.columns["ts_ns"][events] + KEPT_NS
     end = np.maximum.accumulate(trace.end_ns[events])

@@ -9,7 +9,7 @@ from functools import lru_cache
 HOST_TYPES = ("T1", "T2", "T3", "T4", "T5")
 """Kinds of host overhead: T1 between operators, T2 before, T3 after and T5 between launches, T4 in the runtime call."""
 
-ANY = "*"
+ANY_OP = "*"
 """Op name of statistics over all ops."""
 
 _ALIASES = {

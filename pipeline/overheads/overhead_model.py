@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.overheads.op_names import ANY, normalised
+from pipeline.overheads.op_names import ANY_OP, normalised
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -24,7 +24,7 @@ _SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True)
-class Found:
+class LookedUp:
     """Values of a look-up and their sources.
 
     Attributes:
@@ -61,7 +61,7 @@ class OverheadModel:
         ops: Sequence[str],
         signatures: Sequence[Sequence[str | None] | Texts],
         apis: Sequence[str] | None = None,
-    ) -> Found:
+    ) -> LookedUp:
         """Values of one type for many items.
 
         Args:
@@ -74,7 +74,7 @@ class OverheadModel:
         value, level, row = np.zeros(count), np.full(count, ABSENT, np.int64), np.full(count, -1, np.int64)
         apis = apis if apis is not None else [""] * count
         plain = [normalised(op) for op in ops]
-        anyone, empty = [ANY] * count, [""] * count
+        anyone, empty = [ANY_OP] * count, [""] * count
         tries: list[tuple[Sequence[str], Sequence[str | None] | Texts, Sequence[str], int, bool]] = []
         tries += [(ops, s, apis, SIGNATURE if i == 0 else OP, False) for i, s in enumerate(signatures)]
         tries += [(plain, s, apis, OP, True) for s in signatures]
@@ -97,13 +97,13 @@ class OverheadModel:
                 value[rows] = self._means[hit[found]]
                 row[rows] = hit[found]
             level[rows] = at
-        return Found(value * self.scale, level, row)
+        return LookedUp(value * self.scale, level, row)
 
     def constant(self, kind: str, default_us: float, api: str = "") -> float:
         """A constant of the device (launch_latency, kernel_gap, sync_return): its median, or the default if it is
         unknown.
         """
-        for key in (_SEPARATOR.join((kind, ANY, "", one)) for one in (api, "")):
+        for key in (_SEPARATOR.join((kind, ANY_OP, "", one)) for one in (api, "")):
             if key in self._lookup:
                 return float(self._medians[self._lookup[key]])
         rows = np.flatnonzero((self.table["type"] == kind).to_numpy(bool))
@@ -142,7 +142,7 @@ class OverheadModel:
         ]
         frame = pd.DataFrame({"key": pd.Series(keys, dtype=object), "row": np.arange(len(keys)), "mean": self._means})
         frame["count"] = self.table["count"].to_numpy(float)
-        frame = frame[(self.table["op"] != ANY).to_numpy(bool)]
+        frame = frame[(self.table["op"] != ANY_OP).to_numpy(bool)]
         frame["weighted"] = frame["mean"] * frame["count"]
         grouped = frame.groupby("key", sort=False).agg(
             weighted=("weighted", "sum"), count=("count", "sum"), row=("row", "first")

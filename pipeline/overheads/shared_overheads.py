@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.overheads.op_names import ANY, HOST_TYPES, normalised
+from pipeline.overheads.op_names import ANY_OP, HOST_TYPES, normalised
 from pipeline.overheads.overhead_model import ABSENT, GLOBAL, OverheadModel
 from pipeline.overheads.statistics import summarise
 
@@ -55,7 +55,7 @@ def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
         target: `overhead_samples` of a few iterations on the host to predict.
     """
     table = summarise(target, signatures=False)
-    table = table[table["type"].isin(HOST_TYPES) & (table["op"] != ANY)]
+    table = table[table["type"].isin(HOST_TYPES) & (table["op"] != ANY_OP)]
     signature = table["signature"].astype(object).where(table["signature"].notna(), "")
     keyed = np.where(table["type"] == "T4", signature == "", signature != "")  # one level per observation
     table, signature = table[keyed], signature[keyed]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
-from pipeline.overheads.op_names import ANY, calls_signature
+from pipeline.overheads.op_names import ANY_OP, calls_signature
 
 Floats = npt.NDArray[np.float64]
 
@@ -58,7 +58,7 @@ def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
         return samples
     kind = samples["type"].to_numpy(object)
     events = np.where(np.isin(kind, ("T1", "loading")), 1.0, 0.0)
-    calls, nested = _nested(samples)
+    calls, nested = _nested_counts(samples)
     inside = np.isin(kind, ("T2", "T3", "T5"))
     segments = np.where(kind == "T5", np.where(calls > 0, np.maximum(calls + 1, 1), 1), np.maximum(calls + 1, 1))
     events = np.where(inside, nested / segments, events)
@@ -66,14 +66,14 @@ def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
     return samples.assign(value_us=np.maximum(samples["value_us"].to_numpy(float) - loss, 0.0))
 
 
-def _nested(samples: pd.DataFrame) -> tuple[Floats, Floats]:
+def _nested_counts(samples: pd.DataFrame) -> tuple[Floats, Floats]:
     """Number of actions and of nested ops of the item of each observation, from its signature."""
     signature = samples["signature"].astype("object").where(samples["signature"].notna(), "")
-    nested = _each(signature, lambda text: float(m[1]) if (m := _TAIL.search(text)) else 0.0)
-    return _each(signature, _count_calls).astype(float), nested.astype(float)
+    nested = _apply_to_distinct(signature, lambda text: float(m[1]) if (m := _TAIL.search(text)) else 0.0)
+    return _apply_to_distinct(signature, _count_calls).astype(float), nested.astype(float)
 
 
-def _each(texts: pd.Series, of: Callable[[str], object]) -> npt.NDArray[np.object_]:
+def _apply_to_distinct(texts: pd.Series, of: Callable[[str], object]) -> npt.NDArray[np.object_]:
     """Apply `of` to every text. It is computed once per distinct text, because there are few of these."""
     code, distinct = pd.factorize(texts)
     return np.array([of(text) for text in distinct], object)[code]
@@ -125,18 +125,18 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
     kind = frame["type"].to_numpy(object)
     gap, item = np.isin(kind, ("T1", "loading")), np.isin(kind, ("T2", "T3", "T5"))
     api, device = kind == "T4", np.isin(kind, ("launch_latency", "kernel_gap", "sync_return"))
-    switch = _each(frame["signature"], lambda text: text.partition("|")[0])
-    counts = _each(frame["signature"], lambda text: calls_signature(_count_calls(text)))
+    switch = _apply_to_distinct(frame["signature"], lambda text: text.partition("|")[0])
+    counts = _apply_to_distinct(frame["signature"], lambda text: calls_signature(_count_calls(text)))
     levels = [frame[device], frame[device].assign(signature="")]
     if signatures:
         levels += [frame[gap | item | api]]
     levels += [
-        frame[gap].assign(signature=switch[gap]), frame[gap].assign(signature=switch[gap], op=ANY),
-        frame[gap].assign(signature="", op=ANY),
+        frame[gap].assign(signature=switch[gap]), frame[gap].assign(signature=switch[gap], op=ANY_OP),
+        frame[gap].assign(signature="", op=ANY_OP),
         frame[item].assign(signature=counts[item]), frame[item].assign(signature=""),
-        frame[item].assign(signature=counts[item], op=ANY), frame[item].assign(signature="", op=ANY),
-        frame[api].assign(signature=""), frame[api].assign(signature="", op=ANY),
-        frame[api].assign(signature="", op=ANY, api=""),
+        frame[item].assign(signature=counts[item], op=ANY_OP), frame[item].assign(signature="", op=ANY_OP),
+        frame[api].assign(signature=""), frame[api].assign(signature="", op=ANY_OP),
+        frame[api].assign(signature="", op=ANY_OP, api=""),
     ]  # fmt: skip
     return levels
 

@@ -14,7 +14,7 @@ import pandas as pd
 from pipeline.collect.campaign_reader import read_traces
 from pipeline.errors import TraceError, UnknownNameError
 from pipeline.overheads.extraction import extract_overheads
-from pipeline.overheads.one_time import lasting
+from pipeline.overheads.one_time import without_one_time_costs
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
 
@@ -48,9 +48,13 @@ def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
     parts = []
     for workload, path in traces:
         trace = load_trace(path)
-        parts.append(extract_overheads(lasting(activity(trace), trace.settled), workload, trace.settled))
+        parts.append(
+            extract_overheads(
+                without_one_time_costs(activity(trace), trace.after_warm_up), workload, trace.after_warm_up
+            )
+        )
     if not parts:
-        raise TraceError("no traces to learn overheads from")
+        raise TraceError("no traces to extract overheads from")
     return pd.concat(parts, ignore_index=True)
 
 
@@ -78,11 +82,11 @@ def extract_campaign(folder: str | Path) -> pd.DataFrame:
         folder: `measurements/<GPU>`, or the output of the stand-alone script.
 
     Raises:
-        InputError: the folder is no campaign's.
+        InputError: the folder is not that of a campaign.
         TraceError: it holds no traces, or a damaged one.
     """
     members = list(read_traces(folder))
     if not members:
-        raise TraceError(f"{folder}: the campaign holds no traces; run it again with --parts steps")
+        raise TraceError(f"{folder}: the campaign has no traces; run it again with --parts steps")
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         return extract_traces((member.workload, member.extract(Path(scratch))[0]) for member in members)

@@ -17,14 +17,14 @@ from pipeline.errors import InputError
 from pipeline.evaluation import bars
 from pipeline.evaluation import replayed_traces as replays
 from pipeline.evaluation.published_lin2022 import METHODS
-from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.kernels.error_metrics import gmae
 from pipeline.model_files import REBUILD, read_arrays
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import in_order
 from pipeline.report.markdown import block, markdown, table_rows
 
-SAME_PERCENT = 1.0
+MAX_SPEC_DIFFERENCE = 1.0
 """Largest difference, in percentage points, between errors from another GPU and errors from the spec file alone.
 
 A larger difference means that the two tables belong to different builds of the cross-GPU models."""
@@ -34,10 +34,10 @@ FAMILY_TITLES = {"conv2d_forward": "conv", "layer_norm": "layer norm"}
 KERNEL_BOUND = 10.0
 """Target GMAE of every kernel family, in %: the published bound. V100 and A100 also have stricter targets by family."""
 
-FEW_FAMILIES = ("gemm", "conv2d_forward")
+OWN_ROW_FAMILIES = ("gemm", "conv2d_forward")
 """Families with a row of their own in the small table: they take most of the device time of most steps."""
 
-FEW_TITLES = {"gemm": "kernel: matrix product", "conv2d_forward": "kernel: convolution"}
+OWN_ROW_TITLES = {"gemm": "kernel: matrix product", "conv2d_forward": "kernel: convolution"}
 
 _TRAINING = re.compile(r"Mean absolute error of training steps: ([\d.]+) % in fp32 and TF32, ([\d.]+) % in fp16")
 """The sentence that `benchmarks/steps/published.py` writes."""
@@ -82,7 +82,7 @@ def left_out_errors(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["family", "gpu", "mape", "gmae"])
 
 
-def short(found: Evidence, page: str) -> str:
+def readme_table(found: Evidence, page: str) -> str:
     """The README's table.
 
     Args:
@@ -93,20 +93,20 @@ def short(found: Evidence, page: str) -> str:
         InputError: the page lacks a table of published steps.
     """
     rows = [*kernel_rows(found.kernels), *_mean_replays(found.spans), *_mean_passes(found.passes),
-            *moved_rows(found), *published_rows(page)]  # fmt: skip
+            *carried_over_rows(found), *published_rows(page)]  # fmt: skip
     return markdown(["what", "compared with", "our error (%)", "baseline or published (%)", "bar (%)"], rows)
 
 
 def kernel_rows(kernels: pd.DataFrame) -> list[list[str]]:
-    """Mean GMAE over GPUs: a row for each of `FEW_FAMILIES`, one for all other families."""
+    """Mean GMAE over GPUs: a row for each of `OWN_ROW_FAMILIES`, one for all other families."""
     known = kernels[kernels["family"].isin(bars.TRANSFER_MAPE)]
-    own = known["family"].where(known["family"].isin(FEW_FAMILIES), "")
+    own = known["family"].where(known["family"].isin(OWN_ROW_FAMILIES), "")
     rows = []
-    for family in (*FEW_FAMILIES, ""):
+    for family in (*OWN_ROW_FAMILIES, ""):
         errors = 100 * known.loc[own == family, "gmae"]
         if len(errors):
             gpus = known.loc[own == family, "gpu"].nunique()
-            rows.append([FEW_TITLES.get(family, "kernel: other families"), f"held-out shapes, {_count(gpus, 'GPU')}",
+            rows.append([OWN_ROW_TITLES.get(family, "kernel: other families"), f"held-out shapes, {_count(gpus, 'GPU')}",
                          f"{errors.mean():.1f} (worst {errors.max():.1f})",
                          f"published < {published('kernels')[0].percent:g}", f"{KERNEL_BOUND:g}"])  # fmt: skip
     return rows
@@ -137,7 +137,7 @@ def _mean_passes(passes: pd.DataFrame) -> Iterable[list[str]]:
                f"{bars.WHOLE_MODELS:g}"]  # fmt: skip
 
 
-def moved_rows(found: Evidence) -> list[list[str]]:
+def carried_over_rows(found: Evidence) -> list[list[str]]:
     """Rows of kernels and whole models scaled from a measured GPU to a GPU that was left out of training."""
     means = _pair_means(found.pairs)
     rows = []
@@ -190,10 +190,10 @@ def published_rows(page: str) -> list[list[str]]:
         ]  # fmt: skip
     except (KeyError, StopIteration) as error:
         raise InputError(
-            f"docs/accuracy.md: lacks {error}; benchmarks/steps/*.py --write docs/accuracy.md write it"
+            f"docs/accuracy.md: {error} is missing; run benchmarks/steps/*.py --write docs/accuracy.md"
         ) from None
     if training is None:
-        raise InputError("docs/accuracy.md: lacks the mean of training steps; benchmarks/steps/published.py writes it")
+        raise InputError("docs/accuracy.md: the mean of training steps is missing; run benchmarks/steps/published.py")
     return rows
 
 
@@ -214,7 +214,7 @@ def _range(values: Iterable[float], form: str = ".1f") -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def long(found: Evidence) -> str:
+def page_tables(found: Evidence) -> str:
     """All tables of `docs/accuracy.md`."""
     return f"""## Kernel models
 
@@ -332,8 +332,8 @@ def _transfer_rows(found: Evidence, published_percent: float) -> Iterable[list[s
 def _model_rows(models: pd.DataFrame, published_percent: float) -> Iterable[list[str]]:
     if len(models):
         error = models.assign(error=100 * models["error"].abs()).groupby("method")["error"].mean()
-        passes = int((models["method"] == TRACKED).sum())
-        yield ["whole model, from one GPU to another", f"{passes} pairs of passes", f"{error[TRACKED]:.1f}",
+        passes = int((models["method"] == TRACKER_METHOD).sum())
+        yield ["whole model, from one GPU to another", f"{passes} pairs of passes", f"{error[TRACKER_METHOD]:.1f}",
                f"wave scaling {error['wave']:.1f}", f"{published_percent:g}", f"{bars.TRANSFER_MODELS:g}"]  # fmt: skip
 
 
@@ -345,7 +345,7 @@ def _pair_means(pairs: pd.DataFrame) -> pd.DataFrame:
     return means.loc[in_order(means.index)]
 
 
-def outdated(found: Evidence) -> list[str]:
+def outdated_families(found: Evidence) -> list[str]:
     """Families whose table of errors between GPUs belongs to other models than the shipped ones.
 
     This happens when only the models or only the table was rebuilt.
@@ -355,7 +355,7 @@ def outdated(found: Evidence) -> list[str]:
     means = _pair_means(found.pairs)
     direct = found.left_out.groupby("family")["mape"].mean()
     return [family for family in in_order(set(means.index) & set(direct.index))
-            if family != "conv2d_forward" and abs(means.loc[family, "auto"] - direct[family]) > SAME_PERCENT]  # fmt: skip
+            if family != "conv2d_forward" and abs(means.loc[family, "auto"] - direct[family]) > MAX_SPEC_DIFFERENCE]  # fmt: skip
 
 
 def _coverage(kernels: pd.DataFrame) -> str:

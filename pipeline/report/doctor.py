@@ -61,10 +61,10 @@ def _profiler() -> tuple[str, str]:
         torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
     events = [event for event in profiler.events() or [] if "mm" in event.name]
     if not events:
-        return "broken", "the profiler saw no matmul"
+        return "broken", "the profiler did not record the matmul"
     if device == "cuda" and not any(str(e.device_type).endswith("CUDA") for e in profiler.events() or []):
-        return "broken", "the profiler sees no kernels: is profiling permitted for this user?"
-    return "ok", f"sees {'kernels' if device == 'cuda' else 'operators'} on {device}"
+        return "broken", "the profiler records no kernels; check that this user may profile"
+    return "ok", f"records {'kernels' if device == 'cuda' else 'operators'} on {device}"
 
 
 def _mlflow() -> tuple[str, str]:
@@ -90,7 +90,7 @@ def _data() -> tuple[str, str]:
 
 def _measurements() -> tuple[str, str]:
     names = sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
-    return ("ok", ", ".join(names)) if names else ("absent", "none yet; docs/measure_your_gpu.md says how")
+    return ("ok", ", ".join(names)) if names else ("absent", "none yet; see docs/measure_your_gpu.md")
 
 
 def _package(name: str, use: str) -> tuple[str, str]:

@@ -45,10 +45,11 @@ def sections(
     by_size = kernels[kernels[DECILES[0]].notna()]
     return [
         _table("Steps", "Predicted step with its p10 to p90 interval; unprofiled measurements where there are any. "
-               "Evidence: what the device time and the host time rest on.", steps, _STEP),
+               "Evidence: the sources of the device time and the host time.", steps, _STEP),
         _table("Errors of measured points", "Over the points above that have a measured step."
                if len(errors) else "No point of this grid has a measured step.", errors, _ERROR),
-        *([_table("Measured points, part by part", "Active time against the profiler's trace, steps against unprofiled time.",
+        *([_table("Measured points by part of the step", "Active time against the profiler's trace, steps against "
+                                                         "unprofiled time.",
                   parts, _PART)] if len(parts) else []),
         _table("Kernel models", "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model was "
                "not trained on; above the floor: calls longer than twice the latency floor."
@@ -57,7 +58,7 @@ def sections(
                   "ones.", by_size, _BY_SIZE)] if len(by_size) else []),
         Section("Published, for comparison", "Other models, GPUs and software; not measured by this project.",
                 ("figure", "error", "source"), tuple((p.what, f"{p.percent:g} %", p.source) for p in PUBLISHED)),
-        Section("What is missing", "" if missing else "Nothing.", ("evidence that is not at hand",) if missing else (),
+        Section("What is missing", "" if missing else "Nothing.", ("evidence that is not available",) if missing else (),
                 tuple((line,) for line in missing)),
     ]  # fmt: skip
 

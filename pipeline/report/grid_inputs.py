@@ -24,7 +24,7 @@ from pipeline.transfer.rental_prices import PRICES
 PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
 """Files that ship with the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
 
-REMEDIES = ("run the rule that makes it", "delete it to rebuild")
+REMEDIES = ("run the rule that makes it", "delete the file to rebuild it")
 """Remedies in error messages: for a missing artifact, and for a damaged one."""
 
 
@@ -59,7 +59,7 @@ def error_parts(flow: Flow) -> list[str]:
     ]
 
 
-def checks_at_hand(root: str) -> dict[str, dict[str, str]]:
+def available_checks(root: str) -> dict[str, dict[str, str]]:
     """Results of checks against public measurements and of errors between GPUs: computed here, else shipped, else none.
 
     Rules of figures use them as params, not as inputs, so that drawing does not run the checks again.
@@ -117,7 +117,7 @@ def _read_csv(path: str) -> pd.DataFrame:
         return pd.read_csv(path)
     except (OSError, ValueError) as error:  # pandas' errors of CSV files are ValueErrors
         said = str(error).splitlines()[0]
-        raise TableError(f"{path}: not a readable CSV file ({said}); docs/transfer.md says how to rebuild it") from None
+        raise TableError(f"{path}: not a readable CSV file ({said}); see docs/transfer.md to rebuild it") from None
 
 
 def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
@@ -126,7 +126,7 @@ def with_gpus(folders: Sequence[str]) -> tuple[tuple[str, Path], ...]:
     return tuple((path.parts[path.parts.index("kernels") - 1], path) for path in paths)
 
 
-def told_apart(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, Path], ...]:
+def with_distinct_names(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, Path], ...]:
     """`with_gpus` pairs for a figure; a GPU with models of several `kernels` choices has the choice in its name."""
     choices: dict[str, set[str]] = {}
     for gpu, path in models:
@@ -153,12 +153,16 @@ def missing_evidence(flow: Flow) -> list[str]:
         kernels, host = kernel_source(gpu), overhead_source(gpu)
         if kernels is Source.PACK:
             lines.append(
-                f"{gpu}: no kernel samples at hand; the shipped pack stands in. Set $STEPTIME_DATASETS to refit."
+                f"{gpu}: no kernel samples are available; the shipped pack is used. Set $STEPTIME_DATASETS to refit."
             )
         if kernels is Source.TRANSFER:
-            lines.append(f"{gpu}: no kernel samples; other GPUs' are carried over. To change that, {campaign}.")
+            lines.append(
+                f"{gpu}: no kernel samples; models of other GPUs are scaled to it. To change that, {campaign}."
+            )
         if host is Source.TRANSFER:
-            lines.append(f"{gpu}: no trace of its host; another GPU's host stands in. To change that, {campaign}.")
+            lines.append(
+                f"{gpu}: no trace of its host; overheads of another GPU's host are used. To change that, {campaign}."
+            )
         if gpu != LOCAL_GPU and kernels is not Source.MEASUREMENTS:
-            lines.append(f"{gpu}: no measured steps, hence no error of the step. To change that, {campaign}.")
+            lines.append(f"{gpu}: no measured steps, so the error of the step is unknown. To change that, {campaign}.")
     return lines

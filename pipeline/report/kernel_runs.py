@@ -58,7 +58,7 @@ def fit_and_track(
     def keep(fitted: FittedFamily) -> None:
         family, label, gmae = fitted.model.family, str(fitted.parameters["variant"]), fitted.metrics["gmae"]
         if (family, label) not in fits:
-            judged = "a single sample, judged by nothing" if math.isnan(gmae) else f"GMAE {gmae:.2%} on unseen shapes"
+            judged = "a single sample, error unknown" if math.isnan(gmae) else f"GMAE {gmae:.2%} on unseen shapes"
             print(f"  {gpu} {family}: {label}, {judged}", flush=True)
         fits.setdefault((family, label), fitted)
 
@@ -157,6 +157,6 @@ def _replace(source: Path | None, target: Path) -> None:
             shutil.copytree(source, target)
         else:
             target.mkdir()
-            (target / NO_SAMPLES).write_text("The samples hold no call of this family; physics predicts it.\n")
+            (target / NO_SAMPLES).write_text("The samples have no call of this family; physics predicts it.\n")
     except OSError as error:
         raise SteptimeError(f"{target}: cannot be written ({error.strerror or error})") from None

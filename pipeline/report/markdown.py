@@ -64,6 +64,6 @@ def rewrite(path: Path, blocks: Mapping[str, str]) -> None:
         try:
             text = replaced(text, name, block)
         except KeyError:
-            raise InputError(f"{path}: needs the lines <!-- {name} --> and <!-- /{name} --> once each") from None
+            raise InputError(f"{path}: must have the lines <!-- {name} --> and <!-- /{name} --> exactly once") from None
     with atomic_path(path) as part:
         part.write_text(text, encoding="utf-8")

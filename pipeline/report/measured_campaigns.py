@@ -32,10 +32,10 @@ from pipeline.report.markdown import markdown, rewrite
 from pipeline.report.run_snakemake import run_snakemake
 
 PAGE, MARKER = Path("docs") / "accuracy.md", "measured"
-OPTIONS = re.compile(r"(embedding|optimizer|dtype)-(.*?)(?=_(?:embedding|optimizer|dtype)-|$)")
+OPTION_PATTERN = re.compile(r"(embedding|optimizer|dtype)-(.*?)(?=_(?:embedding|optimizer|dtype)-|$)")
 """Pattern of a model's options in a variant's name, as `pipeline.collect.campaign_grid` and grid points write them."""
-SHOWN = ((parts.ACTIVE, "active"), (parts.OWN, "own overheads"), (parts.SHARED, "others' overheads"),
-         (parts.KERNELS, "kernels alone"))  # fmt: skip
+SHOWN_PARTS = ((parts.ACTIVE, "active"), (parts.OWN_OVERHEADS, "own overheads"), (parts.SHARED_OVERHEADS, "others' overheads"),
+         (parts.KERNEL_SUM, "kernels alone"))  # fmt: skip
 """Parts of the prediction that the table shows, with the names of their columns."""
 
 
@@ -63,7 +63,7 @@ def grids(gpu: str, folder: Path) -> list[Grid]:
     """
     batches: dict[tuple[str, tuple[tuple[str, str], ...]], set[int]] = defaultdict(set)
     for row in read_step_times(folder).to_dict("records"):
-        options = tuple(OPTIONS.findall(str(row["variant"])))
+        options = tuple(OPTION_PATTERN.findall(str(row["variant"])))
         if "dtype" not in dict(options) and row["model"] in choices("model"):
             batches[str(row["model"]), options].add(int(row["batch_size"]))
     together: dict[tuple[tuple[tuple[str, str], ...], tuple[int, ...]], list[str]] = defaultdict(list)
@@ -127,16 +127,21 @@ def _tested_on(row: Mapping[Any, Any]) -> str:
 
 def _steps(found: pd.DataFrame) -> str:
     head = ["model", "batch", "active (ms)", "step (ms)"]
-    head += [f"{name}: predicted (ms)" for _, name in SHOWN[:3]] + [f"{name}: error (%)" for _, name in SHOWN]
+    head += [f"{name}: predicted (ms)" for _, name in SHOWN_PARTS[:3]] + [
+        f"{name}: error (%)" for _, name in SHOWN_PARTS
+    ]
     rows = []
     for (model, variant, batch), own in found.groupby(["model", "variant", "batch_size"], sort=True):
         of = {str(r["part"]): (float(r["predicted_us"]), float(r["measured_us"])) for r in own.to_dict("records")}
         name = model if variant == "default" else f"{model} {variant}"
-        step = next((of[part][1] for part in (parts.OWN, parts.SHARED, parts.KERNELS) if part in of), None)
+        step = next(
+            (of[part][1] for part in (parts.OWN_OVERHEADS, parts.SHARED_OVERHEADS, parts.KERNEL_SUM) if part in of),
+            None,
+        )
         active = of[parts.ACTIVE][1] if parts.ACTIVE in of else None
         measured = ["" if us is None else f"{us / 1e3:,.2f}" for us in (active, step)]
-        predicted = [f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in SHOWN[:3]]
-        errors = [f"{100 * (of[part][0] / of[part][1] - 1):+.1f}" if part in of else "" for part, _ in SHOWN]
+        predicted = [f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in SHOWN_PARTS[:3]]
+        errors = [f"{100 * (of[part][0] / of[part][1] - 1):+.1f}" if part in of else "" for part, _ in SHOWN_PARTS]
         rows.append([str(name), f"{batch:,}", *measured, *predicted, *errors])
     return markdown(head, [*rows, *_means(found)])
 
@@ -147,12 +152,12 @@ def _means(found: pd.DataFrame) -> list[list[str]]:
     If only some steps were traced, further rows cover the steps that have every part, so that parts can be compared.
     """
     step = ["model", "variant", "batch_size"]
-    whole = found.groupby(step)["part"].transform("nunique") == len(SHOWN)
+    whole = found.groupby(step)["part"].transform("nunique") == len(SHOWN_PARTS)
     chosen = {"all steps": found} | ({"steps with all four": found[whole]} if whole.any() and not whole.all() else {})
     lines = []
     for name, rows in chosen.items():
         means = []
-        for part, _ in SHOWN:
+        for part, _ in SHOWN_PARTS:
             own = rows[rows["part"] == part]
             mean = gmae(own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)) if len(own) else None
             means.append("" if mean is None else f"{_percent(mean)} ({len(own)})")
@@ -194,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         gpus = options.gpus or sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
         if not gpus:
-            raise InputError(f"{measurements_dir()}: holds no campaign; docs/measure_your_gpu.md says how to make one")
+            raise InputError(f"{measurements_dir()}: has no campaign; see docs/measure_your_gpu.md")
         blocks = []
         for gpu in gpus:
             folder = measurements_dir() / gpu
@@ -202,14 +207,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device = told["device"] if isinstance(told["device"], dict) else {}
             if device.get("tiny"):
                 raise InputError(
-                    f"{folder}: a trial (--tiny) holds no step at the published sizes; run the campaign without --tiny"
+                    f"{folder}: a trial (--tiny) has no step at the published sizes; run the campaign without --tiny"
                 )
             flows = list(run(grids(gpu, folder), options.results))
             found = collect(flows)
             if found.empty:
-                raise InputError(
-                    f"{folder}: no fp32 step of a model that is known here; run the campaign with its part steps"
-                )
+                raise InputError(f"{folder}: no fp32 step of a known model; run the campaign with --parts steps")
             models = kernel_errors(with_gpus(fitted_models(flows[0])))
             blocks.append(block(gpu, found, models, device, warnings_of(told)))
         rewrite(options.root / PAGE, {MARKER: "\n\n".join(blocks)})

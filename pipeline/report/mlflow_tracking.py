@@ -42,7 +42,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _alone(function: Callable[Concatenate[str | Path, P], T]) -> Callable[Concatenate[str | Path, P], T]:
+def _one_process_at_a_time(
+    function: Callable[Concatenate[str | Path, P], T],
+) -> Callable[Concatenate[str | Path, P], T]:
     """Decorator that lets one process at a time use a folder's database.
 
     Without it, SQLite stops waiting for a lock after some seconds, and the log of a fit is lost.
@@ -58,7 +60,7 @@ def _alone(function: Callable[Concatenate[str | Path, P], T]) -> Callable[Concat
     return locked
 
 
-@_alone
+@_one_process_at_a_time
 def log_run(
     folder: str | Path,
     experiment: str,
@@ -99,7 +101,7 @@ def log_run(
     return str(run.info.run_id)
 
 
-@_alone
+@_one_process_at_a_time
 def describe_kernel_models(folder: str | Path) -> None:
     """Write links above the kernel models' runs; each shows the variants of a family on a GPU, lowest GMAE first."""
     client = _client(Path(folder))
@@ -112,7 +114,7 @@ def describe_kernel_models(folder: str | Path) -> None:
         f"**{family}** " + " ".join(f"[{gpu}]({variants_address(owner, gpu, family)})" for gpu in sorted(families[family]))
         for family in sorted(families)
     ]  # fmt: skip
-    text = " Variants compared, least GMAE first: " + " · ".join(links) if links else ""
+    text = " Comparison of variants, smallest GMAE first: " + " · ".join(links) if links else ""
     client.set_experiment_tag(owner, _NOTE, EXPERIMENTS[KERNEL_MODELS] + text)
 
 
@@ -123,7 +125,7 @@ def variants_address(experiment: str, gpu: str, family: str) -> str:
     return f"#/experiments/{experiment}/runs?searchFilter={chosen}&{order}&compareRunsMode=CHART"
 
 
-@_alone
+@_one_process_at_a_time
 def register_model(folder: str | Path, name: str, run_id: str, place: str, tags: Mapping[str, str]) -> str:
     """Register the model logged under `place` of a run as a new version of `name`; returns the version."""
     from mlflow.exceptions import MlflowException
@@ -136,7 +138,7 @@ def register_model(folder: str | Path, name: str, run_id: str, place: str, tags:
     return str(version.version)
 
 
-@_alone
+@_one_process_at_a_time
 def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     """Give the tag and the alias `champion` to the registered model `name` with the lowest GMAE; return its run's id.
 
@@ -167,7 +169,7 @@ def serve(port: int, folder: str | Path) -> None:
     _check_port(port)
     if not (folder / "mlflow.db").is_file():
         raise InputError(
-            f"{folder}/mlflow.db: no such file; run the pipeline first (make run), or name its folder with --results"
+            f"{folder}/mlflow.db: no such file; run the pipeline first (make run), or give its folder with --results"
         )
     os.environ.update(_ENVIRONMENT)
     for name in [name for name in os.environ if _SERVER_VARIABLES.fullmatch(name)]:
@@ -181,7 +183,7 @@ def serve(port: int, folder: str | Path) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
 
 
-@_alone
+@_one_process_at_a_time
 def _kernel_models(folder: str | Path) -> str:
     """Id of the experiment with the kernel models."""
     return _experiment(_client(Path(folder)), Path(folder), KERNEL_MODELS)
@@ -196,8 +198,8 @@ def _check_port(port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((LOOPBACK, port))
     except (OverflowError, OSError) as error:
-        reason = getattr(error, "strerror", None) or "ports go from 1 to 65535"
-        raise InputError(f"--port {port}: {reason}; give another one, such as --port 5001") from None
+        reason = getattr(error, "strerror", None) or "a port is a number from 1 to 65535"
+        raise InputError(f"--port {port}: {reason}; give another port, such as --port 5001") from None
 
 
 def _experiment(client: Any, folder: Path, name: str) -> str:

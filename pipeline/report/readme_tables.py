@@ -15,11 +15,11 @@ from pathlib import Path
 
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
-from pipeline.evaluation.lin2022_steps import at_hand, predicted_cnn, predicted_dlrm
+from pipeline.evaluation.lin2022_steps import are_present, predicted_cnn, predicted_dlrm
 from pipeline.evaluation.replayed_traces import mean_errors
 from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, project_dir, transfer_dir
-from pipeline.report.accuracy_tables import Evidence, left_out_errors, long, outdated, short
+from pipeline.report.accuracy_tables import Evidence, left_out_errors, outdated_families, page_tables, readme_table
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.style import save
@@ -27,7 +27,7 @@ from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from pipeline.report.markdown import rewrite
 from pipeline.report.run_snakemake import run_snakemake
 
-GRAPH_OF = ("gpu=local", "model=dlrm_small", "results=no-results")
+RULE_GRAPH_GRID = ("gpu=local", "model=dlrm_small", "results=no-results")
 """Grid whose rule graph is drawn: the only one in which every stage runs. No artifact of an earlier run is in its folder."""
 
 README, README_MARKER = "README.md", "accuracy"
@@ -56,7 +56,7 @@ def gather(results: Path) -> Evidence:
     pairs, models = (read_any([str(path)] if path.is_file() else []) for path in
                      (moved / PAIR_ERRORS, moved / MODEL_ERRORS))  # fmt: skip
     data = datasets_dir()
-    own = (predicted_dlrm(data), predicted_cnn(data)) if data is not None and at_hand(data) else ()
+    own = (predicted_dlrm(data), predicted_cnn(data)) if data is not None and are_present(data) else ()
     return Evidence(tables.kernel_errors(shipped_families()), read_any([str(checks["replays"])]),
                     read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models, *own)  # fmt: skip
 
@@ -67,10 +67,10 @@ def write(found: Evidence, root: Path) -> list[Path]:
     Raises:
         InputError: a file lacks its markers, or the accuracy page lacks a table of published steps.
     """
-    small = short(found, (root / PAGE).read_text(encoding="utf-8"))
+    small = readme_table(found, (root / PAGE).read_text(encoding="utf-8"))
     blocks = {
         README: (README_MARKER, small),
-        PAGE: (PAGE_MARKER, long(found)),
+        PAGE: (PAGE_MARKER, page_tables(found)),
         RULES_PAGE: (RULES_MARKER, rule_graph()),
     }
     for name, (marker, text) in blocks.items():
@@ -88,7 +88,7 @@ def rule_graph() -> str:
         SteptimeError: Snakemake could not draw it; the message says why.
     """
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(project_dir() / "Snakefile"), "--nolock",
-               "--rulegraph", "mermaid-js", "--config", *GRAPH_OF, "--", "report"]  # fmt: skip
+               "--rulegraph", "mermaid-js", "--config", *RULE_GRAPH_GRID, "--", "report"]  # fmt: skip
     # rules are printed in the order of a set: with a fixed seed, the same graph gives the same text
     environment = {**os.environ, "STEPTIME_DATASETS": "none", "PYTHONHASHSEED": "0"}
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = gather(options.results)
         for path in write(found, options.root):
             print(path.relative_to(options.root))
-        if families := outdated(found):
+        if families := outdated_families(found):
             print(f"steptime: {PAIR_ERRORS} does not belong to the shipped models ({', '.join(families)}): docs/transfer.md "
                   "says how to rebuild it", file=sys.stderr)  # fmt: skip
     except SteptimeError as error:

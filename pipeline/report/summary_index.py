@@ -26,7 +26,7 @@ def refresh(root: str | Path) -> Path | None:
             rows.append(read_table(path, "summary"))
             read.append(path)
         except TableError as error:
-            print(f"steptime: left out of {root}/summary.parquet: {error}", file=sys.stderr)
+            print(f"steptime: skipped in {root}/summary.parquet: {error}", file=sys.stderr)
     if not rows:
         return None
     target = Path(root) / "summary.parquet"

@@ -82,7 +82,7 @@ def one(prediction: Prediction) -> RenderableType:
     if p.measured_us is not None and p.error is not None:
         style = "green" if abs(p.error) < 0.2 else "yellow"
         measured = Text(milliseconds(p.measured_us), style="bold")
-        measured.append(f"   (prediction is off by {p.error:+.1%})", style=style)
+        measured.append(f"   (error of the prediction: {p.error:+.1%})", style=style)
         table.add_row("measured, unprofiled", measured)
     busy = p.active_us / p.predicted_us
     table.add_row("device active / idle", f"{milliseconds(p.active_us)} / {milliseconds(p.idle_us)}  ({busy:.0%} busy)")
@@ -137,8 +137,8 @@ class Comparison:
             heading = " ".join(
                 [model, *(variants if len(variants) == 1 else ()), *(f"on {g}" for g in gpus if len(gpus) == 1)]
             )
-            for left_out in range(len(NARROW_LEAVES_OUT) + 1):
-                table = self._table(group, (*shared, *NARROW_LEAVES_OUT[:left_out]), boxed=False)
+            for left_out in range(len(HIDDEN_WHEN_NARROW) + 1):
+                table = self._table(group, (*shared, *HIDDEN_WHEN_NARROW[:left_out]), boxed=False)
                 if _fits(table, console, options):
                     break
             yield Text(" ".join(heading.split()), style="bold")
@@ -199,7 +199,7 @@ def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
     return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width
 
 
-NARROW_LEAVES_OUT = ("evidence", "busy", "bound", "p10-p90 ms")
+HIDDEN_WHEN_NARROW = ("evidence", "busy", "bound", "p10-p90 ms")
 """Columns that are left out on a narrow terminal, in this order. Each model then gets its own table, and values that
 are equal in all its rows are printed above it."""
 

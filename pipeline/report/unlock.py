@@ -16,7 +16,7 @@ from pipeline.report.run_snakemake import run_snakemake
 LOCKS = Path(".snakemake/locks")
 
 
-def at_work() -> int | None:
+def running_snakemake() -> int | None:
     """Id of a Snakemake process in the current folder, without this process and its parents."""
     here = Path.cwd()
     mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
@@ -35,10 +35,10 @@ def main() -> int:
     """Command line: removes locks that no process holds, else prints which process holds them."""
     if not LOCKS.is_dir() or not any(LOCKS.iterdir()):
         return 0
-    holder = at_work()
+    holder = running_snakemake()
     if holder is None:
         return run_snakemake("all", {}, "--quiet", "all", "--unlock")
-    print(f"steptime: process {holder} runs Snakemake in this folder; what it makes stays locked until it ends",
+    print(f"steptime: process {holder} runs Snakemake in this folder; its outputs stay locked until it ends",
           file=sys.stderr)  # fmt: skip
     return 0
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import InputError
-from pipeline.simulate.path_walk import BACKLOG, NOTHING
+from pipeline.simulate.path_walk import BACKLOG, NO_CALL
 from pipeline.simulate.step_program import Kind, Program
 from pipeline.simulate.timeline import Timeline
 
@@ -72,9 +72,9 @@ class _Run:
         self.stream_call = [BACKLOG] * len(program.streams)
         self.fills = program.fills
         self.filling: list[list[int]] = [[] for _ in program.streams]
-        self.launch_cause = np.full(len(program), NOTHING, np.int64)
-        self.host_cause = np.full(len(program), NOTHING, np.int64)
-        self.device_cause = np.full(program.call_count, NOTHING, np.int64)
+        self.launch_cause = np.full(len(program), NO_CALL, np.int64)
+        self.host_cause = np.full(len(program), NO_CALL, np.int64)
+        self.device_cause = np.full(program.call_count, NO_CALL, np.int64)
 
     def published(self) -> None:
         p = self.p
@@ -85,7 +85,7 @@ class _Run:
             self.start[i] = cpu
             api = p.api_us[i] * self.scale
             if p.kind[i] == Kind.LAUNCH:
-                self._launch(i, [(cpu + api / 2, NOTHING), *self._stream_ready(i, PUBLISHED_GAP_US)])
+                self._launch(i, [(cpu + api / 2, NO_CALL), *self._stream_ready(i, PUBLISHED_GAP_US)])
             cpu = cpu + api + p.tail_us[i] * self.scale
             self.end[i] = cpu
 
@@ -109,7 +109,7 @@ class _Run:
                     begin = self._later(self.launch_cause, i, begin, self.device_start[oldest], oldest)
                 self.start[i] = begin
                 done = begin + api[i]
-                self._launch(i, [(begin + p.latency_us[i], NOTHING), *self._stream_ready(i, float(p.kernel_gap_us[i])),
+                self._launch(i, [(begin + p.latency_us[i], NO_CALL), *self._stream_ready(i, float(p.kernel_gap_us[i])),
                                  *self._awaited(i)])  # fmt: skip
                 if not further[i]:
                     launched.append(int(p.call[i]))

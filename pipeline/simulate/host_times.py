@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.overheads.op_names import calls_signature, switch_signature
-from pipeline.overheads.overhead_model import GLOBAL, Found, OverheadModel
+from pipeline.overheads.overhead_model import GLOBAL, LookedUp, OverheadModel
 from pipeline.simulate.step_program import HOST_EVIDENCE, StepSequence
 from pipeline.trace.host_activity import CPU_API
 
@@ -22,7 +22,7 @@ class HostTimes:
     def __init__(self, sequence: StepSequence, model: OverheadModel, counts: Ints, workload: str | None) -> None:
         self.sequence, self.model, self.counts, self.workload = sequence, model, counts, workload
         self.by_count = np.array([calls_signature(int(n)) for n in counts], object)
-        self.found: list[tuple[Found, Ints]] = []
+        self.found: list[tuple[LookedUp, Ints]] = []
 
     def gaps(self) -> Floats:
         """T1 (or the loading gap) before each item."""

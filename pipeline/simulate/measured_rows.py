@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.simulate.perfetto import metadata_event, slice_event, thread_name
 from pipeline.simulate.trace_program import Iteration
-from pipeline.simulate.trace_selection import Source
+from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, Category
 from pipeline.trace.load import load_trace
@@ -33,7 +33,7 @@ def measured_events(trace_file: str | Path) -> list[dict[str, Any]]:
     Raises:
         TraceError: the trace is damaged.
     """
-    source = Source.of(load_trace(trace_file))
+    source = TraceSelection.of(load_trace(trace_file))
     chosen = [iteration for iteration in (source.chosen[1:] or source.chosen) if iteration.span_us > 0]
     if not chosen:
         return []

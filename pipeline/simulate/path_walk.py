@@ -27,7 +27,7 @@ Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-NOTHING, BACKLOG = -1, -2
+NO_CALL, BACKLOG = -1, -2
 """Values used instead of the index of an awaited call: -1 for no wait, -2 for work queued before the step."""
 
 
@@ -91,7 +91,7 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
     """The critical path of the first draw."""
     p = step.program
     rows, calls = np.zeros(len(p), bool), np.zeros(p.call_count, bool)
-    launch_row = np.full(p.call_count, NOTHING, np.int64)
+    launch_row = np.full(p.call_count, NO_CALL, np.int64)
     launching = np.flatnonzero(p.call >= 0)
     launch_row[p.call[launching]] = launching
     own = _before_on_thread(p.thread.tolist())
@@ -102,7 +102,7 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
             rows[at] = True
             host += float(p.tail_us[at])
             awaited = int(step.host_cause[at])
-            if awaited == NOTHING:
+            if awaited == NO_CALL:
                 host += float(p.api_us[at])
                 moment = _Moment.ROW_START
             else:
@@ -110,7 +110,7 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
         elif moment == _Moment.ROW_START:
             rows[at] = True
             made_room = int(step.launch_cause[at])
-            if made_room != NOTHING:
+            if made_room != NO_CALL:
                 moment, at = _Moment.CALL_BEGIN, made_room
                 continue
             before, lead = int(p.previous[at]), float(p.lead_us[at] + p.gap_us[at])
@@ -124,13 +124,13 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
             moment = _Moment.CALL_BEGIN
         else:
             awaited = int(step.device_cause[at])
-            moment, at = (_Moment.ROW_START, int(launch_row[at])) if awaited == NOTHING else (_Moment.CALL_END, awaited)
+            moment, at = (_Moment.ROW_START, int(launch_row[at])) if awaited == NO_CALL else (_Moment.CALL_END, awaited)
     return CriticalPath(rows, calls, host, float((step.device_end - step.device_start)[calls, 0].sum()))
 
 
 def _last(step: SimulatedStep) -> tuple[_Moment, int]:
-    """The row, or the call if one ends later, whose end is the end of the step; `NOTHING` for an empty step."""
-    row = int(np.argmax(step.row_end[:, 0])) if len(step.program) else NOTHING
+    """The row, or the call if one ends later, whose end is the end of the step; `NO_CALL` for an empty step."""
+    row = int(np.argmax(step.row_end[:, 0])) if len(step.program) else NO_CALL
     if not np.isnan(step.device_end[:, 0]).all():
         call = int(np.nanargmax(step.device_end[:, 0]))
         if step.device_end[call, 0] > step.row_end[row, 0]:
@@ -143,6 +143,6 @@ def _before_on_thread(thread: list[int]) -> list[int]:
     latest: dict[int, int] = {}
     out = []
     for row, which in enumerate(thread):
-        out.append(latest.get(which, NOTHING))
+        out.append(latest.get(which, NO_CALL))
         latest[which] = row
     return out

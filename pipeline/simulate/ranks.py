@@ -26,7 +26,7 @@ from pipeline.simulate.replay import build, refuse_unlinked
 from pipeline.simulate.step_program import Program
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_program import Iteration
-from pipeline.simulate.trace_selection import Source, learn
+from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.simulate.unforeseen import unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.iterations import step_number
@@ -42,7 +42,7 @@ begin with `nccl` or `rccl`."""
 
 MAX_PASSES = 20
 """Largest number of passes over all ranks."""
-SETTLED_US = 0.01
+CONVERGED_US = 0.01
 """Passes end when no collective moves by more than this time, in µs."""
 
 
@@ -90,7 +90,9 @@ def simulate_ranks(
     """
     counts = {len(calls) for calls in collectives}
     if len(counts) != 1:
-        raise InputError(f"ranks take part in {sorted(counts)} collectives; give traces of the same step")
+        raise InputError(
+            f"the ranks have different numbers of collectives ({sorted(counts)}); give traces of the same step"
+        )
     times = [np.array(values, float) for values in kernel_us]
     own = np.array([values[calls] for values, calls in zip(times, collectives, strict=True)])
     transfer = own.min(axis=0)
@@ -106,7 +108,7 @@ def simulate_ranks(
         ends = (arrival + begin).max(axis=0) + transfer - begin
         for values, calls, end, start in zip(times, collectives, ends, arrival, strict=True):
             values[calls] = end - start
-        if np.abs(ends - last_ends).max(initial=0.0) <= SETTLED_US:
+        if np.abs(ends - last_ends).max(initial=0.0) <= CONVERGED_US:
             break
         last_ends = ends
     return timelines, passes
@@ -125,8 +127,8 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
         InputError: fewer than two ranks, one of them twice, ranks of different steps, or with other collectives.
     """
     if len(paths) < 2:
-        raise InputError("co-simulation needs the traces of two ranks or more")
-    sources = [Source.of(load_trace(path)) for path in paths]
+        raise InputError("co-simulation needs the traces of at least two ranks")
+    sources = [TraceSelection.of(load_trace(path)) for path in paths]
     for path, source in zip(paths, sources, strict=True):
         if not source.chosen:
             raise TraceError(f"{path}: no operators in any iteration")
@@ -134,15 +136,15 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     _refuse_twice(sources)
     steps = _same_step(sources)
     collectives = _paired(sources, steps)
-    lasting = [source.lasting for source in sources]
-    samples = [learn([source])[0] for source in lasting]
+    trimmed = [source.without_one_time_costs for source in sources]
+    samples = [learn([source])[0] for source in trimmed]
     programs, times = [], []
     for rank, (source, iteration) in enumerate(zip(sources, steps, strict=True)):
         others = [number for number in range(len(sources)) if number != rank]
         model = OverheadModel(summarise(pd.concat([samples[number] for number in others], ignore_index=True)))
         waits = WaitModel()
         for number in others:
-            waits.learn(lasting[number].act, lasting[number].keys, lasting[number].chosen)
+            waits.learn(trimmed[number].act, trimmed[number].keys, trimmed[number].chosen)
         programs.append(build(source, iteration, model, waits))
         times.append(iteration.kernel_us)
     starts = np.array([iteration.start_ns for iteration in steps])
@@ -163,23 +165,26 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     return out
 
 
-def _distributed(source: Source, key: str) -> int | None:
+def _distributed(source: TraceSelection, key: str) -> int | None:
     """A field of the job's description in a trace (`rank`, `world_size`); None where it is absent."""
     info = source.act.trace.metadata.get("distributedInfo")
     value = info.get(key) if isinstance(info, dict) else None
     return value if type(value) is int else None
 
 
-def _missing(sources: Sequence[Source]) -> list[str]:
+def _missing(sources: Sequence[TraceSelection]) -> list[str]:
     """A note if the job had more ranks than are given."""
     world = max((_distributed(source, "world_size") or 0 for source in sources), default=0)
     if world <= len(sources):
         return []
-    return [f"of {world} ranks of the job {len(sources)} are given: a collective ends when the last of these arrives"]
+    return [
+        f"traces of {len(sources)} of the job's {world} ranks are given; a collective ends when the last of these "
+        "ranks arrives"
+    ]
 
 
-def _refuse_twice(sources: Sequence[Source]) -> None:
-    seen: dict[int, Source] = {}
+def _refuse_twice(sources: Sequence[TraceSelection]) -> None:
+    seen: dict[int, TraceSelection] = {}
     for source in sources:
         rank = _distributed(source, "rank")
         if rank is None:
@@ -192,7 +197,7 @@ def _refuse_twice(sources: Sequence[Source]) -> None:
         seen[rank] = source
 
 
-def _same_step(sources: Sequence[Source]) -> list[Iteration]:
+def _same_step(sources: Sequence[TraceSelection]) -> list[Iteration]:
     """The last step that the traces of all ranks contain, one iteration per rank."""
     numbered = [{step_number(source.act.trace, it.number): it for it in source.chosen} for source in sources]
     steps = [source.chosen[-1] for source in sources]
@@ -209,13 +214,13 @@ def _same_step(sources: Sequence[Source]) -> list[Iteration]:
     last = max(range(len(steps)), key=lambda i: steps[i].start_ns)
     if steps[last].start_ns >= steps[first].end_ns:
         raise InputError(
-            f"the steps of {sources[first].act.trace.path} and {sources[last].act.trace.path} do not overlap in time; give "
-            "traces of the same step, by clocks that agree"
+            f"the steps of {sources[first].act.trace.path} and {sources[last].act.trace.path} do not overlap in time; "
+            "give traces of the same step, with synchronised clocks"
         )
     return steps
 
 
-def _paired(sources: Sequence[Source], steps: Sequence[Iteration]) -> list[Ints]:
+def _paired(sources: Sequence[TraceSelection], steps: Sequence[Iteration]) -> list[Ints]:
     """Collective calls of each rank's step; the k-th of a name on one rank is the k-th of that name on the others.
 
     Ranks may use different communicators in a different order. Pairing by order alone could pair an all-reduce with

@@ -28,13 +28,13 @@ from pipeline.simulate.replay_options import Options
 from pipeline.simulate.replay_result import Replayed, ReplayResult
 from pipeline.simulate.step_program import Kind, Program
 from pipeline.simulate.trace_program import Iteration, program_from_trace
-from pipeline.simulate.trace_selection import Source, learn
+from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.simulate.unforeseen import unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.kineto_fields import API_CATEGORIES, KERNEL_LAUNCHES
 from pipeline.trace.load import load_trace
 
-MOST_UNMATCHED = 0.5
+MAX_UNMATCHED_SHARE = 0.5
 """Share of host time without statistics of its own ops from which a replay prints a note."""
 
 
@@ -48,9 +48,9 @@ class Fold:
         few: iterations of the target that give one factor on host times; they are not evaluated. None for no factor.
     """
 
-    train: tuple[Source, ...]
-    test: Source
-    few: Source | None = None
+    train: tuple[TraceSelection, ...]
+    test: TraceSelection
+    few: TraceSelection | None = None
 
 
 def replay(
@@ -77,34 +77,34 @@ def replay(
     """
     if timeline is not None:
         refuse_overwriting(timeline, path, *overheads)
-    target = Source.of(load_trace(path))
+    target = TraceSelection.of(load_trace(path))
     if not target.chosen or not any(iteration.span_us > 0 for iteration in target.chosen):
         raise TraceError(
             f"{path}: no operators in any iteration; record the trace with activities=[CPU, CUDA] and at least one step"
         )
     refuse_unlinked(target)
     target = target.only([iteration for iteration in target.chosen if iteration.span_us > 0])
-    others = [Source.of(load_trace(other)) for other in overheads]
+    others = [TraceSelection.of(load_trace(other)) for other in overheads]
     for other, source in zip(overheads, others, strict=True):
         if not source.chosen:
-            raise TraceError(f"{other}: no operators in any iteration; nothing to learn overheads from")
+            raise TraceError(f"{other}: no operators in any iteration, so overheads cannot be extracted")
         refuse_unlinked(source)
     result = replay_source(target, others, options, calibrate)
     if any(_same_run(target, other) for other in others):
-        itself = "overheads come from the evaluated trace itself: no held-out figure"
+        itself = "overheads come from the evaluated trace itself, so the error is not a held-out error"
         result = replace(result, notes=(itself, *result.notes))
     if timeline is not None:
         _write(target, result.replayed, timeline)
     return result
 
 
-def _same_run(one: Source, other: Source) -> bool:
+def _same_run(one: TraceSelection, other: TraceSelection) -> bool:
     """Whether two traces contain the same events, regardless of file name and compression."""
     ours, theirs = one.act.trace.columns, other.act.trace.columns
     return all(np.array_equal(ours[name], theirs[name]) for name in ("ts_ns", "dur_ns", "correlation"))
 
 
-def refuse_unlinked(source: Source) -> None:
+def refuse_unlinked(source: TraceSelection) -> None:
     """Raise for a trace without usable GPU work: no kernel was recorded, or the CPU did the work instead.
 
     Raises:
@@ -115,7 +115,7 @@ def refuse_unlinked(source: Source) -> None:
         launches = [name for name in trace.names[trace.is_category(*API_CATEGORIES)] if KERNEL_LAUNCHES.match(name)]
         if launches:
             raise TraceError(
-                f"{trace.path}: {len(launches)} launches of kernels, but no work of a GPU: the profiler lost it (no "
+                f"{trace.path}: {len(launches)} kernel launches, but no GPU events: the profiler lost them (no "
                 "permission for CUPTI, or a second profiler); record the trace with activities=[CPU, CUDA]"
             )
     elif not len(source.act.call_event):
@@ -126,7 +126,7 @@ def refuse_unlinked(source: Source) -> None:
 
 
 def replay_source(
-    target: Source, others: Sequence[Source] = (), options: Options | None = None, calibrate: int = 0
+    target: TraceSelection, others: Sequence[TraceSelection] = (), options: Options | None = None, calibrate: int = 0
 ) -> ReplayResult:
     """`replay` for loaded traces, to run several options on one trace."""
     options = options or Options()
@@ -135,9 +135,13 @@ def replay_source(
         options = replace(options, estimator="mean")  # a trace's own mean gives its own host time
     replayed: list[Replayed] = []
     samples = []
-    notes = ["one iteration only: predicted from its own statistics, no held-out figure"] if split == "none" else []
+    notes = (
+        ["only one iteration: it is predicted from its own statistics, so the error is not a held-out error"]
+        if split == "none"
+        else []
+    )
     for fold in folds:
-        train = fold.train if split == "none" else tuple(source.lasting for source in fold.train)
+        train = fold.train if split == "none" else tuple(source.without_one_time_costs for source in fold.train)
         seen = learn(train, waiting=options.form == "published")
         samples.append(seen[0])
         model, remark = _model(fold, seen, options)
@@ -150,7 +154,7 @@ def replay_source(
     return ReplayResult(target.act.trace, split, tuple(replayed), pd.concat(samples, ignore_index=True), tuple(notes))
 
 
-def _write(target: Source, replayed: Sequence[Replayed], path: str | Path) -> None:
+def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Path) -> None:
     trace, events = target.act.trace, target.act.call_event
     base = int(trace.metadata.get("baseTimeNanoseconds", 0))
     steps = [(r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
@@ -159,25 +163,25 @@ def _write(target: Source, replayed: Sequence[Replayed], path: str | Path) -> No
     write_timeline(steps, path, names=names, beside=beside)
 
 
-def _folds(target: Source, others: tuple[Source, ...], calibrate: int) -> tuple[str, list[Fold]]:
+def _folds(target: TraceSelection, others: tuple[TraceSelection, ...], calibrate: int) -> tuple[str, list[Fold]]:
     """The split between statistics and evaluation: its name and the folds."""
     if calibrate < 0 or (calibrate and not others):
-        raise InputError("calibrate: a number of iterations, together with traces to take overheads from")
-    settled = target.settled.chosen
+        raise InputError("calibrate: needs a number of iterations above 0 and traces of other hosts")
+    iterations = target.after_warm_up.chosen
     if calibrate:
-        if calibrate >= len(settled):
+        if calibrate >= len(iterations):
             raise InputError(
-                f"{target.act.trace.path}: {len(settled)} iterations behind the first; to calibrate on {calibrate} leaves "
+                f"{target.act.trace.path}: {len(iterations)} iterations after the first; to calibrate on {calibrate} leaves "
                 "none to evaluate"
             )
-        few, rest = target.only(settled[:calibrate]), target.only(settled[calibrate:])
+        few, rest = target.only(iterations[:calibrate]), target.only(iterations[calibrate:])
         return f"other traces, factor from {calibrate} iterations", [Fold(others, rest, few)]
     if others:
         return "other traces", [Fold(others, target)]
-    half = len(settled) // 2
+    half = len(iterations) // 2
     if not half:
         return "none", [Fold((target,), target)]
-    first, second = target.only(settled[:half]), target.only(settled[half:])
+    first, second = target.only(iterations[:half]), target.only(iterations[half:])
     return "halves", [Fold((second,), first), Fold((first,), second)]
 
 
@@ -187,16 +191,16 @@ def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -
     if fold.few is None:
         table = summarise(samples, options.estimator, signatures=options.signatures)
         return OverheadModel(_ablated(table, options)), []
-    few = fold.few.lasting
+    few = fold.few.without_one_time_costs
     own, _ = learn([few])
     waits.learn(few.act, few.keys, few.chosen)
     donor = OverheadModel(merged(samples, options.estimator))
     found = factor_of(donor, own)
     if found.common < MIN_COMMON:
-        return donor, [f"only {found.common} overheads in common with the other traces: host times are not scaled"]
+        return donor, [f"only {found.common} overheads in common with the other traces, so host times are not scaled"]
     return donor.scaled(found.scale), [
         f"host times of the other traces times {found.scale:.3f}, from {len(few.chosen)} iterations that are not "
-        f"evaluated ({found.coverage:.0%} of their host time in ops that the other traces know)"
+        f"evaluated ({found.coverage:.0%} of their host time is in ops of the other traces)"
     ]
 
 
@@ -206,7 +210,7 @@ def _left_out(folds: Sequence[Fold]) -> list[str]:
     for source in (source for fold in folds for source in fold.train):
         counts[source.name] = counts.get(source.name, 0) + len(source.one_time)
     return [
-        f"statistics of {name} leave out {count} one-time calls of the CUDA runtime"
+        f"statistics of {name} exclude {count} one-time calls of the CUDA runtime"
         for name, count in counts.items() if count
     ]  # fmt: skip
 
@@ -214,9 +218,12 @@ def _left_out(folds: Sequence[Fold]) -> list[str]:
 def _unmatched(replayed: Sequence[Replayed]) -> list[str]:
     """A note where statistics of other ops had to be used."""
     share = float(np.mean([r.program.unmatched_host_share for r in replayed]))
-    if share < MOST_UNMATCHED:
+    if share < MAX_UNMATCHED_SHARE:
         return []
-    return [f"{share:.0%} of the predicted host time rests on means over all ops: the statistics lack this trace's ops"]
+    return [
+        f"{share:.0%} of the predicted host time comes from means over all ops, because the statistics do not "
+        "have this trace's ops"
+    ]
 
 
 def _evaluate(fold: Fold, model: OverheadModel, waits: WaitModel, options: Options) -> Iterator[Replayed]:
@@ -228,7 +235,7 @@ def _evaluate(fold: Fold, model: OverheadModel, waits: WaitModel, options: Optio
 
 
 def build(
-    source: Source, iteration: Iteration, model: OverheadModel, waits: WaitModel, options: Options | None = None
+    source: TraceSelection, iteration: Iteration, model: OverheadModel, waits: WaitModel, options: Options | None = None
 ) -> Program:
     """Program of one iteration, without the parts that the options switch off."""
     options = options or Options()

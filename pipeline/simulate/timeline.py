@@ -43,9 +43,9 @@ class Timeline:
         device_start: start of each call, shape (calls, draws); NaN for calls that are waits.
         device_end: end of each call, shape (calls, draws).
         launch_cause: call whose begin made room in the queue for each row's launch in the first draw;
-            `path_walk.NOTHING` where there was room.
-        host_cause: call for whose end each row waited in the first draw; `path_walk.NOTHING`, or `path_walk.BACKLOG`.
-        device_cause: call for which each call waited in the first draw; `path_walk.NOTHING` if it waited only for its
+            `path_walk.NO_CALL` where there was room.
+        host_cause: call for whose end each row waited in the first draw; `path_walk.NO_CALL`, or `path_walk.BACKLOG`.
+        device_cause: call for which each call waited in the first draw; `path_walk.NO_CALL` if it waited only for its
             launch, or `path_walk.BACKLOG`.
     """
 

@@ -5,7 +5,7 @@ and the moment at which the event was recorded. Other traces show only that a wa
 
 - The first call launched after a wait is a *waiter*.
 - An edge connects it to the last call launched before it on another stream.
-- The edge is kept if the waiter began after the end of that call in almost all training iterations (`_MOST_BROKEN`).
+- The edge is kept if the waiter began after the end of that call in almost all training iterations (`_MAX_CONTRADICTED_SHARE`).
 
 The key of an edge is the same in every iteration: op, kernel, and the number of earlier calls with both. Edges
 therefore apply to iterations and ranks that were not used for training.
@@ -31,7 +31,7 @@ Edge = tuple[str, str, int, int, int]
 TOLERANCE_NS = 2_000
 """Time in ns by which a waiter may begin before the awaited end, because timestamps are rounded to a microsecond."""
 
-_MOST_BROKEN = 0.1
+_MAX_CONTRADICTED_SHARE = 0.1
 """Share of contradicting training occurrences above which an edge is dropped."""
 
 
@@ -54,7 +54,7 @@ class WaitModel:
 
     def holds(self, edge: Edge) -> bool:
         """Whether training saw this edge and did not contradict it."""
-        return edge in self.seen and self.broken[edge] <= _MOST_BROKEN * self.seen[edge]
+        return edge in self.seen and self.broken[edge] <= _MAX_CONTRADICTED_SHARE * self.seen[edge]
 
     def edges(self, act: Activity, keys: ItemKeys, iteration: Iteration) -> dict[int, list[int]]:
         """Awaited calls of each waiter of an iteration, numbered within it. Only the order of its calls is used."""

@@ -23,7 +23,7 @@ import orjson
 
 from pipeline.errors import TraceError
 from pipeline.trace.file_scan import Batch
-from pipeline.trace.kineto_fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, TEXT_ARGS, UNNAMED, api_name
+from pipeline.trace.kineto_fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, TEXT_ARGS, UNNAMED_API, api_name
 
 Ints = npt.NDArray[np.int64]
 MISSING = np.iinfo(np.int64).min
@@ -99,7 +99,7 @@ class Columns:
         fields = _fields(events)
         self._append("ts_ns", self._stamps(batch, fields["ts"]))
         self._append("dur_ns", self._durations(batch, fields["dur"]))
-        if UNNAMED in fields["name"]:
+        if UNNAMED_API in fields["name"]:
             fields["name"] = [api_name(*pair) for pair in zip(fields["name"], fields["args"], strict=True)]
         for column in ("name", "cat"):
             self._text(batch, fields[column], column)
@@ -166,17 +166,17 @@ class Columns:
         kinds = set(map(type, values))
         if not kinds <= {int, float}:
             raise self._wrong(batch, lambda e: type(e.get(key, 0 if key == "dur" else None)) not in (int, float),
-                              f"has no number as {key}")  # fmt: skip
+                              f"has a {key} that is not a number")  # fmt: skip
         low, high = _LIMITS_US[key]
         if not (low <= min(values) and max(values) <= high) or (float in kinds and _has_nan(values)):
             raise self._wrong(
-                batch, lambda e: not low <= e.get(key, 0) <= high, f"has a {key} that is no time in microseconds"
+                batch, lambda e: not low <= e.get(key, 0) <= high, f"has a {key} that is not a time in microseconds"
             )
 
     def _text(self, batch: Batch, values: Sequence[Any], key: str) -> None:
         absent = _DEFAULTS[key]
         if set(map(type, values)) != {str}:
-            raise self._wrong(batch, lambda e: type(e.get(key, absent)) is not str, f"has no text as {key}")
+            raise self._wrong(batch, lambda e: type(e.get(key, absent)) is not str, f"has a {key} that is not text")
         if key == "cat":
             plain = CATEGORY_ALIASES.keys().isdisjoint(values)
             values = values if plain else [CATEGORY_ALIASES.get(value, value) for value in values]
@@ -198,14 +198,16 @@ class Columns:
                 number = int(text) if text.lstrip("-").isdigit() and len(text) < 18 else None
                 out[i] = number if number is not None else -(2**62) - int(self._encode("process", [text], 1)[0])
             else:
-                raise self._wrong(batch, lambda e: not isinstance(e.get(key, 0), str | int | float), f"has a bad {key}")
+                raise self._wrong(
+                    batch, lambda e: not isinstance(e.get(key, 0), str | int | float), f"has an invalid {key}"
+                )
         return out
 
     def _arguments(self, batch: Batch, values: Sequence[Any]) -> None:
         """Columns from the arguments, category by category. A column that no event has takes no memory."""
         args = values if set(map(type, values)) == {dict} else [value or _NO_ARGS for value in values]
         if args is not values and set(map(type, args)) != {dict}:
-            raise self._wrong(batch, lambda e: type(e.get("args") or {}) is not dict, "has args that are no object")
+            raise self._wrong(batch, lambda e: type(e.get("args") or {}) is not dict, "has args that are not an object")
         category = self.parts["cat"][-1][1]
         names = list(self.vocabulary["cat"].codes)
         columns: dict[str, Ints] = {}
@@ -273,7 +275,7 @@ class Columns:
                 return TraceError(f"{self.path}: traceEvents[{batch.first + i}] is not an object")
             if event.get("ph") == "X" and test(event):
                 return TraceError(f"{self.path}: traceEvents[{batch.first + i}] {what}")
-        return TraceError(f"{self.path}: an event behind traceEvents[{batch.first}] {what}")
+        return TraceError(f"{self.path}: an event after traceEvents[{batch.first}] {what}")
 
 
 def _fields(events: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:

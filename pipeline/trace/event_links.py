@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pipeline.trace import nesting as tree
 from pipeline.trace.event_columns import MISSING
-from pipeline.trace.iterations import assign, windows
+from pipeline.trace.iterations import iteration_of, windows
 from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
     BACKWARD_PREFIX,
@@ -36,7 +36,7 @@ Flags = npt.NDArray[np.bool_]
 
 def link(trace: Trace) -> None:
     """Fill in the columns that link events, the device, and the windows of the iterations."""
-    _mark(trace)
+    _mark_annotations(trace)
     columns = trace.columns
     host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
     annotation = trace.is_category(Category.ANNOTATION)
@@ -49,7 +49,7 @@ def link(trace: Trace) -> None:
     is_op, is_frame = op[rows], op[rows] | annotation[rows]
     raw_parent = tree.enclosing(thread[order], start, end)
     parent = tree.nearest(raw_parent, is_frame)
-    operator = is_op & ~_label(trace, rows, parent, is_op)
+    operator = is_op & ~_label_sections(trace, rows, parent, is_op)
 
     def to_events(local: Ints) -> Ints:
         out = np.full(len(trace), -1, np.int64)
@@ -74,14 +74,14 @@ def link(trace: Trace) -> None:
         columns[column][device] = np.where(found, columns[column][launch], -1)
     if (~found).any():
         trace.notes.append(f"{int((~found).sum())} of {len(device)} device events have no launch in the trace")
-    trace.notes += _doubts(trace, device, launch, runtime)
+    trace.notes += _link_warnings(trace, device, launch, runtime)
     trace.device = _device_name(trace.metadata, columns, device)
-    _iterate(trace, annotation, host, device, launch, found)
+    _find_iterations(trace, annotation, host, device, launch, found)
     columns["phase"] = phases(trace, rows, parent, device, launch)
     trace.vocabulary["phase"] = np.array(PHASES, object)
 
 
-def _mark(trace: Trace) -> None:
+def _mark_annotations(trace: Trace) -> None:
     """Mark steps, optimizers and loaders as annotations, because PyTorch 1.8 recorded them as operators."""
     columns, vocabulary = trace.columns, trace.vocabulary
     marks = [name.startswith((STEP_MARKER, OPTIMIZER_PREFIX, LOADER_MARKER)) for name in vocabulary["name"]]
@@ -95,7 +95,7 @@ def _mark(trace: Trace) -> None:
     columns["category"] = np.where(wrong, known[0], columns["category"]).astype(columns["category"].dtype)
 
 
-def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
+def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
     columns = trace.columns
     trace.process = _main_process(trace, launch[found])
     main = columns["pid"] == trace.process
@@ -111,14 +111,14 @@ def _iterate(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: 
     )
     if not trace.marker and any(name.startswith(ZERO_GRAD_MARKER) for name in names):
         trace.notes.append(
-            f"one {ZERO_GRAD_MARKER} bounds no step: the whole trace counts as one iteration; where it holds more than "
-            "a step, mark steps with profiler.step()"
+            f"a single {ZERO_GRAD_MARKER} does not separate steps, so the whole trace counts as one iteration; to "
+            "separate them, mark steps with profiler.step()"
         )
     if not len(busy):
         trace.opens = trace.closes = np.empty(0, np.int64)
     iteration = np.full(len(trace), -1, np.int64)
     own = host[main[host]]
-    iteration[own] = assign(columns["ts_ns"][own], trace.opens, trace.closes) if len(trace.opens) else -1
+    iteration[own] = iteration_of(columns["ts_ns"][own], trace.opens, trace.closes) if len(trace.opens) else -1
     iteration[device] = np.where(found, iteration[launch], -1)
     columns["iteration"] = iteration
 
@@ -135,13 +135,13 @@ def _main_process(trace: Trace, launches: Ints) -> int:
     main = int(processes[np.argmax(np.where(launched, count + len(ops), count))])
     if len(processes) > 1:
         trace.notes.append(
-            f"{len(processes)} processes ran operators; iterations are those of process {main}, "
-            "give each rank's trace on its own to see the others"
+            f"{len(processes)} processes ran operators; the iterations are those of process {main}; give each rank's "
+            "trace separately to see the others"
         )
     return main
 
 
-def _label(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
+def _label_sections(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
     """Ops that only name a section of code: without namespace (`DistributedDataParallel.forward`), and with ops inside."""
     plain = np.array([":" not in name for name in trace.vocabulary["name"]], bool)
     has_child = np.zeros(len(rows), bool)
@@ -158,13 +158,14 @@ def thread_numbers(pid: Ints, tid: Ints) -> Ints:
     return np.asarray(both, np.int64)
 
 
-def _doubts(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> list[str]:
+def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> list[str]:
     """Notes on what makes the links between device and host unreliable, one sentence each."""
     columns, notes = trace.columns, []
     if not len(device):
         if trace.metadata.get("deviceProperties") and len(runtime) == 0 and trace.is_category(Category.OP).any():
             notes.append(
-                "the trace lists GPUs but holds no work of them: the CPU is taken as the device; if a GPU worked, record "
+                "the trace lists GPUs but has no events of them, so the CPU counts as the device; if a GPU was used, "
+                "record "
                 "the trace with activities=[CPU, CUDA]"
             )
         return notes
@@ -183,7 +184,8 @@ def _doubts(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> list[str
     repeated = int(shared[launch].sum())
     if repeated:
         notes.append(
-            f"{repeated} of {len(device)} device events carry a correlation id that several calls carry: each is tied to the "
+            f"{repeated} of {len(device)} device events have a correlation id that several calls have; each is linked "
+            "to the "
             "latest such call before it"
         )
     return notes

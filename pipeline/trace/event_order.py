@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace.event_columns import MISSING, Columns
-from pipeline.trace.kineto_fields import TEXT_ARGS, plain_api
+from pipeline.trace.kineto_fields import TEXT_ARGS, base_api_name
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -19,7 +19,7 @@ def ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], di
         known = raw.vocabulary.get("cat" if column == "category" else column)
         texts = np.array(known.texts if known else [], object)
         if column == "name":
-            texts[:] = [plain_api(text) for text in texts]
+            texts[:] = [base_api_name(text) for text in texts]
         vocabulary[column], rank = np.unique(texts, return_inverse=True)
         columns[column] = np.append(rank, -1).astype(np.int32)[columns[column]]  # type: ignore[assignment]
     order = _order(columns)
@@ -46,7 +46,7 @@ def _order(columns: dict[str, Ints]) -> Ints:
     return order
 
 
-def without_copies(columns: dict[str, Ints]) -> tuple[dict[str, Ints], int]:
+def without_duplicates(columns: dict[str, Ints]) -> tuple[dict[str, Ints], int]:
     """Sorted columns without duplicate events, and the number of duplicates.
 
     A file that was joined with itself contains every event twice, and therefore twice the work. With timestamps in

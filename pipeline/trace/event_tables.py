@@ -21,7 +21,7 @@ from pipeline.trace.linked_trace import Trace
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS = 1 << 13
+ROW_GROUP_EVENTS = 1 << 13
 """Events per row group of a parquet file: about 1 MB as text, which is the only memory needed beside the columns."""
 
 
@@ -50,22 +50,24 @@ def _release_memory() -> None:
 
 
 def _groups(trace: Trace, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Arrow tables of `ROWS` rows each. Columns that must not be empty are checked here.
+    """Arrow tables of `ROW_GROUP_EVENTS` rows each. Columns that must not be empty are checked here.
 
     Arrays are made from buffers, because `pyarrow.array` imports pandas to check whether its argument is a Series.
     """
     import pyarrow as pa
 
     vocabulary = {name: [str(text).encode() for text in texts] for name, texts in trace.vocabulary.items()}
-    for begin in range(0, len(trace), ROWS):
+    for begin in range(0, len(trace), ROW_GROUP_EVENTS):
         columns = []
         for field in schema:
             if field.name == "event_id":
-                column = _integers(np.arange(begin, min(begin + ROWS, len(trace)), dtype=np.int64), int(MISSING))
+                column = _integers(
+                    np.arange(begin, min(begin + ROW_GROUP_EVENTS, len(trace)), dtype=np.int64), int(MISSING)
+                )
             elif field.name in vocabulary:
-                column = _texts(trace.columns[field.name][begin : begin + ROWS], vocabulary[field.name])
+                column = _texts(trace.columns[field.name][begin : begin + ROW_GROUP_EVENTS], vocabulary[field.name])
             else:
-                column = _integers(trace.columns[field.name][begin : begin + ROWS], absent(field.name))
+                column = _integers(trace.columns[field.name][begin : begin + ROW_GROUP_EVENTS], absent(field.name))
             if column.null_count and not field.nullable:
                 raise TableError(f"{trace.path}: events table has empty values in column {field.name}")
             columns.append(column)

@@ -59,8 +59,8 @@ class Scanner:
     path: Path
     metadata: dict[str, Any] = field(default_factory=dict)
     bytes_read: int = 0
-    mended: bool = False
-    _bare: bool = False
+    repaired: bool = False
+    _is_bare_list: bool = False
 
     def batches(self) -> Iterator[Batch]:
         """The events, in file order.
@@ -74,10 +74,10 @@ class Scanner:
         except FileNotFoundError:
             raise TraceError(f"{self.path}: no such file") from None
         except IsADirectoryError:
-            raise TraceError(f"{self.path}: is a folder; name the trace file in it") from None
+            raise TraceError(f"{self.path}: is a folder; give the path of the trace file in it") from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TraceError(
-                f"{self.path}: the gzip data is cut off or damaged after {self.bytes_read} unpacked bytes ({error}); "
+                f"{self.path}: the gzip data is truncated or damaged after {self.bytes_read} unpacked bytes ({error}); "
                 "copy the file again"
             ) from None
         except OSError as error:
@@ -105,16 +105,16 @@ class Scanner:
                 self._tail(b"".join([tail, *iter(lambda: self._read(stream), b"")]))
                 return
             if events is None and ended:
-                yield from self._loose_end(buffer, count)
+                yield from self._repair_end(buffer, count)
                 return
             if events is None and (cut := _loose_cut(buffer)) > 0:
-                events = self._mend(buffer[:cut], count)
+                events = self._repair(buffer[:cut], count)
             if events is not None:
                 yield Batch(events, buffer[:cut], count)
                 count += len(events)
                 buffer = buffer[cut:].lstrip()[1:]  # the comma
             if len(buffer) > MAX_EVENT_BYTES:
-                raise TraceError(f"{self.path}: event {count} (byte {self._place(buffer)}) has no end")
+                raise TraceError(f"{self.path}: event {count} (byte {self._place(buffer)}) is too long or never ends")
             if not ended:
                 data = self._read(stream, len(buffer))
                 ended = not data
@@ -128,14 +128,14 @@ class Scanner:
             buffer = (buffer + data).removeprefix(codecs.BOM_UTF8)
             text = buffer.lstrip()
             if text.startswith(b"["):  # Chrome's array form: events without metadata
-                self._bare = True
+                self._is_bare_list = True
                 return text[1:], not data
             for match in _ARRAY.finditer(buffer):
                 head = _parse_any(buffer[: match.end() - 1] + b"null}")
                 if isinstance(head, dict):
                     head.pop("traceEvents", None)
                     self.metadata.update(head)
-                    self._bare = False
+                    self._is_bare_list = False
                     return buffer[match.end() :], not data
             if not data or len(buffer) > MAX_EVENT_BYTES:
                 raise self._no_array(buffer)
@@ -144,7 +144,7 @@ class Scanner:
         if not buffer.strip():
             return TraceError(f"{self.path}: the file is empty")
         if buffer.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return TraceError(f"{self.path}: this is UTF-16 text, and profilers write UTF-8; save it as UTF-8")
+            return TraceError(f"{self.path}: the file is UTF-16 text; save it as UTF-8, as profilers do")
         whole = _parse_any(buffer)
         if isinstance(whole, dict) and "traceEvents" in whole:
             return TraceError(f"{self.path}: traceEvents is not a list")
@@ -152,40 +152,42 @@ class Scanner:
             return TraceError(f"{self.path}: this is an execution trace; a profiler trace (traceEvents) is needed")
         if isinstance(whole, dict):
             return TraceError(f"{self.path}: no traceEvents in this JSON file; export it with prof.export_chrome_trace")
-        return TraceError(f"{self.path}: not a JSON trace, or cut off before its events (byte {len(buffer)})")
+        return TraceError(f"{self.path}: not a JSON trace, or truncated before its events (byte {len(buffer)})")
 
-    def _loose_end(self, buffer: bytes, count: int) -> Iterator[Batch]:
+    def _repair_end(self, buffer: bytes, count: int) -> Iterator[Batch]:
         """The last window of a file that is not strict JSON: repair it, or raise with the position where it is cut off."""
         close = buffer.find(b"\n  ],\n") + 3  # Kineto's layout, which works also with unbalanced quotes
         close = close if close > 2 else _structural(buffer)[1]
         if close < 0:
             raise TraceError(
-                f"{self.path}: cut off at byte {self.bytes_read}, behind event {count}; copy or record the trace again"
+                f"{self.path}: truncated at byte {self.bytes_read}, after event {count}; copy or record the trace again"
             )
-        yield Batch(self._mend(buffer[:close], count), buffer[:close], count)
+        yield Batch(self._repair(buffer[:close], count), buffer[:close], count)
         self._tail(buffer[close + 1 :])
 
-    def _mend(self, text: bytes, count: int) -> list[Any]:
+    def _repair(self, text: bytes, count: int) -> list[Any]:
         events, problem = parse_loosely(text)
         if events is None:
-            place = f"behind event {count}, before byte {self.bytes_read}"
+            place = f"after event {count}, before byte {self.bytes_read}"
             raise TraceError(f"{self.path}: not valid JSON ({place}): {problem}")
-        self.mended = True
+        self.repaired = True
         return list(events)
 
     def _tail(self, rest: bytes) -> None:
         text = rest.strip()
-        if self._bare:
+        if self._is_bare_list:
             if text:
-                raise TraceError(f"{self.path}: text behind the event list, at byte {self.bytes_read - len(rest)}")
+                raise TraceError(
+                    f"{self.path}: unexpected text after the event list, at byte {self.bytes_read - len(rest)}"
+                )
             return
         if text.startswith(b","):
             text = text[1:].lstrip()
         tail = _parse_any(b"{" + text) if text != b"" else None
         if not isinstance(tail, dict):
-            raise TraceError(f"{self.path}: cut off or damaged behind its events (byte {self.bytes_read - len(rest)})")
+            raise TraceError(f"{self.path}: truncated or damaged after its events (byte {self.bytes_read - len(rest)})")
         if "traceEvents" in tail:
-            raise TraceError(f"{self.path}: holds traceEvents twice; keep one")
+            raise TraceError(f"{self.path}: has traceEvents twice; remove one")
         self.metadata.update(tail)
 
     def _place(self, buffer: bytes) -> int:

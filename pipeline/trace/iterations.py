@@ -43,10 +43,10 @@ def windows(
         rows = marks[STEP_MARKER]
         return STEP_MARKER, start[rows], end[rows]
     if len(marks[LOADER_MARKER]) > 1:
-        rows = _apart(marks[LOADER_MARKER], start, end)
+        rows = _not_nested(marks[LOADER_MARKER], start, end)
         if len(rows) > 1:
             return LOADER_MARKER, end[rows[:-1]], start[rows[1:]]
-    rows = _of_steps(_apart(marks[ZERO_GRAD_MARKER], start, end), start, learning)
+    rows = _first_of_each_step(_not_nested(marks[ZERO_GRAD_MARKER], start, end), start, learning)
     if len(rows) > 1:
         return ZERO_GRAD_MARKER, start[rows[:-1]], start[rows[1:]]
     if len(marks[LOADER_MARKER]):
@@ -59,7 +59,7 @@ def _rows(names: npt.NDArray[np.object_], start: Ints, marker: str) -> Ints:
     return rows[np.argsort(start[rows], kind="stable")]
 
 
-def _apart(rows: Ints, start: Ints, end: Ints) -> Ints:
+def _not_nested(rows: Ints, start: Ints, end: Ints) -> Ints:
     """Markers that do not begin inside an earlier one (two optimizers, nested loaders)."""
     if not len(rows):
         return rows
@@ -67,7 +67,7 @@ def _apart(rows: Ints, start: Ints, end: Ints) -> Ints:
     return rows[np.concatenate(([True], start[rows][1:] >= reach[:-1]))]
 
 
-def _of_steps(rows: Ints, start: Ints, learning: Ints) -> Ints:
+def _first_of_each_step(rows: Ints, start: Ints, learning: Ints) -> Ints:
     """Markers without those that follow another marker before any backward or optimizer work: these are further
     optimizers of the same step.
     """
@@ -88,7 +88,7 @@ def step_number(trace: Trace, iteration: int) -> int | None:
     return None
 
 
-def assign(stamps: Ints, opens: Ints, closes: Ints) -> Ints:
+def iteration_of(stamps: Ints, opens: Ints, closes: Ints) -> Ints:
     """Iteration of each timestamp; -1 if it is in none."""
     at = np.searchsorted(opens, stamps, side="right") - 1
     inside = (at >= 0) & (stamps < closes[np.maximum(at, 0)])

@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_NO_NUMBER = re.compile(r'("\s*:\s*)-?(?:nan|inf)(?=\s*[,}])')
+_NOT_A_NUMBER = re.compile(r'("\s*:\s*)-?(?:nan|inf)(?=\s*[,}])')
 _NAME = re.compile(r'("name":\s*")(.*?)("\s*,\s*"(?:pid|tid|ts|ph|cat|args|dur|id|s)"\s*:)', re.DOTALL)
 _LONE_QUOTE = re.compile(r'(?<!\\)"')
 
@@ -29,7 +29,7 @@ def parse_loosely(text: bytes, wrap: bool = True) -> tuple[Any, str]:
     """
     plain = text.decode("utf-8", errors="replace")
     problem = ""
-    for mend in (_as_is, _mend_numbers, _mend_escapes, _mend_quotes):
+    for mend in (_as_is, _repair_numbers, _repair_escapes, _repair_quotes):
         mended = mend(plain)
         try:
             return json.loads(f"[{mended}]" if wrap else mended, strict=False), ""
@@ -44,17 +44,17 @@ def _as_is(text: str) -> str:
     return text
 
 
-def _mend_numbers(text: str) -> str:
+def _repair_numbers(text: str) -> str:
     """Replace `nan`, `-nan` and `inf`, which C++ writes and which are not valid JSON."""
-    return _NO_NUMBER.sub(r"\1null", text)
+    return _NOT_A_NUMBER.sub(r"\1null", text)
 
 
-def _mend_escapes(text: str) -> str:
-    return _BAD_ESCAPE.sub(r"\\\\", _mend_numbers(text))
+def _repair_escapes(text: str) -> str:
+    return _BAD_ESCAPE.sub(r"\\\\", _repair_numbers(text))
 
 
-def _mend_quotes(text: str) -> str:
-    return _NAME.sub(lambda m: m[1] + _LONE_QUOTE.sub(r"\\" + '"', m[2]) + m[3], _mend_escapes(text))
+def _repair_quotes(text: str) -> str:
+    return _NAME.sub(lambda m: m[1] + _LONE_QUOTE.sub(r"\\" + '"', m[2]) + m[3], _repair_escapes(text))
 
 
 def _excerpt(text: str, position: int) -> str:

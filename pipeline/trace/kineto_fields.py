@@ -90,9 +90,9 @@ KERNEL_LAUNCHES = re.compile(r"_*(cuda|cu|hip)\w*Launch\w*Kernel")
 Since Hopper, libraries launch the kernels of an operator by a different API than before. All these calls are therefore
 stored under one name, `cudaLaunchKernel`. Programs built with CUDA 13 call `__cudaLaunchKernel`."""
 
-UNNAMED = "INVALID"
+UNNAMED_API = "INVALID"
 UNNAMED_LAUNCHES = frozenset({505, 506})
-"""`UNNAMED` is Kineto's name for APIs that are new in CUDA 12.2 or later. Since github.com/pytorch/kineto/pull/1400
+"""`UNNAMED_API` is Kineto's name for APIs that are new in CUDA 12.2 or later. Since github.com/pytorch/kineto/pull/1400
 (May 2026) it gets their names from CUPTI. `UNNAMED_LAUNCHES` are CUPTI's numbers (`cbid`) of the kernel launches of
 CUDA 13: `__cudaLaunchKernel_v13000` and its per-thread form in cupti_runtime_cbid.h. They were observed with torch 2.11
 for CUDA 13, where every launch would otherwise be unknown."""
@@ -100,18 +100,18 @@ for CUDA 13, where every launch would otherwise be unknown."""
 
 def api_name(name: str, args: object) -> str:
     """The name of a runtime call. A launch that Kineto could not name gets the name of a launch."""
-    launches = name == UNNAMED and isinstance(args, Mapping) and args.get("cbid") in UNNAMED_LAUNCHES
+    launches = name == UNNAMED_API and isinstance(args, Mapping) and args.get("cbid") in UNNAMED_LAUNCHES
     return KERNEL_LAUNCH if launches else name
 
 
-_API_FORM = re.compile(r"_*(?:cuda|cu|hip)[A-Z]\w*?((?:_pt(?:sz|ds))?(?:_v\d+)?)")
+_API_NAME = re.compile(r"_*(?:cuda|cu|hip)[A-Z]\w*?((?:_pt(?:sz|ds))?(?:_v\d+)?)")
 
 
-def plain_api(name: str) -> str:
+def base_api_name(name: str) -> str:
     """A name without the suffixes of variants of a runtime call. These are `_ptsz` and `_ptds` (each host thread has
     its own default stream), and CUPTI's versions (`_v3020`). Other names stay unchanged.
     """
-    form = _API_FORM.fullmatch(name)
+    form = _API_NAME.fullmatch(name)
     return name[: form.start(1)] if form else name
 
 

@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-def first_settled(count: int) -> int:
+def first_after_warm_up(count: int) -> int:
     """Index of the first iteration that counts. With three or more iterations, the first is warm-up."""
     return 1 if count >= 3 else 0
 
@@ -54,9 +54,9 @@ class Trace:
         return len(self.columns["ts_ns"])
 
     @property
-    def settled(self) -> Flags:
+    def after_warm_up(self) -> Flags:
         """Whether each iteration is used for overhead statistics, shape (iterations,)."""
-        return np.arange(len(self.opens)) >= first_settled(len(self.opens))
+        return np.arange(len(self.opens)) >= first_after_warm_up(len(self.opens))
 
     def is_category(self, *categories: str) -> Flags:
         """Which events belong to one of the categories."""

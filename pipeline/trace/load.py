@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pipeline.errors import TraceError
 from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
-from pipeline.trace.event_order import ordered, without_copies
+from pipeline.trace.event_order import ordered, without_duplicates
 from pipeline.trace.file_scan import Scanner
 from pipeline.trace.linked_trace import Trace
 
@@ -34,7 +34,7 @@ def load_trace(path: str | Path) -> Trace:
     """
     path = Path(path)
     scanner, raw = Scanner(path), Columns(path)
-    with _collector_paused():
+    with _garbage_collector_paused():
         for batch in scanner.batches():
             raw.add(batch)
     columns = raw.finish()
@@ -42,7 +42,7 @@ def load_trace(path: str | Path) -> Trace:
     columns["ts_ns"] = columns["ts_ns"] + base
     columns["category"] = columns.pop("cat")
     columns, vocabulary = ordered(columns, raw)
-    columns, copies = without_copies(columns)
+    columns, copies = without_duplicates(columns)
     trace = Trace(
         path=path,
         device="",
@@ -61,29 +61,29 @@ def load_trace(path: str | Path) -> Trace:
 def _base_ns(path: Path, metadata: dict[str, Any]) -> int:
     base = metadata.get("baseTimeNanoseconds", 0)
     if isinstance(base, bool) or not isinstance(base, int) or not -(10**18) <= base <= 2**61:
-        raise TraceError(f"{path}: baseTimeNanoseconds is no time in nanoseconds")
+        raise TraceError(f"{path}: baseTimeNanoseconds is not a time in nanoseconds")
     return base
 
 
 def _notes(raw: Columns, scanner: Scanner, copies: int) -> list[str]:
     notes = []
     if copies:
-        notes.append(f"{copies} events are exact copies of others and were left out")
+        notes.append(f"{copies} duplicate events were dropped")
     if raw.clamped:
-        notes.append(f"{raw.clamped} events have a negative duration, read as 0")
+        notes.append(f"{raw.clamped} events have a negative duration, which was read as 0")
     if raw.unlinked:
-        notes.append(f"{raw.unlinked} ids are no 64-bit numbers, read as absent")
+        notes.append(f"{raw.unlinked} ids are not 64-bit numbers and were read as absent")
     if raw.ignored:
-        notes.append(f"{raw.ignored} begin/end events were left out: profilers write complete events")
-    if scanner.mended:
+        notes.append(f"{raw.ignored} begin/end events were dropped, because profilers write complete events")
+    if scanner.repaired:
         notes.append(
-            "the file is not valid JSON (unescaped characters in names, or nan and inf); it was mended while reading"
+            "the file is not valid JSON (unescaped characters in names, or nan and inf); it was repaired while reading"
         )
     return notes
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def _garbage_collector_paused() -> Iterator[None]:
     """Pause the garbage collector. Parsing creates millions of short-lived containers without cycles, which it would
     only scan.
     """

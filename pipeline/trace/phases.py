@@ -17,7 +17,7 @@ Flags = npt.NDArray[np.bool_]
 PHASES = ("forward", "loss", "backward", "optimizer", "data", "communication")
 FORWARD, LOSS, BACKWARD, OPTIMIZER, DATA, COMMUNICATION = range(6)
 
-_RULES: tuple[tuple[int, Callable[[str], bool]], ...] = (
+_PHASE_RULES: tuple[tuple[int, Callable[[str], bool]], ...] = (
     (LOSS, lambda name: "loss" in name.lower() and name.startswith("aten::")),
     (OPTIMIZER, lambda name: name.startswith(OPTIMIZER_PREFIX) or name.startswith("## optimizer")),
     (BACKWARD, lambda name: name.startswith(BACKWARD_PREFIX)),
@@ -40,7 +40,7 @@ def phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -
     name = trace.columns["name"]
     out = np.full(len(trace), -1, np.int64)
     phase = np.full(len(rows), FORWARD, np.int64)
-    for code, test in _RULES:
+    for code, test in _PHASE_RULES:
         hit: Flags = np.array([bool(test(text)) for text in trace.vocabulary["name"]], np.bool_)
         if hit.any():
             phase[tree.inherited(parent, hit[name[rows]])] = code

@@ -23,22 +23,22 @@ Array = npt.NDArray[np.float64]
 TILES = ("128x128", "128x64", "64x64", "32x128", "128x32")
 """Tiles, as columns x rows of the outputs, in the order in which a model holds them."""
 
-OPEN: dict[str, tuple[str, ...]] = {
+AVAILABLE_TILES: dict[str, tuple[str, ...]] = {
     "pascal": ("128x64",),
     "volta": ("64x64", "32x128", "128x32"),
     "turing": ("128x64", "64x64", "128x32", "32x128"),
 }
 """Available tiles by architecture. A handful of products of the public table ran in other tiles."""
 
-NEWER_OPEN = ("128x128",)
+NEWER_TILES = ("128x128",)
 """Tiles of Ampere and of later architectures, which run Ampere's kernels."""
 
-DEPTH = 8
+STEP_DEPTH = 8
 """Elements along the sum that a tile processes in one step; the sum's length is padded to a multiple of it."""
 
 
 @dataclass(frozen=True)
-class Tiled:
+class TileWork:
     """Work and features of products in one tile.
 
     Attributes:
@@ -54,19 +54,19 @@ class Tiled:
     x: Array
 
 
-def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Tiled]:
+def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, TileWork]:
     """Work and features of batched products by tile."""
     d = Dims(calls)
     batch, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
     traffic = 4.0 * batch * (m * n + n * k + m * k)
-    deep = DEPTH * np.ceil(n / DEPTH)
+    deep = STEP_DEPTH * np.ceil(n / STEP_DEPTH)
     pascal = np.full(d.rows, float(gpu.architecture == "pascal"))
     found = {}
     for name in TILES:
         high, wide = (int(v) for v in name.split("x"))
         blocks = batch * np.ceil(k / high) * np.ceil(m / wide)
         waves = blocks / gpu.sms
-        able = name in OPEN.get(gpu.architecture, NEWER_OPEN)
+        able = name in AVAILABLE_TILES.get(gpu.architecture, NEWER_TILES)
         panels = 4.0 * n * np.minimum(blocks, 2.0 * gpu.sms) * (high + wide) / 2.0
         x = np.column_stack([
             np.log(waves), waves / np.ceil(waves), waves / 2.0 / np.ceil(waves / 2.0),
@@ -75,7 +75,7 @@ def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Tiled]:
             np.full(d.rows, np.log(high * wide / 4096.0)), np.full(d.rows, np.log(high / wide)), pascal,
         ])  # fmt: skip
         flops = 2.0 * blocks * high * wide * deep
-        found[name] = Tiled(
+        found[name] = TileWork(
             flops if able else np.full(d.rows, np.inf), traffic, 4.0 * blocks * (high + wide) * n, x
         )  # fmt: skip
     return found

@@ -23,24 +23,24 @@ from pipeline.errors import InputError
 from pipeline.packs import record_file
 from pipeline.paths import datasets_dir, transfer_dir
 from pipeline.schemas import atomic_path
-from pipeline.transfer.gpu_features import COVERED
+from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.left_out_gpu import (
     Fold,
     direct_errors,
     folds,
+    left_out_errors,
     log_residuals,
     pair_errors,
     probe_errors,
-    unseen_errors,
 )
-from pipeline.transfer.mlp import DIMS, PUBLISHED, SHIPPED, train_mlp
+from pipeline.transfer.mlp import DIMS, PUBLISHED_SIZE, SHIPPED_SIZE, train_mlp
 from pipeline.transfer.prior_fit import learn_prior
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.utilisation_train import train_utilisation
 
 Array = npt.NDArray[np.float64]
 
-LEVELS = 100
+QUANTILE_COUNT = 100
 """Number of quantiles that represent a distribution."""
 
 
@@ -53,14 +53,14 @@ def build_family(samples: pd.DataFrame, family: str, out: Path, cache: Path | No
     model = train_utilisation(samples, family, provenance=source)
     if family in DIMS:
         network = out / f"mlp_{family}.safetensors"
-        train_mlp(samples, family, SHIPPED).save(network)
+        train_mlp(samples, family, SHIPPED_SIZE).save(network)
         record_file(network)
-    model, errors = finish(samples, model, folds(samples, family, cache=cache))
+    model, errors = add_interval_and_prior(samples, model, folds(samples, family, cache=cache))
     model.save(out / f"{family}.safetensors")
     return errors
 
 
-def finish(
+def add_interval_and_prior(
     samples: pd.DataFrame, model: UtilisationModel, left_out: Iterable[Fold]
 ) -> tuple[UtilisationModel, pd.DataFrame]:
     """Add the interval and the prior of probes to a trained model; also return errors of the models without each GPU.
@@ -69,18 +69,18 @@ def finish(
     the share of each GPU's residuals inside the interval of the other GPUs. The prior of probes is fitted to the errors
     of the same models.
     """
-    errors, residuals, direct, unseen = [], {}, {}, {}
+    errors, residuals, direct, errors_left_out = [], {}, {}, {}
     for fold in left_out:
         gpu = fold.destination.name
         errors.append(pair_errors(samples, fold))
         residuals[gpu] = log_residuals(samples, fold)
         direct[gpu] = {**direct_errors(samples, fold), "probes": probe_errors(samples, fold)}
-        unseen[gpu] = unseen_errors(samples, fold.utilisation, gpu)
+        errors_left_out[gpu] = left_out_errors(samples, fold.utilisation, gpu)
     low, high = interval_of_a_new_gpu(residuals)
     for gpu, own in residuals.items():
         others = interval_of_a_new_gpu({name: values for name, values in residuals.items() if name != gpu})
         direct[gpu]["coverage"] = float(np.mean((own >= others[0]) & (own <= others[1])))
-    provenance, prior = {**model.provenance, "left_out": direct}, learn_prior(unseen).as_dict()
+    provenance, prior = {**model.provenance, "left_out": direct}, learn_prior(errors_left_out).as_dict()
     done = replace(model, log_p10=low, log_p90=high, provenance=provenance, probe_prior=prior)
     return done, pd.concat(errors, ignore_index=True)
 
@@ -93,7 +93,7 @@ def interval_of_a_new_gpu(residuals: Mapping[str, Array]) -> tuple[float, float]
     between shapes is pooled, with equal weight for every GPU. Plain pooled quantiles would limit a new GPU to the
     levels of the other GPUs. They cover 69 to 79 % of a left-out GPU's residuals instead of the nominal 80 %.
     """
-    middle = (np.arange(LEVELS) + 0.5) / LEVELS
+    middle = (np.arange(QUANTILE_COUNT) + 0.5) / QUANTILE_COUNT
     levels = np.array([np.median(values) for values in residuals.values()])
     within = np.concatenate([np.quantile(values, middle) - np.median(values) for values in residuals.values()])
     between = stats.t(len(levels)).ppf(middle) * np.sqrt(np.mean(levels**2))
@@ -105,20 +105,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: train, save, and print the errors."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=transfer_dir())
-    parser.add_argument("--family", action="append", choices=COVERED)
-    parser.add_argument("--errors", type=Path, help="write the pair errors here as CSV; other families' rows are kept")
-    parser.add_argument("--folds", type=Path, help="folder that keeps the models without each GPU, for the benchmarks")
+    parser.add_argument("--family", action="append", choices=COVERED_FAMILIES)
+    parser.add_argument(
+        "--errors", type=Path, help="file for the errors of all pairs (CSV); rows of other families are kept"
+    )
+    parser.add_argument(
+        "--folds", type=Path, help="folder for the models with each GPU left out, which the benchmarks use"
+    )
     parser.add_argument("--published-mlp", action="store_true", help="train the 8 x 1024 networks instead")
     options = parser.parse_args(arguments)
     data = datasets_dir()
     if data is None:
         raise InputError("no public data: set STEPTIME_DATASETS to the folder that holds neusight/")
     samples = read_samples(data)
-    for family in options.family or COVERED:
+    for family in options.family or COVERED_FAMILIES:
         if options.published_mlp:
             if family in DIMS:
                 path = options.out / f"mlp_{family}.safetensors"
-                network = train_mlp(samples, family, PUBLISHED, steps=20000, rate=3e-4)
+                network = train_mlp(samples, family, PUBLISHED_SIZE, steps=20000, rate=3e-4)
                 network.save(path)
                 record_file(path)
             continue
@@ -131,12 +135,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def merge_errors(path: Path, errors: pd.DataFrame) -> None:
-    """Replace one family's errors in the table at a path; rows are in the order of `COVERED`."""
+    """Replace one family's errors in the table at a path; rows are in the order of `COVERED_FAMILIES`."""
     parts = [errors]
     if path.is_file():
         before = pd.read_csv(path)
         parts.append(before[~before["family"].isin(errors["family"])])
-    order = {name: i for i, name in enumerate(COVERED)}
+    order = {name: i for i, name in enumerate(COVERED_FAMILIES)}
     table = pd.concat(parts, ignore_index=True).sort_values("family", key=lambda f: f.map(order), kind="stable")
     with atomic_path(path) as part:
         table.to_csv(part, index=False)

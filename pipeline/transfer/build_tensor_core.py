@@ -23,17 +23,17 @@ from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.packs import record_file
 from pipeline.paths import transfer_dir
 from pipeline.transfer.build_models import interval_of_a_new_gpu
-from pipeline.transfer.recipes import TENSOR, Recipe
+from pipeline.transfer.recipes import TENSOR_CORE_RECIPE, Recipe
 from pipeline.transfer.tensor_core_tiles import FAMILY
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.utilisation_train import train_utilisation
 
 Array = npt.NDArray[np.float64]
 
-TRAINED_ROWS, JUDGED_ROWS = 4000, 8000
+TRAINING_ROWS, TEST_ROWS = 4000, 8000
 """Number of sizes drawn from each GPU for training, and for judging a left-out GPU."""
 
-LONG_US = 100.0
+LONG_KERNEL_US = 100.0
 """Kernels above this time, in microseconds, count in `bias`: they dominate the time of whole steps."""
 
 
@@ -46,7 +46,7 @@ def chips(gpus: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(names) for names in found.values()]
 
 
-def drawn(products: Mapping[str, pd.DataFrame], rows: int, seed: int) -> dict[str, pd.DataFrame]:
+def draw_sizes(products: Mapping[str, pd.DataFrame], rows: int, seed: int) -> dict[str, pd.DataFrame]:
     """Draw up to `rows` sizes of each GPU, as samples of the model's family."""
     return {
         gpu: table.sample(min(rows, len(table)), random_state=seed).reset_index(drop=True).assign(family=FAMILY)
@@ -54,7 +54,9 @@ def drawn(products: Mapping[str, pd.DataFrame], rows: int, seed: int) -> dict[st
     }
 
 
-def without(left: Sequence[str], samples: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR) -> UtilisationModel:
+def train_without(
+    left: Sequence[str], samples: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR_CORE_RECIPE
+) -> UtilisationModel:
     """A model trained without the GPUs of one chip."""
     own = [table for gpu, table in samples.items() if gpu not in left]
     return train_utilisation(pd.concat(own, ignore_index=True), FAMILY, recipe)
@@ -66,9 +68,9 @@ def residuals(model: UtilisationModel, samples: pd.DataFrame, gpu: str) -> Array
     return np.asarray(np.log(samples["kernel_us"].to_numpy(dtype=np.float64) / predicted))
 
 
-def errors(off: Array, measured: Array) -> dict[str, float]:
+def error_summary(off: Array, measured: Array) -> dict[str, float]:
     """GMAE, MAPE, and the bias of long kernels, from log residuals."""
-    predicted, long = measured * np.exp(-off), measured > LONG_US
+    predicted, long = measured * np.exp(-off), measured > LONG_KERNEL_US
     return {
         "gmae": gmae(predicted, measured),
         "mape": mape(predicted, measured),
@@ -76,25 +78,25 @@ def errors(off: Array, measured: Array) -> dict[str, float]:
     }
 
 
-def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR) -> UtilisationModel:
+def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR_CORE_RECIPE) -> UtilisationModel:
     """Train the model of all GPUs, with its interval and the errors of each GPU when its chip is left out.
 
     Args:
         products: samples tables by GPU, of at least two chips.
         recipe: sizes and schedule; the shipped ones by default.
     """
-    trained, judged = drawn(products, TRAINED_ROWS, seed=1), drawn(products, JUDGED_ROWS, seed=2)
+    trained, judged = draw_sizes(products, TRAINING_ROWS, seed=1), draw_sizes(products, TEST_ROWS, seed=2)
     off: dict[str, Array] = {}
     groups = chips(list(products))
     for chip in groups:
-        model = without(chip, trained, recipe)
+        model = train_without(chip, trained, recipe)
         off |= {gpu: residuals(model, judged[gpu], gpu) for gpu in chip}
     pooled = {chip[0]: np.concatenate([off[gpu] for gpu in chip]) for chip in groups}
     left_out = {}
     for chip in groups:
         low, high = interval_of_a_new_gpu({name: own for name, own in pooled.items() if name != chip[0]})
         for gpu in chip:
-            found = errors(off[gpu], judged[gpu]["kernel_us"].to_numpy(dtype=np.float64))
+            found = error_summary(off[gpu], judged[gpu]["kernel_us"].to_numpy(dtype=np.float64))
             left_out[gpu] = {**found, "coverage": float(np.mean((off[gpu] >= low) & (off[gpu] <= high)))}
     low, high = interval_of_a_new_gpu(pooled)
     everything = train_utilisation(pd.concat(trained.values(), ignore_index=True), FAMILY, recipe)

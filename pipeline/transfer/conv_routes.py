@@ -42,10 +42,10 @@ NEWER_BOXES = ((1, 8, 16), (4, 8, 4))
 BOX_OUTPUTS, BOX_CHANNELS, BOX_DEPTH = 128, 32, 8
 """Outputs of a box in each channel, output channels of a block, and input channels of one step."""
 
-IMAGES = 16
+IMAGE_MULTIPLE = 16
 """The transformed route rounds the number of images up to a multiple of this."""
 
-POINTS = 36
+TRANSFORMED_PRODUCTS = 36
 """Number of products of the transformed route: one for each element of a tile of 6 x 6 inputs."""
 
 IMPLICIT_TILES = ((128, 128), (128, 64), (128, 32), (32, 32))
@@ -90,7 +90,7 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
         flops,
         traffic,
         np.column_stack([
-            *_fit(outputs, out_channels, 1.0, IMPLICIT_TILES, gpu),
+            *_tile_use(outputs, out_channels, 1.0, IMPLICIT_TILES, gpu),
             np.log(channels * s.window / 9.0), np.log(outputs), np.log(out_channels), *aligned, np.log(s.out_height),
             np.log(traffic / gpu.l2_bytes), np.log(4.0 * s.weights / gpu.l2_bytes), pascal,
         ]),
@@ -112,16 +112,16 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
         ]),
     )  # fmt: skip
 
-    tiles = IMAGES * np.ceil(images / IMAGES) * np.ceil(s.out_height / 4.0) * np.ceil(s.out_width / 4.0)
-    held = 4.0 * POINTS * tiles * (channels + out_channels)
-    weights = 4.0 * POINTS * channels * out_channels
+    tiles = IMAGE_MULTIPLE * np.ceil(images / IMAGE_MULTIPLE) * np.ceil(s.out_height / 4.0) * np.ceil(s.out_width / 4.0)
+    held = 4.0 * TRANSFORMED_PRODUCTS * tiles * (channels + out_channels)
+    weights = 4.0 * TRANSFORMED_PRODUCTS * channels * out_channels
     transformed = Route(
-        np.where(able, 2.0 * POINTS * tiles * padded * out_channels, np.inf),
+        np.where(able, 2.0 * TRANSFORMED_PRODUCTS * tiles * padded * out_channels, np.inf),
         traffic + 2.0 * (held + weights),
         np.column_stack([
-            *_fit(tiles, out_channels, POINTS, TRANSFORMED_TILES, gpu),
+            *_tile_use(tiles, out_channels, TRANSFORMED_PRODUCTS, TRANSFORMED_TILES, gpu),
             np.log(channels), np.log(tiles), np.log(out_channels), *aligned, np.log(s.out_height),
-            outputs * padded / (16.0 * tiles * channels), images / (IMAGES * np.ceil(images / IMAGES)),
+            outputs * padded / (16.0 * tiles * channels), images / (IMAGE_MULTIPLE * np.ceil(images / IMAGE_MULTIPLE)),
             np.log(held / gpu.l2_bytes), np.log(weights / gpu.l2_bytes), pascal,
         ]),
         norm=1.0,
@@ -129,7 +129,9 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
     return dict(zip(ROUTES, (implicit, winograd, transformed), strict=True))
 
 
-def _fit(rows: Array, columns: Array, batch: float, tiles: tuple[tuple[int, int], ...], gpu: GpuSpec) -> list[Array]:
+def _tile_use(
+    rows: Array, columns: Array, batch: float, tiles: tuple[tuple[int, int], ...], gpu: GpuSpec
+) -> list[Array]:
     """Waves, fullness of the last wave, and fullness of the tiles, for products with rows x columns outputs."""
     found = []
     for high, wide in tiles:
@@ -145,7 +147,7 @@ def routes_taken(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
         return np.full(len(samples), -1, dtype=np.int64)
     name = samples["kernel_name"].astype(object).fillna("").astype(str).str.lower()
     grid = samples["grid"] if "grid" in samples.columns else pd.Series("", samples.index)
-    deep = grid.astype(object).fillna("").astype(str).str.contains(rf",\s*{POINTS}\s*[\])]$")
+    deep = grid.astype(object).fillna("").astype(str).str.contains(rf",\s*{TRANSFORMED_PRODUCTS}\s*[\])]$")
     transformed = name.str.contains("nonfused") | (name.str.contains("sgemm_") & deep)
     winograd = name.str.contains("winograd") & ~transformed
     implicit = name.str.contains("convolve_sgemm|scudnn|implicit_gemm") & ~winograd

@@ -21,15 +21,15 @@ Array = npt.NDArray[np.float64]
 TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32), (32, 32))
 """Output tiles of the fp32 matrix kernels from which cuBLAS and cuDNN choose (kernel names in the public table)."""
 
-COVERED = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
+COVERED_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 """Families with cross-GPU models; for other families the caller uses its roofline."""
 
-ARITHMETIC = ("gemm", "bmm", "conv2d_forward")
+COMPUTE_FAMILIES = ("gemm", "bmm", "conv2d_forward")
 """Families with a compute term; the others move bytes only."""
 
 
 @dataclass(frozen=True)
-class Described:
+class CallFeatures:
     """Work and features of calls: `flops` and `bytes` of shape (rows,), features `x` of shape (rows, features)."""
 
     flops: Array
@@ -38,12 +38,12 @@ class Described:
     names: tuple[str, ...]
 
 
-def describe(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Described:
+def call_features(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> CallFeatures:
     """Work and features of calls of one covered family on a GPU."""
     d = Dims(calls)
     work = work_of(family, calls, own_columns=False)
-    columns = _products(family, d, gpu, work.bytes) if family in ARITHMETIC else _rows(d, gpu, work.bytes)
-    return Described(work.flops, work.bytes, np.column_stack(list(columns.values())), tuple(columns))
+    columns = _products(family, d, gpu, work.bytes) if family in COMPUTE_FAMILIES else _rows(d, gpu, work.bytes)
+    return CallFeatures(work.flops, work.bytes, np.column_stack(list(columns.values())), tuple(columns))
 
 
 def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:

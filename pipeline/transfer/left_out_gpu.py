@@ -25,8 +25,8 @@ from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.methods import by_auto, by_roofline
 from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
 from pipeline.transfer.prior_fit import learn_prior
-from pipeline.transfer.probe_prior import Seen, look
-from pipeline.transfer.probes import Calibration, calibrate, design
+from pipeline.transfer.probe_prior import CovarianceInputs, covariance_inputs
+from pipeline.transfer.probes import Calibration, calibrate, choose_probes
 from pipeline.transfer.recipes import RECIPES, Recipe
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.utilisation_train import train_utilisation
@@ -41,7 +41,7 @@ PROBES = 10
 PROBE_COUNTS = (5, 10, 20)
 """Numbers of probes with which `probe_errors` predicts a left-out GPU."""
 
-ABOVE = 2.0
+MIN_FLOOR_MULTIPLE = 2.0
 """Errors are computed over rows above this multiple of the latency floor."""
 
 
@@ -76,8 +76,8 @@ def folds(
         cache: folder of models from earlier calls; missing models are trained and saved there.
         probes: whether to learn the prior for probes, which takes one model per pair of GPUs.
     """
-    own = samples[samples["family"] == family]
-    gpus = sorted(str(gpu) for gpu in own["gpu"].unique())
+    family_rows = samples[samples["family"] == family]
+    gpus = sorted(str(gpu) for gpu in family_rows["gpu"].unique())
     chosen = recipe or RECIPES[family]
     pairs: dict[tuple[str, ...], UtilisationModel] = {}
 
@@ -87,19 +87,21 @@ def folds(
             pairs[key] = _cached(
                 cache and cache / f"{family}_without_{key[0]}_{key[1]}.safetensors",
                 UtilisationModel.load,
-                lambda: train_utilisation(own[~own["gpu"].isin(key)], family, replace(chosen, networks=1)),
+                lambda: train_utilisation(
+                    family_rows[~family_rows["gpu"].isin(key)], family, replace(chosen, networks=1)
+                ),
             )
         return pairs[key]
 
     for gpu in gpus:
-        rest = own[own["gpu"] != gpu]
+        rest = family_rows[family_rows["gpu"] != gpu]
         model = _cached(
             cache and cache / f"{family}_without_{gpu}.safetensors",
             UtilisationModel.load,
             partial(train_utilisation, rest, family, chosen),
         )
         if probes and len(gpus) > 2:
-            others = {other: unseen_errors(rest, without_both(gpu, other), other) for other in gpus if other != gpu}
+            others = {other: left_out_errors(rest, without_both(gpu, other), other) for other in gpus if other != gpu}
             model = replace(model, probe_prior=learn_prior(others).as_dict())
         mlp = None
         if family in DIMS and mlp_steps:
@@ -121,19 +123,22 @@ def _cached(path: Path | None, load: Callable[[Path], Trained], train: Callable[
     return model
 
 
-def unseen_errors(samples: pd.DataFrame, model: UtilisationModel, gpu: str) -> tuple[Seen, Array]:
-    """Calls of a GPU above `ABOVE` times the floor, and their log(measured / predicted), for `learn_prior`.
+def left_out_errors(samples: pd.DataFrame, model: UtilisationModel, gpu: str) -> tuple[CovarianceInputs, Array]:
+    """Calls of a GPU above `MIN_FLOOR_MULTIPLE` times the floor, and their log(measured / predicted), for `learn_prior`.
 
     The model must have been trained without this GPU.
     """
-    own = _above(samples[(samples["family"] == model.family) & (samples["gpu"] == gpu)])
-    seen = look(model, own, load_gpu(gpu))
-    return seen, np.log(own["latency_us"].to_numpy(dtype=np.float64)) - seen.log_latency
+    family_rows = _above_floor(samples[(samples["family"] == model.family) & (samples["gpu"] == gpu)])
+    inputs = covariance_inputs(model, family_rows, load_gpu(gpu))
+    return inputs, np.log(family_rows["latency_us"].to_numpy(dtype=np.float64)) - inputs.log_latency
 
 
-def _above(own: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one GPU above `ABOVE` times the floor of their op."""
-    return own[own["latency_us"] > ABOVE * own["op"].map(own.groupby("op")["latency_us"].min())]
+def _above_floor(family_rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one GPU above `MIN_FLOOR_MULTIPLE` times the floor of their op."""
+    return family_rows[
+        family_rows["latency_us"]
+        > MIN_FLOOR_MULTIPLE * family_rows["op"].map(family_rows.groupby("op")["latency_us"].min())
+    ]
 
 
 def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
@@ -142,20 +147,20 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
     Returns:
         Columns `family, origin, destination, method, mape, gmae, rows`; errors in per cent.
     """
-    own = samples[samples["family"] == fold.family]
-    target = own[own["gpu"] == fold.destination.name]
+    family_rows = samples[samples["family"] == fold.family]
+    target = family_rows[family_rows["gpu"] == fold.destination.name]
     floor = target.groupby("op")["latency_us"].min()
-    keys = ["op", *(name for name in _DIMS[fold.family] if name in own.columns)]
+    keys = ["op", *(name for name in _DIMS[fold.family] if name in family_rows.columns)]
     right = target[[*keys, "latency_us"]].drop_duplicates(keys).rename(columns={"latency_us": "truth"})
-    probes = probe_rows(own, keys, fold)
+    probes = probe_rows(family_rows, keys, fold)
     calibration = calibrate(fold.utilisation, probes, fold.destination)
     models = {fold.family: fold.utilisation}
     rows = []
-    for gpu in sorted(set(own["gpu"]) - {fold.destination.name}):
+    for gpu in sorted(set(family_rows["gpu"]) - {fold.destination.name}):
         origin = load_gpu(str(gpu))
-        joined = own[own["gpu"] == gpu].drop_duplicates(keys).merge(right, on=keys, how="inner")
-        joined = joined[joined["truth"] > ABOVE * joined["op"].map(floor)].reset_index(drop=True)
-        held_out = _except(joined, probes, keys)
+        joined = family_rows[family_rows["gpu"] == gpu].drop_duplicates(keys).merge(right, on=keys, how="inner")
+        joined = joined[joined["truth"] > MIN_FLOOR_MULTIPLE * joined["op"].map(floor)].reset_index(drop=True)
+        held_out = _without_probes(joined, probes, keys)
         predictions = {
             "auto": _auto(joined, origin, fold, models, None),
             f"auto, {PROBES} probes": _auto(joined, origin, fold, models, calibration),
@@ -179,49 +184,53 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
 _DIMS = {name: FAMILIES[name].required for name in RECIPES}
 
 
-def _except(rows: pd.DataFrame, probes: pd.DataFrame, keys: list[str]) -> npt.NDArray[np.bool_]:
+def _without_probes(rows: pd.DataFrame, probes: pd.DataFrame, keys: list[str]) -> npt.NDArray[np.bool_]:
     """Mask of the rows that are not probes."""
     return ~rows[keys].apply(tuple, axis=1).isin(set(probes[keys].apply(tuple, axis=1))).to_numpy()
 
 
-def probe_rows(own: pd.DataFrame, keys: list[str], fold: Fold, count: int = PROBES) -> pd.DataFrame:
-    """The destination's rows of the calls that `design` selects among `probe_candidates`."""
-    return design(fold.utilisation, probe_candidates(own, keys, fold), fold.destination, count)
+def probe_rows(family_rows: pd.DataFrame, keys: list[str], fold: Fold, count: int = PROBES) -> pd.DataFrame:
+    """The destination's rows of the calls that `choose_probes` selects among `probe_candidates`."""
+    return choose_probes(fold.utilisation, probe_candidates(family_rows, keys, fold), fold.destination, count)
 
 
-def probe_candidates(own: pd.DataFrame, keys: list[str], fold: Fold) -> pd.DataFrame:
+def probe_candidates(family_rows: pd.DataFrame, keys: list[str], fold: Fold) -> pd.DataFrame:
     """The destination's rows of the calls above twice the floor on all other GPUs, sorted by `keys`."""
     destination = fold.destination.name
-    others = own[own["gpu"] != destination]
+    others = family_rows[family_rows["gpu"] != destination]
     floor = others.groupby(["gpu", "op"])["latency_us"].transform("min")
-    above = others[others["latency_us"] > ABOVE * floor].groupby(keys).size()
+    above = others[others["latency_us"] > MIN_FLOOR_MULTIPLE * floor].groupby(keys).size()
     everywhere = above[above == others["gpu"].nunique()].reset_index()[keys]
-    target = own[own["gpu"] == destination].drop_duplicates(keys)
+    target = family_rows[family_rows["gpu"] == destination].drop_duplicates(keys)
     return target.merge(everywhere, on=keys, how="inner").sort_values(keys)
 
 
 def log_residuals(samples: pd.DataFrame, fold: Fold) -> Array:
     """log(measured / predicted) of the left-out GPU above twice its floor, predicted from its spec; shape (rows,)."""
-    own = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
-    own = _above(own)
-    _, latency = fold.utilisation.kernel_and_latency(own, fold.destination)
-    return np.log(own["latency_us"].to_numpy(dtype=np.float64) / latency)
+    family_rows = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
+    family_rows = _above_floor(family_rows)
+    _, latency = fold.utilisation.kernel_and_latency(family_rows, fold.destination)
+    return np.log(family_rows["latency_us"].to_numpy(dtype=np.float64) / latency)
 
 
 def probe_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, dict[str, float]]:
     """`probed_errors` of the left-out GPU by number of probes; 0 means a prediction from the spec alone."""
-    own, keys, target = left_out_rows(samples, fold)
+    family_rows, keys, target = left_out_rows(samples, fold)
     return {
-        str(count): probed_errors(target, keys, fold, probe_rows(own, keys, fold, count) if count else None)
+        str(count): probed_errors(target, keys, fold, probe_rows(family_rows, keys, fold, count) if count else None)
         for count in (0, *PROBE_COUNTS)
     }
 
 
 def left_out_rows(samples: pd.DataFrame, fold: Fold) -> tuple[pd.DataFrame, list[str], pd.DataFrame]:
     """The family's samples, the columns that identify a call, and the left-out GPU's rows above twice its floor."""
-    own = samples[samples["family"] == fold.family]
-    keys = ["op", *(name for name in _DIMS[fold.family] if name in own.columns)]
-    return own, keys, _above(own[own["gpu"] == fold.destination.name].drop_duplicates(keys))
+    family_rows = samples[samples["family"] == fold.family]
+    keys = ["op", *(name for name in _DIMS[fold.family] if name in family_rows.columns)]
+    return (
+        family_rows,
+        keys,
+        _above_floor(family_rows[family_rows["gpu"] == fold.destination.name].drop_duplicates(keys)),
+    )
 
 
 def probed_errors(
@@ -234,7 +243,7 @@ def probed_errors(
     """
     rows, covered = target, {}
     if probes is not None:
-        rows = target[_except(target, probes, keys)]
+        rows = target[_without_probes(target, probes, keys)]
         _, latency, half = calibrate(fold.utilisation, probes, fold.destination).predict(rows)
         off = np.log(rows["latency_us"].to_numpy(dtype=np.float64) / latency)
         covered = {"coverage": float(np.mean(np.abs(off) <= half))}
@@ -247,10 +256,10 @@ def probed_errors(
 
 def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, Any]:
     """Errors in % on the left-out GPU, predicted from its spec: MAPE above twice the floor, GMAE over all rows."""
-    own = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
-    _, latency = fold.utilisation.kernel_and_latency(own, fold.destination)
-    truth = own["latency_us"].to_numpy(dtype=np.float64)
-    above = own.index.isin(_above(own).index)
+    family_rows = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
+    _, latency = fold.utilisation.kernel_and_latency(family_rows, fold.destination)
+    truth = family_rows["latency_us"].to_numpy(dtype=np.float64)
+    above = family_rows.index.isin(_above_floor(family_rows).index)
     return {"mape": 100 * mape(latency[above], truth[above]), "gmae": 100 * gmae(latency, truth)}
 
 
@@ -258,7 +267,7 @@ def _percent(predicted: Array, truth: Array) -> dict[str, float]:
     return {"mape": 100 * mape(predicted, truth), "gmae": 100 * gmae(predicted, truth)}
 
 
-def quick(recipe: Recipe, steps: int, networks: int = 1) -> Recipe:
+def shortened(recipe: Recipe, steps: int, networks: int = 1) -> Recipe:
     """A shortened recipe, for tests."""
     return replace(recipe, steps=steps, networks=networks)
 

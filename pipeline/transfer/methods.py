@@ -2,13 +2,13 @@
 
 For each row, `auto` takes the first of these that applies:
 1. The origin is the destination: the measurement itself.
-2. A covered family (`gpu_features.COVERED`): the utilisation model's prediction for the destination.
+2. A covered family (`gpu_features.COVERED_FAMILIES`): the utilisation model's prediction for the destination.
    - It is multiplied by the model's residual on the origin to a power. The power is 1 between GPUs with the same chip
      and `RESIDUAL_SHARE` of the family otherwise (docs/transfer.md).
    - For convolutions it is blended with the roofline's ratio (`ROOFLINE_SHARE`) and with wave scaling (`WAVE_SHARE`).
 3. Other calls: wave scaling with the origin's gamma.
 
-The column `method` names the method of each row. `in_a_step` predicts the products and convolutions of a training step;
+The column `method` names the method of each row. `step_calls_us` predicts the products and convolutions of a training step;
 it blends them with wave scaling (`STEP_WAVE_SHARE`).
 """
 
@@ -24,16 +24,16 @@ from pipeline.errors import UnknownNameError
 from pipeline.hardware.same_chip import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
-from pipeline.kernels.min_duration import not_shorter
+from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.tensor_core_convolution import on_tensor_cores as convolved
 from pipeline.kernels.tensor_core_products import covered as tensor_covered
 from pipeline.kernels.work import Dims
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer import wave_scaling as wave
-from pipeline.transfer.gpu_features import ARITHMETIC
+from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
 from pipeline.transfer.mlp import DIMS, TransferMlp
-from pipeline.transfer.probes import TENTH, Calibration
+from pipeline.transfer.probes import P90_SIGMAS, Calibration
 from pipeline.transfer.shipped_models import covered, estimate, load_models
 from pipeline.transfer.tensor_core_model import kernel_us, tensor_model
 from pipeline.transfer.utilisation import UtilisationModel
@@ -61,7 +61,7 @@ WAVE_SHARE: dict[str, float] = {"conv2d_forward": 0.1}
 The weight is small because the errors of wave scaling are much larger. It is not 0 because their causes differ from
 those of the other two methods."""
 
-STEP_WAVE_SHARE = dict.fromkeys(ARITHMETIC, 0.5)
+STEP_WAVE_SHARE = dict.fromkeys(COMPUTE_FAMILIES, 0.5)
 """Weight, in log time, of wave scaling beside the cross-GPU model in the products and convolutions of a step.
 
 Over the calls of a whole model the errors of the two partly cancel. The value 0.5 was set in advance. A choice without
@@ -93,7 +93,7 @@ def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin
     return _frame(samples, predicted, _half_width(WAVE_LOG_SIGMA, origin, destination), "wave", origin, destination)
 
 
-UNSAMPLED = ("rnn", "batch_norm", "attention")
+UNSAMPLED_FAMILIES = ("rnn", "batch_norm", "attention")
 """Kernel-varying families without samples to train networks on. The roofline's ratio predicts them."""
 
 
@@ -104,7 +104,7 @@ def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
     """
     result = by_wave(samples, origin, destination)
     wide = _half_width(WAVE_LOG_SIGMA, origin, destination)
-    for family in UNSAMPLED:
+    for family in UNSAMPLED_FAMILIES:
         part = samples[samples["family"].astype(str) == family]
         if part.empty:
             continue
@@ -164,10 +164,10 @@ def by_auto(
         bounds = {"p10_us": latency * np.exp(low), "p90_us": latency * np.exp(high)}
         row = pd.DataFrame({"predicted_us": latency, **bounds, "method": kind, "evidence": "transferred"}, part.index)
         result.iloc[at] = row
-    return _raised(result, samples, destination)
+    return _raise_to_min_duration(result, samples, destination)
 
 
-def in_a_step(
+def step_calls_us(
     model: UtilisationModel, part: pd.DataFrame, waves: Array, origin: GpuSpec, destination: GpuSpec
 ) -> Array:
     """Times of one family's calls of a step on the destination, µs, shape (rows,); see `STEP_WAVE_SHARE`.
@@ -180,7 +180,8 @@ def in_a_step(
         destination: GPU to predict.
     """
     here, there = (
-        model.kernel_and_latency(part, gpu, correction=model.own(gpu.name))[0] for gpu in (origin, destination)
+        model.kernel_and_latency(part, gpu, correction=model.own_correction(gpu.name))[0]
+        for gpu in (origin, destination)
     )
     share = STEP_WAVE_SHARE.get(model.family, 0.0)
     measured = part["latency_us"].to_numpy(dtype=np.float64)
@@ -199,13 +200,15 @@ def on_tensor_cores(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec
 
     Returns None where no tensor-core model is shipped.
     """
-    native = _convolutions_on_tensor_cores if model.family.startswith("conv2d") else _products_on_tensor_cores()
-    if native is None:
+    tensor_core_times = (
+        _convolutions_on_tensor_cores if model.family.startswith("conv2d") else _products_on_tensor_cores()
+    )
+    if tensor_core_times is None:
         return None
 
     def on(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.bool_]]:
-        found = np.array(model.kernel_and_latency(part, gpu, correction=model.own(gpu.name))[0], np.float64)
-        able, times = native(part, gpu)
+        found = np.array(model.kernel_and_latency(part, gpu, correction=model.own_correction(gpu.name))[0], np.float64)
+        able, times = tensor_core_times(part, gpu)
         return np.where(able, times, found), able
 
     (here, on_origin), (there, on_destination) = on(origin), on(destination)
@@ -213,21 +216,21 @@ def on_tensor_cores(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec
     return np.where(on_origin == on_destination, measured * there / here, there)
 
 
-Native = Callable[[pd.DataFrame, GpuSpec], tuple[npt.NDArray[np.bool_], Array]]
+TensorCoreTimes = Callable[[pd.DataFrame, GpuSpec], tuple[npt.NDArray[np.bool_], Array]]
 """Which calls a GPU's tensor cores compute, and their times there, µs, each of shape (rows,)."""
 
 
-def _products_on_tensor_cores() -> Native | None:
+def _products_on_tensor_cores() -> TensorCoreTimes | None:
     tensor = tensor_model()
 
-    def native(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
+    def tensor_core_times(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
         assert tensor is not None
         able, times = tensor_covered(part, gpu), np.full(len(part), np.nan)
         if able.any():
-            times[able] = kernel_us(tensor, part[able], gpu, tensor.own(gpu.name))
+            times[able] = kernel_us(tensor, part[able], gpu, tensor.own_correction(gpu.name))
         return able, times
 
-    return None if tensor is None else native
+    return None if tensor is None else tensor_core_times
 
 
 def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
@@ -240,13 +243,13 @@ def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt
     return convolved(Dims(part), gpu) & np.isfinite(times), times
 
 
-def _raised(result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec) -> pd.DataFrame:
+def _raise_to_min_duration(result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec) -> pd.DataFrame:
     """Raise predictions below the shortest kernel time of their family; intervals are scaled with them."""
     measured = samples["latency_us"].to_numpy(dtype=np.float64)
     predicted = result["predicted_us"].to_numpy(dtype=np.float64)
     raised = predicted.copy()
     for name, at in samples.groupby(samples["family"].astype(str)).indices.items():
-        raised[at] = not_shorter(predicted[at], str(name), destination, measured[at])
+        raised[at] = raised_to_min_duration(predicted[at], str(name), destination, measured[at])
     columns = ["predicted_us", "p10_us", "p90_us"]
     times = result[columns].to_numpy(dtype=np.float64)
     result[columns] = times * np.where(predicted > 0, raised / np.where(predicted > 0, predicted, 1.0), 1.0)[:, None]
@@ -276,7 +279,7 @@ def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> A
     own = model.gpu_floors_us.get(origin.name)
     floors = None if own is None else {**model.floors_us, **own}
     taken = ways_taken(model.family, part)
-    _, modelled = model.kernel_and_latency(part, origin, floors, model.own(origin.name), taken)
+    _, modelled = model.kernel_and_latency(part, origin, floors, model.own_correction(origin.name), taken)
     return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) / modelled)
 
 
@@ -297,7 +300,7 @@ def _frame(
 
 
 def _half_width(log_sigma: float, origin: GpuSpec, destination: GpuSpec) -> float:
-    return 1.0 if origin == destination else float(np.exp(TENTH * log_sigma))
+    return 1.0 if origin == destination else float(np.exp(P90_SIGMAS * log_sigma))
 
 
 METHODS: dict[str, Callable[[pd.DataFrame, GpuSpec, GpuSpec], pd.DataFrame]] = {

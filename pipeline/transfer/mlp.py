@@ -22,7 +22,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.training_loop import minimise
 from pipeline.model_files import REBUILD, Arrays, check_shapes, layer_shapes, read_arrays, reading, write_arrays
-from pipeline.transfer.gpu_features import ARITHMETIC
+from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
 
 Array = npt.NDArray[np.float64]
 
@@ -36,10 +36,10 @@ DIMS: dict[str, tuple[str, ...]] = {
 }
 """Dims by family. LSTM and batch norm have no samples, so the roofline predicts them."""
 
-SHIPPED = (3, 96)
+SHIPPED_SIZE = (3, 96)
 """Hidden layers and width of the shipped networks."""
 
-PUBLISHED = (8, 1024)
+PUBLISHED_SIZE = (8, 1024)
 """Hidden layers and width of the published networks."""
 
 
@@ -96,7 +96,7 @@ class TransferMlp:
 
 
 def train_mlp(
-    samples: pd.DataFrame, family: str, size: tuple[int, int] = SHIPPED, steps: int = 1500, rows: int = 1024,
+    samples: pd.DataFrame, family: str, size: tuple[int, int] = SHIPPED_SIZE, steps: int = 1500, rows: int = 1024,
     seed: int = 0, rate: float = 3e-3,
 ) -> TransferMlp:  # fmt: skip
     """Fit a network to samples of several GPUs (needs torch).
@@ -104,7 +104,7 @@ def train_mlp(
     Args:
         samples: a samples table; rows of other families are ignored.
         family: gemm, bmm or conv2d_forward.
-        size: hidden layers and width; `PUBLISHED` is (8, 1024).
+        size: hidden layers and width; `PUBLISHED_SIZE` is (8, 1024).
         steps: optimizer steps.
         rows: samples per step.
         seed: seed of initial weights and sampling.
@@ -116,7 +116,7 @@ def train_mlp(
     import torch
 
     if family not in DIMS:
-        raise InputError(f"no network for family {family}: choose one of {', '.join(sorted(ARITHMETIC))}")
+        raise InputError(f"no network for family {family}: choose one of {', '.join(sorted(COMPUTE_FAMILIES))}")
     own = samples[samples["family"] == family]
     if own.empty:
         raise InputError(f"no samples of family {family} to train on")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.kernels.training_loop import minimise
-from pipeline.transfer.probe_prior import GROUPS, ProbePrior, Seen
+from pipeline.transfer.probe_prior import GROUPS, CovarianceInputs, ProbePrior
 
 Array = npt.NDArray[np.float64]
 
@@ -31,7 +31,7 @@ The weight is that of the squared log ratio to the typical value. Each GPU shows
 If four or five GPUs agree by chance, a fit without this weight would ignore probes."""
 
 
-def learn_prior(errors: Mapping[str, tuple[Seen, Array]], seed: int = 0) -> ProbePrior:
+def learn_prior(errors: Mapping[str, tuple[CovarianceInputs, Array]], seed: int = 0) -> ProbePrior:
     """The covariance that makes the errors of several GPUs most likely.
 
     Args:
@@ -53,9 +53,9 @@ def learn_prior(errors: Mapping[str, tuple[Seen, Array]], seed: int = 0) -> Prob
         value = LENGTH_PENALTY * ((p["sizes"] ** 2).sum() + (p["work"] ** 2).sum())
         few = torch.cat([p["effects"], p["level"].reshape(1), p["op"].reshape(1), p["spreads"]])
         value = value + TYPICAL_PENALTY * ((few - float(np.log(TYPICAL_SPREAD))) ** 2).sum()
-        for seen, error in errors.values():
+        for inputs, error in errors.values():
             drawn = random.choice(len(error), min(ROWS, len(error)), replace=False)
-            covariance = _covariance(p, seen.rows(drawn)) + torch.exp(2 * p["noise"]) * torch.eye(len(drawn))
+            covariance = _covariance(p, inputs.rows(drawn)) + torch.exp(2 * p["noise"]) * torch.eye(len(drawn))
             factor = torch.linalg.cholesky(covariance + 1e-9 * torch.eye(len(drawn)))
             y = torch.tensor(error[drawn])[:, None]
             solved = torch.cholesky_solve(y, factor)
@@ -74,15 +74,15 @@ def learn_prior(errors: Mapping[str, tuple[Seen, Array]], seed: int = 0) -> Prob
     )  # fmt: skip
 
 
-def _covariance(p: dict[str, Any], seen: Seen) -> Any:
+def _covariance(p: dict[str, Any], inputs: CovarianceInputs) -> Any:
     """Differentiable form of `ProbePrior.covariance` for one set of calls with itself."""
     import torch
 
-    effects, op = torch.tensor(seen.effects), torch.tensor(seen.op)
+    effects, op = torch.tensor(inputs.effects), torch.tensor(inputs.op)
     total = (effects * torch.exp(2 * p["effects"])) @ effects.T + torch.exp(2 * p["level"])
     total = total + torch.exp(2 * p["op"]) * (op[:, None] == op[None, :])
     for i, name in enumerate(GROUPS):
-        x = torch.tensor(seen.groups[i]) / torch.exp(p[name])
+        x = torch.tensor(inputs.groups[i]) / torch.exp(p[name])
         norm = (x**2).sum(dim=1)
         squared = (norm[:, None] + norm[None, :] - 2 * x @ x.T).clamp_min(0.0)
         total = total + torch.exp(2 * p["spreads"][i]) * torch.exp(-0.5 * squared)

@@ -22,29 +22,29 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES
-from pipeline.transfer.gpu_features import describe
+from pipeline.transfer.gpu_features import call_features
 from pipeline.transfer.utilisation import Correction, UtilisationModel
 
 Array = npt.NDArray[np.float64]
 
-CORRECTED = ("compute", "memory", "floor")
+CORRECTED_EFFECTS = ("compute", "memory", "floor")
 """Effects for which `Correction` has a factor."""
 
-EFFECTS = (*CORRECTED, "power", "l2")
-"""Effects of wrong figures on the log time: columns of `Seen.effects`, per unit of log time or of log figure."""
+EFFECTS = (*CORRECTED_EFFECTS, "power", "l2")
+"""Effects of wrong figures on the log time: columns of `CovarianceInputs.effects`, per unit of log time or of log figure."""
 
 GROUPS = ("sizes", "work", "form")
 """Coordinates of the three smooth functions."""
 
-STEP = 0.2
+LOG_STEP = 0.2
 """Step in a logarithm with which the effects are computed as difference quotients."""
 
-BEYOND = 50.0
+MAX_COORDINATE = 50.0
 """Coordinates are limited to this absolute value: calls of empty tensors have logarithms of minus infinity."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class CovarianceInputs:
     """Inputs of the covariance for a set of calls.
 
     Attributes:
@@ -59,13 +59,15 @@ class Seen:
     groups: tuple[Array, Array, Array]
     op: npt.NDArray[Any]
 
-    def rows(self, at: npt.NDArray[Any]) -> Seen:
+    def rows(self, at: npt.NDArray[Any]) -> CovarianceInputs:
         """Some of the calls."""
         sizes, work, form = (group[at] for group in self.groups)
-        return Seen(self.log_latency[at], self.effects[at], (sizes, work, form), self.op[at])
+        return CovarianceInputs(self.log_latency[at], self.effects[at], (sizes, work, form), self.op[at])
 
 
-def look(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction: Correction | None = None) -> Seen:
+def covariance_inputs(
+    model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction: Correction | None = None
+) -> CovarianceInputs:
     """Inputs of the covariance for calls of a model's family on a GPU.
 
     Args:
@@ -80,29 +82,42 @@ def look(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction:
         return np.asarray(np.log(model.kernel_and_latency(calls, spec, correction=at)[1]))
 
     base = log_latency(gpu, around)
-    moved = [log_latency(gpu, replace(around, **{name: getattr(around, name) + STEP})) for name in CORRECTED]
-    smaller = float(np.exp(-STEP))
+    moved = [
+        log_latency(gpu, replace(around, **{name: getattr(around, name) + LOG_STEP})) for name in CORRECTED_EFFECTS
+    ]
+    smaller = float(np.exp(-LOG_STEP))
     moved.append(log_latency(replace(gpu, tdp_w=gpu.tdp_w * smaller), around))
     moved.append(log_latency(replace(gpu, l2_bytes=max(int(gpu.l2_bytes * smaller), 1)), around))
-    effects = (np.column_stack(moved) - base[:, None]) / STEP
+    effects = (np.column_stack(moved) - base[:, None]) / LOG_STEP
     op = calls["op"].astype(str).map({name: i for i, name in enumerate(model.ops)}).fillna(0)
-    return Seen(base, effects, _groups(model.family, calls, gpu, base), op.to_numpy(dtype=np.int64))
+    return CovarianceInputs(base, effects, _groups(model.family, calls, gpu, base), op.to_numpy(dtype=np.int64))
 
 
 def _groups(family: str, calls: pd.DataFrame, gpu: GpuSpec, log_latency: Array) -> tuple[Array, Array, Array]:
     """Coordinates of `GROUPS`. Their scale is such that errors are similar over a distance of about 1 before learning."""
-    seen = describe(family, calls, gpu)
+    described = call_features(family, calls, gpu)
     names = [name for name in FAMILIES[family].required if name in calls.columns]
     with np.errstate(divide="ignore", invalid="ignore"):
         sizes = np.log(calls[names].to_numpy(dtype=np.float64)) / 2.0
-        work = np.column_stack([np.log(seen.flops / seen.bytes), np.log(seen.bytes) / 2.0, log_latency / 1.5])
-    kept = [i for i, name in enumerate(seen.names) if name.startswith(FORM)]
-    form = 2.0 * seen.x[:, kept]
-    sizes, work, form = (np.clip(np.nan_to_num(g), -BEYOND, BEYOND) for g in (sizes, work, form))
+        work = np.column_stack(
+            [np.log(described.flops / described.bytes), np.log(described.bytes) / 2.0, log_latency / 1.5]
+        )
+    kept = [i for i, name in enumerate(described.names) if name.startswith(FORM_FEATURES)]
+    form = 2.0 * described.x[:, kept]
+    sizes, work, form = (np.clip(np.nan_to_num(g), -MAX_COORDINATE, MAX_COORDINATE) for g in (sizes, work, form))
     return sizes, work, form
 
 
-FORM = ("tail", "padding", "align", "winograd_padding", "winograd_tail", "row_power", "wide", "block_wave_tail")
+FORM_FEATURES = (
+    "tail",
+    "padding",
+    "align",
+    "winograd_padding",
+    "winograd_tail",
+    "row_power",
+    "wide",
+    "block_wave_tail",
+)
 """Prefixes of the features (`gpu_features.py`) that describe how sizes fit tiles, waves and alignment."""
 
 
@@ -126,14 +141,14 @@ class ProbePrior:
     lengths: tuple[tuple[float, ...], ...] = ((), (), ())
     noise: float = 0.1
 
-    def covariance(self, a: Seen, b: Seen, corrected: bool = True) -> Array:
+    def covariance(self, a: CovarianceInputs, b: CovarianceInputs, corrected: bool = True) -> Array:
         """Covariance of the log errors of two sets of calls, shape (rows of a, rows of b), without the noise.
 
         Args:
             a, b: calls.
             corrected: whether to include the effects that `Correction` has a factor for.
         """
-        first = 0 if corrected else len(CORRECTED)
+        first = 0 if corrected else len(CORRECTED_EFFECTS)
         scale = np.asarray(self.effects[first:]) ** 2
         total = self.level**2 + (a.effects[:, first:] * scale) @ b.effects[:, first:].T
         total = total + self.op**2 * (a.op[:, None] == b.op[None, :])
@@ -141,7 +156,7 @@ class ProbePrior:
             total = total + spread**2 * np.exp(-0.5 * _squared(x, y, lengths))
         return np.asarray(total)
 
-    def variance(self, a: Seen) -> Array:
+    def variance(self, a: CovarianceInputs) -> Array:
         """Variance of each call's log error, without the noise; shape (rows,)."""
         own = (a.effects**2) @ np.asarray(self.effects) ** 2
         return np.asarray(own + self.level**2 + self.op**2 + sum(spread**2 for spread in self.spreads))

@@ -6,7 +6,7 @@ GPUs that a model has not seen. Conditioning gives two kinds of factors:
 - The rest of the errors gives a factor per call. It approaches 1 with growing distance from the probes.
 
 Probes that disagree with the others have less weight (Student's t). `steptime kernels predict --probes` and
-`steptime transfer --probes` read the probes from a table. `design` selects the calls to measure.
+`steptime transfer --probes` read the probes from a table. `choose_probes` selects the calls to measure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.transfer.probe_prior import CORRECTED, ProbePrior, Seen, look
+from pipeline.transfer.probe_prior import CORRECTED_EFFECTS, CovarianceInputs, ProbePrior, covariance_inputs
 from pipeline.transfer.utilisation import Correction, UtilisationModel
 
 Array = npt.NDArray[np.float64]
@@ -32,13 +32,13 @@ The value is low, so that a measurement which another process disturbed has litt
 ROUNDS = 8
 """Iterations of `calibrate`. Each recomputes the model's slopes at the current factors, and the probes' weights."""
 
-FARTHEST = 1.5
+MAX_LOG_FACTOR = 1.5
 """Largest log factor in the model's formula; a larger one means that probes have another kernel or another unit."""
 
-MOST_CANDIDATES = 400
-"""Largest number of calls among which `design` selects."""
+MAX_CANDIDATES = 400
+"""Largest number of calls among which `choose_probes` selects."""
 
-TENTH = 1.2816
+P90_SIGMAS = 1.2816
 """Distance of p90 from the median of a normal distribution, in standard deviations."""
 
 
@@ -50,7 +50,7 @@ class Calibration:
         model, gpu: the model, and the GPU for which it is calibrated.
         probes: the measured rows.
         correction: log factors in the model's formula.
-        seen: inputs of the covariance for the probes, at the correction.
+        inputs: inputs of the covariance for the probes, at the correction.
         weights: weights of the probes for the errors that remain after the correction, shape (probes,).
         noise: variance of each probe, shape (probes,).
     """
@@ -59,7 +59,7 @@ class Calibration:
     gpu: GpuSpec = field(repr=False)
     probes: pd.DataFrame = field(repr=False)
     correction: Correction
-    seen: Seen = field(repr=False)
+    inputs: CovarianceInputs = field(repr=False)
     weights: Array
     noise: Array
 
@@ -71,13 +71,13 @@ class Calibration:
     def predict(self, calls: pd.DataFrame) -> tuple[Array, Array, Array]:
         """Kernel time and latency in µs, and the log distance from each to its p90; each of shape (rows,)."""
         kernel, latency = self.model.kernel_and_latency(calls, self.gpu, correction=self.correction)
-        seen = look(self.model, calls, self.gpu, self.correction)
-        factor = np.exp(self.prior.covariance(seen, self.seen, corrected=False) @ self.weights)
-        across = self.prior.covariance(seen, self.seen)
-        known = self.prior.covariance(self.seen, self.seen) + np.diag(self.noise)
-        left = self.prior.variance(seen) - (across * np.linalg.solve(known, across.T).T).sum(axis=1)
+        inputs = covariance_inputs(self.model, calls, self.gpu, self.correction)
+        factor = np.exp(self.prior.covariance(inputs, self.inputs, corrected=False) @ self.weights)
+        across = self.prior.covariance(inputs, self.inputs)
+        known = self.prior.covariance(self.inputs, self.inputs) + np.diag(self.noise)
+        left = self.prior.variance(inputs) - (across * np.linalg.solve(known, across.T).T).sum(axis=1)
         sigma = np.sqrt(np.maximum(left, 0.0) + self.prior.noise**2)
-        return kernel * factor, latency * factor, TENTH * sigma
+        return kernel * factor, latency * factor, P90_SIGMAS * sigma
 
 
 def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Calibration:
@@ -90,24 +90,24 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
     """
     target = np.log(probes["latency_us"].to_numpy(dtype=np.float64))
     prior = ProbePrior.of(model.probe_prior)
-    scale = np.asarray(prior.effects[: len(CORRECTED)]) ** 2
-    factors, trust = np.zeros(len(CORRECTED)), np.ones(len(probes))
+    scale = np.asarray(prior.effects[: len(CORRECTED_EFFECTS)]) ** 2
+    factors, trust = np.zeros(len(CORRECTED_EFFECTS)), np.ones(len(probes))
     for _ in range(ROUNDS):
         correction = Correction(*(float(v) for v in factors))
-        seen = look(model, probes, gpu, correction)
-        slopes = seen.effects[:, : len(CORRECTED)]
+        inputs = covariance_inputs(model, probes, gpu, correction)
+        slopes = inputs.effects[:, : len(CORRECTED_EFFECTS)]
         # linear in the factors: the probes' log errors if all factors were 1
-        off = target - seen.log_latency + slopes @ factors
-        covariance, noise = prior.covariance(seen, seen), prior.noise**2 / trust
+        off = target - inputs.log_latency + slopes @ factors
+        covariance, noise = prior.covariance(inputs, inputs), prior.noise**2 / trust
         weights = np.linalg.solve(covariance + np.diag(noise), off)
         missed = off - covariance @ weights
         trust = (DEGREES + 1.0) / (DEGREES + (missed / prior.noise) ** 2)
-        factors = np.clip(scale * (slopes.T @ weights), -FARTHEST, FARTHEST)
+        factors = np.clip(scale * (slopes.T @ weights), -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
     correction = Correction(*(float(v) for v in factors))
-    seen = look(model, probes, gpu, correction)
-    rest = prior.covariance(seen, seen, corrected=False) + np.diag(noise)
+    inputs = covariance_inputs(model, probes, gpu, correction)
+    rest = prior.covariance(inputs, inputs, corrected=False) + np.diag(noise)
     return Calibration(
-        model, gpu, probes, correction, seen, np.linalg.solve(rest, target - seen.log_latency), noise
+        model, gpu, probes, correction, inputs, np.linalg.solve(rest, target - inputs.log_latency), noise
     )  # fmt: skip
 
 
@@ -118,8 +118,12 @@ def calibrate_all(models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu
             (family == name).any()}  # fmt: skip
 
 
-def design(
-    model: UtilisationModel, candidates: pd.DataFrame, gpu: GpuSpec, count: int = 10, most: int = MOST_CANDIDATES
+def choose_probes(
+    model: UtilisationModel,
+    candidates: pd.DataFrame,
+    gpu: GpuSpec,
+    count: int = 10,
+    max_candidates: int = MAX_CANDIDATES,
 ) -> pd.DataFrame:
     """Select the calls to measure on a new GPU, before anything is measured there.
 
@@ -131,12 +135,12 @@ def design(
         candidates: calls of that family, of the sizes of interest.
         gpu: the GPU to be measured.
         count: number of probes.
-        most: largest number of candidates that are considered, evenly spaced.
+        max_candidates: largest number of candidates that are considered, evenly spaced.
     """
-    step = max(1, -(-len(candidates) // most))
+    step = max(1, -(-len(candidates) // max_candidates))
     pool = candidates.iloc[::step]
-    prior, seen = ProbePrior.of(model.probe_prior), look(model, pool, gpu)
-    covariance = prior.covariance(seen, seen)
+    prior, inputs = ProbePrior.of(model.probe_prior), covariance_inputs(model, pool, gpu)
+    covariance = prior.covariance(inputs, inputs)
     chosen: list[int] = []
     for _ in range(min(count, len(pool))):
         # squared error that measuring a call would remove: squared norm of its covariance column over its variance

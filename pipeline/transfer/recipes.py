@@ -58,7 +58,7 @@ RECIPES: dict[str, Recipe] = {
 }
 """Recipe by family, chosen by leave-one-GPU-out errors (docs/transfer.md)."""
 
-TENSOR = Recipe(
+TENSOR_CORE_RECIPE = Recipe(
     Shape(width=12, depth=2, compute_bound=1.05, memory_low=0.2, norm=4.0, thread_steps=True),
     steps=400,
     networks=3,

@@ -44,7 +44,7 @@ def load_prices(path: str | Path | None = None) -> dict[str, float]:
     for number, entry in enumerate(values["prices"], 1):
         gpu, price = _entry(entry, f"{file}: entry {number}")
         if gpu in prices:
-            raise ConfigError(f"{file}: entry {number}: {gpu} has a price already: keep the one that holds")
+            raise ConfigError(f"{file}: entry {number}: {gpu} has a price already; keep only the valid one")
         prices[gpu] = price
     return prices
 
@@ -70,7 +70,7 @@ def _read(path: str | Path | None) -> dict[str, Any] | None:
     if not file.is_file():
         if path is None:
             return None
-        raise ConfigError(f"{file}: no such price table")
+        raise ConfigError(f"{file}: the price table does not exist")
     try:
         values = load_yaml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, YamlError) as error:
@@ -80,7 +80,7 @@ def _read(path: str | Path | None) -> dict[str, Any] | None:
         raise ConfigError(f"{file}: expected a list `prices` of gpu, per_hour, date and source")
     _refuse_unknown(values, ("currency", "prices"), str(file))
     if not isinstance(values.get("currency", ""), str):
-        raise ConfigError(f"{file}: currency {values['currency']!r} is no name: write currency: USD")
+        raise ConfigError(f"{file}: currency {values['currency']!r} is not a name; write for example currency: USD")
     return values
 
 
@@ -89,7 +89,7 @@ def _refuse_unknown(values: Mapping[Any, Any], known: tuple[str, ...], where: st
     for key in values:
         if key not in known:
             raise ConfigError(
-                f"{where}: unknown key {key!r}: {did_you_mean(str(key), known)}{', '.join(known)} are read"
+                f"{where}: unknown key {key!r}: {did_you_mean(str(key), known)}known are {', '.join(known)}"
             )
 
 
@@ -98,7 +98,7 @@ def _entry(entry: object, where: str) -> tuple[str, float]:
         raise ConfigError(f"{where}: expected gpu, per_hour, date and source")
     missing = [key for key in KEYS if entry.get(key) in (None, "")]
     if missing:
-        raise ConfigError(f"{where} misses {', '.join(missing)}: a price without it cannot be checked")
+        raise ConfigError(f"{where}: {', '.join(missing)} is missing, so the price cannot be checked")
     _refuse_unknown(entry, KEYS, where)
     try:
         price = -1.0 if isinstance(entry["per_hour"], bool) else float(entry["per_hour"])
@@ -121,9 +121,9 @@ def _check_date(given: object, where: str) -> None:
     except ValueError:
         day = None
     if day is None:
-        raise ConfigError(f"{where}: date {given!r} is no day: write it as 2026-01-15")
+        raise ConfigError(f"{where}: date {given!r} is not a date; write it as 2026-01-15")
     if day > date.today() + timedelta(days=1):
-        raise ConfigError(f"{where}: date {day.isoformat()} has not come yet")
+        raise ConfigError(f"{where}: date {day.isoformat()} is in the future")
 
 
 def cost_per_million(prediction: Prediction, prices: Mapping[str, float]) -> float | None:

@@ -9,9 +9,9 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES
-from pipeline.kernels.min_duration import not_shorter
+from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.packs import TRANSFER, shipped_file
-from pipeline.transfer.gpu_features import COVERED
+from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.utilisation import Array, UtilisationModel, load_cached
 
@@ -24,18 +24,18 @@ def load_models() -> dict[str, UtilisationModel]:
     Raises:
         PackError: a file is damaged.
     """
-    files = {name: shipped_file(TRANSFER, f"{name}.safetensors") for name in COVERED}
+    files = {name: shipped_file(TRANSFER, f"{name}.safetensors") for name in COVERED_FAMILIES}
     return {name: load_cached(path) for name, path in files.items() if path is not None}
 
 
 def covered(calls: pd.DataFrame) -> pd.Series:
     """Whether the cross-GPU models cover each call: forward, in fp32, of a covered family, with all its dims."""
-    found = calls["family"].astype(str).isin(COVERED)
+    found = calls["family"].astype(str).isin(COVERED_FAMILIES)
     if "dtype" in calls.columns:
         found &= calls["dtype"].isna() | (calls["dtype"].astype(str) == "fp32")
     if "phase" in calls.columns:
         found &= calls["phase"].isna() | (calls["phase"].astype(str) != "backward")
-    for name in COVERED:
+    for name in COVERED_FAMILIES:
         rows = found & (calls["family"].astype(str) == name)
         if rows.any():
             missing = [dim for dim in FAMILIES[name].required if dim not in calls.columns]
@@ -88,7 +88,7 @@ def predict_calls(
             continue
         part = calls.iloc[at]
         kernel, latency, low, high = estimate(model, part, gpu, (calibrations or {}).get(name))
-        raised = not_shorter(kernel, name, gpu)
+        raised = raised_to_min_duration(kernel, name, gpu)
         # the latency, with floor and launch, is raised only where the kernel alone takes longer
         latency = np.maximum(latency, raised)
         result.iloc[at] = np.column_stack([latency, raised, raised * np.exp(low), raised * np.exp(high)])

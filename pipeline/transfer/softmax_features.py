@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.features import WARP_WIDTH
+from pipeline.kernels.features import MAX_WARP_ROW
 from pipeline.kernels.work import Dims
 
 Array = npt.NDArray[np.float64]
@@ -27,19 +27,19 @@ WARP = 32
 VECTOR = 4
 """Number of fp32 elements that a thread of a block reads at once (16 bytes)."""
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Threads of the largest block that PyTorch starts from; a vectorised block has at most half as many."""
 
-WHOLE_SECTORS = 8
+SECTOR_ELEMENTS = 8
 """Number of fp32 elements of a 32-byte sector: rows of a multiple of it begin and end with whole sectors."""
 
-PARTLY = 0.7
+PARTIAL_SECTOR_COST = 0.7
 """Relative cost of rows of a multiple of 4 elements, of which every second one begins within a sector.
 
 The unit is the cost of rows of other lengths. On a T4 and a V100 these rows lose 4 to 12 % of the bandwidth, rows of
 other lengths 6 to 18 %."""
 
-PARTIAL_SECTORS = ("volta", "turing")
+PARTIAL_SECTOR_ARCHITECTURES = ("volta", "turing")
 """Architectures on which partly written sectors cost bandwidth: 6 to 18 % on V100 and T4.
 
 P100, P4 and A100 lose only 0 to 8 %."""
@@ -57,23 +57,23 @@ def softmax_features(calls: pd.DataFrame, gpu: GpuSpec) -> Array:
     """
     d = Dims(calls)
     rows, width = np.maximum(d("B", 1.0), 1.0), np.maximum(d("H"), 1.0)
-    by_block = width > WARP_WIDTH
+    by_block = width > MAX_WARP_ROW
     threads = np.where(by_block, block_threads(width), float(WARP))
     rounds = np.where(by_block, block_rounds(width, threads) * threads / width, 0.0)
     filled = np.where(by_block, 1.0, width / 2.0 ** np.ceil(np.log2(width)))
-    within = np.where(width % WHOLE_SECTORS == 0, 0.0, np.where(width % VECTOR == 0, PARTLY, 1.0))
-    costs = float(gpu.architecture in PARTIAL_SECTORS)
+    within = np.where(width % SECTOR_ELEMENTS == 0, 0.0, np.where(width % VECTOR == 0, PARTIAL_SECTOR_COST, 1.0))
+    costs = float(gpu.architecture in PARTIAL_SECTOR_ARCHITECTURES)
     short = np.log1p(gpu.sms * gpu.max_threads_per_sm / (rows * threads))
     return np.column_stack([by_block.astype(float), filled, rounds, np.where(by_block, 0.0, costs * within), short])
 
 
 def block_threads(width: Array) -> Array:
-    """Threads of the block that computes a row of a width above `WARP_WIDTH` elements, shape (rows,).
+    """Threads of the block that computes a row of a width above `MAX_WARP_ROW` elements, shape (rows,).
 
     It is a power of two, large enough that at least half of the row's vectors have a thread, up to the largest block
     (`SoftMax_getBlockSize` of PyTorch).
     """
-    wanted = np.maximum(np.minimum(np.floor(width / VECTOR), MOST_THREADS) / 2.0, 1.0)
+    wanted = np.maximum(np.minimum(np.floor(width / VECTOR), MAX_THREADS) / 2.0, 1.0)
     return np.asarray(np.maximum(2.0 ** np.ceil(np.log2(np.floor(wanted))), WARP))
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.min_duration import not_shorter
+from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.kernels.work import Array
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.tensor_core_tiles import FAMILY
@@ -37,19 +37,19 @@ def kernel_us(
 ) -> Array:
     """Kernel times on a GPU in µs, shape (rows,); none is shorter than the shortest kernel of the samples.
 
-    On architectures without samples, `not_shorter` also applies, whose limit comes from kernels of older traces.
+    On architectures without samples, `raised_to_min_duration` also applies, whose limit comes from kernels of older traces.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         _, found = model.kernel_and_latency(calls.assign(op="linear"), gpu, correction=correction)
     return (
         found
         if gpu.architecture in sampled_architectures(tuple(model.gpu_corrections))
-        else not_shorter(found, "gemm", gpu)
+        else raised_to_min_duration(found, "gemm", gpu)
     )
 
 
-def ratio_of(
-    calls: pd.DataFrame, gpu: GpuSpec, others: pd.DataFrame, other: GpuSpec, like: str | None = None
+def time_ratio(
+    calls: pd.DataFrame, gpu: GpuSpec, others: pd.DataFrame, other: GpuSpec, sampled_like: str | None = None
 ) -> Array | None:
     """Kernel times of calls on `gpu` over those of `others` on `other`, shape (rows,); None without the shipped model.
 
@@ -58,11 +58,11 @@ def ratio_of(
         gpu: their GPU.
         others: covered products, one for each row of `calls`.
         other: their GPU.
-        like: name of a GPU with samples. Its deviation from the common model is used for both GPUs; `other` by default.
+        sampled_like: name of a GPU with samples. Its deviation from the common model is used for both GPUs; `other` by default.
     """
     model = tensor_model()
     if model is None:
         return None
-    own = model.own(like or other.name)
+    own = model.own_correction(sampled_like or other.name)
     ratio = kernel_us(model, calls, gpu, own) / kernel_us(model, others, other, own)
     return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)

@@ -36,10 +36,10 @@ STEP_BYTES = 128.0
 STEP_CYCLES = 100.0
 """Nominal cycles of one step; the network scales it."""
 
-LEAST_STEPS = 8.0
+MIN_STEPS = 8.0
 """Smallest number of steps of each part of a split sum."""
 
-MISALIGNED = 2.25
+MISALIGNED_FACTOR = 2.25
 """Factor on the time of arithmetic in kernels for misaligned rows (`align1` in their names).
 
 It was set on half of the 26 such sizes of the A100 DLRM trace, every second one in order of size. MAPE is 20 % on this
@@ -72,12 +72,12 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, TensorTile]:
     rate = values_of(dtype, {name: sustained_gflop_per_s(gpu, name) for name in DTYPES}, np.nan)
     traffic = size * batch * (m * n + n * k + m * k)
     steps = np.ceil(n * size / STEP_BYTES)
-    slower = np.where(misaligned(calls), MISALIGNED, 1.0)
+    slower = np.where(misaligned(calls), MISALIGNED_FACTOR, 1.0)
     found = {}
     for name in TILES:
         high, wide = (int(v) for v in name.split("x"))
         blocks = batch * np.ceil(k / high) * np.ceil(m / wide)
-        parts = np.clip(np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(steps / LEAST_STEPS, 1.0))
+        parts = np.clip(np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(steps / MIN_STEPS, 1.0))
         own = np.ceil(steps / parts)
         waves = blocks * parts / gpu.sms
         # sizes and working sets are no features: a GPU with another L2 would be outside the range of the samples

@@ -44,7 +44,7 @@ PRODUCT_KERNELS = "gemm|cutlass|gemv|nvjet"
 
 Other kernels of such an op (bias, split-K reduction) are predicted by wave scaling."""
 
-HALF_TYPES = {name: short for name, short in DTYPES.items() if short in ("fp16", "bf16")}
+HALF_PRECISION_TYPES = {name: short for name, short in DTYPES.items() if short in ("fp16", "bf16")}
 """Kineto's names of the half-precision types, which tensor cores process directly, and their short names."""
 
 TF32_KERNELS = "tf32|tensorop|s1688|nvjet"
@@ -84,7 +84,7 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
         ["link", "copy", "collective"],
         "kernel",
     )
-    half = np.array([_half(text) for text in types], object)
+    half = np.array([_half_precision_type(text) for text in types], object)
     tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
     frame["dtype"] = np.where(half != "", half, np.where(tf32, "tf32", "fp32"))
     values = (
@@ -106,10 +106,10 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     return frame
 
 
-def _half(types: Any) -> str:
+def _half_precision_type(types: Any) -> str:
     """The half-precision type among the JSON text of an op's input types; empty where there is none."""
     text = types if isinstance(types, str) else ""
-    return next((short for name, short in HALF_TYPES.items() if f'"{name}"' in text), "")
+    return next((short for name, short in HALF_PRECISION_TYPES.items() if f'"{name}"' in text), "")
 
 
 def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:

@@ -14,25 +14,25 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.same_chip import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import NEUSIGHT_OPS
-from pipeline.kernels.samples import LARGEST_DIM, LONGEST_LATENCY_US, named_dtypes, read_table
+from pipeline.kernels.samples import MAX_DIM, MAX_LATENCY_US, named_dtypes, read_table
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.methods import by_auto, method
 from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.shipped_models import load_models
 
-ADDED = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
+ADDED_COLUMNS = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has in addition to those of the input."""
 
-GEOMETRY = (*(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"), "registers", "shared_memory")
+GEOMETRY_COLUMNS = (*(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"), "registers", "shared_memory")
 """Columns of the launch geometry; 0 means that the geometry was not recorded."""
 
-MAY_BE_ZERO = ("padding", *GEOMETRY)
+MAY_BE_ZERO = ("padding", *GEOMETRY_COLUMNS)
 
 
 def transfer_command(
     from_gpu: str, to_gpu: str, method_name: str, in_path: Path, out_path: Path, probes: Path | None = None
 ) -> dict[str, Any]:
-    """Scale the latencies of a table from one GPU to another, and write the same rows with `ADDED`.
+    """Scale the latencies of a table from one GPU to another, and write the same rows with `ADDED_COLUMNS`.
 
     Args:
         from_gpu: GPU of the measurements; rows of other GPUs in a `gpu` column are refused.
@@ -51,7 +51,7 @@ def transfer_command(
     origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
     predict = method(method_name)
     if probes is not None and method_name != "auto":
-        raise InputError(f"--probes calibrate the method auto, not {method_name}")
+        raise InputError(f"--probes needs --method auto, not {method_name}")
     refuse_overwriting(out_path, in_path, probes)
     table = read_measured(in_path)
     samples = as_samples(table, str(in_path))
@@ -63,7 +63,7 @@ def transfer_command(
         found = by_auto(samples, origin, destination, models, calibrate_all(models, measured, destination))
     else:
         found = predict(samples, origin, destination)
-    result = table.assign(**{name: found[name].to_numpy() for name in ADDED})
+    result = table.assign(**{name: found[name].to_numpy() for name in ADDED_COLUMNS})
     write_parquet(result, out_path, labels=True)
     share = found["method"].value_counts(normalize=True)
     return {
@@ -85,16 +85,14 @@ def read_measured(path: Path) -> pd.DataFrame:
     table = read_table(path)
     missing = [name for name in ("op", "latency_us") if name not in table.columns]
     if missing:
-        raise TableError(f"{path}: misses column {', '.join(missing)}")
+        raise TableError(f"{path}: column {', '.join(missing)} is missing")
     times = pd.to_numeric(table["latency_us"], errors="coerce").to_numpy(dtype=np.float64)
     bad = ~(np.isfinite(times) & (times > 0))
     if bad.any():
         raise TableError(f"{path}: latency_us of row {int(np.flatnonzero(bad)[0])} is not a positive number")
-    if (times > LONGEST_LATENCY_US).any():
-        row = int(np.flatnonzero(times > LONGEST_LATENCY_US)[0])
-        raise TableError(
-            f"{path}: latency_us of row {row} is {times[row]:g}: no kernel runs for 100 s; give microseconds"
-        )
+    if (times > MAX_LATENCY_US).any():
+        row = int(np.flatnonzero(times > MAX_LATENCY_US)[0])
+        raise TableError(f"{path}: latency_us of row {row} is {times[row]:g}, more than 100 s; give microseconds")
     return table
 
 
@@ -104,7 +102,7 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     Ops that belong to no family are `other`; wave scaling predicts them.
 
     Raises:
-        TableError: a row has neither op nor family, a dimension is no positive whole number, launch geometry is no
+        TableError: a row has neither op nor family, a dimension is not a positive whole number, launch geometry is no
             whole number, or a dtype is unknown.
     """
     table = table.reset_index(drop=True)
@@ -115,17 +113,21 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     if nameless.any():
         raise TableError(f"{where}: op of row {int(np.flatnonzero(nameless)[0])} is empty")
     columns: dict[str, pd.Series] = {"latency_us": pd.to_numeric(table["latency_us"])}
-    for name in (*DIMS, *GEOMETRY):
+    for name in (*DIMS, *GEOMETRY_COLUMNS):
         if name not in table:
             continue
         values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         least = 0.0 if name in MAY_BE_ZERO else 1.0
         with np.errstate(invalid="ignore"):
-            fine = (values >= least) & (values <= LARGEST_DIM) & (values == np.floor(values))
+            fine = (values >= least) & (values <= MAX_DIM) & (values == np.floor(values))
         bad = table[name].notna().to_numpy(dtype=bool) & ~fine
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            what = "launch geometry is of whole numbers" if name in GEOMETRY else "dims are whole numbers above 0"
+            what = (
+                "launch geometry must be whole numbers"
+                if name in GEOMETRY_COLUMNS
+                else "dims must be whole numbers above 0"
+            )
             raise TableError(f"{where}: {name} of row {row} is {table[name].iloc[row]}; {what}")
         if not pd.api.types.is_numeric_dtype(table[name]):
             columns[name] = pd.Series(values, index=table.index).astype("Int64")
@@ -141,7 +143,7 @@ def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> Non
     # convolutions of the A100 were measured on the GPU with 80 GB: a GPU with the same chip is accepted as the origin
     strange = [name for name in others if not _sibling(name, gpu)]
     if strange:
-        raise InputError(f"{what} rows of {', '.join(strange)}, {option} says {gpu.name}; filter the table")
+        raise InputError(f"{what} rows of {', '.join(strange)}, but {option} is {gpu.name}; remove these rows")
 
 
 def _sibling(name: str, gpu: GpuSpec) -> bool:

@@ -136,7 +136,7 @@ class UtilisationModel:
             taken: index of the way in `terms` that each call is known to take, -1 where unknown; shape (rows,).
         """
         correction = correction or Correction()
-        seen = terms(self.family, calls, gpu)
+        call_terms = terms(self.family, calls, gpu)
         op = pd.Series(calls["op"].astype(str)).map({name: i for i, name in enumerate(self.ops)})
         # an op without samples is treated as the first op of its family, which is the most frequent one
         code = np.asarray(op.fillna(0), dtype=np.int64)
@@ -146,7 +146,7 @@ class UtilisationModel:
         log_floor = np.log(floor) + correction.floor
         kernels, latencies = [], []
         for network in range(len(self.parameters["launch"])):
-            ways = np.stack([self._log_kernel(network, way, code, correction) for way in seen.values()])
+            ways = np.stack([self._log_kernel(network, way, code, correction) for way in call_terms.values()])
             kernel = _norm(-self.shape.choice, *ways) if len(ways) > 1 else ways[0]
             if taken is not None:
                 own = ways[np.maximum(taken, 0), np.arange(len(taken))]
@@ -156,12 +156,14 @@ class UtilisationModel:
             latencies.append(_norm(FLOOR_SHARPNESS, log_floor, np.logaddexp(start, kernel)))
         return np.exp(np.mean(kernels, axis=0)), np.exp(np.mean(latencies, axis=0))
 
-    def _log_kernel(self, network: int, seen: Terms, code: npt.NDArray[np.int64], correction: Correction) -> Array:
+    def _log_kernel(
+        self, network: int, call_terms: Terms, code: npt.NDArray[np.int64], correction: Correction
+    ) -> Array:
         """Logarithm of the kernel's time in µs when computed in one way, shape (rows,)."""
-        own = seen.network
+        own = call_terms.network
         p = {name.removeprefix(own): value for name, value in self.parameters.items() if name.startswith(own)}
         shape = self.shape
-        hidden = np.clip((seen.x - p["mean"]) / p["scale"], -FEATURE_CLIP, FEATURE_CLIP)
+        hidden = np.clip((call_terms.x - p["mean"]) / p["scale"], -FEATURE_CLIP, FEATURE_CLIP)
         for layer in range(shape.depth):
             hidden = hidden @ p[f"weight{layer}"][network] + p[f"bias{layer}"][network]
             hidden = hidden / (1.0 + np.exp(-hidden))
@@ -171,20 +173,20 @@ class UtilisationModel:
         span = shape.memory_high - shape.memory_low
         use_memory = np.log(shape.memory_low + span * np.exp(_log_sigmoid(z[:, 1])))
         centre, steep = (float(v) for v in p["l2"][network])
-        missed = _log_sigmoid(np.exp(steep) * (seen.per_l2 - centre))
-        memory = _norm(shape.norm, seen.dram + np.logaddexp(missed, np.log(1e-6)), seen.l2)
+        missed = _log_sigmoid(np.exp(steep) * (call_terms.per_l2 - centre))
+        memory = _norm(shape.norm, call_terms.dram + np.logaddexp(missed, np.log(1e-6)), call_terms.l2)
         log_kernel = _norm(
-            shape.norm if seen.norm is None else seen.norm,
-            seen.arithmetic - use_compute + correction.compute,
+            shape.norm if call_terms.norm is None else call_terms.norm,
+            call_terms.arithmetic - use_compute + correction.compute,
             memory - use_memory + correction.memory,
         )
         if shape.tile_reads:
             # data that L2 holds is not read from DRAM again, whatever the network's output
             again = missed + _log_sigmoid(z[:, 3]) + np.log(shape.tile_reads)
-            log_kernel = _norm(shape.norm, log_kernel, seen.tiles + again + correction.memory)
-        return _norm(shape.norm, log_kernel, seen.steps + z[:, 2]) if shape.thread_steps else log_kernel
+            log_kernel = _norm(shape.norm, log_kernel, call_terms.tiles + again + correction.memory)
+        return _norm(shape.norm, log_kernel, call_terms.steps + z[:, 2]) if shape.thread_steps else log_kernel
 
-    def own(self, gpu: str) -> Correction:
+    def own_correction(self, gpu: str) -> Correction:
         """The correction of a GPU that the model was trained on; 0 for other GPUs."""
         found = self.gpu_corrections.get(gpu)
         return Correction() if found is None else Correction(found[0], found[1])

@@ -26,9 +26,9 @@ def batch_loss(p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: W
     for prefix, norm in dict.fromkeys(ways.values()):
         # ways that share a network are evaluated together
         own = [way for way, network in ways.items() if network == (prefix, norm)]
-        seen = {key: torch.cat([batch[f"{way} {key}"] for way in own]) for key in (*TIMES, "x")}
+        call_terms = {key: torch.cat([batch[f"{way} {key}"] for way in own]) for key in (*TIMES, "x")}
         op = batch["op"].repeat(len(own))
-        kernels, uses = _log_kernel(p, prefix, seen, op, shape, norm, latent.repeat(1, len(own)))
+        kernels, uses = _log_kernel(p, prefix, call_terms, op, shape, norm, latent.repeat(1, len(own)))
         found += zip(kernels.chunk(len(own)), uses.chunk(len(own)), strict=True)
     start = batch["floor"] + logsigmoid(p["launch"][batch["op"]])
 
@@ -50,28 +50,30 @@ def batch_loss(p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: W
 
 
 def _log_kernel(
-    p: dict[str, Any], prefix: str, seen: dict[str, Any], op: Any, shape: Shape, norm: float | None, latent: Any
+    p: dict[str, Any], prefix: str, call_terms: dict[str, Any], op: Any, shape: Shape, norm: float | None, latent: Any
 ) -> tuple[Any, Any]:
     """Log kernel time by one network and log memory utilisation, each of shape (rows,)."""
     import torch
     from torch.nn.functional import logsigmoid, silu
 
-    hidden = seen["x"]
+    hidden = call_terms["x"]
     for layer in range(shape.depth):
         hidden = silu(hidden @ p[f"{prefix}weight{layer}"] + p[f"{prefix}bias{layer}"])
     z = hidden @ p[f"{prefix}weight{shape.depth}"] + p[f"{prefix}bias{shape.depth}"] + p[f"{prefix}op_bias"][op]
     centre, steep = p[f"{prefix}l2"]
     use_compute = logsigmoid(z[:, 0]) + float(np.log(shape.compute_bound))
     use_memory = torch.log(shape.memory_low + (shape.memory_high - shape.memory_low) * torch.sigmoid(z[:, 1]))
-    missed = logsigmoid(torch.exp(steep) * (seen["per_l2"] - centre))
+    missed = logsigmoid(torch.exp(steep) * (call_terms["per_l2"] - centre))
     reached = torch.logaddexp(missed, torch.full_like(missed, float(np.log(1e-6))))
-    memory = _norm(shape.norm, seen["dram"] + reached, seen["l2"])
-    kernel = _norm(norm or shape.norm, seen["arithmetic"] - use_compute - latent[0], memory - use_memory - latent[1])
+    memory = _norm(shape.norm, call_terms["dram"] + reached, call_terms["l2"])
+    kernel = _norm(
+        norm or shape.norm, call_terms["arithmetic"] - use_compute - latent[0], memory - use_memory - latent[1]
+    )
     if shape.tile_reads:
         again = missed + logsigmoid(z[:, 3]) + float(np.log(shape.tile_reads))
-        kernel = _norm(shape.norm, kernel, seen["tiles"] + again - latent[1])
+        kernel = _norm(shape.norm, kernel, call_terms["tiles"] + again - latent[1])
     if shape.thread_steps:
-        kernel = _norm(shape.norm, kernel, seen["steps"] + z[:, 2])
+        kernel = _norm(shape.norm, kernel, call_terms["steps"] + z[:, 2])
     return kernel, use_memory
 
 

@@ -17,9 +17,9 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.bmm_tiles import Tiled, batched_tiles, tiles_taken
+from pipeline.transfer.bmm_tiles import TileWork, batched_tiles, tiles_taken
 from pipeline.transfer.conv_routes import ROUTES, Route, convolution_routes, routes_taken
-from pipeline.transfer.gpu_features import ARITHMETIC, describe
+from pipeline.transfer.gpu_features import COMPUTE_FAMILIES, call_features
 from pipeline.transfer.softmax_features import softmax_features
 from pipeline.transfer.tensor_core_tiles import FAMILY as TENSOR
 from pipeline.transfer.tensor_core_tiles import TensorTile, tensor_tiles
@@ -46,11 +46,11 @@ SOFTMAX_NORM = 2.0
 It is low because these times hardly overlap: the exponentials wait for the loads of their row. The family's larger
 exponent applies to times that overlap: L2, DRAM and the issue of instructions."""
 
-SEEN_L2_PER_SM = 40 * 2**20 / 108
+MAX_SAMPLED_L2_PER_SM = 40 * 2**20 / 108
 """Largest L2 size per SM among the GPUs with samples, in bytes: that of the A100."""
 
 L2_REUSE = 3.0
-"""Exponent with which repeated reads fall on GPUs with more L2 per SM than `SEEN_L2_PER_SM`.
+"""Exponent with which repeated reads fall on GPUs with more L2 per SM than `MAX_SAMPLED_L2_PER_SM`.
 
 The samples do not cover such GPUs. Tiles that run at the same time read the same panels, and a larger L2 keeps these
 panels. The value was set on the bf16 products of the L40S with the features of an earlier model. Today's features stop
@@ -132,10 +132,10 @@ def _route(route: Route, gpu: GpuSpec, name: str) -> Terms:
     return Terms(work, *traffic, nothing, nothing, per_l2, x, route.norm, f"{name}.")
 
 
-def _tiled(tiled: Tiled, gpu: GpuSpec) -> Terms:
+def _tiled(tiled: TileWork, gpu: GpuSpec) -> Terms:
     nothing = np.full(len(tiled.flops), -np.inf)
     work, traffic = _arithmetic(tiled.flops, gpu), _traffic(tiled.bytes, gpu)
-    tiles = np.log(tiled.tile_bytes / sustained_dram_gb_per_s(gpu) / 1e3) - _kept(gpu)
+    tiles = np.log(tiled.tile_bytes / sustained_dram_gb_per_s(gpu) / 1e3) - _l2_reuse_log_factor(gpu)
     return Terms(work, *traffic, nothing, tiles, np.log(tiled.bytes / gpu.l2_bytes), np.nan_to_num(tiled.x))
 
 
@@ -156,11 +156,11 @@ def _traffic(moved: Array, gpu: GpuSpec) -> tuple[Array, Array]:
 
 
 def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
-    seen = describe(family, calls, gpu)
+    described = call_features(family, calls, gpu)
     # memory-bound kernels issue few instructions, so the clock limits their rate, not the power budget of products
-    flops = np.maximum(seen.flops, 1.0)
-    arithmetic = arithmetic_us(gpu, flops) if family in ARITHMETIC else flops / gpu.fp32_gflop_per_s / 1e3
-    x, norm = seen.x, None
+    flops = np.maximum(described.flops, 1.0)
+    arithmetic = arithmetic_us(gpu, flops) if family in COMPUTE_FAMILIES else flops / gpu.fp32_gflop_per_s / 1e3
+    x, norm = described.x, None
     if family == "softmax":
         x, norm = softmax_features(calls, gpu), SOFTMAX_NORM
     limits = gpu.limits
@@ -170,18 +170,18 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
         cycles, threads = NOMINAL_STEP_CYCLES, gpu.max_threads_per_sm
     return Terms(
         np.log(arithmetic),
-        *_traffic(seen.bytes, gpu),
-        np.log(cycles * seen.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
-        np.log(flops / _tile_intensity(family, gpu) / sustained_dram_gb_per_s(gpu) / 1e3) - _kept(gpu),
-        np.log(seen.bytes / gpu.l2_bytes),
+        *_traffic(described.bytes, gpu),
+        np.log(cycles * described.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
+        np.log(flops / _tile_intensity(family, gpu) / sustained_dram_gb_per_s(gpu) / 1e3) - _l2_reuse_log_factor(gpu),
+        np.log(described.bytes / gpu.l2_bytes),
         x,
         norm,
     )
 
 
-def _kept(gpu: GpuSpec) -> float:
+def _l2_reuse_log_factor(gpu: GpuSpec) -> float:
     """Log factor by which repeated reads of tiles fall on a GPU with more L2 per SM than GPUs with samples; else 0."""
-    return L2_REUSE * max(0.0, float(np.log(gpu.l2_bytes / gpu.sms / SEEN_L2_PER_SM)))
+    return L2_REUSE * max(0.0, float(np.log(gpu.l2_bytes / gpu.sms / MAX_SAMPLED_L2_PER_SM)))
 
 
 def _tile_intensity(family: str, gpu: GpuSpec) -> float:

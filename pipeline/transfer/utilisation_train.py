@@ -35,7 +35,7 @@ The quantile is used because the smallest latencies are outliers. Calls that onl
 (10 % on the P100's host)."""
 
 
-CLOSED_LOG_US = 40.0
+UNAVAILABLE_LOG_US = 40.0
 """Log of the time in µs of a way in which a call cannot be computed; finite because infinity has NaN gradients."""
 
 NETWORK_DECAY, CORRECTION_WEIGHT = 1e-2, 0.01
@@ -61,15 +61,15 @@ def train_utilisation(
     recipe = recipe or RECIPES[family]
     own = samples[samples["family"] == family]
     if own.empty:
-        raise InputError(f"no samples of family {family}: measure some, or leave the family to the roofline")
+        raise InputError(f"no samples of family {family}: measure some, or use the roofline for this family")
     by_gpu = {str(gpu): part.reset_index(drop=True) for gpu, part in own.groupby("gpu", sort=True)}
     floors = {gpu: op_floors(part) for gpu, part in by_gpu.items()}
     ops = tuple(own["op"].value_counts().index.astype(str))
-    seen = {gpu: terms(family, part, load_gpu(gpu)) for gpu, part in by_gpu.items()}
-    scales = {name: _scale([way.x for t in seen.values() for way in t.values() if way.network == name])
+    terms_of = {gpu: terms(family, part, load_gpu(gpu)) for gpu, part in by_gpu.items()}
+    scales = {name: _scale([way.x for t in terms_of.values() for way in t.values() if way.network == name])
               for name in networks_of(family)}  # fmt: skip
-    ways = {name: (way.network, way.norm) for name, way in next(iter(seen.values())).items()}
-    tables = [_columns(family, by_gpu[gpu], seen[gpu], floors[gpu], ops, scales) for gpu in by_gpu]
+    ways = {name: (way.network, way.norm) for name, way in next(iter(terms_of.values())).items()}
+    tables = [_columns(family, by_gpu[gpu], terms_of[gpu], floors[gpu], ops, scales) for gpu in by_gpu]
     fitted = [_fit_one(tables, ways, len(ops), recipe, seed + i) for i in range(recipe.networks)]
     parameters = {key: np.stack([network[key] for network, _ in fitted]) for key in fitted[0][0]}
     for name, (mean, scale) in scales.items():
@@ -103,15 +103,15 @@ def _scale(parts: list[Array]) -> tuple[Array, Array]:
     return x.mean(axis=0), x.std(axis=0) + 1e-6
 
 
-def _known_way(seen: dict[str, Terms], taken: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _known_way(terms_of: dict[str, Terms], taken: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Index of the way that each row takes, -1 where it is unknown or not available on the GPU; shape (rows,)."""
-    times = np.stack([way.arithmetic for way in seen.values()])
+    times = np.stack([way.arithmetic for way in terms_of.values()])
     known = (taken >= 0) & np.isfinite(times[np.maximum(taken, 0), np.arange(len(taken))])
     return np.where(known, taken, -1)
 
 
 def _columns(
-    family: str, part: pd.DataFrame, seen: dict[str, Terms], floors: dict[str, float], ops: tuple[str, ...],
+    family: str, part: pd.DataFrame, terms_of: dict[str, Terms], floors: dict[str, float], ops: tuple[str, ...],
     scales: dict[str, tuple[Array, Array]],
 ) -> dict[str, Any]:  # fmt: skip
     """One GPU's samples as tensors by name, each of shape (rows, ...)."""
@@ -125,16 +125,16 @@ def _columns(
         "floor": tensor(np.log(part["op"].astype(str).map(floors).astype(float))),
         "target": tensor(np.log(part["latency_us"])),
         "op": torch.tensor(codes),
-        "way": torch.tensor(_known_way(seen, ways_taken(family, part))),
+        "way": torch.tensor(_known_way(terms_of, ways_taken(family, part))),
     }
-    for name, found in seen.items():
+    for name, found in terms_of.items():
         mean, scale = scales[found.network]
         columns[f"{name} x"] = tensor(np.clip((found.x - mean) / scale, -FEATURE_CLIP, FEATURE_CLIP))
-        columns |= {f"{name} {key}": tensor(np.minimum(getattr(found, key), CLOSED_LOG_US)) for key in TIMES}
+        columns |= {f"{name} {key}": tensor(np.minimum(getattr(found, key), UNAVAILABLE_LOG_US)) for key in TIMES}
     return columns
 
 
-def _start(inputs: int, ops: int, shape: Shape, generator: Any) -> dict[str, Any]:
+def _initial_parameters(inputs: int, ops: int, shape: Shape, generator: Any) -> dict[str, Any]:
     """Parameters of one network before training."""
     import torch
 
@@ -168,7 +168,7 @@ def _fit_one(
     generator = torch.Generator().manual_seed(seed)
     p: dict[str, Any] = {"launch": torch.zeros(ops)}
     for prefix, way in {prefix: way for way, (prefix, _) in ways.items()}.items():
-        start = _start(tables[0][f"{way} x"].shape[1], ops, recipe.shape, generator)
+        start = _initial_parameters(tables[0][f"{way} x"].shape[1], ops, recipe.shape, generator)
         p |= {prefix + key: value for key, value in start.items()}
     latent = torch.zeros(len(tables), 2)
     layers = [key for key in p if "weight" in key or ".bias" in f".{key}"]

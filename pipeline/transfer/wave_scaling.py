@@ -64,7 +64,9 @@ class Launches:
         def volume(name: str) -> Array:
             axes = np.stack([column(f"{name}_{axis}") for axis in "xyz"])
             size = np.where(np.isnan(axes[0]), np.nan, np.nanprod(axes, axis=0))
-            return np.asarray(size if name not in table.columns else np.where(np.isnan(size), _text(table[name]), size))
+            return np.asarray(
+                size if name not in table.columns else np.where(np.isnan(size), _text_volume(table[name]), size)
+            )
 
         blocks, threads = volume("grid"), volume("block")
         usable = (blocks >= 1) & (threads >= 1)
@@ -77,7 +79,7 @@ class Launches:
         )
 
 
-def _text(values: pd.Series) -> Array:
+def _text_volume(values: pd.Series) -> Array:
     """Product of the numbers in texts such as `[8, 1, 1]`; NaN where there are none."""
     sizes = {text: float(np.prod([float(n) for n in re.findall(r"\d+", text)] or [np.nan])) for text in
              set(values.dropna().astype(str))}  # fmt: skip

@@ -29,7 +29,7 @@ def plain_attention(
     return torch.matmul(weights, v)
 
 
-WIDEST = 256
+MAX_HEAD_WIDTH = 256
 """Maximum head width of FlashAttention on CUDA."""
 
 
@@ -110,7 +110,7 @@ def fused_where_possible() -> Iterator[None]:
             return found
         mask = _added(attn_mask, lowered([query])[0].dtype)
         query, key, value, *masks = lowered([query, key, value, *([] if mask is None else [mask])])
-        half = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= WIDEST
+        half = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= MAX_HEAD_WIDTH
         flash = half and mask is None and value.shape[-1] == query.shape[-1]
         if not flash and key.shape[1] != query.shape[1]:
             return plain(query, key, value, masks[0] if masks else None, dropout_p, is_causal, **options)

@@ -63,7 +63,7 @@ UPPER = _functions(UPPER_NAMES) - (set() if _is_listed("rms_norm") else _functio
 WIDEST = _functions(WIDEST_NAMES)
 
 
-REPLAYED = ("cuda", "meta")
+EMULATED_DEVICES = ("cuda", "meta")
 """Devices whose autocast is emulated while a step is captured."""
 
 
@@ -176,7 +176,7 @@ def own_autocast() -> Iterator[None]:
     init, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
 
     def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
-        replayed = device_type in REPLAYED
+        replayed = device_type in EMULATED_DEVICES
         init(self, "cuda" if replayed else device_type, dtype, enabled and not replayed, cache_enabled)
         if replayed:
             self._enabled = enabled and torch.cuda.is_available()  # for a later use outside a capture
@@ -199,16 +199,18 @@ def own_autocast() -> Iterator[None]:
     available, enabled, dtype_of = torch.amp.is_autocast_available, torch.is_autocast_enabled, torch.get_autocast_dtype
     with (
         mock.patch.multiple(kind, __init__=begin, __enter__=on_enter, __exit__=on_exit),
-        mock.patch.object(torch.amp, "is_autocast_available", lambda device: device in REPLAYED or available(device)),
+        mock.patch.object(
+            torch.amp, "is_autocast_available", lambda device: device in EMULATED_DEVICES or available(device)
+        ),
         mock.patch.object(
             torch,
             "is_autocast_enabled",
-            lambda device="cuda": _lower() is not None if device in REPLAYED else enabled(device),
+            lambda device="cuda": _lower() is not None if device in EMULATED_DEVICES else enabled(device),
         ),
         mock.patch.object(
             torch,
             "get_autocast_dtype",
-            lambda device: _lower() or dtype_of("cuda") if device in REPLAYED else dtype_of(device),
+            lambda device: _lower() or dtype_of("cuda") if device in EMULATED_DEVICES else dtype_of(device),
         ),
         mock.patch.object(torch._C, "_is_any_autocast_enabled", lambda: _lower() is not None),
     ):
@@ -224,8 +226,8 @@ def _made_before(context: Any) -> torch.dtype | None:
     """
     if not context._enabled and not torch.cuda.is_available():
         raise InputError(
-            "torch.autocast('cuda') was made before the step was asked for, where PyTorch switches it off without a GPU: "
-            "make it where it is entered, or in the function that model.target names"
+            "torch.autocast('cuda') was created before the step, where PyTorch disables it without a GPU; create it "
+            "where it is entered, or in the function of model.target"
         )
     return context.fast_dtype if context._enabled and context.fast_dtype in DTYPES.values() else None
 

@@ -25,7 +25,7 @@ _SHARE: list[float] = []
 
 
 @contextmanager
-def picking(share: object) -> Iterator[None]:
+def assuming_true_share(share: object) -> Iterator[None]:
     """While the body runs, assume that this share of the elements of every mask is true.
 
     None: selections by masks raise an error on the meta device.
@@ -37,7 +37,7 @@ def picking(share: object) -> Iterator[None]:
         yield
         return
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise ConfigError(f"model.picked={share}: give the share of truth values that is true, above 0 and up to 1")
+        raise ConfigError(f"model.picked={share}: give the share of mask elements that are true, above 0 and at most 1")
     _shapes()
     with ExitStack() as stack:
         for place in (torch, Tensor):
@@ -73,7 +73,7 @@ def _shapes() -> Any:
 
     def nonzero(x: Tensor) -> Tensor:
         if not _SHARE and not getattr(_config, "meta_nonzero_assume_all_nonzero", False):
-            raise NotImplementedError("torch.nonzero: how many elements it finds is data")
+            raise NotImplementedError("torch.nonzero: the number of elements that it finds depends on data")
         count = math.ceil(x.numel() * (_SHARE[-1] if _SHARE else 1.0))
         return torch.empty_strided((count, x.dim()), (1, max(count, 1)), dtype=torch.long, device=x.device)
 

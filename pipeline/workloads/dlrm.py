@@ -38,7 +38,7 @@ from pipeline.workloads.workload_files import table_configs_path
 JOINT = ("joint_sparse", "joint_rows")
 """Kinds of lookups with one weight that contains the rows of all tables."""
 
-MOST_ROWS = 10**12
+MAX_ROWS = 10**12
 """Maximum number of rows of a table; more rows than this do not fit into any memory."""
 
 
@@ -58,7 +58,7 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     if rows is None:
         raise ConfigError("model.rows is missing: give rows per table, as a number or a list")
     if count is not None and not (isinstance(count, int) and count > 0):
-        raise ConfigError(f"model.tables={count}: give how many tables there are (a list picks tables of a file)")
+        raise ConfigError(f"model.tables={count}: give the number of tables (a list selects tables of a file)")
     listed = isinstance(rows, Sequence) and not isinstance(rows, str)
     if listed and count is not None and count > len(rows):
         raise ConfigError(f"model.tables={count}: model.rows lists only {len(rows)}")
@@ -73,10 +73,10 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 def _numbers(option: str, values: Sequence[Any]) -> list[int]:
     """Convert the rows or lookups of tables to integers."""
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= MOST_ROWS:
-            raise ConfigError(f"model.{option}: {value} is no number from 1 to {MOST_ROWS:,}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= MAX_ROWS:
+            raise ConfigError(f"model.{option}: {value} is not a number from 1 to {MAX_ROWS:,}")
         if value != int(value):
-            raise ConfigError(f"model.{option}: {value} is no whole number")
+            raise ConfigError(f"model.{option}: {value} is not a whole number")
     return [int(value) for value in values]
 
 
@@ -119,13 +119,13 @@ def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]
     picks = chosen if isinstance(chosen, Sequence) else list(range(len(found) if chosen is None else chosen))
     for index in picks:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(found):
-            raise ConfigError(f"model.tables={chosen}: {named} holds {len(found)} tables, 0 to {len(found) - 1}")
+            raise ConfigError(f"model.tables={chosen}: {named} has {len(found)} tables, numbered 0 to {len(found) - 1}")
     if not picks:
         raise ConfigError(f"model.tables={chosen}: give at least one table")
     picked = [found[index] for index in picks]
     pooled = [table.get("pooling_factor", 1) for table in picked]
     if not all(isinstance(factor, (int, float)) for factor in pooled):
-        raise ConfigError(f"{where}: a pooling_factor is no number")
+        raise ConfigError(f"{where}: a pooling_factor is not a number")
     return _numbers("table_configs", [t["num_embeddings"] for t in picked]), [max(1, round(f)) for f in pooled]
 
 
@@ -248,11 +248,12 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     training = config.get("mode", "train") == "train"
     if embedding != "dense" and optimizer not in STATES and training:
         raise ConfigError(
-            f"model.embedding={embedding} knows no {optimizer}: use one of {', '.join(STATES)}, or model.embedding=dense"
+            f"model.embedding={embedding} does not support {optimizer}: use one of {', '.join(STATES)}, or "
+            "model.embedding=dense"
         )
     if embedding == "joint_rows" and set(lookups) != {1}:
         raise ConfigError(
-            "model.embedding=joint_rows takes one lookup per table: set model.lookups=1, or take joint_sparse"
+            "model.embedding=joint_rows needs one lookup per table: set model.lookups=1, or use joint_sparse"
         )
     states = STATES.get(optimizer, 0) if training else 0
     with torch.device(device):

@@ -14,14 +14,14 @@ import torch
 import torch._meta_registrations
 from torch import Tensor
 
-PLACE, NAME = torch._meta_registrations, "_meta_grouped_mm_common"
+META_MODULE, META_FUNCTION = torch._meta_registrations, "_meta_grouped_mm_common"
 """Module and name of PyTorch's shape function for grouped products."""
 
 
 @contextmanager
 def grouped_products() -> Iterator[None]:
     """While the body runs, grouped products on the meta device accept the same inputs as on CUDA."""
-    usual: Any = getattr(PLACE, NAME, None)
+    usual: Any = getattr(META_MODULE, META_FUNCTION, None)
     if usual is None:  # this PyTorch version has no grouped products
         yield
         return
@@ -35,5 +35,5 @@ def grouped_products() -> Iterator[None]:
         groups = [mat_a.shape[0]] if mat_a.dim() == mat_b.dim() == 3 else groups
         return mat_a.new_empty(*groups, mat_a.shape[-2], mat_b.shape[-1], dtype=dtype)
 
-    with mock.patch.object(PLACE, NAME, product):
+    with mock.patch.object(META_MODULE, META_FUNCTION, product):
         yield

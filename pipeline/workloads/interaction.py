@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pipeline.workloads.shape_only_ops import is_fake, meta_operators
 
-MULTIPLE = 8
+WIDTH_MULTIPLE = 8
 """The width of the result, in elements, is a multiple of this number.
 
 It is the alignment of products in half precision on tensor cores.
@@ -28,7 +28,7 @@ It is the alignment of products in half precision on tensor cores.
 
 def width(features: int, dim: int) -> int:
     """Columns of the result: the bottom MLP's output, one product per pair of features, and zeros as padding."""
-    return -(-(dim + features * (features - 1) // 2) // MULTIPLE) * MULTIPLE
+    return -(-(dim + features * (features - 1) // 2) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
 class FusedInteraction(torch.autograd.Function):

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from pipeline.workloads.shape_only_ops import is_fake, meta_operators
 
-NUMBER = 1.0
+ASSUMED_NUMBER = 1.0
 """Assumed value, without unit, of a floating-point number that a step reads: finite and positive."""
 
-USUAL = {
+ASSUMED_CHECKS = {
     "all": True,
     "any": False,
     "isfinite": True,
@@ -44,10 +44,10 @@ def read(value: Tensor) -> None:
 
 
 @contextmanager
-def read_by_steps() -> Iterator[None]:
+def assumed_reads() -> Iterator[None]:
     """While the body runs, the host waits for each number or check that a step reads, and gets an assumed answer.
 
-    The answers are `NUMBER` and `USUAL`. A copy to the host (`.cpu()`) is also a wait; it returns only the shape.
+    The answers are `ASSUMED_NUMBER` and `ASSUMED_CHECKS`. A copy to the host (`.cpu()`) is also a wait; it returns only the shape.
 
     Floating-point numbers are mostly logged or checked to be finite. Integers (which become sizes) and results of
     comparisons have no usual answer, so PyTorch raises its error for them.
@@ -75,10 +75,12 @@ def read_by_steps() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(Tensor, item=item, __bool__=truth, __float__=number, cpu=copied))
-        for name, usual in USUAL.items():
+        for name, usual in ASSUMED_CHECKS.items():
             for place in (torch, Tensor):
                 if hasattr(place, name):
-                    stack.enter_context(mock.patch.object(place, name, _noted(getattr(place, name), usual)))
+                    stack.enter_context(
+                        mock.patch.object(place, name, _with_assumed_result(getattr(place, name), usual))
+                    )
         yield
 
 
@@ -92,10 +94,10 @@ def _answer(value: Tensor) -> bool | float | None:
     if there or value.numel() != 1 or (usual is None and not value.is_floating_point()):
         return None
     read(value)
-    return NUMBER if usual is None else usual
+    return ASSUMED_NUMBER if usual is None else usual
 
 
-def _noted(check: Callable[..., Any], usual: bool) -> Callable[..., Any]:
+def _with_assumed_result(check: Callable[..., Any], usual: bool) -> Callable[..., Any]:
     """Wrap a check so that its result carries the usual answer."""
 
     def noted(*given: Any, **named: Any) -> Any:

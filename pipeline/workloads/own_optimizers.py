@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from pipeline.workloads.shape_only_ops import is_fake
 
-LACKING = ("_fused_sgd_", "_fused_adagrad_")
+WITHOUT_META_KERNEL = ("_fused_sgd_", "_fused_adagrad_")
 """Fused optimizers without a kernel for the meta device in PyTorch; Adam has one."""
 
 
@@ -36,7 +36,7 @@ Every optimizer calls it in its own module.
 
 
 @contextmanager
-def as_lists() -> Iterator[None]:
+def foreach_on_meta() -> Iterator[None]:
     """While the body runs, optimizers and gradient clipping treat the meta device like CUDA."""
     _fill_in()
     with ExitStack() as stack:
@@ -119,9 +119,9 @@ def state_bytes(optimizers: Sequence[Optimizer]) -> int:
 
 @cache
 def _fill_in() -> Any:
-    """Shape functions of the fused optimizers in `LACKING`, registered at the first use."""
+    """Shape functions of the fused optimizers in `WITHOUT_META_KERNEL`, registered at the first use."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name in LACKING:
+    for name in WITHOUT_META_KERNEL:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
             library.impl(name, lambda *_, **__: None, "Meta")
     return library

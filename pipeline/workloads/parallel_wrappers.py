@@ -32,7 +32,7 @@ def unwrapped() -> Iterator[None]:
         nn.Module.__init__(self)
         self.module = module
         warnings.warn(
-            "DistributedDataParallel: predicted is what one GPU computes; the exchange of gradients is left out",
+            "DistributedDataParallel: the step of one GPU is predicted, without the exchange of gradients",
             SteptimeWarning,
             stacklevel=2,
         )

@@ -66,7 +66,8 @@ def make_optimizers(
     ]
     if dry and sparse and name == "sgd_momentum":
         raise ConfigError(
-            "model.optimizer=sgd_momentum: its update of sparse gradients is not modelled; take sgd, adagrad, adam or none"
+            "model.optimizer=sgd_momentum: its update of sparse gradients is not modelled; use sgd, adagrad, adam or "
+            "none"
         )
     if name not in ("adagrad", "adam") or not sparse:
         made = [make_optimizer(name, list(module.parameters()), foreach=foreach)]
@@ -117,7 +118,7 @@ class Step:
         self.waits = self.config.get("copies") == "pageable"
         self.reads = str(self.config.get("read_loss") or "never")
         if self.reads != "never" and not self.training:
-            raise ConfigError(f"model.read_loss={self.reads}: inference has no loss; take model.read_loss=never")
+            raise ConfigError(f"model.read_loss={self.reads}: inference has no loss; set model.read_loss=never")
         for module in self.modules:
             module.train(self.training)
             if not self.training:  # in training, parameters that the user froze stay frozen
@@ -252,11 +253,11 @@ def _check_pool(pool: object) -> None:
         InputError: it is not.
     """
     if isinstance(pool, Tensor) or not isinstance(pool, Sequence) or not pool:
-        raise InputError("Step: pool is a list of batches, such as [(x, y)], of at least one")
+        raise InputError("Step: pool must be a list of one or more batches, such as [(x, y)]")
     for batch in pool:
         if not isinstance(batch, list | tuple) or not all(isinstance(part, Tensor) for part in batch):
             raise InputError(
-                f"Step: a batch of the pool is a tuple of tensors, such as (x, y), and no {type(batch).__name__}"
+                f"Step: a batch of the pool must be a tuple of tensors, such as (x, y), not {type(batch).__name__}"
                 f"{' of other things' if isinstance(batch, list | tuple) else ''}: forward gets them in this order"
             )
 

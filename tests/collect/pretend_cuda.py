@@ -35,8 +35,8 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
 
 from pipeline.collect import campaign, preflight
-from pipeline.collect.campaign_kernels import settled_heap
-from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.campaign_kernels import ignoring_old_objects
+from pipeline.collect.lost_kernels import SESSIONS
 
 NOT_ON_THE_DEVICE = re.compile(
     r"aten::(empty|empty_like|empty_strided|view|_unsafe_view|_reshape_alias|reshape|flatten|as_strided|t|transpose|permute"
@@ -206,12 +206,14 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         stack.enter_context(mock.patch.object(torch, "autocast", autocast))
         stack.enter_context(mock.patch.object(torch.utils._device, "DeviceContext", Context))
         stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile_class(gpu)))
-        stack.enter_context(mock.patch.object(HEAD, "sessions", 0))  # in use, every campaign has its own process
-        stack.enter_context(mock.patch.object(HEAD, "lost", 0))
-        stack.enter_context(mock.patch.object(HEAD, "scale", 1))
-        stack.enter_context(mock.patch.dict(preflight.SIDES, {"cuda": 64}))  # a size that a CPU multiplies quickly
+        stack.enter_context(mock.patch.object(SESSIONS, "sessions", 0))  # in use, every campaign has its own process
+        stack.enter_context(mock.patch.object(SESSIONS, "lost", 0))
+        stack.enter_context(mock.patch.object(SESSIONS, "scale", 1))
+        stack.enter_context(
+            mock.patch.dict(preflight.MATRIX_SIDES, {"cuda": 64})
+        )  # a size that a CPU multiplies quickly
         stack.enter_context(mock.patch.dict(os.environ, {"PATH": _path_with(place, smi, busy)}))
-        stack.enter_context(settled_heap())  # a campaign's garbage collection does not search pytest's objects
+        stack.enter_context(ignoring_old_objects())  # a campaign's garbage collection does not search pytest's objects
         stack.enter_context(_OnCpu(gpu))
         yield gpu
 

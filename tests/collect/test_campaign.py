@@ -17,7 +17,7 @@ import pytest
 from pipeline.collect import campaign
 from pipeline.collect import campaign_reader as reader
 from pipeline.collect.campaign_folder import check
-from pipeline.collect.campaign_kernels import settled_heap
+from pipeline.collect.campaign_kernels import ignoring_old_objects
 from pipeline.schemas import SCHEMAS, read_table, to_arrow
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     process.wait()
     before = json.loads(manifest.read_text())
     assert "running" in [run["status"] for run in before["runs"]]
-    with settled_heap():
+    with ignoring_old_objects():
         assert campaign.main(arguments) == 0
     return out
 
@@ -221,7 +221,7 @@ HANG = """
 import re, sys, time
 from pathlib import Path
 from pipeline.collect import unit_runner as runner
-runner.GRACE_S, runner.LAST_RESORT_S = 0.0, 0.5
+runner.WATCHDOG_DELAY_S, runner.LAST_RESORT_S = 0.0, 0.5
 with runner.watchdog(time.monotonic(), Path({out!r})):
     {hang}
 """
@@ -240,7 +240,7 @@ def test_a_campaign_that_hangs_is_ended_by_its_watchdog(hang: str, code: int, tm
     )
     assert done.returncode == code, done.stderr[-600:]
     if code == 5:
-        assert "Run again to go on" in done.stderr
+        assert "Run the same command again to continue" in done.stderr
         assert not list(tmp_path.iterdir())
 
 
@@ -322,5 +322,5 @@ def test_steps_of_the_stand_alone_script_find_their_prediction() -> None:
     point = expand(["gpu=H200", "model=dlrm_default", "model.embedding=joint_sparse"])[0]
     assert place == (point.model, point.variant, point.batch_size)
     ran = {"bottom": [512, 512, 64], "rows": [1000000] * 8, "rows_capped": False}
-    assert reader._ran(ran, point.settings.model.plain())
-    assert not reader._ran(ran | {"rows_capped": True}, point.settings.model.plain())
+    assert reader._same_config(ran, point.settings.model.plain())
+    assert not reader._same_config(ran | {"rows_capped": True}, point.settings.model.plain())

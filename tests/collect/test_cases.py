@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.collect.campaign_kernels import shrunk
+from pipeline.collect.campaign_kernels import shrink_for_trial
 from pipeline.collect.cases import BUILDERS, Maker, Spec, UnsupportedCallError, build_case
 from pipeline.collect.cases.case import spec_from_row
 from pipeline.collect.seed_calls import seeds
-from pipeline.collect.size_sampler import around, distinct, interleaved, vary
+from pipeline.collect.size_sampler import distinct, interleaved, sizes_around, vary
 from pipeline.kernels.families import FAMILIES
 
-SEEDS = list({(s.family, s.op, s.phase, s.dtype): shrunk(s) for s in seeds()}.values())
+SEEDS = list({(s.family, s.op, s.phase, s.dtype): shrink_for_trial(s) for s in seeds()}.values())
 
 
 @pytest.mark.parametrize("spec", SEEDS, ids=lambda s: f"{s.family}-{s.op}-{s.phase}-{s.dtype}")
@@ -139,7 +139,7 @@ def test_operand_bytes_follow_a_scaled_size() -> None:
         "fp32",
         {"B": 64, "H": 32, "inputs": 4 * 64 * 32 + 4 * 32, "outputs": 4 * 64 * 32},
     )
-    for _, varied in zip(range(20), around([bias], 1), strict=False):
+    for _, varied in zip(range(20), sizes_around([bias], 1), strict=False):
         b, h = varied["B"], varied["H"]
         assert varied["inputs"] == 4 * b * h + 4 * h
         assert varied["outputs"] == 4 * b * h

@@ -21,7 +21,7 @@ from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_grid import plans
 from pipeline.collect.case_timing import Cache, Timing
 from pipeline.collect.cases import Case, Spec
-from pipeline.collect.lost_kernels import HEAD
+from pipeline.collect.lost_kernels import SESSIONS
 from pipeline.collect.preflight import ProfilerError, preflight
 from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import InputError, TraceError
@@ -99,7 +99,7 @@ def test_a_step_is_profiled_again_while_kernels_are_missing(tmp_path: Path) -> N
 def test_a_product_is_profiled_again_before_the_profiler_is_given_up(tmp_path: Path) -> None:
     with pretend(drops=20):  # the second session, of the first product that counts, loses more than its spare kernels
         seen = preflight(CUDA, tmp_path)
-        assert (seen["device_events"], HEAD.lost) == (3, 1)
+        assert (seen["device_events"], SESSIONS.lost) == (3, 1)
     with pretend(kernels=False) as gpu, pytest.raises(ProfilerError):
         preflight(CUDA, tmp_path)
     assert gpu.sessions == 4
@@ -165,7 +165,7 @@ def test_a_workload_that_cannot_be_captured_costs_only_its_own_calls(
             raise error
         return [known]
 
-    monkeypatch.setattr(campaign_kernels, "captured", capture)
+    monkeypatch.setattr(campaign_kernels, "calls_of_plan", capture)
     work, _ = small_campaign(tmp_path / "run")
     work.tiny = False
     assert campaign_kernels.workload_calls(work) == [known]
@@ -184,13 +184,13 @@ def test_calls_in_a_file_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.M
             raise InputError("model gnmt needs something")
         return [Spec("gemm", "mm", "forward", "fp32", {**PRODUCT, "M": plan.batch_size}, {"rows": [3]})] * 2
 
-    monkeypatch.setattr(campaign_calls, "captured", capture)
+    monkeypatch.setattr(campaign_calls, "calls_of_plan", capture)
     file = tmp_path / "calls.json"
     assert campaign_calls.main([str(file)]) == 0
     calls = campaign_calls.read_calls(file)
     assert len(calls) == sum(p.overrides.get("dtype") is None and p.model != "gnmt" for p in plans())
     looked_up: list[str] = []
-    monkeypatch.setattr(campaign_kernels, "captured", lambda plan: looked_up.append(plan.model) or [])
+    monkeypatch.setattr(campaign_kernels, "calls_of_plan", lambda plan: looked_up.append(plan.model) or [])
     work, _ = small_campaign(tmp_path / "run")
     found = campaign_kernels.workload_calls(replace(work, tiny=False, calls=calls))
     assert set(looked_up) == {"gnmt"}
@@ -305,4 +305,4 @@ def test_pretended_sessions_are_counted(tmp_path: Path) -> None:
     with pretend() as gpu:
         assert isinstance(gpu, PretendedGpu)
         preflight(CUDA, tmp_path)
-        assert (gpu.sessions, HEAD.sessions) == (2, 1)
+        assert (gpu.sessions, SESSIONS.sessions) == (2, 1)

@@ -73,7 +73,7 @@ def test_links_in_an_archive_are_not_followed(folder: Path) -> None:
 def test_a_trace_that_unpacks_beyond_all_measure_is_refused_and_none_of_it_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "TRACE_BYTES", 10 << 20)
+    monkeypatch.setattr(limits, "MAX_TRACE_BYTES", 10 << 20)
     bomb = gzip.compress(bytes(64 << 20))
     assert len(bomb) < 100_000
     archived(folder, TRACE, data=bomb)
@@ -89,17 +89,17 @@ Harm = Callable[[Path, pytest.MonkeyPatch], object]
 
 
 def too_many(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(limits, "MOST_MEMBERS", 5)
+    patch.setattr(limits, "MAX_MEMBERS", 5)
     archived(folder, *(f"m/default/b{n}/kineto.json.gz" for n in range(6)))
 
 
 def too_large(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(limits, "MEMBER_BYTES", 1000)
+    patch.setattr(limits, "MAX_MEMBER_BYTES", 1000)
     archived(folder, TRACE, data=bytes(1001))
 
 
 def too_many_archives(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(limits, "MOST_ARCHIVES", 1)
+    patch.setattr(limits, "MAX_ARCHIVES", 1)
     archived(folder, TRACE).with_name("traces_b.tar").write_bytes(b"")
 
 
@@ -124,12 +124,12 @@ def test_tables_and_manifests_beyond_the_limits_are_refused(folder: Path, monkey
     for name in ("samples.parquet", "step_times.parquet", "peaks.parquet"):
         pq.write_table(table, folder / name, use_dictionary=False, compression="zstd")
     assert (folder / "samples.parquet").stat().st_size < 100_000
-    monkeypatch.setattr(limits, "TABLE_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "MAX_TABLE_BYTES", 1 << 20)
     for read in (reader.read_samples, reader.read_step_times, reader.read_peaks_of):
         with pytest.raises(TableError, match="bytes unpacked"):
             read(folder)
-    monkeypatch.setattr(limits, "MANIFEST_BYTES", 10)
-    with pytest.raises(InputError, match=r"manifest\.json: \d+ bytes, at most 10"):
+    monkeypatch.setattr(limits, "MAX_MANIFEST_BYTES", 10)
+    with pytest.raises(InputError, match=r"manifest\.json: \d+ bytes; at most 10"):
         read_manifest(folder)
 
 

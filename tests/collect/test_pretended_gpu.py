@@ -197,12 +197,12 @@ def test_a_kernel_without_memory_costs_no_other_kernel(tmp_path: Path) -> None:
 
 
 def test_copies_keep_to_the_memory_that_is_free(gpu: PretendedGpu) -> None:
-    from pipeline.collect.peaks import _affordable
+    from pipeline.collect.peaks import _limit_exponent
 
     gpu.free_bytes = 16 << 30
-    assert _affordable(CUDA, 31) == 31
+    assert _limit_exponent(CUDA, 31) == 31
     gpu.free_bytes = 15 << 30
-    assert _affordable(CUDA, 31) == 30
+    assert _limit_exponent(CUDA, 31) == 30
 
 
 def test_tables_lose_rows_on_a_small_gpu(gpu: PretendedGpu) -> None:

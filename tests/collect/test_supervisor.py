@@ -49,7 +49,7 @@ def test_a_hang_and_a_crash_cost_one_process_each(
     assert [run["status"].split(":")[0] for run in manifest["runs"]] == ["hung", "running", "running"]
     said = capfd.readouterr().err
     assert "b: hung (nothing for" in said
-    assert "the process was lost (signal 11); going on in another one" in said
+    assert "the process was lost (signal 11); continuing in a new process" in said
 
 
 def test_a_device_that_is_gone_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_a_device_that_is_gone_is_given_up(tmp_path: Path, capfd: pytest.Capture
     given = ["--out", str(out), "--resume", "carried"]
     assert supervisor.supervise(given, out, 10, time.monotonic(), command) == 4
     asked = log.read_text().splitlines()
-    assert len(asked) == supervisor.MOST_PROCESSES
+    assert len(asked) == supervisor.MAX_PROCESSES
     assert "--resume carried --minutes " in asked[0]
     assert f"--resume carried --resume {out} --minutes " in asked[1]
     assert 9 < float(asked[-1].split()[-1]) < float(asked[0].split()[-1]) <= 10
@@ -99,7 +99,7 @@ def test_a_process_that_ignores_its_limit_is_killed(
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert supervisor.supervise([], tmp_path, 0.01, begin, command) == supervisor.EXIT_HUNG
     assert time.monotonic() - begin < 300, "the process sleeps for 600 s"
-    assert "ran past the time limit" in capfd.readouterr().err
+    assert "exceeded the time limit" in capfd.readouterr().err
 
 
 def test_the_campaign_ends_with_who_asked_for_it(tmp_path: Path) -> None:
@@ -132,6 +132,6 @@ def test_an_unforeseen_error_ends_one_process_alone(
         raise ValueError(f"poisoned: {arguments}")
 
     monkeypatch.setattr(campaign, "main", fail)
-    monkeypatch.setattr(campaign, "end_with", lambda parent: None)  # this process goes on after the test
-    assert campaign.child(["1", "--out", "x"]) == supervisor.EXIT_UNFORESEEN
+    monkeypatch.setattr(campaign, "end_with_parent", lambda parent: None)  # this process goes on after the test
+    assert campaign.run_child(["1", "--out", "x"]) == supervisor.EXIT_UNEXPECTED
     assert "poisoned: ['--out', 'x']" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import torch
 from pipeline.collect import campaign
 from pipeline.collect.measured_steps import collect_step
 from pipeline.collect.microbenchmarks import measure_calls
-from pipeline.collect.unsupported import UnsupportedByDeviceError, is_unsupported, running
+from pipeline.collect.unsupported import UnsupportedByDeviceError, is_unsupported, reporting_unsupported
 from pipeline.config import expand
 from pipeline.errors import MeasurementError, SteptimeWarning
 from tests.collect.pretend_cuda import pretend
@@ -55,7 +55,7 @@ def test_what_pytorch_really_says_of_such_operators_is_recognised(call: Any) -> 
      RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`")],
 )  # fmt: skip
 def test_other_errors_keep_their_kind(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, running("x", "bf16", torch.device("cpu")):
+    with pytest.raises(type(error)) as caught, reporting_unsupported("x", "bf16", torch.device("cpu")):
         raise error
     assert caught.value is error
 

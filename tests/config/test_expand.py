@@ -188,7 +188,7 @@ def test_a_copied_file_is_refused_until_it_has_a_name_of_its_own(copied: Path) -
         expand(["gpu=MY_GPU"])
     gpu = copied / "gpu" / "MY_GPU.yaml"
     gpu.write_text(gpu.read_text().replace("name: V100\n", "name: MY_GPU\n"))
-    with pytest.raises(ConfigError, match=r"V100.yaml: .V100-PCIE-32GB. is a name of MY_GPU too"):
+    with pytest.raises(ConfigError, match=r"V100.yaml: .V100-PCIE-32GB. is also a name of MY_GPU"):
         expand(["gpu=MY_GPU"])
     gpu.write_text(re.sub(r"aliases:\n(  - .*\n)+", "", gpu.read_text()))
     with pytest.raises(ConfigError, match=r"model/my-Model.yaml: name is 'dlrm_small', expected 'my-Model'"):

@@ -27,7 +27,7 @@ def calls(tmp_path: Path) -> Path:
 
 def test_a_folder_is_never_read_as_a_table(tmp_path: Path, calls: Path) -> None:
     for read in (read_calls, read_measured, lambda path: read_table(path, "summary")):
-        with pytest.raises(TableError, match="is a folder; name the parquet file in it"):
+        with pytest.raises(TableError, match="is a folder; give the path of the parquet file in it"):
             read(calls.parent)
 
 
@@ -53,16 +53,16 @@ def test_a_link_keeps_pointing_where_it_does(tmp_path: Path) -> None:
 def test_models_of_another_gpu_or_none_at_all_are_refused(tmp_path: Path, calls: Path) -> None:
     from pipeline.paths import packs_dir
 
-    with pytest.raises(InputError, match="holds no fitted family"):
+    with pytest.raises(InputError, match="has no fitted family"):
         predict_command("V100", tmp_path, calls, tmp_path / "out.parquet")
-    with pytest.raises(InputError, match="was fitted on P100, --gpu says V100"):
+    with pytest.raises(InputError, match="was fitted on P100, but --gpu is V100"):
         predict_command("V100", packs_dir() / "P100" / "kernels", calls, tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
 
 
 def test_where_models_go_is_looked_at_before_they_are_fitted(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.answers.kernel_commands.fit_gpu", lambda *_, **__: pytest.fail("fitted first"))
-    with pytest.raises(InputError, match="is a file; name a folder"):
+    with pytest.raises(InputError, match="is a file; give a folder"):
         fit_command(calls, "V100", None, calls / "models")
 
 
@@ -87,10 +87,10 @@ def test_a_dimension_that_is_none_is_refused_by_its_row(tmp_path: Path, value: s
 def test_probes_of_another_gpu_are_refused(tmp_path: Path, calls: Path) -> None:
     probes = tmp_path / "probes.parquet"
     CALLS.assign(gpu="V100").to_parquet(probes)
-    with pytest.raises(InputError, match=r"probes are rows of V100, --to says T4"):
+    with pytest.raises(InputError, match=r"probes are rows of V100, but --to is T4"):
         transfer_command("V100", "T4", "auto", calls, tmp_path / "out.parquet", probes)
     CALLS.assign(gpu="Voodoo").to_parquet(probes)
-    with pytest.raises(InputError, match=r"holds rows of Voodoo, --from says V100"):
+    with pytest.raises(InputError, match=r"holds rows of Voodoo, but --from is V100"):
         transfer_command("V100", "T4", "auto", probes, tmp_path / "out.parquet")
 
 
@@ -103,6 +103,6 @@ def test_a_tracked_device_is_the_one_that_runs_here() -> None:
 
 def test_a_table_is_never_written_over(calls: Path) -> None:
     before = calls.read_bytes()
-    with pytest.raises(InputError, match="name another file"):
+    with pytest.raises(InputError, match="give another"):
         transfer_command("V100", "T4", "auto", calls, calls)
     assert calls.read_bytes() == before

@@ -96,9 +96,11 @@ def test_shapes_name_axes_and_find_what_does_not_fit() -> None:
     for name, wrong in {
         "mean": np.zeros(2), "weight1": np.zeros((3, 4, 1)), "bias0": np.zeros((2, 4, 1)), "bias1": np.zeros(2),
     }.items():  # fmt: skip
-        with pytest.raises(PackError, match=r"model arrays do not fit each other: '.*' is .*, not "):
+        with pytest.raises(
+            PackError, match=r"arrays of the model have sizes that contradict each other: '.*' is .*, not "
+        ):
             check_shapes("model", {**arrays, name: wrong}, shapes)
-    with pytest.raises(PackError, match="misses array 'bias1'"):
+    with pytest.raises(PackError, match=r"array 'bias1' of the .* is missing"):
         check_shapes("model", {name: array for name, array in arrays.items() if name != "bias1"}, shapes)
     with pytest.raises(PackError, match="'mean' holds int64"):
         check_shapes("model", {**arrays, "mean": np.zeros(3, dtype=np.int64)}, shapes)
@@ -117,7 +119,7 @@ def test_errors_without_a_file_get_one_and_others_keep_theirs(tmp_path: Path) ->
     )
     named = f"{path}: cut off; restore it"
     assert refused(path, lambda: fail(PackError(named))) == named
-    assert refused(path, lambda: fail(KeyError("scope"))) == f"{path}: misses 'scope'; {REMEDY}"
+    assert refused(path, lambda: fail(KeyError("scope"))) == f"{path}: 'scope' is missing; {REMEDY}"
     assert refused(path, lambda: fail(ValueError("first\nsecond"))) == f"{path}: not readable (first); {REMEDY}"
 
 
@@ -126,7 +128,7 @@ def test_json_is_read_back_and_damage_is_named(tmp_path: Path) -> None:
     write_json(path, {"b": [1, None], "a": Path("x")})
     assert path.read_text() == '{\n "a": "x",\n "b": [\n  1,\n  null\n ]\n}\n'
     assert read_json(path, REMEDY, ("a", "b")) == {"a": "x", "b": [1, None]}
-    assert "misses c, d" in refused(path, lambda: read_json(path, REMEDY, ("a", "c", "d")))
+    assert "c, d is missing" in refused(path, lambda: read_json(path, REMEDY, ("a", "c", "d")))
     for text in ('{"a": 1', "3", "[1, 2]", "null", "\x00"):
         path.write_text(text)
         assert REMEDY in refused(path, lambda: read_json(path, REMEDY, ("a",)))
@@ -163,8 +165,8 @@ def test_shipped_cross_gpu_models_refuse_arrays_that_do_not_fit(tmp_path: Path, 
     }
     for key in arrays:
         write_arrays(path, {**arrays, key: arrays[key][..., None]}, metadata)
-        assert "do not fit" in refused(path, lambda: kind.load(path))
+        assert "contradict each other" in refused(path, lambda: kind.load(path))
         write_arrays(path, {each: array for each, array in arrays.items() if each != key}, metadata)
-        assert f"misses array {key!r}" in refused(path, lambda: kind.load(path))
+        assert f"array {key!r} of the" in refused(path, lambda: kind.load(path))
     write_arrays(path, arrays, {"other": {}})
     assert "misses" in refused(path, lambda: kind.load(path))

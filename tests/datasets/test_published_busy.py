@@ -40,14 +40,14 @@ def test_shares_are_quotients_of_the_stated_errors(tmp_path):
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
-        (COMPUTED, "no cell states"),
-        (CELL.replace("Titan XP", "Titan X"), "not known here"),
+        (COMPUTED, "no cell assigns"),
+        (CELL.replace("Titan XP", "Titan X"), "has an unknown GPU or model"),
         (CELL.replace("-37.5", "237.5"), "busy for longer"),
-        (CELL.replace("512, 1024", "512"), "another form"),
-        (CELL.replace("-37.5", "'?'"), "another form"),
-        (CELL.replace("25.0", "-100.0"), "another form"),
+        (CELL.replace("512, 1024", "512"), "expected three errors"),
+        (CELL.replace("-37.5", "'?'"), "expected three errors"),
+        (CELL.replace("25.0", "-100.0"), "expected three errors"),
         ("batch_sizes = [512]\nerrors = [[25.0, 0.0, -37.5]]", "by GPU and model"),
-        ("batch_sizes = [512]\nerrors = {[1]: 2}", "no cell states"),
+        ("batch_sizes = [512]\nerrors = {[1]: 2}", "no cell assigns"),
     ],
 )
 def test_a_file_with_other_contents_is_refused(tmp_path, cell, message):

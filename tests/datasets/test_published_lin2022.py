@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import TableError
-from pipeline.evaluation.lin2022_steps import DLRM_LOOP, at_hand, predicted_cnn, predicted_dlrm
+from pipeline.evaluation.lin2022_steps import DLRM_LOOP, are_present, predicted_cnn, predicted_dlrm
 from pipeline.evaluation.published_lin2022 import CNN_FILE, DLRM_FILE, METHODS, read_cnn, read_dlrm
 from pipeline.paths import project_dir
 from pipeline.report import lin2022_tables
@@ -61,10 +61,10 @@ def test_published_errors_become_shares_of_the_measured_step(data: Path) -> None
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("batch_time_ms", "batch_time_us", "misses column batch_time_ms"),
-        (DLRM.partition("\n")[2], "", "holds no rows"),
-        ("Xp", "A100", "column gpu names 'A100'; known are V100, Xp, P100"),
-        ("DLRM_DDP", "ResNet50", "column model names 'ResNet50'"),
+        ("batch_time_ms", "batch_time_us", "column batch_time_ms is missing"),
+        (DLRM.partition("\n")[2], "", "has no rows"),
+        ("Xp", "A100", "column gpu has the unknown value 'A100'; known are V100, Xp, P100"),
+        ("DLRM_DDP", "ResNet50", "column model has the unknown value 'ResNet50'"),
         ("12.5", "", "line 3: batch_time_ms is not a positive number"),
         ("12.5", "nan", "line 3: batch_time_ms is not a positive number"),
         ("12.5", "inf", "line 3: batch_time_ms is not a positive number"),
@@ -90,9 +90,9 @@ def test_a_negative_error_and_a_missing_or_binary_table_are_refused(data: Path) 
     (data / CNN_FILE).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TableError, match="not a readable CSV file"):
         read_cnn(data)
-    assert at_hand(data)
+    assert are_present(data)
     (data / CNN_FILE).unlink()
-    assert not at_hand(data)
+    assert not are_present(data)
     with pytest.raises(TableError, match=r"no such file; docs/accuracy\.md says where it comes from"):
         read_cnn(data)
 
@@ -146,7 +146,7 @@ def test_the_loops_are_those_that_the_page_names() -> None:
 @pytest.fixture(scope="module")
 def measured(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Both tables of the paper with predictions."""
-    if not at_hand(datasets):
+    if not are_present(datasets):
         pytest.skip("the measured steps of Lin et al. are not at hand (paper/ under $STEPTIME_DATASETS)")
     return predicted_dlrm(datasets), predicted_cnn(datasets)
 

@@ -66,13 +66,13 @@ def test_the_widths_in_view_are_marked(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lines": [LINES[-1]]}, "holds no embedding"),
+        ({"lines": [LINES[-1]]}, "has no embedding on"),
         ({"lines": [LINES[0].replace("{", "")]}, "not Liger's"),
-        ({"lines": [LINES[0], LINES[1].replace("1.0,", "0.1,")]}, "no positive time"),
-        ({"notebook": cells()}, "prints no embedding"),
-        ({"notebook": cells([{"kernel_name": KERNEL["kernel_name"]}])}, "not the notebook"),
-        ({"notebook": []}, "not the notebook"),
-        ({"comment": "|num_tokens|feature size|"}, "holds no table"),
+        ({"lines": [LINES[0], LINES[1].replace("1.0,", "0.1,")]}, "is not positive"),
+        ({"notebook": cells()}, "has no printed table"),
+        ({"notebook": cells([{"kernel_name": KERNEL["kernel_name"]}])}, "not the expected notebook"),
+        ({"notebook": []}, "not the expected notebook"),
+        ({"comment": "|num_tokens|feature size|"}, "has no table"),
     ],
 )
 def test_a_file_with_other_contents_is_refused(tmp_path, values, message):

@@ -10,7 +10,7 @@ from pipeline.errors import TableError
 from pipeline.evaluation.published_steps import (
     LAMBDA_GPUS,
     NVIDIA_GPUS,
-    SET_ON,
+    TUNING_GPUS,
     read_networks,
     read_resnet50,
     read_training,
@@ -101,7 +101,7 @@ def test_networks_are_read_in_both_layouts(data: Path) -> None:
 
 
 def test_every_card_has_a_specification() -> None:
-    for name in {*LAMBDA_GPUS.values(), *NVIDIA_GPUS.values(), *SET_ON}:
+    for name in {*LAMBDA_GPUS.values(), *NVIDIA_GPUS.values(), *TUNING_GPUS}:
         assert load_gpu(name).name == name
 
 
@@ -109,13 +109,17 @@ def test_every_card_has_a_specification() -> None:
     ("name", "text", "says"),
     [
         ("lambda/pytorch-train-bs-fp16.csv", None, "no such file"),
-        ("lambda/pytorch-train-bs-fp16.csv", "name_gpu,resnet50\nRTX 3090,1\n", "misses column"),
-        ("lambda/pytorch-train-bs-fp16.csv", HEADER + BATCH.replace("250", "many"), "other than a number"),
+        ("lambda/pytorch-train-bs-fp16.csv", "name_gpu,resnet50\nRTX 3090,1\n", "is missing"),
+        ("lambda/pytorch-train-bs-fp16.csv", HEADER + BATCH.replace("250", "many"), "a value that is not a number"),
         ("lambda/pytorch-train-bs-fp16.csv", "", "not a readable CSV"),
-        ("lambda/pytorch-train-bs-fp16.csv", HEADER + BATCH.replace("250", "0"), "no batch of resnet50"),
+        ("lambda/pytorch-train-bs-fp16.csv", HEADER + BATCH.replace("250", "0"), ", resnet50 is missing"),
         ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", None, "no such file"),
-        ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", "model\nresnet50\n", "misses column"),
-        ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", f"{TIMM}other,1,1,1\n", "names no network"),
+        ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", "model\nresnet50\n", "is missing"),
+        (
+            "timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv",
+            f"{TIMM}other,1,1,1\n",
+            "has none of the expected networks",
+        ),
         ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", f"{TIMM}resnet50,1,0,512\n", "no time"),
         ("nvidia/resnet50v1.5-README.md", None, "no such file"),
         ("nvidia/resnet50v1.5-README.md", "# nothing", "no tables"),
@@ -134,7 +138,7 @@ def test_tables_that_name_no_known_card_are_refused(data: Path) -> None:
     """Regression: their rows were dropped without a warning."""
     for file in (data / "lambda").iterdir():
         file.write_text(file.read_text().replace("RTX 3090", "some card").replace("1x V100", "8x V100"))
-    with pytest.raises(TableError, match="names no card that is known here"):
+    with pytest.raises(TableError, match="has no known GPU"):
         read_training(data)
 
 

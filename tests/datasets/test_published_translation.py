@@ -9,11 +9,11 @@ import pytest
 from pipeline.errors import TableError
 from pipeline.evaluation.published_steps import COLUMNS
 from pipeline.evaluation.published_translation import (
-    CARDS,
-    FILLED,
-    IN_VIEW,
-    LENGTHS,
+    FILL_RATIO,
+    LENGTH_BUCKETS,
+    NVIDIA_GPUS,
     SYSTEMS,
+    TUNING_GPUS,
     read_transformer,
     read_translation,
 )
@@ -74,10 +74,10 @@ def test_a_log_gives_the_mean_of_its_last_epoch(data):
 
 
 def test_every_card_is_known_and_shares_of_lengths_are_all_of_them():
-    for name in {*SYSTEMS.values(), *CARDS.values()}:
+    for name in {*SYSTEMS.values(), *NVIDIA_GPUS.values()}:
         load_gpu(name)
-    assert set(IN_VIEW) <= set(SYSTEMS.values())
-    assert sum(share for _, share in LENGTHS) == pytest.approx(1.0, abs=0.002)
+    assert set(TUNING_GPUS) <= set(SYSTEMS.values())
+    assert sum(share for _, share in LENGTH_BUCKETS) == pytest.approx(1.0, abs=0.002)
 
 
 @pytest.mark.parametrize("text, said", [
@@ -111,14 +111,14 @@ def test_the_transformers_page_gives_steps_of_one_gpu(data):
     assert list(rows["gpu"]) == ["A100-SXM4-40GB"] * 2 + ["V100-SXM2-16GB"] * 2
     assert list(rows["dtype"]) == ["tf32", "fp16", "fp32", "fp16"]
     assert list(rows["tokens"]) == [1000, 1000, 200, 400]
-    assert list(rows["measured_us"]) == pytest.approx([FILLED * us for us in (1e5, 5e4, 2e5, 1e5)])
+    assert list(rows["measured_us"]) == pytest.approx([FILL_RATIO * us for us in (1e5, 5e4, 2e5, 1e5)])
 
 
 @pytest.mark.parametrize("text", ["", "##### Training performance: another machine\n| 1 | 2 | 3 | 4 |\n"])
 def test_a_page_without_the_tables_is_refused(data, text):
     file = data / "nvidia" / "transformer-README.md"
     file.write_text(text)
-    with pytest.raises(TableError, match="holds no training performance"):
+    with pytest.raises(TableError, match="has no training results"):
         read_transformer(data)
     file.unlink()
     with pytest.raises(TableError, match="no such file"):

@@ -241,7 +241,9 @@ def test_a_full_temporary_folder_is_said_and_is_no_bad_input():
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(SteptimeError, match=f"{tempfile.gettempdir()}: .* could not be written whole") as raised:
+        with pytest.raises(
+            SteptimeError, match=f"{tempfile.gettempdir()}: .* could not be written completely"
+        ) as raised:
             capture(config_of("dlrm_small"), 4)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -7,7 +7,7 @@ from torch.profiler import ExecutionTraceObserver
 
 from pipeline.graph.execution_trace import read_execution_trace
 from pipeline.graph.normalise import prune
-from pipeline.graph.trace_reader import read_chosen
+from pipeline.graph.trace_reader import read_selected
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def trace(tmp_path_factory):
 
 
 def test_chosen_nodes_are_those_of_the_whole_file(trace):
-    assert read_chosen(trace, prune) == prune(read_execution_trace(trace))
-    assert 0 < len(read_chosen(trace, prune)) < len(read_execution_trace(trace))
+    assert read_selected(trace, prune) == prune(read_execution_trace(trace))
+    assert 0 < len(read_selected(trace, prune)) < len(read_execution_trace(trace))
 
 
 def test_only_chosen_nodes_are_parsed(trace, monkeypatch):
@@ -36,7 +36,7 @@ def test_only_chosen_nodes_are_parsed(trace, monkeypatch):
     from pipeline.graph import trace_reader as lean
 
     monkeypatch.setattr(lean, "parse", lambda data: parsed.append(data) or {"attrs": [], "ctrl_deps": 0})
-    read_chosen(trace, lambda nodes: [nodes[3]])
+    read_selected(trace, lambda nodes: [nodes[3]])
     assert len(parsed) == 1
 
 
@@ -45,5 +45,5 @@ def test_a_layout_that_is_not_understood_is_read_as_a_whole(trace, tmp_path, nam
     data = trace.read_bytes().replace(b'"name": "aten::gelu"', f'"name": "{name}"'.encode(), 1)
     other = tmp_path / "odd.json"
     other.write_bytes(data)
-    assert read_chosen(other, prune) == prune(read_execution_trace(other))
-    assert any("with" in node["name"] for node in read_chosen(other, prune))
+    assert read_selected(other, prune) == prune(read_execution_trace(other))
+    assert any("with" in node["name"] for node in read_selected(other, prune))

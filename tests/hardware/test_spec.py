@@ -71,8 +71,8 @@ def test_aliases_and_driver_names_find_their_gpu(alias: str, name: str) -> None:
 
 
 def test_no_two_gpus_share_a_name_or_alias() -> None:
-    names = [spec_module._key(name) for spec in list_gpus() for name in {spec.name, *spec.aliases}]
-    per_gpu = [{spec_module._key(n) for n in (spec.name, *spec.aliases)} for spec in list_gpus()]
+    names = [spec_module._comparable_name(name) for spec in list_gpus() for name in {spec.name, *spec.aliases}]
+    per_gpu = [{spec_module._comparable_name(n) for n in (spec.name, *spec.aliases)} for spec in list_gpus()]
     assert len(set(names)) == sum(map(len, per_gpu))
 
 
@@ -119,7 +119,7 @@ def _figures(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"dram_gb_per_s": 320e9}, "dram_gb_per_s"), ({"fp32_tflop_per_s": 8100}, "fp32_tflop_per_s"),
-     ({"sms": None}, "misses sms"), ({"wattage": 3}, "unknown key 'wattage'"), ({"architecture": "kepler"}, "kepler"),
+     ({"sms": None}, "sms is missing"), ({"wattage": 3}, "unknown key 'wattage'"), ({"architecture": "kepler"}, "kepler"),
      ({"pcie_generation": 9}, "pcie_generation"), ({"measured_dram_gb_per_s": 900}, "measured_dram_gb_per_s")],
 )  # fmt: skip
 def test_implausible_or_incomplete_files_are_refused_by_name(changes: dict[str, object], message: str) -> None:

@@ -22,7 +22,7 @@ from pipeline.answers.predict_point import predict
 from pipeline.config import point
 from pipeline.errors import ConfigError
 from pipeline.flow import Flow
-from pipeline.hardware.altered_figures import catalogue
+from pipeline.hardware.altered_figures import catalogue_spec
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.packs import list_packs
@@ -62,14 +62,14 @@ def altered(name: str, *overrides: str) -> GpuSpec:
 
 
 @lru_cache(maxsize=4)
-def card(name: str) -> KernelPredictor:
+def stated(name: str) -> KernelPredictor:
     return kernel_predictor(load_gpu(name), "auto", None)
 
 
 def ratios(name: str, *overrides: str) -> pd.Series:
     """Kernel time over the catalogue's, by family (the first call of each)."""
     new = kernel_predictor(altered(name, *overrides), "auto", None).predict(CALLS)["kernel_us"]
-    return (new / card(name).predict(CALLS)["kernel_us"]).groupby(CALLS["family"]).first()
+    return (new / stated(name).predict(CALLS)["kernel_us"]).groupby(CALLS["family"]).first()
 
 
 def test_figures_that_hang_on_an_altered_one_follow() -> None:
@@ -108,12 +108,12 @@ def test_peaks_of_a_campaign_follow_what_they_were_measured_under(monkeypatch: p
     assert (real.measured_dram_gb_per_s, faster.measured_dram_gb_per_s) == (2900.0, 5800.0)
     assert not isinstance(kernel_predictor(real, "auto", None), AlteredPredictor)
     found = kernel_predictor(faster, "auto", None)
-    assert isinstance(found, AlteredPredictor) and found.card.gpu == real
+    assert isinstance(found, AlteredPredictor) and found.stated.gpu == real
 
 
 def test_only_names_with_a_file_have_a_card() -> None:
-    assert catalogue("V100") == load_gpu("V100")
-    assert catalogue("local") is None and catalogue("unheard of") is None
+    assert catalogue_spec("V100") == load_gpu("V100")
+    assert catalogue_spec("local") is None and catalogue_spec("unheard of") is None
 
 
 @needs_pack
@@ -121,7 +121,7 @@ def test_unaltered_figures_and_memory_leave_every_prediction_alone() -> None:
     for overrides in ((), ("memory_gib=16",), ("dram_gb_per_s=900",)):
         found = kernel_predictor(altered("V100", *overrides), "auto", None)
         assert not isinstance(found, AlteredPredictor)
-        pd.testing.assert_frame_equal(found.predict(CALLS), card("V100").predict(CALLS), check_exact=True)
+        pd.testing.assert_frame_equal(found.predict(CALLS), stated("V100").predict(CALLS), check_exact=True)
 
 
 @needs_pack
@@ -137,7 +137,7 @@ def test_half_the_bandwidth_makes_memory_bound_calls_twice_as_long_and_arithmeti
 
 @needs_pack
 def test_what_rested_on_samples_is_transferred_with_a_wider_interval() -> None:
-    old = card("V100").predict(CALLS)
+    old = stated("V100").predict(CALLS)
     new = kernel_predictor(altered("V100", "dram_gb_per_s=1000"), "auto", None).predict(CALLS)
     own = old["evidence"] == "pack"
     assert 8 < own.sum() < len(CALLS)
@@ -153,7 +153,7 @@ def test_the_link_moves_host_copies_alone() -> None:
     assert found[["memcpy_h2d", "memcpy_d2h"]].between(0.5, 0.51).all()
     rest = ~CALLS["family"].isin(["memcpy_h2d", "memcpy_d2h", "collective"])
     new = kernel_predictor(altered("V100", "pcie_generation=4"), "auto", None).predict(CALLS)
-    pd.testing.assert_frame_equal(new[rest], card("V100").predict(CALLS)[rest], check_exact=True)
+    pd.testing.assert_frame_equal(new[rest], stated("V100").predict(CALLS)[rest], check_exact=True)
 
 
 def test_half_precision_packs_and_collectives_move_too() -> None:
@@ -161,7 +161,7 @@ def test_half_precision_packs_and_collectives_move_too() -> None:
     half = kernel_predictor(altered("H100", "boost_clock_mhz=1782"), "auto", None).predict(
         CALLS[CALLS["dtype"] == "bf16"]
     )
-    was = card("H100").predict(CALLS[CALLS["dtype"] == "bf16"])
+    was = stated("H100").predict(CALLS[CALLS["dtype"] == "bf16"])
     assert was["evidence"].tolist() == ["pack"] and half["evidence"].tolist() == ["transferred"]
     # tensor cores of an H100 are limited by power: a lower clock costs less than its share
     assert 1.02 < (half["kernel_us"] / was["kernel_us"]).iloc[0] < 1 / 0.9
@@ -197,7 +197,7 @@ def test_more_of_a_figure_never_predicts_slower(
     )
     figures = [values[what] * steps[0], values[what] * steps[0] * steps[1]]
     figures = [round(figure) if what == "sms" else figure for figure in figures]
-    own = card(gpu)
+    own = stated(gpu)
     real = own.predict(sized)
     answered = SimpleNamespace(**vars(own), predict=lambda calls: real)  # one answer serves both what-ifs
     first, second = (
@@ -250,7 +250,7 @@ def test_models_fitted_by_a_run_answer_for_the_altered_card(tmp_path: Path) -> N
     )
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     found = kernel_predictor(altered("V100", "dram_gb_per_s=2000"), "auto", [folder / "gemm" / "auto"])
-    assert isinstance(found, AlteredPredictor) and found.card.gpu == load_gpu("V100")
-    assert found.card.predict(CALLS)["evidence"][CALLS["family"] == "gemm"].iloc[0] == "fitted"
+    assert isinstance(found, AlteredPredictor) and found.stated.gpu == load_gpu("V100")
+    assert found.stated.predict(CALLS)["evidence"][CALLS["family"] == "gemm"].iloc[0] == "fitted"
     assert found.predict(CALLS)["evidence"][CALLS["family"] == "gemm"].iloc[0] == "transferred"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -12,7 +12,7 @@ from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.datasets import aiconfigurator
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import fused_attention_fit as attention_fit
-from pipeline.kernels.fused_attention import AttentionModel, Constants, Fitted, Shape, attention_us
+from pipeline.kernels.fused_attention import AttentionModel, Constants, FittedAttention, Shape, attention_us
 from pipeline.kernels.fused_attention_fit import fit_constants, folds_of, held_out
 from pipeline.kernels.intervals import Quantiles
 from pipeline.paths import packs_dir
@@ -193,7 +193,7 @@ def test_held_out_rows_are_predicted_by_fits_that_did_not_see_them(monkeypatch):
 
 def test_constants_read_from_a_file_equal_those_written(tmp_path):
     path = tmp_path / FILE
-    fitted = {"H100": Fitted(Constants(), (128.0, 64.0), Quantiles.constant(1.1), (64.0, 256.0), True)}
+    fitted = {"H100": FittedAttention(Constants(), (128.0, 64.0), Quantiles.constant(1.1), (64.0, 256.0), True)}
     write_fitted(path, fitted, {"source": "test"})
     back = read_fitted(path)["H100"]
     assert back.constants == Constants() and back.tiles == (128.0, 64.0) and back.open

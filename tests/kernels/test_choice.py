@@ -14,7 +14,7 @@ from pipeline.kernels import distillation as distil
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import trees
-from pipeline.kernels.family_model import AT_FLOOR, FittedModel
+from pipeline.kernels.family_model import AT_FLOOR_LOG_RANGE, FittedModel
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit_gpu import fit_family
 from pipeline.kernels.networks import Recipe, train_network
@@ -45,7 +45,7 @@ def switching(gemm_samples):
 
 def seen(samples, gpu):
     inputs, columns = derived_features(samples["family"].iloc[0], samples, gpu, ("linear",))
-    return choice.observe(samples, inputs, columns, gpu.sms), inputs
+    return choice.read_choices(samples, inputs, columns, gpu.sms), inputs
 
 
 def test_the_menu_is_what_the_samples_ran(switching, v100):
@@ -91,7 +91,7 @@ def test_the_waves_of_one_product_are_those_counted_by_hand(v100):
     menu = choice.Menu(np.array([[128, 64, 1, 3], [32, 32, 4, 1]], np.float32), 80, False, (0, 1, 2, 3))
     features = np.log2([[2, 500, 3000, 1000]])  # B, M, N, K: 1000 rows of one product
     both = menu.moving(features, np.array([[0, 1]]))
-    assert both.shape == (1, 2, choice.MOVING)
+    assert both.shape == (1, 2, choice.MOVING_COLUMNS)
     np.testing.assert_array_equal(both[0, 0], menu.moving(features, np.array([0]))[0])
     tiles, blocks = 8 * 16, 8 * 16 * 3
     waves, whole = blocks / 80, 5
@@ -105,9 +105,9 @@ def test_the_waves_of_one_product_are_those_counted_by_hand(v100):
 def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch):
     for module, name, value in (
         (choice_teachers, "STEPS", 300), (choice_fit, "FOLDS", 4), (choice_fit, "SYNTHETIC_ROWS", 2000),
-        (choice_fit, "CHOOSER", replace(choice_fit.CHOOSER, steps=400)), (trees, "JUDGES_ROUNDS", 30),
+        (choice_fit, "CHOOSER", replace(choice_fit.CHOOSER, steps=400)), (trees, "CLASSIFIER_ROUNDS", 30),
         (learned, "STEPS", (300, 300)), (distil, "STUDENT_STEPS", 600),
-        (distil, "FEW_STUDENT_STEPS", 600), (learned, "FEW_STEPS", 200),
+        (distil, "SMALL_FAMILY_STUDENT_STEPS", 600), (learned, "SMALL_FAMILY_STEPS", 200),
         (fitter, "MAX_GAUSSIAN_PROCESS_SAMPLES", 100),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -123,7 +123,7 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
     found = [model.members[0].predict(inputs) for model in (loaded, fitted.model)]
     np.testing.assert_allclose(*found, atol=1e-3)  # weights are stored in half precision
     # at the floor a model keeps only what it learned beyond AT_FLOOR: rounding may move a call across that step
-    clear = np.abs(np.abs(found[1]) - AT_FLOOR) > 1e-3
+    clear = np.abs(np.abs(found[1]) - AT_FLOOR_LOG_RANGE) > 1e-3
     assert clear.mean() > 0.9
     before, after = (model.predict(calls).latency[clear] for model in (fitted.model, loaded))
     np.testing.assert_allclose(after, before, rtol=2e-3)
@@ -151,21 +151,21 @@ def test_what_tiles_make_of_the_sizes():
 
 def test_trees_judge_what_the_scorer_finds_likely(switching, v100, monkeypatch):
     monkeypatch.setattr(choice_teachers, "STEPS", 30)  # a scorer that has hardly learned
-    monkeypatch.setattr(trees, "JUDGES_ROUNDS", 30)
+    monkeypatch.setattr(trees, "CLASSIFIER_ROUNDS", 30)
     found, inputs = seen(switching, v100)
     odd = np.arange(len(inputs)) % 2 == 1
     teacher = choice_teachers.train_teacher(found.menu, inputs[odd], found.choice[odd], 0)
-    odds = teacher.odds(found.menu, inputs[~odd])
-    np.testing.assert_allclose(odds.sum(axis=1), 1.0, rtol=1e-5)
-    alone = teacher.scorer.odds(found.menu, inputs[~odd])
-    right = [(by.argmax(axis=1) == found.choice[~odd]).mean() for by in (alone, odds)]
+    probabilities = teacher.probabilities(found.menu, inputs[~odd])
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-5)
+    alone = teacher.scorer.probabilities(found.menu, inputs[~odd])
+    right = [(by.argmax(axis=1) == found.choice[~odd]).mean() for by in (alone, probabilities)]
     assert right[1] > 0.95 > right[0]
 
 
 def test_a_model_with_damaged_arrays_is_refused(switching, v100):
     found, inputs = seen(switching, v100)
-    odds = np.eye(4, dtype=np.float32)[found.choice]
-    chooser = train_network(found.menu.sizes(inputs), odds, replace(choice_fit.CHOOSER, width=8, steps=3), 0)
+    probabilities = np.eye(4, dtype=np.float32)[found.choice]
+    chooser = train_network(found.menu.sizes(inputs), probabilities, replace(choice_fit.CHOOSER, width=8, steps=3), 0)
     told = found.menu.inputs(inputs, found.choice)
     recipe = Recipe(width=8, layers=2, steps=3)
     network = train_network(told, np.log(switching["latency_us"].to_numpy()), recipe, 0)

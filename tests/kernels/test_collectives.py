@@ -14,7 +14,7 @@ from pipeline.kernels.collective_bandwidth import (
     CollectiveModel,
     collective_model,
     fit_curves,
-    judge,
+    predicted_over_measured,
     read_curves,
     write_curves,
 )
@@ -37,7 +37,7 @@ def test_a_fit_finds_the_curve_behind_the_times():
     gpu = load_gpu("H200")
     samples = drawn(curve)
     model = CollectiveModel(gpu, gpu, fit_curves(samples, gpu))
-    assert np.abs(judge(model, samples) - 1.0).max() < 0.03
+    assert np.abs(predicted_over_measured(model, samples) - 1.0).max() < 0.03
     found = model.curves["all_reduce"][8]
     assert found.peak_gb_per_s == pytest.approx(330.0, rel=0.05)
     assert found.start_us == pytest.approx(9.0, rel=0.05)
@@ -51,9 +51,9 @@ def test_a_call_takes_its_operation_and_the_nearest_ranks():
         [calls("nccl:all_reduce", 3, 0), calls("allreduce", 7, 0), calls("alltoall_base", 8, 0), calls("broadcast")],
         ignore_index=True,
     )
-    assert model.native(table).tolist() == [True, True, True, False]
+    assert model.covers(table).tolist() == [True, True, True, False]
     assert model.predict(table).kernel[:3].tolist() == [20.0, 80.0, 1.0]
-    assert not model.native(calls(ranks=1)).any()
+    assert not model.covers(calls(ranks=1)).any()
 
 
 def test_more_bytes_and_slower_links_never_take_less():
@@ -118,8 +118,8 @@ def test_shipped_curves_predict_sizes_between_the_fitted_ones(gpu):
     between = samples["bytes"].isin(np.sort(samples["bytes"].unique())[1::2])
     model = CollectiveModel(spec, spec, fit_curves(samples[~between].reset_index(drop=True), spec))
     unseen = samples[between].reset_index(drop=True)
-    assert np.abs(judge(model, unseen) - 1.0).mean() < 0.12
-    inside = np.abs(np.log(judge(model, unseen))) <= np.log(collectives.SPREAD)
+    assert np.abs(predicted_over_measured(model, unseen) - 1.0).mean() < 0.12
+    inside = np.abs(np.log(predicted_over_measured(model, unseen))) <= np.log(collectives.SPREAD)
     assert 0.75 <= inside.mean() <= 0.90
-    shipped = np.abs(judge(collective_model(spec), samples) - 1.0).mean()
+    shipped = np.abs(predicted_over_measured(collective_model(spec), samples) - 1.0).mean()
     assert shipped < 0.12

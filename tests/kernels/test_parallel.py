@@ -18,15 +18,15 @@ import pytest
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.fit_gpu import fit_gpu
-from pipeline.kernels.fit_workers import Crew, _interrupts_are_for_this_process, run_jobs
+from pipeline.kernels.fit_workers import TrainingPool, _children_ignore_interrupts, run_jobs
 from pipeline.kernels.samples import with_families
 
 
 def test_jobs_share_processes_and_each_gets_its_own_answers_in_order() -> None:
     def job(factor: int, pool: Executor | None) -> tuple[list[int], set[int]]:
-        crew = Crew(pool)
-        products = crew.all(operator.mul, [(factor, number) for number in range(5)])
-        return products, set(crew.all(os.getpid, [()] * 3))
+        training_pool = TrainingPool(pool)
+        products = training_pool.all(operator.mul, [(factor, number) for number in range(5)])
+        return products, set(training_pool.all(os.getpid, [()] * 3))
 
     jobs = [lambda pool, factor=factor: job(factor, pool) for factor in (1, 10, 100)]
     shared = sorted(run_jobs(jobs, 2))
@@ -40,9 +40,9 @@ def test_jobs_share_processes_and_each_gets_its_own_answers_in_order() -> None:
 
 def test_a_crew_counts_what_its_processes_spent() -> None:
     def job(pool: Executor | None) -> float:
-        crew = Crew(pool)
-        crew.all(sum, [(range(3_000_000),)] * 2)
-        return crew.spent_s
+        training_pool = TrainingPool(pool)
+        training_pool.all(sum, [(range(3_000_000),)] * 2)
+        return training_pool.spent_s
 
     assert next(run_jobs([job], 2)) > 0.01
     assert next(run_jobs([job], 1)) == 0.0, "this thread's own time"
@@ -53,7 +53,7 @@ def test_an_error_of_one_job_ends_the_others_at_once() -> None:
         raise InputError("no sample is left")
 
     def long(pool: Executor | None) -> None:
-        Crew(pool).all(time.sleep, [(600,)] * 4)
+        TrainingPool(pool).all(time.sleep, [(600,)] * 4)
 
     started = time.monotonic()
     with pytest.raises(InputError, match="no sample is left"):
@@ -64,7 +64,7 @@ def test_an_error_of_one_job_ends_the_others_at_once() -> None:
 
 def test_a_process_that_is_killed_ends_the_fit_with_one_line() -> None:
     with pytest.raises(SteptimeError, match="fewer workers"):
-        list(run_jobs([lambda pool: Crew(pool).start(os._exit, 9)()], 2))
+        list(run_jobs([lambda pool: TrainingPool(pool).start(os._exit, 9)()], 2))
 
 
 def test_a_fit_in_two_processes_is_the_fit_in_one_byte_for_byte(gemm_samples: pd.DataFrame, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_fit_in_two_processes_is_the_fit_in_one_byte_for_byte(gemm_samples: pd
 def test_a_process_of_a_fit_ignores_the_interrupt_and_this_one_does_not() -> None:
     ask = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"]
     before = signal.getsignal(signal.SIGINT)
-    with _interrupts_are_for_this_process():
+    with _children_ignore_interrupts():
         assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout == "True\n"
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -208,7 +208,7 @@ def test_errors_on_unseen_shapes_are_those_of_new_shapes(curved, v100):
 
 def test_too_many_samples_for_processes_are_refused_in_one_line(curved, v100, monkeypatch):
     monkeypatch.setattr(fit, "MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES", 100)
-    with pytest.raises(InputError, match="gemm: 240 samples; the variant process takes 100"):
+    with pytest.raises(InputError, match="gemm: 240 samples, but the variant process takes at most 100"):
         fit_family(curved, v100, "gemm", "process")
 
 

@@ -76,7 +76,7 @@ def test_products_do_the_arithmetic_of_the_layer(shape):
         done.append(products)
         return found, kinds
 
-    parts, _, times, _ = recurrent._parts(recurrent.Layers.of(table), np.array(["fp32"], dtype=object))
+    parts, _, times, _ = recurrent._products(recurrent.Layers.of(table), np.array(["fp32"], dtype=object))
     assert 2.0 * (times * parts["M"] * parts["N"] * parts["K"]).sum() == pytest.approx(flops(table)[0])
     assert us(table, noted)[0] > 1e-6 * flops(table)[0]
     assert set(done[0]["phase"]) == {table["phase"][0]}
@@ -123,8 +123,13 @@ def test_a_faster_gpu_takes_no_longer(change):
 def test_small_layers_get_the_kernel_that_pytorch_chooses(hidden, phase, gates, kept):
     table = calls({"H": hidden, "I": 64, "phase": phase, "gates": gates, "B": 1, "T": 1000})
     sizes = recurrent.Layers.of(table)
-    assert recurrent._small(sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100")))[0] == kept
-    assert not recurrent._small(sizes, np.array(["fp64"], dtype=object), Physics.of(load_gpu("V100")))[0]
+    assert (
+        recurrent._uses_small_persistent(sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100")))[0]
+        == kept
+    )
+    assert not recurrent._uses_small_persistent(sizes, np.array(["fp64"], dtype=object), Physics.of(load_gpu("V100")))[
+        0
+    ]
 
 
 def test_a_projected_layer_multiplies_less_and_launches_more():
@@ -136,9 +141,13 @@ def test_a_projected_layer_multiplies_less_and_launches_more():
         launched = us(calls(few, {**few, "projected": 64}), free)
         assert launched[1] - launched[0] == pytest.approx(1000 * LAUNCH_US, rel=0.02)
     sizes = recurrent.Layers.of(calls({"H": 128, "projected": 64}))
-    assert not recurrent._small(sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100")))[0]
+    assert not recurrent._uses_small_persistent(sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100")))[
+        0
+    ]
     sizes = recurrent.Layers.of(calls({"B": 64, "projected": 128}))
-    assert not recurrent._large(sizes, np.array(["fp16"], dtype=object), Physics.of(load_gpu("A100")))[0]
+    assert not recurrent._uses_large_persistent(sizes, np.array(["fp16"], dtype=object), Physics.of(load_gpu("A100")))[
+        0
+    ]
 
 
 def test_a_resident_layer_takes_far_less_than_its_launches():
@@ -154,14 +163,14 @@ def test_a_resident_layer_takes_far_less_than_its_launches():
 def test_the_large_persistent_kernel_is_taken_where_pytorch_takes_it(gpu, batch, tokens, expected):
     table = calls({"B": batch, "T": tokens})
     sizes, physics = recurrent.Layers.of(table), Physics.of(load_gpu(gpu))
-    assert recurrent._large(sizes, np.array(["fp16"], dtype=object), physics)[0] == expected
-    assert not recurrent._large(sizes, np.array(["fp32"], dtype=object), physics)[0]
+    assert recurrent._uses_large_persistent(sizes, np.array(["fp16"], dtype=object), physics)[0] == expected
+    assert not recurrent._uses_large_persistent(sizes, np.array(["fp32"], dtype=object), physics)[0]
 
 
 def test_a_persistent_kernel_is_no_longer_than_the_plain_one(monkeypatch):
     table = calls({}, {"B": 8}, {"phase": "backward"}, dtype="fp16")
     kept = us(table, by_work, "A100")
-    monkeypatch.setattr(recurrent, "_large", lambda sizes, *_: np.zeros(len(sizes.batch), dtype=bool))
+    monkeypatch.setattr(recurrent, "_uses_large_persistent", lambda sizes, *_: np.zeros(len(sizes.batch), dtype=bool))
     assert (kept <= us(table, by_work, "A100")).all()
     assert kept.sum() < us(table, by_work, "A100").sum()
 

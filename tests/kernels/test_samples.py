@@ -47,7 +47,7 @@ def test_calls_are_not_overwritten_with_their_predictions(tmp_path):
     path = tmp_path / "calls.parquet"
     softmax().to_parquet(path)
     before = path.read_bytes()
-    with pytest.raises(InputError, match="is read as well"):
+    with pytest.raises(InputError, match="is also an input"):
         predict_command("V100", None, path, tmp_path / "." / "calls.parquet")
     assert path.read_bytes() == before
 
@@ -122,7 +122,7 @@ def test_an_unknown_family_is_called_one():
         with_families(pd.DataFrame({"family": ["gemm", "embedding_forwards"], "op": "linear"}), "t")
 
 
-@pytest.mark.parametrize(("column", "message"), [("op", "misses column op"), ("H", "column H is missing")])
+@pytest.mark.parametrize(("column", "message"), [("op", "column op is missing"), ("H", "column H is missing")])
 def test_a_missing_column_is_named(tmp_path, column, message):
     pd.DataFrame({"op": ["ln"], "B": [1], "H": [1]}).drop(columns=column).to_parquet(tmp_path / "calls.parquet")
     with pytest.raises(TableError, match=message):

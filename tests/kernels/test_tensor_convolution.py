@@ -14,7 +14,7 @@ from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_core_convolution import NCHW_LOADS, TURNING_SHARE, on_tensor_cores
+from pipeline.kernels.tensor_core_convolution import LAYOUT_CONVERSION_SHARE, NCHW_LOADS, on_tensor_cores
 from pipeline.kernels.work import Array, ConvShape, Dims
 
 FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
@@ -65,7 +65,7 @@ def test_images_in_nchw_are_turned_around_every_half_precision_kernel(family: st
     shape = ConvShape.of(Dims(convolution(family)))
     images = 2.0 * float((shape.inputs + shape.outputs)[0])
     turning = kernel_us(convolution(family)) - kernel_us(convolution(family, layout=NHWC))
-    assert turning == pytest.approx(2.0 * images / TURNING_SHARE / (1e3 * spec.peak_dram_gb_per_s()))
+    assert turning == pytest.approx(2.0 * images / LAYOUT_CONVERSION_SHARE / (1e3 * spec.peak_dram_gb_per_s()))
 
 
 def test_tf32_turns_images_only_where_that_costs_less_than_gathering_them() -> None:
@@ -76,7 +76,7 @@ def test_tf32_turns_images_only_where_that_costs_less_than_gathering_them() -> N
     for dims in (many, few):
         stored, innermost = (kernel_us(convolution(dtype="tf32", layout=layout, **dims)) for layout in (None, NHWC))
         shape = ConvShape.of(Dims(convolution(**dims)))
-        turning = 2.0 * 4.0 * float((shape.inputs + shape.outputs)[0]) / TURNING_SHARE / (1e3 * 1391)
+        turning = 2.0 * 4.0 * float((shape.inputs + shape.outputs)[0]) / LAYOUT_CONVERSION_SHARE / (1e3 * 1391)
         own = stored < innermost + 0.999 * turning
         assert own == (dims is few)
         assert innermost <= stored <= innermost + 1.001 * turning

@@ -64,7 +64,7 @@ def test_physics_alone_is_what_kernels_roofline_predicts_where_nothing_is_fitted
     predictor = kernel_predictor(v100(), "roofline", None)
     assert not predictor.models
     assert set(predictor.predict(CALLS)["evidence"]) <= {"roofline", "pack"}
-    with pytest.raises(InputError, match="kernels=trees: no such models are fitted for V100"):
+    with pytest.raises(InputError, match="kernels=trees: no such models were fitted for V100"):
         kernel_predictor(v100(), "trees", None)
 
 

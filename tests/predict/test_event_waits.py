@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.simulate.replay import replay
-from pipeline.simulate.trace_selection import Source, learn
+from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.trace.load import load_trace
 from tests.trace.trace_drawing import annotation, api, kernel, launch, op, wait, write
 
@@ -51,7 +51,7 @@ def test_a_stream_waits_for_what_had_been_launched_when_the_event_was_recorded(t
         launch(5, 6, 3), kernel("k1", 11, 90, 3), api("cudaStreamWaitEvent", 7, 8, 4), wait(4, 7, 2, 7, 8),
         launch(9, 10, 5), kernel("k2", 12, 20, 5, stream=9), launch(11, 12, 6), kernel("k3", 14, 24, 6, stream=8),
     ]  # fmt: skip
-    source = Source.of(load_trace(write(tmp_path, events)))
+    source = TraceSelection.of(load_trace(write(tmp_path, events)))
     _, waits = learn([source])
     iteration = source.chosen[0]
     names = source.act.trace.names[source.act.call_event[iteration.calls]]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.answers import kernel_models
-from pipeline.answers.kernel_models import models_at_hand, shipped_models
+from pipeline.answers.kernel_models import available_models, shipped_models
 from pipeline.answers.predict_point import predict_point
 from pipeline.answers.sources import Source
 from pipeline.config import expand
@@ -57,9 +57,9 @@ def test_with_their_samples_they_answer_and_the_prediction_names_their_folder(
 def test_python_and_the_rules_declare_the_same_models(leftover: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = Flow((POINT,), Artifacts(str(leftover)))
     place = SimpleNamespace(gpu=POINT.gpu, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
-    here = [str(path) for path in models_at_hand("V100", "auto", leftover)]
+    here = [str(path) for path in available_models("V100", "auto", leftover)]
     assert flow.models_of_point(place) == here == [str(path) for path in shipped_models("V100")]
     from_public_samples(monkeypatch)
     monkeypatch.setattr("pipeline.flow.kernel_source", lambda gpu: Source.PUBLIC)
     declared = flow.models_of_point(place)
-    assert {str(path) for path in models_at_hand("V100", "auto", leftover)} <= set(declared)
+    assert {str(path) for path in available_models("V100", "auto", leftover)} <= set(declared)

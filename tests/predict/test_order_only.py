@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from pipeline.simulate.replay import replay_source
-from pipeline.simulate.trace_selection import Source
+from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.kineto_fields import HOST_CATEGORIES
 from pipeline.trace.linked_trace import Trace
 from pipeline.trace.load import load_trace
@@ -24,7 +24,7 @@ FIRM_NS = 2_000
 """Gaps up to here are kept: within the resolution of a stamp nesting is read from how far two events overlap."""
 
 
-def warped(source: Source, seed: int) -> Trace:
+def warped(source: TraceSelection, seed: int) -> Trace:
     """The trace with other host times in the same order; iterations begin where they did."""
     trace, rng = source.act.trace, np.random.default_rng(seed)
     host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
@@ -54,9 +54,9 @@ def _stretched(stamps: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.N
     return gaps
 
 
-def unmoved(source: Source, seed: int) -> None:
+def unmoved(source: TraceSelection, seed: int) -> None:
     told = replay_source(source, [source])
-    other = Source.of(warped(source, seed))
+    other = TraceSelection.of(warped(source, seed))
     blind = replay_source(other, [source])
     assert [r.predicted_us for r in blind.replayed] == [r.predicted_us for r in told.replayed]
     moved = [abs(a.act.end[i] - b.act.end[i]) for a, b in [(source, other)] for i in range(len(a.act.item))]
@@ -81,9 +81,9 @@ def test_the_host_times_of_a_drawn_iteration_do_not_enter_its_prediction(tmp_pat
             op("aten::view", at + 800, at + 820),
         ]  # fmt: skip
     for seed in range(4):
-        unmoved(Source.of(load_trace(write(tmp_path, events))), seed)
+        unmoved(TraceSelection.of(load_trace(write(tmp_path, events))), seed)
 
 
 @pytest.mark.parametrize("name", ["a100x8_dlrm/kineto", "v100x8_dlrm/rank0_kineto", "v100_ddp/kineto"])
 def test_the_host_times_of_a_public_iteration_do_not_enter_its_prediction(datasets: Path, name: str) -> None:
-    unmoved(Source.of(load_trace(datasets / "traces" / f"{name}.json.gz")), 7)
+    unmoved(TraceSelection.of(load_trace(datasets / "traces" / f"{name}.json.gz")), 7)

@@ -95,7 +95,7 @@ def test_what_is_odd_about_a_rank_is_told(tmp_path: Path) -> None:
     said = facts(paths, replay_ranks(paths))
     assert "rank 1: 1 of 5 device events have no launch in the trace" in said["notes"]
     assert not any(note.startswith("rank 0") and "launch" in note for note in said["notes"])
-    assert any("of 8 ranks of the job 2 are given" in note for note in said["notes"])
+    assert any("traces of 2 of the job's 8 ranks are given" in note for note in said["notes"])
     assert "no launch in the trace" in str(table(said).caption)
 
 
@@ -108,5 +108,5 @@ def test_a_copy_of_a_rank_is_no_other_rank(tmp_path: Path) -> None:
 def test_launches_whose_kernels_the_profiler_lost_are_no_cpu_run(tmp_path: Path) -> None:
     events = [annotation("ProfilerStep#0", 0, 90), op("aten::mm", 1, 40), launch(4, 6, 1),
               api("cudaDeviceSynchronize", 41, 60, 2)]  # fmt: skip
-    with pytest.raises(TraceError, match=r"1 launches of kernels, but no work of a GPU"):
+    with pytest.raises(TraceError, match=r"1 kernel launches, but no GPU events"):
         replay(write(tmp_path, events))

@@ -21,7 +21,7 @@ from pipeline.simulate.ranks import replay_ranks
 from pipeline.simulate.replay import build, replay
 from pipeline.simulate.replay_options import PUBLISHED, Options
 from pipeline.simulate.replay_table import table
-from pipeline.simulate.trace_selection import Source, learn
+from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
 from tests.trace.trace_drawing import annotation, api, kernel, launch, op, write
@@ -187,7 +187,7 @@ def test_the_published_form_is_selectable_and_worse(datasets: Path) -> None:
 
 
 def test_faster_kernels_never_lengthen_a_public_step(datasets: Path) -> None:
-    source = Source.of(load_trace(datasets / "traces" / "v100_ddp" / "kineto.json.gz"))
+    source = TraceSelection.of(load_trace(datasets / "traces" / "v100_ddp" / "kineto.json.gz"))
     samples, waits = learn([source])
     iteration = source.chosen[-1]
     program = build(source, iteration, OverheadModel(summarise(samples)), waits)

@@ -10,10 +10,10 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.overheads.extraction import extract_overheads
-from pipeline.overheads.one_time import KEPT_NS, one_time_calls, without
+from pipeline.overheads.one_time import KEPT_NS, one_time_calls, without_calls
 from pipeline.overheads.trace_overheads import extract_traces
 from pipeline.simulate.replay import replay
-from pipeline.simulate.trace_selection import Source
+from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
 from tests.trace.trace_drawing import annotation, api, kernel, launch, op, write
@@ -54,7 +54,7 @@ def test_memory_from_the_driver_is_a_one_time_cost_and_a_hiccup_is_none(tmp_path
 
 def test_cutting_a_call_moves_up_what_follows(tmp_path: Path) -> None:
     trace = load_trace(write(tmp_path, steps(2, slow=0)))
-    cut = without(trace, one_time_calls(activity(trace)))
+    cut = without_calls(trace, one_time_calls(activity(trace)))
     kept = KEPT_NS / 1000
     mm = np.flatnonzero(cut.names == "aten::mm")
     assert (cut.columns["dur_ns"][mm] / 1000).tolist() == [40 + kept, 40]
@@ -68,7 +68,7 @@ def test_a_one_time_cost_neither_rules_statistics_nor_goes_unnamed(tmp_path: Pat
     assert all(abs(error) < 0.2 for number, error in errors.items() if number != 3) and errors[3] < -0.9
     notes = " ".join(figures["notes"])
     assert "iteration 3: 100% of the span are one-time costs" in notes
-    assert "cudaMalloc in aten::mm 40.0 ms" in notes and "leave out 1 one-time call" in notes
+    assert "cudaMalloc in aten::mm 40.0 ms" in notes and "exclude 1 one-time call" in notes
 
 
 @pytest.mark.parametrize("evaluated_us", [3, 30])
@@ -121,7 +121,7 @@ def test_a_factor_needs_iterations_of_its_own(tmp_path: Path, calibrate: int, sa
     target = write(tmp_path, steps(6))
     with pytest.raises(InputError, match=says):
         replay(target, [target], calibrate=calibrate)
-    with pytest.raises(InputError, match="traces to take overheads from"):
+    with pytest.raises(InputError, match="traces of other hosts"):
         replay(target, calibrate=1)
 
 
@@ -130,4 +130,4 @@ def test_overheads_from_a_trace_that_starts_cuda_stay_sane(datasets: Path) -> No
     result = replay(folder / "a100_alexnet" / "kineto.json.gz", [folder / "a100x8_dlrm" / "kineto.json.gz"])
     notes = " ".join(result.as_dict()["notes"])
     assert "cudaDeviceGetStreamPriorityRange in aten::to 29.9 s" in notes and "warm-up" in notes
-    assert Source.of(result.trace).lasting.chosen[0].span_us < 2e6
+    assert TraceSelection.of(result.trace).without_one_time_costs.chosen[0].span_us < 2e6

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from pipeline.evaluation import replayed_traces as replays
-from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.prediction import Prediction
 from pipeline.report.figures.gallery import Artifacts
 
@@ -75,7 +75,7 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
     moved = pd.concat(
         pd.DataFrame({"model": "bert_large", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": method,
                       "measured_us": 1e5, "predicted_us": predicted, "error": [us / 1e5 - 1 for us in predicted]})
-        for method, predicted in ((TRACKED, [1.1e5, 8e4]), ("wave", [1.5e5, 5e4]))
+        for method, predicted in ((TRACKER_METHOD, [1.1e5, 8e4]), ("wave", [1.5e5, 5e4]))
     )  # fmt: skip
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
     found = Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), pairs)

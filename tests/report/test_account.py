@@ -10,19 +10,19 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import InputError, TableError
-from pipeline.evaluation.language_passes import measured_passes
+from pipeline.evaluation.language_passes import read_passes
 from pipeline.evaluation.replayed_traces import FULL, KERNEL_SUM, mean_errors
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.report.accuracy_tables import (
     Evidence,
+    carried_over_rows,
     kernel_rows,
     kernel_table,
     left_out_errors,
-    long,
-    moved_rows,
-    outdated,
+    outdated_families,
+    page_tables,
     published_rows,
-    short,
+    readme_table,
 )
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
@@ -96,7 +96,7 @@ Recurrent layers are 37 to 66 % of a step.
 
 
 def test_every_stage_stands_beside_baseline_published_figure_and_bar(found: Evidence) -> None:
-    text = long(found)
+    text = page_tables(found)
     for row in (
         "| V100 | 2.00 (2) | 2.00 (0.6) |",
         "| published, Lin et al., HiPC 2022 | < 10 | < 10 |",
@@ -110,7 +110,7 @@ def test_every_stage_stands_beside_baseline_published_figure_and_bar(found: Evid
 
 
 def test_the_small_table_has_the_mean_of_every_stage_and_of_published_steps(found: Evidence) -> None:
-    text = short(found, STEPS)
+    text = readme_table(found, STEPS)
     for row in (
         "| kernel: matrix product | held-out shapes, 1 GPU | 2.0 (worst 2.0) | published < 10 | 10 |",
         "| kernel: other families | held-out shapes, 1 GPU | 2.0 (worst 2.0) | published < 10 | 10 |",
@@ -139,8 +139,8 @@ def test_a_page_without_a_published_table_is_refused_in_one_line(lost: str) -> N
 
 
 def test_errors_between_gpus_of_other_models_are_noticed(found: Evidence) -> None:
-    assert outdated(found) == []
-    assert outdated(dataclasses.replace(found, left_out=found.left_out.assign(mape=30.0))) == ["gemm"]
+    assert outdated_families(found) == []
+    assert outdated_families(dataclasses.replace(found, left_out=found.left_out.assign(mape=30.0))) == ["gemm"]
 
 
 def test_only_the_text_between_the_markers_changes() -> None:
@@ -162,7 +162,7 @@ def test_readme_and_docs_hold_what_the_packs_say() -> None:
     assert kernel_table(kernels) in block(page, PAGE_MARKER), f"{PAGE}: run `make readme`"
     told = [list(row.values()) for row in table_rows(block((project_dir() / README).read_text(encoding="utf-8"),
                                                            README_MARKER))]  # fmt: skip
-    for row in (*kernel_rows(kernels), *moved_rows(shipped), *published_rows(page)):
+    for row in (*kernel_rows(kernels), *carried_over_rows(shipped), *published_rows(page)):
         assert row in told, f"{README}: run `make readme`"
     assert len(told) <= 15
 
@@ -220,11 +220,11 @@ def test_a_damaged_table_is_one_line_that_names_it(tmp_path: Path, name: str) ->
 def test_a_public_table_of_passes_that_is_missing_or_of_another_form_is_named(tmp_path: Path) -> None:
     file = tmp_path / "neusight" / "model_latency.parquet"
     with pytest.raises(TableError, match=r"model_latency\.parquet: no such file; download the public data"):
-        measured_passes(tmp_path)
+        read_passes(tmp_path)
     file.parent.mkdir()
     file.write_bytes(b"PAR1")
     with pytest.raises(TableError, match="not a readable parquet file"):
-        measured_passes(tmp_path)
+        read_passes(tmp_path)
     pd.DataFrame({"gpu": ["V100"], "model": ["opt_13"]}).to_parquet(file)
-    with pytest.raises(TableError, match="misses column mode, seq_len"):
-        measured_passes(tmp_path)
+    with pytest.raises(TableError, match="column mode, seq_len is missing"):
+        read_passes(tmp_path)

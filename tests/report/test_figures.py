@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pipeline.evaluation import error_parts as parts
-from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures import figure_data as tables
@@ -21,7 +21,7 @@ from pipeline.report.figures import step_times as drawn_steps
 from pipeline.report.figures import style
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
 from pipeline.report.figures.published_errors import PUBLISHED, published
-from pipeline.report.grid_inputs import price_table, told_apart, with_gpus
+from pipeline.report.grid_inputs import price_table, with_distinct_names, with_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +58,8 @@ def test_active_and_idle_add_up_to_the_step(summary: pd.DataFrame) -> None:
 
 def test_errors_count_measured_points_alone(summary: pd.DataFrame) -> None:
     errors = tables.errors_by_part(tables.error_parts(summary)).set_index("method")
-    assert errors.loc[parts.OWN, "points"] == 2
-    assert errors.loc[parts.OWN, "gmae"] == pytest.approx(1 - 1 / 1.05)
+    assert errors.loc[parts.OWN_OVERHEADS, "points"] == 2
+    assert errors.loc[parts.OWN_OVERHEADS, "gmae"] == pytest.approx(1 - 1 / 1.05)
 
 
 def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.DataFrame) -> None:
@@ -75,7 +75,7 @@ def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.D
 
 
 def test_whole_models_between_gpus_are_averaged_over_their_passes() -> None:
-    errors = pd.DataFrame({"model": "m", "origin": "A", "destination": "B", "method": [TRACKED, TRACKED, "wave"],
+    errors = pd.DataFrame({"model": "m", "origin": "A", "destination": "B", "method": [TRACKER_METHOD, TRACKER_METHOD, "wave"],
                            "error": [0.1, -0.3, 9.0]})  # fmt: skip
     found = tables.model_transfer(errors)
     assert found["mape"].to_list() == pytest.approx([20.0])
@@ -86,7 +86,7 @@ def test_each_pass_between_gpus_stands_beside_its_own_wave_scaling() -> None:
     passes = pd.DataFrame({"model": "m", "batch_size": [1, 2], "option": [None, "fused"], "origin": "A", "destination": "B",
                            "measured_us": [10.0, 20.0]})  # fmt: skip
     errors = pd.concat([passes.assign(method="wave", predicted_us=[5.0, 6.0])[::-1],
-                        passes.assign(method=TRACKED, predicted_us=[11.0, 19.0])])  # fmt: skip
+                        passes.assign(method=TRACKER_METHOD, predicted_us=[11.0, 19.0])])  # fmt: skip
     found = tables.passes_moved(errors)
     assert found["predicted_us"].to_list() == [11.0, 19.0]
     assert found["wave_us"].to_list() == [5.0, 6.0]
@@ -112,7 +112,7 @@ def test_dominant_operators_are_those_with_most_time(artifacts: Artifacts) -> No
     extra = artifacts.observations.head(1).assign(type="T5", op="aten::huge", value_us=1e6)
     found = tables.dominant_operators(pd.concat([artifacts.observations, extra], ignore_index=True))
     assert found["op"].iloc[0] == "aten::huge"
-    assert found["op"].nunique() == tables.DOMINANT
+    assert found["op"].nunique() == tables.OPERATORS_PER_HOST
 
 
 def test_published_figures_name_their_source() -> None:
@@ -142,7 +142,7 @@ def test_gpus_are_compared_on_one_scale_unless_a_bar_would_vanish(draw: Callable
     assert slow.get_xlim() == fast.get_xlim()
     slower, fastest = draw(steps(P4=90_000.0, B200=1000.0)).axes
     assert slower.get_xlim()[1] > 10 * fastest.get_xlim()[1]
-    assert "scale of its own" in fastest.get_figure().get_supxlabel()
+    assert "its own scale" in fastest.get_figure().get_supxlabel()
 
 
 def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.DataFrame) -> None:
@@ -178,7 +178,7 @@ def test_a_gpu_has_the_same_colour_in_figures_of_steps_and_of_kernel_models(arti
 
 def test_kernel_models_of_several_choices_are_told_apart_in_figures() -> None:
     fitted = [f"results/{gpu}/kernels/gemm/{choice}" for gpu in ("V100", "T4") for choice in ("roofline", "trees")]
-    both = told_apart(with_gpus([*fitted, "packs/P100/kernels/gemm", "results/Xp/kernels/gemm/trees"]))
+    both = with_distinct_names(with_gpus([*fitted, "packs/P100/kernels/gemm", "results/Xp/kernels/gemm/trees"]))
     names = [name for name, _ in both]
     assert names == ["V100 roofline", "V100 trees", "T4 roofline", "T4 trees", "P100", "Xp"]
 

@@ -29,7 +29,7 @@ def test_a_damaged_summary_of_another_run_is_left_out_and_named(
     assert table is not None
     assert list(read_table(table, "summary")["gpu"]) == ["V100"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert "left out of" in line and str(other) in line
+    assert "skipped in" in line and str(other) in line
 
 
 def test_provenance_names_the_kernel_models_that_a_prediction_rests_on(tmp_path: Path) -> None:

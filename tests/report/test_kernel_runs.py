@@ -115,6 +115,6 @@ def test_a_single_sample_is_tracked_although_nothing_judges_it(
 ) -> None:
     settings = {"name": "auto", "variants": ("auto",), "seed": 0}
     fit_and_track(samples("A10", 1), "A10", settings, [folder / "A10" / "softmax" / "fitted"], folder / "mlflow")
-    assert "a single sample, judged by nothing" in capsys.readouterr().out
+    assert "a single sample, error unknown" in capsys.readouterr().out
     client = MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
     assert champion(client, "A10") == "A10 softmax roofline"

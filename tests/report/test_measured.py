@@ -56,9 +56,9 @@ def test_models_with_the_same_options_and_batches_share_a_grid_of_points_that_ra
 
 def test_the_table_holds_each_part_and_its_geometric_mean() -> None:
     rows = [("resnet50", 32, part, predicted, measured_us)
-            for part, predicted, measured_us in ((parts.ACTIVE, 1100.0, 1000.0), (parts.OWN, 1900.0, 2000.0),
-                                                 (parts.KERNELS, 1000.0, 2000.0))]  # fmt: skip
-    rows.append(("dcgan", 64, parts.OWN, 2400.0, 2000.0))
+            for part, predicted, measured_us in ((parts.ACTIVE, 1100.0, 1000.0), (parts.OWN_OVERHEADS, 1900.0, 2000.0),
+                                                 (parts.KERNEL_SUM, 1000.0, 2000.0))]  # fmt: skip
+    rows.append(("dcgan", 64, parts.OWN_OVERHEADS, 2400.0, 2000.0))
     found = pd.DataFrame(rows, columns=["model", "batch_size", "part", "predicted_us", "measured_us"])
     kernels = pd.DataFrame([{"family": "gemm", "gmae": 0.021, "held_out": 12, "samples": 60},
                             {"family": "bmm", "gmae": 0.03, "held_out": None, "samples": 11}])  # fmt: skip
@@ -77,9 +77,9 @@ def test_the_table_holds_each_part_and_its_geometric_mean() -> None:
 def test_a_step_that_was_not_traced_shows_its_measured_time_and_counts_apart() -> None:
     """Invented times: errors of 10 and 20 % where everything is known, 30 % where nothing was traced."""
     rows = [("traced", part, predicted, us)
-            for part, predicted, us in ((parts.ACTIVE, 900.0, 1000.0), (parts.OWN, 2200.0, 2000.0),
-                                        (parts.SHARED, 2400.0, 2000.0), (parts.KERNELS, 1000.0, 2000.0))]  # fmt: skip
-    rows += [("timed", parts.SHARED, 5200.0, 4000.0), ("timed", parts.KERNELS, 1000.0, 4000.0)]
+            for part, predicted, us in ((parts.ACTIVE, 900.0, 1000.0), (parts.OWN_OVERHEADS, 2200.0, 2000.0),
+                                        (parts.SHARED_OVERHEADS, 2400.0, 2000.0), (parts.KERNEL_SUM, 1000.0, 2000.0))]  # fmt: skip
+    rows += [("timed", parts.SHARED_OVERHEADS, 5200.0, 4000.0), ("timed", parts.KERNEL_SUM, 1000.0, 4000.0)]
     found = pd.DataFrame(rows, columns=["model", "part", "predicted_us", "measured_us"])
     lines = measured.block("H200", found.assign(variant="default", batch_size=8), pd.DataFrame(), {}).splitlines()
     assert "| timed | 8 |  | 4.00 |  |  | 5.20 |  |  | +30.0 | -75.0 |" in lines
@@ -160,4 +160,4 @@ def test_a_step_without_a_trace_has_no_overheads_of_its_own(folder: Path) -> Non
             return None if own else 1300.0
 
     found = parts.parts_of(prediction, _untraced(folder, profiled_kernel_us=812.5), Untraced(), pd.DataFrame())
-    assert list(found["part"]) == [parts.ACTIVE, parts.SHARED, parts.KERNELS]
+    assert list(found["part"]) == [parts.ACTIVE, parts.SHARED_OVERHEADS, parts.KERNEL_SUM]

@@ -98,7 +98,7 @@ def test_two_clicks_lead_to_the_champion(browse: Callable[..., str], address: st
     compared = browse(f"{address}/{link}", wait_ms=15000)  # the second click
     shown = re.findall(r">V100 (gemm \w+|bmm \w+)<", compared)
     assert list(dict.fromkeys(shown)) == ["gemm average", "gemm trees", "gemm roofline"], (
-        "this family alone, least GMAE first"
+        "this family alone, smallest GMAE first"
     )
 
 

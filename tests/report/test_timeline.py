@@ -20,7 +20,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     from pipeline.answers.gpu_figures import gpu_of
     from pipeline.answers.host_overheads import overhead_model
     from pipeline.answers.kernel_models import kernel_predictor
-    from pipeline.answers.predict_step import Subject, evaluate
+    from pipeline.answers.predict_step import Subject, predict_from_parts
     from pipeline.config import expand
     from pipeline.graph.capture import capture
     from pipeline.graph.device_calls import map_calls
@@ -30,7 +30,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     calls = map_calls(graph, gpu, graph.device)
     subject = Subject(point.model, point.variant, point.batch_size, graph.memory_bytes, settings=point.settings.predict)
     overheads = overhead_model(point.gpu, point.settings.overheads, None, point.workload)
-    _, timeline = evaluate(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None), overheads)
+    _, timeline = predict_from_parts(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None), overheads)
     path = tmp_path_factory.mktemp("trace") / "timeline.json.gz"
     write_timeline(timeline, path, calls)
     loaded: dict[str, object] = json.loads(gzip.decompress(path.read_bytes()))

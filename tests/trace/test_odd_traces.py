@@ -213,7 +213,7 @@ def test_copies_are_told_from_empty_calls_that_look_alike(tmp_path: Path) -> Non
     assert len(load_trace(write(tmp_path, alike))) == 3
     events = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 30, 40, 1)]
     trace = load_trace(write(tmp_path, events + events))
-    assert len(trace) == 3 and "3 events are exact copies" in trace.notes[0]
+    assert len(trace) == 3 and "3 duplicate events were dropped" in trace.notes[0]
 
 
 @pytest.mark.parametrize("encoding, told", [("utf-8-sig", None), ("utf-16", "UTF-16")])
@@ -237,5 +237,5 @@ def test_a_trace_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFix
         monkeypatch.setattr("sys.argv", ["steptime", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
-        assert stop.value.code == 2 and "name another file" in capsys.readouterr().err
+        assert stop.value.code == 2 and "give another" in capsys.readouterr().err
         assert path.read_bytes() == content

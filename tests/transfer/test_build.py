@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.transfer.build_models import finish, interval_of_a_new_gpu, merge_errors
-from pipeline.transfer.left_out_gpu import Fold, quick
+from pipeline.transfer.build_models import add_interval_and_prior, interval_of_a_new_gpu, merge_errors
+from pipeline.transfer.left_out_gpu import Fold, shortened
 from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation_train import train_utilisation
@@ -48,14 +48,14 @@ def test_a_rebuilt_family_replaces_its_own_errors_only(tmp_path: Path) -> None:
 
 
 def test_a_finished_model_carries_its_interval_and_the_coverage_of_each_gpu(gemm_samples: pd.DataFrame) -> None:
-    recipe = quick(RECIPES["gemm"], 120)
+    recipe = shortened(RECIPES["gemm"], 120)
     names = sorted(gemm_samples["gpu"].unique())[:3]
     samples = gemm_samples[gemm_samples["gpu"].isin(names)].reset_index(drop=True)
     folds = [
         Fold("gemm", load_gpu(name), train_utilisation(samples[samples["gpu"] != name], "gemm", recipe), None)
         for name in names
     ]
-    model, errors = finish(samples, train_utilisation(samples, "gemm", recipe), folds)
+    model, errors = add_interval_and_prior(samples, train_utilisation(samples, "gemm", recipe), folds)
     assert model.log_p10 < 0.0 < model.log_p90
     facts = model.provenance["left_out"]
     assert set(facts) == set(names) and all(0.0 <= f["coverage"] <= 1.0 for f in facts.values())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.transfer.conv_routes import ROUTES, convolution_routes, routes_taken
-from pipeline.transfer.left_out_gpu import quick
+from pipeline.transfer.left_out_gpu import shortened
 from pipeline.transfer.methods import by_auto
 from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.utilisation import UtilisationModel
@@ -55,7 +55,9 @@ def samples() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def model(samples: pd.DataFrame) -> UtilisationModel:
-    return train_utilisation(samples[samples["gpu"] != "V100"], "conv2d_forward", quick(RECIPES["conv2d_forward"], 400))
+    return train_utilisation(
+        samples[samples["gpu"] != "V100"], "conv2d_forward", shortened(RECIPES["conv2d_forward"], 400)
+    )
 
 
 def test_kernel_names_show_the_route() -> None:

@@ -18,12 +18,12 @@ def test_a_price_needs_date_and_source(tmp_path: Path) -> None:
     file.write_text(GOOD)
     assert load_prices(file) == {"A100-PCIE-40GB": 1.5}
     file.write_text("prices:\n  - {gpu: A100, per_hour: 1.5}\n")
-    with pytest.raises(ConfigError, match="entry 1 misses date, source"):
+    with pytest.raises(ConfigError, match="entry 1: date, source is missing"):
         load_prices(file)
     file.write_text(GOOD.replace("1.5", "-2"))
     with pytest.raises(ConfigError, match="not a positive number"):
         load_prices(file)
-    with pytest.raises(ConfigError, match="no such price table"):
+    with pytest.raises(ConfigError, match="the price table does not exist"):
         load_prices(tmp_path / "absent.yaml")
 
 
@@ -53,11 +53,11 @@ ENTRY = "{gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}"
         (GOOD.replace("1.5", "1,50"), "unknown key 50"),
         (GOOD + f"  - {ENTRY.replace('A100', 'A100-PCIE-40GB')}\n", "entry 2: A100-PCIE-40GB has a price already"),
         (GOOD.replace("per_hour: 1.5", "per_hour: 1.5, per_hour: 2"), "'per_hour' is given twice"),
-        (GOOD.replace("2026-01-15", "yesterday"), "'yesterday' is no day"),
-        (GOOD.replace("2026-01-15", "20260115"), "20260115 is no day"),
-        (GOOD.replace("2026-01-15", "2999-01-01"), "2999-01-01 has not come yet"),
+        (GOOD.replace("2026-01-15", "yesterday"), "'yesterday' is not a date"),
+        (GOOD.replace("2026-01-15", "20260115"), "20260115 is not a date"),
+        (GOOD.replace("2026-01-15", "2999-01-01"), "2999-01-01 is in the future"),
         ("curency: EUR\n" + GOOD, "did you mean 'currency'"),
-        ("currency: [EUR]\n" + GOOD, "is no name"),
+        ("currency: [EUR]\n" + GOOD, "is not a name"),
     ],
 )
 def test_a_price_that_cannot_be_meant_is_refused_by_its_entry(tmp_path: Path, text: str, said: str) -> None:

@@ -17,7 +17,7 @@ from pipeline.hardware.spec import list_gpus
 from pipeline.transfer.methods import METHODS, by_auto, residual_share
 from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
 from pipeline.transfer.shipped_models import COLUMNS, covered, load_models, predict_calls
-from pipeline.transfer.transfer_command import ADDED, transfer_command
+from pipeline.transfer.transfer_command import ADDED_COLUMNS, transfer_command
 
 NAMES = [spec.name for spec in list_gpus()]
 
@@ -52,7 +52,7 @@ def test_rows_order_and_extra_columns_survive(method: str, measured: pd.DataFram
     facts = transfer_command("V100", "T4", method, source, out)
     found = pd.read_parquet(out)
     assert list(found["note"]) == list("gfedcba") and facts["rows"] == 7
-    assert set(ADDED) <= set(found.columns)
+    assert set(ADDED_COLUMNS) <= set(found.columns)
     assert (found["predicted_us"] / found["latency_us"]).between(0.25, 4.0).all(), "two GPUs three times apart"
     assert ((found["p10_us"] <= found["predicted_us"]) & (found["predicted_us"] <= found["p90_us"])).all()
 
@@ -137,7 +137,7 @@ def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Pa
     with pytest.raises(TableError, match="latency_us of row 0"):
         transfer_command("V100", "T4", "wave", source, out)
     measured.drop(columns="op").to_parquet(source)
-    with pytest.raises(TableError, match="misses column op"):
+    with pytest.raises(TableError, match="column op is missing"):
         transfer_command("V100", "T4", "wave", source, out)
     assert not out.exists()
 
@@ -147,7 +147,7 @@ def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Pa
     [
         ("M", 2.5, "M of row 1 is 2.5"),
         ("kernel_size", -3, "kernel_size of row 1 is -3"),
-        ("grid_x", -8, "grid_x of row 1 is -8.0; launch geometry is of whole numbers"),
+        ("grid_x", -8, "grid_x of row 1 is -8.0; launch geometry must be whole numbers"),
         ("block_x", np.inf, "block_x of row 1 is inf"),
         ("registers", "many", "registers of row 1 is many"),
         ("latency_us", 1e12, "latency_us of row 1 is 1e\\+12"),

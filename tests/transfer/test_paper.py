@@ -8,7 +8,14 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import TableError
-from pipeline.evaluation.surfer_pairs import CASE, PASS, in_layer, model_calls, paper_surfer, scale_models
+from pipeline.evaluation.surfer_pairs import (
+    CASE_COLUMNS,
+    PASS_COLUMNS,
+    in_layer,
+    model_calls,
+    paper_surfer,
+    scale_models,
+)
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.transfer.shipped_models import load_models
 
@@ -40,10 +47,10 @@ def test_a_public_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"model_latency\.parquet: no such file; download the public data"):
         paper_surfer(tmp_path)
     (tmp_path / "neusight").mkdir()
-    passes = pd.DataFrame([{name: 1 for name in PASS}])
+    passes = pd.DataFrame([{name: 1 for name in PASS_COLUMNS}])
     passes.to_parquet(tmp_path / "neusight" / "model_latency.parquet")
     _ops("V100").drop(columns="target").to_parquet(tmp_path / "neusight" / "model_op_latency.parquet")
-    with pytest.raises(TableError, match=r"model_op_latency\.parquet: misses column target; download it again"):
+    with pytest.raises(TableError, match=r"model_op_latency\.parquet: column target is missing; download it again"):
         paper_surfer(tmp_path)
 
 
@@ -58,7 +65,7 @@ def test_the_ops_of_the_layer_count_as_often_as_the_model_has_layers() -> None:
     for layers in (1, 1000):
         passes = pd.DataFrame([{"gpu": gpu, "model": "gpt", "num_layer": layers, **facts} for gpu in ("V100", "P4")])
         found = scale_models(passes, model_calls(_ops("V100")), load_gpu("P4"), load_models())
-        assert list(found[CASE].iloc[0]) == ["gpt", "inf", 64, 4, ""]
+        assert list(found[CASE_COLUMNS].iloc[0]) == ["gpt", "inf", 64, 4, ""]
         predicted.append(found.set_index("method").loc["utilisation", "predicted_us"])
     # the head is arithmetic and the layer mostly traffic: the two do not slow down alike on a P4
     assert predicted[0] != pytest.approx(predicted[1], rel=0.02)

@@ -11,8 +11,8 @@ import pytest
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.transfer.prior_fit import learn_prior
-from pipeline.transfer.probe_prior import ProbePrior, Seen, look
-from pipeline.transfer.probes import calibrate, calibrate_all, design
+from pipeline.transfer.probe_prior import CovarianceInputs, ProbePrior, covariance_inputs
+from pipeline.transfer.probes import calibrate, calibrate_all, choose_probes
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.transfer_command import transfer_command
 
@@ -37,7 +37,7 @@ def _error(predicted: pd.Series, truth: pd.Series) -> float:
 
 def test_a_design_tells_more_than_chance_and_needs_no_measurement() -> None:
     calls = _products(300)
-    chosen = design(load_models()["gemm"], calls, load_gpu("L4"), 10)
+    chosen = choose_probes(load_models()["gemm"], calls, load_gpu("L4"), 10)
     assert len(chosen) == 10 and not chosen.index.duplicated().any() and "latency_us" not in chosen
     random = np.random.default_rng(0)
     by_chance = [_left(calls.iloc[random.choice(300, 10, replace=False)], calls) for _ in range(30)]
@@ -47,7 +47,11 @@ def test_a_design_tells_more_than_chance_and_needs_no_measurement() -> None:
 def _left(probes: pd.DataFrame, calls: pd.DataFrame) -> float:
     """Variance of the errors that is left after the probes are measured, mean over the calls, under the covariance."""
     model, gpu = load_models()["gemm"], load_gpu("L4")
-    prior, at, everywhere = ProbePrior.of(model.probe_prior), look(model, probes, gpu), look(model, calls, gpu)
+    prior, at, everywhere = (
+        ProbePrior.of(model.probe_prior),
+        covariance_inputs(model, probes, gpu),
+        covariance_inputs(model, calls, gpu),
+    )
     across = prior.covariance(everywhere, at)
     known = prior.covariance(at, at) + prior.noise**2 * np.eye(len(probes))
     return float(np.mean(prior.variance(everywhere) - (across * np.linalg.solve(known, across.T).T).sum(axis=1)))
@@ -55,7 +59,7 @@ def _left(probes: pd.DataFrame, calls: pd.DataFrame) -> float:
 
 def test_variances_are_the_covariance_of_a_call_with_itself() -> None:
     model = load_models()["gemm"]
-    seen, prior = look(model, _products(20), load_gpu("T4")), ProbePrior.of(model.probe_prior)
+    seen, prior = covariance_inputs(model, _products(20), load_gpu("T4")), ProbePrior.of(model.probe_prior)
     assert prior.variance(seen) == pytest.approx(np.diag(prior.covariance(seen, seen)))
     assert ProbePrior.of(prior.as_dict()) == prior and ProbePrior.of({}) == ProbePrior()
 
@@ -63,9 +67,11 @@ def test_variances_are_the_covariance_of_a_call_with_itself() -> None:
 def test_a_prior_learns_how_errors_vary() -> None:
     random = np.random.default_rng(0)
 
-    def gpu(level: float, slope: float) -> tuple[Seen, np.ndarray]:
+    def gpu(level: float, slope: float) -> tuple[CovarianceInputs, np.ndarray]:
         size = random.uniform(-2, 2, (120, 1))
-        seen = Seen(np.zeros(120), np.zeros((120, 5)), (size, np.zeros((120, 1)), np.zeros((120, 1))), np.zeros(120))
+        seen = CovarianceInputs(
+            np.zeros(120), np.zeros((120, 5)), (size, np.zeros((120, 1)), np.zeros((120, 1))), np.zeros(120)
+        )
         return seen, level + slope * np.sin(2 * size[:, 0]) + random.normal(0, 0.02, 120)
 
     smooth = learn_prior({str(i): gpu(0.0, random.choice([-0.3, 0.3])) for i in range(4)})
@@ -79,7 +85,7 @@ def test_probes_change_the_whole_path_of_kernels_predict(tmp_path: Path) -> None
     slow = _measured(calls, "L4", 1.5)
     source, probes, out = (tmp_path / f"{name}.parquet" for name in ("in", "probes", "out"))
     calls.drop(columns="family").to_parquet(source)
-    design(load_models()["gemm"], slow, load_gpu("L4"), 10).drop(columns="family").to_parquet(probes)
+    choose_probes(load_models()["gemm"], slow, load_gpu("L4"), 10).drop(columns="family").to_parquet(probes)
     predict_command("L4", None, source, out)
     before = _error(pd.read_parquet(out)["predicted_us"], slow["latency_us"])
     predict_command("L4", None, source, out, probes)
@@ -94,7 +100,7 @@ def test_probes_change_the_whole_path_of_transfer(tmp_path: Path) -> None:
     slow, origin = _measured(calls, "L4", 1.5), _measured(calls, "T4", 1.0)
     source, probes, out = (tmp_path / f"{name}.parquet" for name in ("in", "probes", "out"))
     origin.drop(columns="family").to_parquet(source)
-    design(load_models()["gemm"], slow, load_gpu("L4"), 10).drop(columns="family").to_parquet(probes)
+    choose_probes(load_models()["gemm"], slow, load_gpu("L4"), 10).drop(columns="family").to_parquet(probes)
     facts = transfer_command("T4", "L4", "auto", source, out, probes)
     assert facts["methods"] == {"utilisation+probes": 1.0}
     assert _error(pd.read_parquet(out)["predicted_us"], slow["latency_us"]) < 0.1
@@ -106,7 +112,7 @@ def test_the_smooth_part_of_a_calibration_is_not_lost() -> None:
     truth = _measured(calls, "L4", 1.0)
     # wrong by a factor that no change of throughput, bandwidth or floor makes: it depends on the outputs
     skewed = truth.assign(latency_us=truth["latency_us"] * np.where(calls["K"] > 1500, 1.4, 0.9))
-    found = calibrate(model, design(model, skewed, gpu, 10), gpu)
+    found = calibrate(model, choose_probes(model, skewed, gpu, 10), gpu)
     _, factors_alone = model.kernel_and_latency(skewed, gpu, correction=found.correction)
     _, both, _ = found.predict(skewed)
     assert np.mean(np.abs(both / skewed["latency_us"] - 1)) < 0.75 * np.mean(
@@ -117,7 +123,7 @@ def test_the_smooth_part_of_a_calibration_is_not_lost() -> None:
 def test_a_disturbed_probe_weighs_little_and_intervals_narrow_near_probes() -> None:
     calls = _products(120)
     gpu, model = load_gpu("L4"), load_models()["gemm"]
-    probes = design(model, _measured(calls, "L4", 1.3), gpu, 10)
+    probes = choose_probes(model, _measured(calls, "L4", 1.3), gpu, 10)
     disturbed = probes.assign(latency_us=probes["latency_us"] * np.where(np.arange(10) == 4, 6.0, 1.0))
     clean, found = (calibrate(model, table, gpu) for table in (probes, disturbed))
     assert _error(pd.Series(found.predict(calls)[1]), pd.Series(clean.predict(calls)[1])) < 0.1

@@ -9,7 +9,7 @@ import pytest
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.transfer.bmm_tiles import TILES, batched_tiles, tiles_taken
-from pipeline.transfer.left_out_gpu import quick
+from pipeline.transfer.left_out_gpu import shortened
 from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.utilisation_train import op_floors, train_utilisation, unknown_host_floors
 
@@ -65,7 +65,7 @@ def test_a_law_of_tiles_holds_on_a_gpu_that_was_left_out() -> None:
         facts = {"gpu": gpu, "family": "bmm", "phase": "forward", "dtype": "fp32", "source": "law"}
         parts.append(calls.assign(latency_us=latency, kernel_name=name, **facts))
     samples = pd.concat(parts, ignore_index=True)
-    model = train_utilisation(samples[samples["gpu"] != "P100"], "bmm", quick(RECIPES["bmm"], 300))
+    model = train_utilisation(samples[samples["gpu"] != "P100"], "bmm", shortened(RECIPES["bmm"], 300))
     rows = samples[samples["gpu"] == "P100"]
     _, latency = model.kernel_and_latency(rows, load_gpu("P100"))
     assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.12

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.same_chip_model import sibling_models
+from pipeline.answers.same_chip_model import same_chip_models
 from pipeline.answers.tracker import _transfer
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.min_duration import not_shorter
+from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.kernels.physics import Physics
 from pipeline.packs import list_packs
 from pipeline.transfer.methods import by_auto
@@ -19,9 +19,11 @@ from pipeline.transfer.shipped_models import load_models, predict_calls
 def test_a_short_time_is_raised_and_a_long_one_is_left() -> None:
     gpu = load_gpu("H100")
     start = Physics.of(gpu).start_us("gemm")
-    assert not_shorter(np.array([0.0, start / 2, 9 * start]), "gemm", gpu) == pytest.approx([start, start, 9 * start])
+    assert raised_to_min_duration(np.array([0.0, start / 2, 9 * start]), "gemm", gpu) == pytest.approx(
+        [start, start, 9 * start]
+    )
     # the call was shorter elsewhere: then it may be here
-    assert not_shorter(np.array([0.1]), "gemm", gpu, np.array([start / 4]))[0] == start / 4
+    assert raised_to_min_duration(np.array([0.1]), "gemm", gpu, np.array([start / 4]))[0] == start / 4
 
 
 @pytest.mark.skipif(not load_models(), reason="no cross-GPU models under packs/transfer")
@@ -32,7 +34,7 @@ def test_kernels_predict_and_siblings_keep_the_shortest() -> None:
     assert found["kernel_us"] >= Physics.of(gpu).start_us("softmax") and found["predicted_us"] >= found["kernel_us"]
     if "A100-PCIE-40GB" in list_packs():
         card = load_gpu("A100-PCIE-80GB")
-        assert sibling_models(card)["softmax"].predict(tiny).kernel[0] >= Physics.of(card).start_us("softmax") - 1e-9
+        assert same_chip_models(card)["softmax"].predict(tiny).kernel[0] >= Physics.of(card).start_us("softmax") - 1e-9
 
 
 def test_scaling_a_measurement_keeps_the_shortest() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.answers.same_chip_model import SiblingModel, sibling_models
+from pipeline.answers.same_chip_model import SameChipModel, same_chip_models
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.same_chip import same_chip, sibling_of
+from pipeline.hardware.same_chip import same_chip, same_chip_gpu
 from pipeline.packs import list_packs
 
 pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no pack of the A100")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no
      ("H100", None), ("L4", None), ("RTX2070", None)],
 )  # fmt: skip
 def test_only_a_card_of_the_same_chip_is_a_sibling(gpu: str, sibling: str | None) -> None:
-    found = sibling_of(load_gpu(gpu), list_packs())
+    found = same_chip_gpu(load_gpu(gpu), list_packs())
     assert (found.name if found else None) == sibling
 
 
@@ -55,22 +55,22 @@ def test_the_80_gb_a100_is_the_40_gb_one_with_more_bandwidth() -> None:
 
 
 def test_convolutions_of_the_80_gb_card_are_its_own() -> None:
-    model = sibling_models(load_gpu("A100-PCIE-80GB"))["conv2d_forward"]
+    model = same_chip_models(load_gpu("A100-PCIE-80GB"))["conv2d_forward"]
     assert model.measured.name == "A100-PCIE-80GB"
     assert model.ratio(pd.DataFrame({"op": ["conv"] * 2})) == pytest.approx(1.0)
 
 
 def test_probes_move_the_level_of_a_sibling() -> None:
-    model = sibling_models(load_gpu("A100-PCIE-80GB"))["gemm"]
+    model = same_chip_models(load_gpu("A100-PCIE-80GB"))["gemm"]
     calls = _calls().iloc[[1] * 10]
     slow = calls.assign(latency_us=model.predict(calls).latency * 1.3)
     moved = model.levelled(slow)
-    assert isinstance(moved, SiblingModel) and 0.15 < moved.log_level < np.log(1.3)
+    assert isinstance(moved, SameChipModel) and 0.15 < moved.log_level < np.log(1.3)
     assert model.levelled(slow.iloc[:1]).log_level < moved.log_level
 
 
 def test_an_empty_tensor_has_a_time_and_warns_of_nothing() -> None:
     empty = pd.DataFrame({"family": ["elementwise"], "op": ["add"], "B": [0.0], "H": [64.0]})
-    model = sibling_models(load_gpu("A100-PCIE-80GB"))["elementwise"]
+    model = same_chip_models(load_gpu("A100-PCIE-80GB"))["elementwise"]
     with np.errstate(all="raise"):
         assert model.ratio(empty)[0] == 1.0

@@ -11,7 +11,7 @@ import pytest
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.error_metrics import gmae
-from pipeline.transfer.left_out_gpu import quick
+from pipeline.transfer.left_out_gpu import shortened
 from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.softmax_features import block_rounds, block_threads, softmax_features
 from pipeline.transfer.utilisation_train import train_utilisation
@@ -70,7 +70,7 @@ def test_a_law_without_hidden_layers_is_learned_and_predicted_alike() -> None:
     for gpu in ("P100", "T4", "V100", "A100-PCIE-40GB"):
         kernel = 8.0 * calls["B"] * calls["H"] / sustained_dram_gb_per_s(load_gpu(gpu)) / 1e3
         parts.append(calls.assign(gpu=gpu, family="softmax", latency_us=np.maximum(30.0, 16.0 + kernel)))
-    model = train_utilisation(pd.concat(parts[:3]), "softmax", quick(RECIPES["softmax"], 300))
+    model = train_utilisation(pd.concat(parts[:3]), "softmax", shortened(RECIPES["softmax"], 300))
     assert model.shape.depth == 0
     predicted = model.kernel_and_latency(calls, load_gpu("A100-PCIE-40GB"))[1]
     assert gmae(predicted, parts[3]["latency_us"].to_numpy(dtype=np.float64)) < 0.12

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.answers.tensor_core_gemm import half_model
+from pipeline.answers.tensor_core_gemm import tensor_core_gemm_model
 from pipeline.datasets import aiconfigurator
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.tensor_cores import peak_gflop_per_s, sustained_gflop_per_s
 from pipeline.kernels.tensor_core_products import covered, misaligned
-from pipeline.transfer.build_tensor_core import chips, errors, residuals, without
-from pipeline.transfer.recipes import TENSOR
-from pipeline.transfer.tensor_core_model import kernel_us, ratio_of, tensor_model
+from pipeline.transfer.build_tensor_core import chips, error_summary, residuals, train_without
+from pipeline.transfer.recipes import TENSOR_CORE_RECIPE
+from pipeline.transfer.tensor_core_model import kernel_us, tensor_model, time_ratio
 from pipeline.transfer.tensor_core_tiles import FAMILY
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -108,7 +108,7 @@ def test_time_grows_with_sizes_and_a_batch_is_more_tiles(model: UtilisationModel
 def test_tf32_takes_about_twice_as_long_as_half_precision() -> None:
     card = load_gpu("A100-SXM4-80GB")
     sizes = [(4096, 4096, 4096), (1, 16384, 16384), (8192, 8192, 1024)]
-    ratio = ratio_of(products(*sizes, dtype="tf32"), card, products(*sizes, dtype="bf16"), card)
+    ratio = time_ratio(products(*sizes, dtype="tf32"), card, products(*sizes, dtype="bf16"), card)
     assert ratio is not None and (ratio > 1.8).all() and (ratio < 2.2).all()
 
 
@@ -122,7 +122,7 @@ def test_rows_that_are_no_multiple_of_16_bytes_are_slower(model: UtilisationMode
     # an operand that is stored transposed has its rows along the other size; gradients of a profile may have either
     assert misaligned(sizes.assign(trans_a=1.0, trans_b=0.0)).tolist() == [False, True, False, True, False]
     assert misaligned(sizes.assign(phase="backward")).tolist() == [False, True, True, True, True]
-    fitted = half_model(card)
+    fitted = tensor_core_gemm_model(card)
     assert fitted is not None
     times = fitted.predict(sizes)
     assert times.kernel[2] / times.kernel[0] > 1.8 and times.p90[2] / times.p10[2] > times.p90[0] / times.p10[0]
@@ -140,8 +140,8 @@ def test_a_chip_left_out_is_predicted_by_the_others() -> None:
     samples = {
         gpu: aiconfigurator.read_products(gpu).sample(1500, random_state=0).assign(family=FAMILY) for gpu in names
     }
-    left = without(["H200"], samples, replace(TENSOR, steps=200, networks=1))
-    found = errors(residuals(left, samples["H200"], "H200"), samples["H200"]["kernel_us"].to_numpy())
+    left = train_without(["H200"], samples, replace(TENSOR_CORE_RECIPE, steps=200, networks=1))
+    found = error_summary(residuals(left, samples["H200"], "H200"), samples["H200"]["kernel_us"].to_numpy())
     assert sorted(left.gpu_corrections) == ["A100-SXM4-80GB", "L40S"]
     assert found["gmae"] < 0.15 and abs(found["bias"]) < 0.15
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InputError, PackError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.transfer.left_out_gpu import quick
+from pipeline.transfer.left_out_gpu import shortened
 from pipeline.transfer.probes import calibrate
 from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.utilisation import UtilisationModel
@@ -24,7 +24,7 @@ from pipeline.transfer.utilisation_train import train_utilisation
 
 @pytest.fixture(scope="module")
 def model(gemm_samples: pd.DataFrame) -> UtilisationModel:
-    return train_utilisation(gemm_samples[gemm_samples["gpu"] != "V100"], "gemm", quick(RECIPES["gemm"], 250))
+    return train_utilisation(gemm_samples[gemm_samples["gpu"] != "V100"], "gemm", shortened(RECIPES["gemm"], 250))
 
 
 def _held_out(samples: pd.DataFrame) -> pd.DataFrame:
@@ -79,9 +79,9 @@ def test_a_damaged_model_names_its_file(tmp_path: Path) -> None:
 
 def test_numpy_inference_equals_the_trained_formula(relu_samples: pd.DataFrame) -> None:
     # the training GPUs are reproduced, thread steps and L2 included
-    trained = train_utilisation(relu_samples, "elementwise", quick(RECIPES["elementwise"], 300))
+    trained = train_utilisation(relu_samples, "elementwise", shortened(RECIPES["elementwise"], 300))
     rows = relu_samples[relu_samples["gpu"] == "T4"]
-    _, latency = trained.kernel_and_latency(rows, load_gpu("T4"), correction=trained.own("T4"))
+    _, latency = trained.kernel_and_latency(rows, load_gpu("T4"), correction=trained.own_correction("T4"))
     assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.05
 
 
@@ -118,7 +118,7 @@ def test_training_without_samples_says_so(gemm_samples: pd.DataFrame) -> None:
 
 
 def test_an_empty_tensor_takes_the_floor_without_a_warning(relu_samples: pd.DataFrame) -> None:
-    trained = train_utilisation(relu_samples, "elementwise", quick(RECIPES["elementwise"], 20))
+    trained = train_utilisation(relu_samples, "elementwise", shortened(RECIPES["elementwise"], 20))
     empty = pd.DataFrame({"op": ["relu"], "B": [0.0], "H": [64.0]})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

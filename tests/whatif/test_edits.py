@@ -33,7 +33,7 @@ def test_a_rescaled_graph_equals_a_fresh_capture_below_and_above_the_two():
 
 def test_rows_that_sparse_optimizers_touch_are_no_line_in_the_batch_size():
     config = config_of("dlrm_ddp", embedding="sparse", optimizer="adagrad", rows=100)
-    with pytest.raises(InputError, match="do not grow in step with the batch size"):
+    with pytest.raises(InputError, match="do not grow linearly with the batch size"):
         rescale(capture(config, 8), capture(config, 16), 13)
 
 

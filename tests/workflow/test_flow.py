@@ -34,7 +34,7 @@ def test_a_results_folder_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "taken").touch()
     for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
-        assert f"results={place}: {tmp_path}/taken is no folder" in refused(capsys, results=str(place))
+        assert f"results={place}: {tmp_path}/taken is not a writable folder" in refused(capsys, results=str(place))
     assert Flow.from_config({"results": str(tmp_path / "new" / "place")}).artifacts.root == str(tmp_path / "new/place")
 
 

@@ -113,7 +113,7 @@ def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path
     lines = [line for line in run.stderr.splitlines() if line.startswith("steptime: ")]
     assert len(lines) == 1
     assert "calls.parquet" in lines[0]
-    assert "delete it to rebuild" in lines[0]
+    assert "delete the file to rebuild it" in lines[0]
     assert lines[0] in run.stderr.splitlines()[-6:], "below what Snakemake says of it"
 
 

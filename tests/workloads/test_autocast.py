@@ -157,7 +157,7 @@ def test_autocast_that_pytorch_switched_off_is_refused(module):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         __import__(module)  # as a notebook does, before it asks for a prediction
-    with pytest.raises(InputError, match=r"torch.autocast\('cuda'\) was made before"):
+    with pytest.raises(InputError, match=r"torch.autocast\('cuda'\) was created before"):
         calls_of(module, "of_the_module")
 
 

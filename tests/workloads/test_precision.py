@@ -134,7 +134,7 @@ def test_tied_weights_of_fake_models_stay_tied():
 @pytest.mark.parametrize("dtype", ["fp32", "tf32"])
 def test_pure_needs_a_half_precision(dtype):
     with pytest.raises(
-        ConfigError, match=rf"model.precision=pure: .*model.dtype={dtype}; take model.dtype=bf16 or fp16"
+        ConfigError, match=rf"model.precision=pure: .*model.dtype={dtype}; set model.dtype=bf16 or fp16"
     ):
         make_step(config_of("dlrm_small", dtype=dtype, precision="pure"), 8, "meta")
     with pytest.raises(ConfigError, match=r"model\.precision=pure"):

@@ -231,7 +231,7 @@ def test_a_model_for_several_gpus_is_the_module_within_and_says_what_is_left_out
         warnings.simplefilter("always")
         spread = calls_of("wrapped", options={"ddp": True})
     assert [str(each.message) for each in said if each.category is SteptimeWarning] == [
-        "DistributedDataParallel: predicted is what one GPU computes; the exchange of gradients is left out"
+        "DistributedDataParallel: the step of one GPU is predicted, without the exchange of gradients"
     ]
     alone = calls_of("wrapped", options={"ddp": False})
     assert spread.drop(columns="node_id").equals(alone.drop(columns="node_id"))
@@ -270,7 +270,7 @@ def test_grouped_products_count_every_row_once_and_run_as_pytorch_runs_them_ther
 
 @pytest.mark.parametrize("how", ["index", "select", "where"])
 def test_what_is_picked_by_truth_values_needs_to_be_told_their_share(how):
-    with pytest.raises(InputError, match=r"say what share of them is true, model.picked=0.5"):
+    with pytest.raises(InputError, match=r"give the share that is true, model.picked=0.5"):
         captured("picked", options={"how": how})
     few, many = (calls_of("picked", 64, options={"how": how}, picked=share) for share in (0.25, 0.5))
     assert (few["family"] == "memcpy_d2h").sum() >= 1 and few["blocking"].any(), "the host waits for how many there are"
@@ -292,8 +292,8 @@ def test_a_share_is_a_share(share):
 
 
 @pytest.mark.parametrize("function, advice", [
-    ("on_cuda", "on the `device` that the function is given"), ("flexible", "write it as F.scaled_dot_product_attention"),
-    ("gradient", "give the module and a loss"), ("distinct", "the size of its result is data"),
+    ("on_cuda", "on the `device` that the function receives"), ("flexible", "write it as F.scaled_dot_product_attention"),
+    ("gradient", "give the module and a loss"), ("distinct", "the size of its result depends on data"),
 ])  # fmt: skip
 def test_what_cannot_be_captured_says_what_to_do_in_a_line_that_can_be_read(function, advice):
     with pytest.raises(InputError, match=r"steps_of_today.py, line \d+") as refused:
@@ -305,7 +305,7 @@ def test_what_cannot_be_captured_says_what_to_do_in_a_line_that_can_be_read(func
 
 @pytest.mark.parametrize("pool, said", [
     ("dict", "no dict: forward gets them in this order"), ("tensor", r"such as \[\(x, y\)\]"),
-    ("mixed", "no tuple of other things"), ("empty", "of at least one"),
+    ("mixed", "not tuple of other things"), ("empty", "one or more batches"),
 ])  # fmt: skip
 def test_batches_are_tuples_of_tensors(pool, said):
     with pytest.raises(InputError, match=said):

@@ -212,7 +212,7 @@ def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypa
 def test_sizes_that_do_not_fit_are_named_in_one_line(name, changes):
     from pipeline.graph.capture import capture
 
-    with pytest.raises(ConfigError, match=f"model={name}: these sizes do not fit together") as raised:
+    with pytest.raises(ConfigError, match=f"model={name}: these sizes contradict each other") as raised:
         capture(config_of(name, **changes), 2)
     assert "\n" not in str(raised.value)
 

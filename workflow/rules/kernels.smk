@@ -77,7 +77,7 @@ rule fit_kernels:
     threads: FLOW.fit_workers
     params:
         settings=FLOW.kernel_settings,
-        gpu=FLOW.card,
+        gpu=FLOW.gpu_spec,
         tracking=FLOW.artifacts.tracking,
         code=FLOW.code("fit_kernels"),
     message:

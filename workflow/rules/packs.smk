@@ -23,12 +23,12 @@ rule pack:
 
 HALF = f"{FLOW.artifacts.root}/{{gpu}}/half"
 HALF_PACK = f"{FLOW.packs}/half/{{gpu}}/pack.json"
-HALF_GPUS = "|".join(FLOW.half_gpus) or "no-bf16-products"
+HALF_GPUS = "|".join(FLOW.bf16_gpus) or "no-bf16-products"
 
 
 rule half_samples:
     input:
-        products=FLOW.half_table,
+        products=FLOW.bf16_table,
     output:
         samples=[f"{HALF}/gemm/samples.parquet"],
     log:
@@ -95,5 +95,5 @@ rule attention_constants:
 rule packs:
     input:
         expand(PACK, gpu=FLOW.public_gpus),
-        expand(HALF_PACK, gpu=FLOW.half_gpus),
-        [f"{FLOW.packs}/{name}.json" for name in ("collectives", "attention")] if FLOW.half_gpus else [],
+        expand(HALF_PACK, gpu=FLOW.bf16_gpus),
+        [f"{FLOW.packs}/{name}.json" for name in ("collectives", "attention")] if FLOW.bf16_gpus else [],

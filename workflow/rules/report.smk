@@ -2,7 +2,7 @@
 
 from pipeline.report import grid_inputs as GRID
 from pipeline.report.figures.gallery import category_of
-from pipeline.transfer.gpu_features import COVERED
+from pipeline.transfer.gpu_features import COVERED_FAMILIES
 
 FIGURES = f"{FLOW.artifacts.root}/figures/{FLOW.grid}"
 CHECKS = f"{FLOW.artifacts.root}/checks"
@@ -57,7 +57,7 @@ rule figures:
         f"{FLOW.artifacts.root}/figures/logs/{FLOW.grid}.log",
     params:
         shipped=GRID.shipped_models(FLOW),
-        checks=GRID.checks_at_hand(FLOW.artifacts.root),
+        checks=GRID.available_checks(FLOW.artifacts.root),
         code=FLOW.code("figures", drawing=True),
     message:
         "Draw the figures of the grid"
@@ -141,7 +141,7 @@ rule transfer_models:
 
 rule transfer_errors:
     input:
-        expand(PAIR_ERRORS, family=COVERED),
+        expand(PAIR_ERRORS, family=COVERED_FAMILIES),
         MODEL_ERRORS,
 
 

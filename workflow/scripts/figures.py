@@ -6,7 +6,7 @@ from pipeline.scripting import job
 
 with job(snakemake):
     from pipeline.report.figures.gallery import Artifacts, draw_all
-    from pipeline.report.grid_inputs import read_any, read_observations, told_apart, with_gpus
+    from pipeline.report.grid_inputs import read_any, read_observations, with_distinct_names, with_gpus
     from pipeline.schemas import read_table
     from pipeline.transfer.rental_prices import currency, load_prices
 
@@ -14,7 +14,7 @@ with job(snakemake):
     found = Artifacts(
         read_table(given.summary, "summary"),
         read_observations(given.hosts),
-        told_apart(with_gpus([*given.models, *snakemake.params.shipped])),
+        with_distinct_names(with_gpus([*given.models, *snakemake.params.shipped])),
         prices=load_prices(),
         currency=currency(),
         parts=read_any(given.parts),

@@ -5,11 +5,11 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.evaluation.language_passes import predicted_passes
+    from pipeline.evaluation.language_passes import predict_passes
     from pipeline.schemas import write_parquet
 
     write_parquet(
-        predicted_passes(Path(snakemake.input.latencies).parents[1]),
+        predict_passes(Path(snakemake.input.latencies).parents[1]),
         snakemake.output.passes,
         provenance=provenance(snakemake),
     )

@@ -6,7 +6,7 @@ with job(snakemake):
     from pipeline.answers.gpu_figures import gpu_of
     from pipeline.answers.host_overheads import overheads_from
     from pipeline.answers.kernel_models import kernel_predictor
-    from pipeline.answers.predict_step import Subject, evaluate
+    from pipeline.answers.predict_step import Subject, predict_from_parts
     from pipeline.collect.campaign_reader import measured_step
     from pipeline.config import method_label
     from pipeline.graph.graph_file import read_graph
@@ -28,7 +28,7 @@ with job(snakemake):
         settings.predict,
     )
     calls = read_table(snakemake.input.calls, "calls")
-    prediction, timeline = evaluate(
+    prediction, timeline = predict_from_parts(
         subject,
         gpu,
         graph.table,

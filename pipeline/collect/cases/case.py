@@ -128,7 +128,7 @@ class Maker:
         elif kind == "zipf":
             made = self._zipf(rows, count, float(parameter or 1.05))
         else:
-            raise UnsupportedCallError(f"index distribution {distribution!r}: known are uniform and zipf:ALPHA")
+            raise UnsupportedCallError(f"unknown index distribution {distribution!r}: choose uniform or zipf:ALPHA")
         return self.counted(made)
 
     def counted(self, tensor: Tensor) -> Tensor:

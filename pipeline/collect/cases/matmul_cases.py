@@ -131,7 +131,7 @@ def attention(spec: Spec, make: Maker) -> Case:
 def _stored(make: Maker, spec: Spec, shape: tuple[int, ...], transposed: bool) -> Tensor:
     """A matrix of this shape; if `transposed`, its memory holds the transpose."""
     if min(shape) < 1:
-        raise UnsupportedCallError(f"{spec.family} {spec.op}: shape {shape} holds no elements")
+        raise UnsupportedCallError(f"{spec.family} {spec.op}: shape {shape} has no elements")
     *batch, rows, columns = shape
     if not transposed:
         return make.tensor(*shape, dtype=spec.dtype)

@@ -105,9 +105,7 @@ def elementwise(spec: Spec, make: Maker) -> Case:
         if name in binary:
             return Case(spec, _in_place(binary[name], name, x, y) if in_place else lambda: binary[name](x, y), (x,))
     if name not in unary:
-        raise UnsupportedCallError(
-            f"elementwise {spec.op}: no benchmark; give the graph, so that the op can be replayed"
-        )
+        raise UnsupportedCallError(f"elementwise {spec.op}: no benchmark; give the graph to run the op from it")
     return Case(spec, _in_place(unary[name], name, x) if in_place else lambda: unary[name](x), (x,))
 
 

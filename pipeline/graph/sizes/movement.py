@@ -33,7 +33,7 @@ RADIX_BITS = 8
 def concat(node: Node, rule: Rule) -> list[Work] | None:
     """cat: every element is read and written once; long lists need several launches."""
     if not node.tensors():
-        raise LookupError(f"{node.name}: no shapes")
+        raise LookupError(f"{node.name}: its shapes are unknown")
     parts = [t for t in on_device(node.tensors()) if t.numel]
     if not parts:
         return None

@@ -22,7 +22,7 @@ def foreach(node: Node, rule: Rule) -> list[Work] | None:
     launch limits (default: all lists). A list of scalars on the host causes no traffic.
     """
     if not node.tensors():
-        raise LookupError(f"{node.name}: no shapes")
+        raise LookupError(f"{node.name}: its shapes are unknown")
     lists = [tuple(t for t in argument if t.numel) for argument in node.inputs if isinstance(argument, tuple)]
     lists = [found for found in lists if on_device(found)]
     if not lists or not lists[0]:

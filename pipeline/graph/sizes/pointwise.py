@@ -82,7 +82,7 @@ def copy(node: Node, rule: Rule) -> Work | None:
     """
     tensors = node.tensors()
     if not tensors:
-        raise LookupError(f"{node.name}: no shapes")
+        raise LookupError(f"{node.name}: its shapes are unknown")
     source = tensors[1] if node.name == "aten::copy_" and len(tensors) > 1 else tensors[0]
     target = tensors[0] if node.name == "aten::copy_" else (node.result() or source)
     if not target.numel:
@@ -90,10 +90,10 @@ def copy(node: Node, rule: Rule) -> Work | None:
     if source.host and target.host:
         return None
     if source.host or target.host:
-        return _between(source, target, node)
+        return _host_device_copy(source, target, node)
     moved = float(source.stored_bytes)
     attributes = {"shape": list(source.shape), "strides": list(source.strides or ())}
-    same = source.dtype == target.dtype and _alike(source, target)
+    same = source.dtype == target.dtype and _same_layout(source, target)
     if same and not _expanded(source):
         return Work({"bytes": target.bytes}, 0.0, moved, float(target.bytes), source.dtype, "memcpy_d2d", "memcpy",
                     "cudaMemcpyAsync")  # fmt: skip
@@ -159,7 +159,7 @@ def loss(node: Node, rule: Rule) -> list[Work]:
     return works
 
 
-def _between(source: Tensor, target: Tensor, node: Node) -> Work:
+def _host_device_copy(source: Tensor, target: Tensor, node: Node) -> Work:
     """A copy between host and device.
 
     It blocks the host unless it is non-blocking; host memory is then assumed to be pinned.
@@ -180,7 +180,7 @@ def _largest(node: Node) -> Tensor:
     return max(inputs, key=lambda tensor: tensor.numel, default=result or Tensor((), "fp32"))
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def _same_layout(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors store their elements in the same order without gaps (unknown strides count as contiguous)."""
     if not a.strides or not b.strides or a.shape != b.shape:
         return a.contiguous and b.contiguous and a.numel == b.numel

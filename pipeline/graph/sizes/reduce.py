@@ -13,7 +13,7 @@ WARP = 32
 VECTOR = 4
 """Elements that a thread loads, or outputs that it computes, at once if the alignment allows it."""
 
-LEAST_VALUES, MOST_VALUES = 16, 256
+WARPS_SHARE_FROM, BLOCKS_SHARE_FROM = 16, 256
 """Values per thread from which warps (first value) and blocks (second value) share an output."""
 
 RESIDENT_THREADS = 2048
@@ -41,16 +41,16 @@ def blocks_share_outputs(outputs: int, inputs: int, fastest: bool, sms: int) -> 
         width, threads = width // vector, THREADS // vector
     block_width, block_height = _block(max(1, width), max(1, height), threads)
     per_thread = -(-inputs // block_width) if fastest else inputs
-    split = per_thread >= min(block_height * LEAST_VALUES, MOST_VALUES)
+    split = per_thread >= min(block_height * WARPS_SHARE_FROM, BLOCKS_SHARE_FROM)
     if not split:
         return False
     per_thread = -(-per_thread // block_height)
     grid = -(-(outputs // vector) // (1 if fastest else block_width))
     target = sms * (RESIDENT_THREADS // (block_width * block_height))
-    if per_thread < MOST_VALUES or grid > target:
+    if per_thread < BLOCKS_SHARE_FROM or grid > target:
         return False
-    by_room, by_work = -(-target // grid), -(-per_thread // LEAST_VALUES)
-    return max(min(by_room, by_work), -(-per_thread // MOST_VALUES)) > 1
+    by_room, by_work = -(-target // grid), -(-per_thread // WARPS_SHARE_FROM)
+    return max(min(by_room, by_work), -(-per_thread // BLOCKS_SHARE_FROM)) > 1
 
 
 def _block(width: int, height: int, threads: int) -> tuple[int, int]:

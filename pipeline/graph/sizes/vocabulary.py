@@ -109,9 +109,9 @@ def filled(tensor: Tensor) -> Work:
     return Work(dims, 0.0, 0.0, float(tensor.bytes), tensor.dtype, "elementwise", "fill")
 
 
-def read_by_host(told: Tensor) -> Work:
+def read_by_host(tensor: Tensor) -> Work:
     """A copy of a tensor to pageable host memory; the host waits for it."""
-    return Work({"bytes": told.bytes}, 0.0, float(told.bytes), float(told.bytes), told.dtype, "memcpy_d2h", "pageable",
+    return Work({"bytes": tensor.bytes}, 0.0, float(tensor.bytes), float(tensor.bytes), tensor.dtype, "memcpy_d2h", "pageable",
                 "cudaMemcpyAsync", True)  # fmt: skip
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEAST_PERCENT = 0.02
+MIN_DRAWN_PERCENT = 0.02
 """Smallest error that is drawn, in %. Smaller ones are drawn at this value, because a logarithmic axis has no zero."""
 
 FAMILY_NAMES = {"gemm": "matrix product", "bmm": "batched product", "conv2d_forward": "convolution",
@@ -48,7 +48,7 @@ def replay_errors(errors: pd.DataFrame) -> Figure:
     for method, colour, marker in zip(methods, COLOURS, MARKERS, strict=False):
         own = errors[errors["method"] == method]
         where = [traces.index(name) for name in own["trace"]]
-        percent = np.maximum(100 * own["mean_error"].to_numpy(float), LEAST_PERCENT)
+        percent = np.maximum(100 * own["mean_error"].to_numpy(float), MIN_DRAWN_PERCENT)
         axes.plot(percent, where, marker, color=colour, markersize=8 if method == methods[0] else 6, label=method,
                   zorder=4 if method == methods[0] else 3)  # fmt: skip
     one_each = errors.drop_duplicates("trace").set_index("trace")

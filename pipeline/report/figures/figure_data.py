@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline.evaluation import error_parts as parts
 from pipeline.evaluation.error_parts import label
-from pipeline.evaluation.surfer_pairs import TRACKED
+from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.kernels.error_metrics import DECILES, gmae, mape
 from pipeline.prediction import Prediction
 from pipeline.transfer.rental_prices import cost_per_million
@@ -21,7 +21,7 @@ METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
 """File of a model folder with its held-out rows: measured and predicted latency."""
 
-DOMINANT = 8
+OPERATORS_PER_HOST = 8
 """Number of operators per host in the figure of T2, T3 and T5."""
 
 ERROR_QUANTILES = "error_quantiles.csv"
@@ -96,7 +96,7 @@ def dominant_operators(observations: pd.DataFrame) -> pd.DataFrame:
     own = observations[observations["type"].isin(["T2", "T3", "T5"])]
     total = own.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
     total = total.sort_values(["gpu", "total_us"], ascending=[True, False], kind="stable")
-    largest = total.groupby("gpu", sort=False).head(DOMINANT).assign(rank=lambda t: range(len(t)))
+    largest = total.groupby("gpu", sort=False).head(OPERATORS_PER_HOST).assign(rank=lambda t: range(len(t)))
     found = spread(own.merge(largest[["gpu", "op"]]), ["gpu", "op", "type"])
     order = found.merge(largest[["gpu", "op", "rank"]]).sort_values(["rank", "type"], kind="stable")
     return order.drop(columns="rank").reset_index(drop=True)
@@ -125,7 +125,7 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
             metrics = json.loads((folder / METRICS).read_text(encoding="utf-8")) | metrics
         if "gmae" in metrics:
             rows.append(_errors_row(gpu, facts, metrics))
-    columns = [*_FACTS, *_FIGURES]
+    columns = [*_MODEL_COLUMNS, *_ERROR_COLUMNS]
     return pd.DataFrame(rows, columns=columns).sort_values(["family", "gpu"], kind="stable", ignore_index=True)
 
 
@@ -214,7 +214,7 @@ def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
     Returns:
         model, origin, destination, method, mape (%), passes.
     """
-    own = errors[errors["method"] == TRACKED].assign(mape=lambda t: 100 * t["error"].abs())
+    own = errors[errors["method"] == TRACKER_METHOD].assign(mape=lambda t: 100 * t["error"].abs())
     groups = own.groupby(["model", "origin", "destination", "method"], sort=True)["mape"]
     return groups.agg(mape="mean", passes="size").reset_index()
 
@@ -232,18 +232,18 @@ def passes_moved(errors: pd.DataFrame) -> pd.DataFrame:
         name for name in ("model", "mode", "seq_len", "batch_size", "option", "origin", "destination") if name in errors
     ]
     keyed = errors.assign(**{name: errors[name].fillna("") for name in key})
-    ours, waves = (keyed[keyed["method"] == method] for method in (TRACKED, "wave"))
+    ours, waves = (keyed[keyed["method"] == method] for method in (TRACKER_METHOD, "wave"))
     waves = waves[[*key, "predicted_us"]].rename(columns={"predicted_us": "wave_us"})
     return ours[[*key, "measured_us", "predicted_us"]].merge(waves, on=key, how="left", validate="one_to_one")
 
 
-_FACTS = ("gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out")
-_FIGURES = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", *DECILES)
+_MODEL_COLUMNS = ("gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out")
+_ERROR_COLUMNS = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", *DECILES)
 
 
 def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
     measured_on = facts.get("measured_on") or []
-    row = {name: facts.get(name) for name in _FACTS} | {name: metrics.get(name) for name in _FIGURES}
+    row = {name: facts.get(name) for name in _MODEL_COLUMNS} | {name: metrics.get(name) for name in _ERROR_COLUMNS}
     return row | {"gpu": gpu, "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on}
 
 

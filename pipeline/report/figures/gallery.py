@@ -43,7 +43,7 @@ class Artifacts:
         models_moved: errors of whole models between GPUs from `pipeline.evaluation.surfer_pairs.paper_surfer`.
         parts: rows of `pipeline.evaluation.error_parts.error_parts` of measured points.
         replays: `pipeline.evaluation.replayed_traces.replay_spans`.
-        passes: `pipeline.evaluation.language_passes.predicted_passes`.
+        passes: `pipeline.evaluation.language_passes.predict_passes`.
         prices: price per GPU hour.
         currency: currency of the prices.
     """
@@ -125,9 +125,9 @@ def _beside_published(errors: pd.DataFrame) -> Figure:
 
 
 _NOT_MEASURED = "no point of this grid has a measured step: only gpu=local and GPUs under measurements/ have one"
-_NO_CHECKS = "the public data was not replayed: run `snakemake -- checks` (needs it at hand)"
+_NO_CHECKS = "the public data was not replayed: run `snakemake -- checks` where the data is available"
 _NO_FIT = "no kernel model of this grid's GPUs was fitted here or shipped"
-_NO_TRACE = "no profiler trace of these hosts holds this type of overhead"
+_NO_TRACE = "no profiler trace of these hosts has this type of overhead"
 
 GALLERY = (
     Entry("step_times", "Steps", _steps, steps.step_times, "no point was predicted"),
@@ -139,7 +139,7 @@ GALLERY = (
     Entry("step_error_parts", "Accuracy", _parts, measured.step_error_parts, _NOT_MEASURED),
     Entry("errors_by_part", "Accuracy", lambda a: tables.errors_by_part(_parts(a)), _beside_published, _NOT_MEASURED),
     Entry("convolutional_networks", "Accuracy", _convnets, measured.convolutional_networks,
-          "this grid holds neither ResNet-50 nor Inception v3: experiment=paper_cnn does"),
+          "this grid has neither ResNet-50 nor Inception v3; use experiment=paper_cnn"),
     Entry("replays", "Accuracy", lambda a: mean_errors(a.replays) if len(a.replays) else a.replays,
           evidence.replay_errors, _NO_CHECKS),
     Entry("whole_models", "Accuracy", lambda a: a.passes, evidence.whole_models, _NO_CHECKS),
@@ -147,7 +147,7 @@ GALLERY = (
           kernels.family_errors, _NO_FIT),
     Entry("error_histograms", "Kernel models", lambda a: _as_in_steps(a, tables.error_histograms(a.models)),
           kernels.error_histograms,
-          "no model folder of this grid keeps its held-out errors: packs made before they were kept have metrics alone"),
+          "no model folder of this grid has its held-out errors; older packs have only metrics"),
     Entry("t1_by_workload", "Host overheads", _observations(tables.t1_by_workload), overheads.t1_by_workload,
           _NO_TRACE),
     Entry("dominant_operators", "Host overheads", _observations(tables.dominant_operators),
@@ -207,4 +207,4 @@ def _evidence(summary: pd.DataFrame) -> str:
         device = tables.shares(tables.mean_shares([p.evidence for p in points]))
         host = tables.shares(tables.mean_shares([p.host_evidence for p in points]))
         lines.append(f"{gpu}: device time {device}; host time {host}.")
-    return "Rests on (mean of the points). " + " ".join(lines)
+    return "Evidence (mean of the points). " + " ".join(lines)

@@ -77,7 +77,7 @@ def family_errors(errors: pd.DataFrame) -> Figure:
                       label=f"published: every GMAE below {bound.percent:g} % ({bound.source})")  # fmt: skip
     panels[0].set(xlabel="GMAE on shapes not trained on (%)", xlim=(0, None))
     panels[1].axvline(80, color="black", linewidth=0.8, linestyle=":")
-    panels[1].set(xlabel="held-out calls inside p10 to p90 (%); 80 is meant")
+    panels[1].set(xlabel="held-out calls inside p10 to p90 (%); target: 80")
     panels[1].set_xlim(min(50.0, 100 * float(errors["coverage"].min()) - 2), 101)
     for axes in panels:
         label_rows(axes, families)
@@ -101,5 +101,5 @@ def error_histograms(histograms: pd.DataFrame) -> Figure:
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set(title=family, xlabel="predicted / measured − 1 (%)", ylabel="held-out calls (%)")
         axes.legend(frameon=False, fontsize=7)
-    footnote(figure, "The outermost bins hold everything beyond them.")
+    footnote(figure, "The outermost bins include all larger errors.")
     return figure

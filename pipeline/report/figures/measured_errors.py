@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FOLD = 24
+MAX_LABEL_LINE = 24
 """Longest line of a point's name, in characters, that fits below its bars."""
 
 CONVNETS = ("resnet50", "inception_v3")
@@ -72,7 +72,9 @@ def step_error_parts(parts: pd.DataFrame) -> Figure:
 def _folded(name: str) -> str:
     """A point's name on several lines: the GPU, then the rest, with line breaks after spaces and underscores."""
     gpu, _, rest = name.partition(" ")
-    return "\n".join([gpu, *(line.replace("_ ", "_") for line in textwrap.wrap(rest.replace("_", "_ "), FOLD))])
+    return "\n".join(
+        [gpu, *(line.replace("_ ", "_") for line in textwrap.wrap(rest.replace("_", "_ "), MAX_LABEL_LINE))]
+    )
 
 
 def convolutional_networks(steps: pd.DataFrame) -> Figure:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-AS_PROFILED = "As profiled: recording an event costs the host time, which the statistics take off."
-LEAST_US = 0.5
+AS_PROFILED = "As profiled: recording an event costs the host time, which the statistics subtract."
+MIN_DRAWN_US = 0.5
 """Smallest time that is drawn, in µs: half the resolution of older profilers. A logarithmic axis has no zero."""
 
 TYPE_NAMES = {"T2": "T2: before the first launch", "T3": "T3: after the last launch", "T5": "T5: between launches"}
-SHORTER = {"autograd::engine::evaluate_function: ": "autograd: ", "torch::autograd::": "", "aten::": ""}
+SHORT_PREFIXES = {"autograd::engine::evaluate_function: ": "autograd: ", "torch::autograd::": "", "aten::": ""}
 """Prefixes of operators' names and their short forms in figures, so that the panels have enough space."""
 
 
@@ -94,7 +94,7 @@ def dominant_operators(spread: pd.DataFrame) -> Figure:
 
 
 def _shorter(name: str) -> str:
-    for long, short in SHORTER.items():
+    for long, short in SHORT_PREFIXES.items():
         name = name.replace(long, short)
     return name
 
@@ -115,7 +115,7 @@ def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
         plain_ticks(axes.xaxis)
         label_rows(axes, labels)
     footnote(figure, "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times seen. "
-                     f"Times below {LEAST_US:g} µs are drawn there. {AS_PROFILED}")  # fmt: skip
+                     f"Times below {MIN_DRAWN_US:g} µs are drawn there. {AS_PROFILED}")  # fmt: skip
     return figure
 
 
@@ -128,7 +128,7 @@ def _draw(axes: Axes, part: pd.DataFrame, where: list[int]) -> None:
         "q3": "p75_us",
         "whishi": "p95_us",
     }
-    values = {key: np.maximum(part[column].to_numpy(float), LEAST_US) for key, column in names.items()}
+    values = {key: np.maximum(part[column].to_numpy(float), MIN_DRAWN_US) for key, column in names.items()}
     stats = [{key: float(column[i]) for key, column in values.items()} for i in range(len(part))]
     axes.bxp(
         stats, positions=where, orientation="horizontal", showfliers=False, showmeans=True, patch_artist=True,

@@ -29,7 +29,7 @@ PUBLISHED = (
     Published("active_first", 5.23, "GMAE of the GPU active time of DLRM", "Lin et al., first version, January 2022"),
     Published("step", 7.96, "GMAE of the DLRM step, overheads of the same workload", _LIN),
     Published("step_shared", 10.15, "GMAE of the DLRM step, shared overheads", _LIN),
-    Published("transfer", 11.8, "mean error of a step carried to another GPU", "Yu et al., ATC 2021 (Habitat)"),
+    Published("transfer", 11.8, "mean error of a step scaled to another GPU", "Yu et al., ATC 2021 (Habitat)"),
     Published("resnet50 Lin et al.", 8.0, "mean error of 9 steps of ResNet-50", _LIN),
     Published("resnet50 Habitat", 15.7, "mean error of 9 steps of ResNet-50", _LIN),
     Published("resnet50 MLPredict", 18.2, "mean error of 9 steps of ResNet-50", _LIN),

@@ -35,13 +35,13 @@ TICKS = (
 FAMILY_ORDER = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
 """Families with learned models, in the order of tables and figures; others follow in alphabetical order."""
 
-COLUMNS = 3
+MAX_PANEL_COLUMNS = 3
 """Largest number of panels side by side; with more, the text would be too small to read on a page."""
 
-SAME_SCALE = 12.0
+MAX_SCALE_RATIO = 12.0
 """Largest ratio between the bar lengths of two panels at which the panels still have a common scale."""
 
-WITHIN = 0.10
+EQUALITY_BAND = 0.10
 """Half-width of the grey band around equality, as a fraction (10 %)."""
 
 PNG_DPI = 160
@@ -83,7 +83,7 @@ def tiled_panels(
     least: float = 5.0,
     grid: Literal["x", "y", "both"] = "x",
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels in reading order, at most `COLUMNS` side by side.
+    """A figure with `count` panels in reading order, at most `MAX_PANEL_COLUMNS` side by side.
 
     Args:
         count: number of panels.
@@ -92,7 +92,7 @@ def tiled_panels(
         least: least width of the figure, in inches.
         grid: axis of the grid lines.
     """
-    columns = min(COLUMNS, count)
+    columns = min(MAX_PANEL_COLUMNS, count)
     rows = -(-count // columns)
     width, height = (
         around + size * number for around, size, number in zip(margin, panel, (columns, rows), strict=True)
@@ -117,7 +117,7 @@ def legend_above(figure: Figure, axes: Axes, columns: int = 4) -> None:
 
 
 def equality(axes: Axes, times: npt.NDArray[np.float64], label: str | None = "within 10 %") -> None:
-    """Make axes of predicted against measured logarithmic; draw the line of equality with the band of `WITHIN`.
+    """Make axes of predicted against measured logarithmic; draw the line of equality with the band of `EQUALITY_BAND`.
 
     Args:
         axes: where to draw.
@@ -126,7 +126,13 @@ def equality(axes: Axes, times: npt.NDArray[np.float64], label: str | None = "wi
     """
     ends = np.array([times.min() / 1.3, times.max() * 1.3])
     axes.fill_between(
-        ends, (1 - WITHIN) * ends, (1 + WITHIN) * ends, color="black", alpha=0.08, linewidth=0, label=label
+        ends,
+        (1 - EQUALITY_BAND) * ends,
+        (1 + EQUALITY_BAND) * ends,
+        color="black",
+        alpha=0.08,
+        linewidth=0,
+        label=label,
     )
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.set(xscale="log", yscale="log")
@@ -136,11 +142,11 @@ def equality(axes: Axes, times: npt.NDArray[np.float64], label: str | None = "wi
 def same_scale(figure: Figure, panels: Sequence[Axes]) -> None:
     """Give panels that a reader compares one x axis from 0, unless the shortest bars would then be invisible."""
     ends = [axes.get_xlim()[1] for axes in panels]
-    same = max(ends) <= SAME_SCALE * min(ends)
+    same = max(ends) <= MAX_SCALE_RATIO * min(ends)
     for axes, end in zip(panels, ends, strict=True):
         axes.set_xlim(0, max(ends) if same else end)
     if not same:
-        footnote(figure, "Each panel has a scale of its own.")
+        footnote(figure, "Each panel has its own scale.")
 
 
 def plain_ticks(*scales: Axis) -> None:
