@@ -190,7 +190,7 @@ def published_rows(page: str) -> list[list[str]]:
         ]  # fmt: skip
     except (KeyError, StopIteration) as error:
         raise InputError(
-            f"docs/accuracy.md: {error} is missing; run benchmarks/steps/*.py --write docs/accuracy.md"
+            f"docs/accuracy.md: {str(error) or 'a table row'} is missing; run benchmarks/steps/*.py --write docs/accuracy.md"
         ) from None
     if training is None:
         raise InputError("docs/accuracy.md: the mean of training steps is missing; run benchmarks/steps/published.py")

@@ -158,7 +158,7 @@ def test_bad_arguments_end_with_one_line_and_code_2(
 def test_a_folder_with_other_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     assert campaign.main(["--out", str(tmp_path), "--tiny", "--device", "cpu"]) == 2
-    assert "name a new folder" in capsys.readouterr().err
+    assert "give a new folder" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.txt"]
 
 
@@ -192,8 +192,8 @@ sys.exit(code)
 """
 CAPTURE = """
 from pipeline.collect.campaign_grid import plans
-from pipeline.collect.campaign_kernels import captured
-assert all(captured(plan) for plan in plans() if plan.model == "dlrm_ddp" and plan.batch_size == 512)
+from pipeline.collect.campaign_kernels import calls_of_plan
+assert all(calls_of_plan(plan) for plan in plans() if plan.model == "dlrm_ddp" and plan.batch_size == 512)
 """
 TOOLS = {
     "snakemake", "hydra", "omegaconf", "mlflow", "typer", "rich", "lightgbm", "safetensors", "sklearn", "matplotlib",

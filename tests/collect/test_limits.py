@@ -126,7 +126,7 @@ def test_tables_and_manifests_beyond_the_limits_are_refused(folder: Path, monkey
     assert (folder / "samples.parquet").stat().st_size < 100_000
     monkeypatch.setattr(limits, "MAX_TABLE_BYTES", 1 << 20)
     for read in (reader.read_samples, reader.read_step_times, reader.read_peaks_of):
-        with pytest.raises(TableError, match="bytes unpacked"):
+        with pytest.raises(TableError, match="bytes after decompression"):
             read(folder)
     monkeypatch.setattr(limits, "MAX_MANIFEST_BYTES", 10)
     with pytest.raises(InputError, match=r"manifest\.json: \d+ bytes; at most 10"):

@@ -45,7 +45,7 @@ def test_a_hang_and_a_crash_cost_one_process_each(
     manifest = json.loads((out / "manifest.json").read_text())
     assert {name: unit["status"] for name, unit in manifest["units"].items()} == {
         "a": "done", "b": "error", "c": "started", "d": "started"}  # fmt: skip
-    assert manifest["units"]["b"]["error"].startswith("hung: nothing for")
+    assert manifest["units"]["b"]["error"].startswith("hung: no progress for")
     assert [run["status"].split(":")[0] for run in manifest["runs"]] == ["hung", "running", "running"]
     said = capfd.readouterr().err
     assert "b: hung (nothing for" in said

@@ -34,7 +34,11 @@ def test_a_folder_is_never_read_as_a_table(tmp_path: Path, calls: Path) -> None:
 def test_a_folder_or_a_device_is_never_written_over(tmp_path: Path) -> None:
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
-    for target, reason in ((tmp_path, "is a folder"), (fifo, "no regular file"), (Path(os.devnull), "no regular file")):
+    for target, reason in (
+        (tmp_path, "is a folder"),
+        (fifo, "not a regular file"),
+        (Path(os.devnull), "not a regular file"),
+    ):
         with pytest.raises(InputError, match=reason), atomic_path(target) as part:
             part.write_text("x")
     assert fifo.is_fifo() and Path(os.devnull).is_char_device()

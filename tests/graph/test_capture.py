@@ -113,7 +113,7 @@ def test_one_row_per_table_needs_no_offsets_and_no_gradient_kernel():
 
 
 def test_several_lookups_per_table_need_bags():
-    with pytest.raises(ConfigError, match="takes one lookup per table"):
+    with pytest.raises(ConfigError, match="needs one lookup per table"):
         capture(config_of("dlrm_ddp", embedding="joint_rows"), 64)
 
 

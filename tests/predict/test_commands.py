@@ -132,7 +132,7 @@ def test_reading_a_trace_imports_neither_pandas_nor_arrow() -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "empty"), (b'{"traceEvents": [{"ph": "X", ', "cut off"), (gzip.compress(b"{}", mtime=0)[:-6], "gzip"),
+    [(b"", "empty"), (b'{"traceEvents": [{"ph": "X", ', "truncated"), (gzip.compress(b"{}", mtime=0)[:-6], "gzip"),
      (b'{"traceEvents": []}', "no operators"), (b'{"traceEvents": [7]}', "traceEvents[0]")],
 )  # fmt: skip
 def test_a_bad_file_is_one_line_and_exit_code_2(

@@ -133,7 +133,7 @@ def test_the_small_table_has_the_mean_of_every_stage_and_of_published_steps(foun
 @pytest.mark.parametrize("lost", ["<!-- busy -->", "| gnmt, train | fp16 | 13.4 |", "Mean absolute error of training",
                                   "| Lin et al., profiled overheads | 10.1 |"])  # fmt: skip
 def test_a_page_without_a_published_table_is_refused_in_one_line(lost: str) -> None:
-    with pytest.raises(InputError, match=r"docs/accuracy\.md: lacks") as caught:
+    with pytest.raises(InputError, match=r"docs/accuracy\.md: .*missing") as caught:
         published_rows(STEPS.replace(lost, ""))
     assert "\n" not in str(caught.value)
 
@@ -226,5 +226,5 @@ def test_a_public_table_of_passes_that_is_missing_or_of_another_form_is_named(tm
     with pytest.raises(TableError, match="not a readable parquet file"):
         read_passes(tmp_path)
     pd.DataFrame({"gpu": ["V100"], "model": ["opt_13"]}).to_parquet(file)
-    with pytest.raises(TableError, match="column mode, seq_len is missing"):
+    with pytest.raises(TableError, match=r"column mode, seq_len, .* is missing"):
         read_passes(tmp_path)
