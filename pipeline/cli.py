@@ -17,11 +17,12 @@ from pipeline.errors import InputError
 from pipeline.kernels.fit_gpu import FittedFamily
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
+from pipeline.readable import shares
 from pipeline.report.artifact_list import places
 from pipeline.report.catalogue import gpu_rows, model_rows
 from pipeline.report.doctor import examine
 from pipeline.report.mlflow_tracking import serve
-from pipeline.report.terminal_tables import Comparison, console, shares, show
+from pipeline.report.terminal_tables import Comparison, console, show
 from pipeline.schemas import read_table, refuse_overwriting
 from pipeline.simulate.rank_report import facts as rank_facts
 from pipeline.simulate.rank_report import table as rank_table
@@ -74,11 +75,12 @@ def options(
 @app.command()
 def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
-    points = expand(_overrides(overrides))
+    given, results = _results(_overrides(overrides))
+    points = expand(given)
     if len(points) > 1:
         raise InputError(f"predict takes one point, but these overrides give {len(points)}: use `steptime compare`")
     with working("predicting"):
-        prediction = predict_point(points[0])
+        prediction = predict_point(points[0], **results)
     if as_json:
         print_json(prediction.as_dict())
         return
@@ -270,10 +272,14 @@ def transfer(
 
 @app.command()
 def summary(
-    file: Annotated[Path, typer.Argument(help="a summary.parquet")] = Path("results/summary.parquet"),
+    where: Annotated[
+        str, typer.Argument(help="results=FOLDER of a run, or a summary.parquet", metavar="results=FOLDER | FILE")
+    ] = "results=results",
     as_json: Json = False,
 ) -> None:
     """Show the predictions of a pipeline run."""
+    key, _, folder = where.rpartition("=")
+    file = Path(folder) / "summary.parquet" if key == "results" else Path(where)
     predictions = Prediction.all_of(read_table(file, "summary"))
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})
@@ -296,6 +302,12 @@ def _overrides(given: list[str] | None) -> list[str]:
         if "=" not in text:
             raise InputError(f"{text!r} is not an override: write key=value, for example gpu=V100")
     return texts
+
+
+def _results(given: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The overrides without `results=FOLDER`, and that folder: models that a pipeline run left there may answer."""
+    rest = [text for text in given if not text.startswith("results=")]
+    return rest, {key: value for key, _, value in (text.partition("=") for text in given) if key == "results"}
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.answers.host_overheads import host_name
 from pipeline.answers.kernel_models import shipped_models
 from pipeline.answers.sources import (
     HAS_MODELS,
@@ -173,6 +174,7 @@ class Flow:
         point = self.point(wildcards)
         parts = {name: point.section(name) for name in ("gpu", "model", "kernels", "overheads", "predict")}
         named = {"name": point.model, "variant": point.variant, "batch_size": point.batch_size}
+        named["host"] = host_name(point.gpu, point.settings.overheads)
         return {**parts, **named, "overrides": list(point.overrides), "workload": point.workload}
 
     def kernel_settings(self, wildcards: Any) -> dict[str, Any]:

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from pipeline.paths import project_dir
+from pipeline.readable import gibibytes, html_table, milliseconds, rate, shares
+
+NAMED_GPUS = 3
+"""Number of GPUs that a table names, of those on which a step fits."""
+
 
 @dataclass(frozen=True)
+class TracedStep:
+    """What a trace shows of the step that a prediction starts from. Times are µs."""
+
+    gpu: str
+    """The GPU that was traced."""
+    span_us: float
+    """From the first operator of the median iteration to the end of host and device."""
+    queued_us: float
+    """Part of the span in which the device finished work that was launched before the iteration."""
+    step_us: float
+    """The rest of the span: the step."""
+    time_per_batch_us: float | None
+    """Mean time from the end of an iteration to the end of the next; None for a trace of one iteration."""
+
+
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """One predicted training step. Times are microseconds, memory is bytes, shares sum to 1."""
 
@@ -45,6 +68,17 @@ class Prediction:
     """`host` or `device`: the one that the larger part of the critical path waits for."""
     measured_us: float | None = None
     """Step time measured on this device without the profiler, if there is one."""
+    host: str = ""
+    """The host that was assumed."""
+    device_bound_from: float | None = None
+    """How many times as fast the host must be for a host-bound step to become device-bound; None for a device-bound step
+    and where no speed suffices."""
+    largest_batch: int | None = None
+    """The largest batch that fits, for a step that does not; None where not even one sample fits."""
+    fitting_gpus: tuple[str, ...] = ()
+    """GPUs on which a step fits that does not fit its own, by memory."""
+    traced: TracedStep | None = None
+    """The traced step, for predictions from a trace."""
     overrides: tuple[str, ...] = ()
     models_from: tuple[str, ...] = ()
     """Folders that the kernel models of this GPU were read from, best first; empty where it has no models of its own."""
@@ -78,6 +112,73 @@ class Prediction:
         """Relative error: predicted / measured - 1, or None without a measurement."""
         return None if self.measured_us is None else self.predicted_us / self.measured_us - 1
 
+    @property
+    def title(self) -> str:
+        """What was predicted, in a few words."""
+        batch = "" if self.traced is not None and self.batch_size == 1 else f", batch {self.batch_size}"
+        return f"{self.model} on {self.gpu}{batch}"
+
+    def __str__(self) -> str:
+        name = f" ({self.named})" if self.named else ""
+        memory = (
+            ""
+            if self.traced is not None
+            else f", {gibibytes(self.memory_bytes)}" + ("" if self.fits else ", does not fit")
+        )
+        return f"{self.title}{name}: {self._step_text(' ')}, {self.bound}-bound{memory}"
+
+    def __repr__(self) -> str:
+        return f"<Prediction: {self}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{self.title} {self.named}".strip(), self.rows())
+
+    def _step_text(self, gap: str = "   ") -> str:
+        return (
+            f"{milliseconds(self.predicted_us)}{gap}"
+            f"(p10-p90: {milliseconds(self.p10_us)} to {milliseconds(self.p90_us)})"
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The rows of its table: what, and the value as text."""
+        rows = [("step time", self._step_text())]
+        if self.measured_us is not None and self.error is not None:
+            off = f"{milliseconds(self.measured_us)}   (error of the prediction: {self.error:+.1%})"
+            rows.append(("measured, traced" if self.traced else "measured, unprofiled", off))
+        active, idle = milliseconds(self.active_us), milliseconds(self.idle_us)
+        rows.append(("device active / idle", f"{active} / {idle}  ({self.active_us / self.predicted_us:.0%} busy)"))
+        rows.append(("host done after", f"{milliseconds(self.host_us)}   → {self.bound}-bound"))
+        if self.bound == "host" and self.host:
+            rows.append(("host assumed", self.host))
+            rows.append(("break-even", self._break_even()))
+        unit = "steps/s" if self.traced is not None and self.batch_size == 1 else "samples/s"
+        rows.append(("throughput", f"{rate(self.samples_per_s)} {unit}"))
+        if self.traced is None:
+            verdict = "fits" if self.fits else "does not fit this GPU"
+            rows.append(("memory", f"{gibibytes(self.memory_bytes)}, {verdict}"))
+        else:
+            rows += _traced_rows(self.traced)
+        if not self.fits:
+            rows.append(("what fits", self._what_fits()))
+        rows += [("device time rests on", shares(self.evidence)), ("host time rests on", shares(self.host_evidence))]
+        if self.models_from:
+            rows.append(("kernel models from", ", ".join(map(_short_path, self.models_from))))
+        if self.unmodelled_share > 0:
+            names = ", ".join(list(self.unmodelled)[:3])
+            rows.append(("not modelled", f"{self.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}"))
+        return rows
+
+    def _break_even(self) -> str:
+        if self.device_bound_from is None:
+            return "host-bound whatever the host"
+        return f"device-bound from a host {self.device_bound_from:.2f} times as fast"
+
+    def _what_fits(self) -> str:
+        batch = "not even a batch of 1" if self.largest_batch is None else f"a batch of {self.largest_batch:,}"
+        named, more = self.fitting_gpus[:NAMED_GPUS], len(self.fitting_gpus) - NAMED_GPUS
+        others = f"{', '.join(named) or 'no other GPU'}{f' and {more} more' if more > 0 else ''}"
+        return f"{batch} on this GPU; this batch on {others}"
+
     def as_dict(self) -> dict[str, Any]:
         """The public keys of a prediction, ready for JSON."""
         keys = {
@@ -87,15 +188,19 @@ class Prediction:
             "samples_per_s": self.samples_per_s, "memory_bytes": self.memory_bytes, "fits": self.fits,
             "evidence": self.evidence, "host_evidence": self.host_evidence,
             "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled, "families_us": self.families,
-            "models_from": list(self.models_from),
+            "models_from": list(self.models_from), "host": self.host, "device_bound_from": self.device_bound_from,
         }  # fmt: skip
+        if not self.fits:
+            keys |= {"largest_batch": self.largest_batch, "fitting_gpus": list(self.fitting_gpus)}
+        if self.traced is not None:
+            keys |= {"traced": asdict(self.traced)}
         if self.measured_us is not None:
             keys |= {"measured_us": self.measured_us, "error": self.error}
         return keys
 
     def summary_row(self) -> pd.DataFrame:
         """One row in the `summary` schema."""
-        apart = ("samples_per_s", "families_us", "unmodelled_us", "models_from")
+        apart = ("samples_per_s", "families_us", "unmodelled_us", "models_from", "traced")
         row = {
             **{k: [v] for k, v in self.as_dict().items() if k not in apart},
             "evidence": [json.dumps(self.evidence)],
@@ -103,6 +208,8 @@ class Prediction:
             "families": [json.dumps(self.families)],
             "unmodelled": [json.dumps(self.unmodelled)],
             "overrides": [json.dumps(self.overrides)],
+            "largest_batch": [self.largest_batch],
+            "fitting_gpus": [json.dumps(self.fitting_gpus)],
             "measured_us": [self.measured_us],
             "error": [self.error],
         }
@@ -116,7 +223,6 @@ class Prediction:
     @classmethod
     def from_summary(cls, row: dict[str, Any]) -> Prediction:
         """The prediction behind a row of `summary.parquet` (without its calls)."""
-        measured = row.get("measured_us")
         return cls(
             gpu=row["gpu"],
             model=row["model"],
@@ -134,10 +240,42 @@ class Prediction:
             unmodelled_share=row["unmodelled_share"],
             families=_read(row.get("families")),
             unmodelled=_read(row.get("unmodelled")),
-            bound=row.get("bound") or "device",
-            measured_us=None if measured is None or pd.isna(measured) else float(measured),
-            overrides=tuple(json.loads(row.get("overrides") or "[]")),
+            bound=_text(row.get("bound"), "device"),
+            measured_us=_number(row.get("measured_us")),
+            host=_text(row.get("host")),
+            device_bound_from=_number(row.get("device_bound_from")),
+            largest_batch=None if (largest := _number(row.get("largest_batch"))) is None else int(largest),
+            fitting_gpus=tuple(json.loads(_text(row.get("fitting_gpus"), "[]"))),
+            overrides=tuple(json.loads(_text(row.get("overrides"), "[]"))),
         )
+
+
+def _traced_rows(traced: TracedStep) -> list[tuple[str, str]]:
+    """The traced iteration: its span, the work queued before it, its step, and the time per batch."""
+    rows = [
+        (f"traced on {traced.gpu}: span", milliseconds(traced.span_us)),
+        ("  work queued before the step", milliseconds(traced.queued_us)),
+        ("  step", milliseconds(traced.step_us)),
+    ]
+    if traced.time_per_batch_us is not None:
+        rows.append(("  time per batch (end to end)", milliseconds(traced.time_per_batch_us)))
+    return rows
+
+
+def _short_path(folder: str) -> str:
+    """A folder as seen from the project, or as it is where it lies elsewhere."""
+    path = Path(folder).absolute()
+    return path.relative_to(project_dir()).as_posix() if path.is_relative_to(project_dir()) else folder
+
+
+def _text(value: Any, default: str = "") -> str:
+    """The text of a row; the default where it is empty, as in files of an earlier version."""
+    return value if isinstance(value, str) and value else default
+
+
+def _number(value: Any) -> float | None:
+    """A number of a row; None where it is empty."""
+    return None if value is None or pd.isna(value) else float(value)
 
 
 def _read(text: object) -> dict[str, float]:

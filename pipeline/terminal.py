@@ -20,6 +20,9 @@ from pipeline.report.terminal_tables import Catalogue, console
 
 Item = TypeVar("Item")
 
+OVERRIDES = ("gpu", "model", "batch_size", "kernels", "overheads", "predict", "experiment", "results")
+"""Keys of overrides, and the sections that keys such as `model.dtype` begin with."""
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, the same as in shells (128 + signal 2)."""
 
@@ -61,7 +64,19 @@ def run_app(app: typer.Typer) -> None:
             raise
         if not message():  # no arguments: the help was shown
             sys.exit(2)
-        _fail(f"{message()} (steptime --help)", 2)
+        _fail(f"{message()} ({_written_as_override(error, sys.argv) or 'steptime --help'})", 2)
+
+
+def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
+    """What to write instead of an unknown option that is an override, as in `--gpu V100`; None for other errors."""
+    option = str(getattr(error, "option_name", ""))
+    key = option.lstrip("-").replace("-", "_")
+    if key.partition(".")[0] not in OVERRIDES:
+        return None
+    at = next((place for place, word in enumerate(words) if word.partition("=")[0] == option), len(words))
+    inside, after = words[at].partition("=")[2] if at < len(words) else "", words[at + 1 : at + 2]
+    value = inside or (after[0] if after and not after[0].startswith("-") else "...")
+    return f"overrides have no dashes: write {key}={value}"
 
 
 def _collect_seldom() -> None:

@@ -36,6 +36,19 @@ def overhead_model(gpu: str, settings: OverheadSettings, results: str | Path | N
     return overheads_from(_shipped_statistics(shipped, gpu, version, settings), settings, workload)
 
 
+def host_name(gpu: str, settings: OverheadSettings) -> str:
+    """The host that is assumed for a GPU, in words, with the configured factor on its times."""
+    source = overhead_source(gpu)
+    if source is Source.LOCAL:
+        name = "this machine"
+    elif source is Source.MEASUREMENTS:
+        name = f"the host of the measured {gpu}"
+    else:
+        name = f"the host of public {shipped_overheads(gpu).parent.name} traces"
+    factor = settings.host_scale
+    return name if factor == 1 else f"{name}, its times multiplied by {factor:g}"
+
+
 @lru_cache(maxsize=16)
 def _shipped_statistics(
     shipped: Path, gpu: str, _version: tuple[Source, int], settings: OverheadSettings

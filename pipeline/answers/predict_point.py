@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.answers.gpu_figures import gpu_of
-from pipeline.answers.host_overheads import overhead_model
+from pipeline.answers.host_overheads import host_name, overhead_model
 from pipeline.answers.kernel_models import available_models, kernel_predictor
+from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.predict_step import Subject, predict_from_parts
 from pipeline.config import Point, expand, method_label
 from pipeline.config_checks import written
@@ -70,11 +71,13 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
         point.overrides,
         point.workload,
         settings=point.settings.predict,
+        host=host_name(point.gpu, point.settings.overheads),
     )
     variant = method_label(point.settings.kernels)
     kernels = kernel_predictor(gpu, variant, available_models(point.gpu, variant, results))
     overheads = overhead_model(point.gpu, point.settings.overheads, results, point.workload)
-    return predict_from_parts(subject, gpu, graph.table, calls, kernels, overheads)[0]
+    prediction, _ = predict_from_parts(subject, gpu, graph.table, calls, kernels, overheads)
+    return with_what_fits(prediction, gpu, lambda size: _captured(point.settings.model, size).memory_bytes)
 
 
 def largest_batch(point: Point) -> int | None:

@@ -25,6 +25,7 @@ from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.prediction import Prediction
 from pipeline.schemas import DIMS
 from pipeline.settings import PredictSettings
+from pipeline.simulate.break_even import device_bound_from
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.cuda_graph import as_cuda_graphs
 from pipeline.simulate.program import build_program
@@ -73,6 +74,8 @@ class Subject:
     workload: str | None = None
     """Name of this workload in the overhead statistics, if they have its observations."""
     settings: PredictSettings = field(default_factory=PredictSettings)
+    host: str = ""
+    """The host that the overheads belong to, for people."""
 
 
 def predict_from_parts(
@@ -135,6 +138,8 @@ def predict_from_parts(
         families=_sums(busy, "family"),
         unmodelled=_sums(lost, "name"),
         bound=timeline.bound,
+        host=subject.host,
+        device_bound_from=device_bound_from(program, central, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
         overrides=subject.overrides,
         models_from=kernels.folders,

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +30,12 @@ from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
-from pipeline.prediction import Prediction
+from pipeline.prediction import Prediction, TracedStep
+from pipeline.simulate.break_even import device_bound_from
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.replay import build
-from pipeline.simulate.trace_program import Iteration, backlog_us
+from pipeline.simulate.step_program import Program
+from pipeline.simulate.trace_program import Iteration, queued_before_us, time_per_batch_us
 from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.trace.linked_trace import Trace
 from pipeline.trace.load import load_trace as read_trace
@@ -43,6 +44,7 @@ from pipeline.transfer.probes import P90_SIGMAS
 from pipeline.transfer.rental_prices import cost_per_million, load_prices
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.trace_calls import trace_calls
+from pipeline.transfer.traced_families import named_families
 
 Array = npt.NDArray[np.float64]
 
@@ -60,7 +62,7 @@ class TrackedTrace:
     Args:
         trace: the linked trace of one or more iterations on a GPU.
         batch_size: samples per step, for throughput and cost; with 1, both are per step.
-        model: name for reports.
+        model: name for reports; by default from the path of the trace (`workload_name`).
 
     Raises:
         InputError: the batch size is not a whole number of at least 1.
@@ -69,7 +71,7 @@ class TrackedTrace:
     def __init__(self, trace: Trace, batch_size: int = 1, model: str = "") -> None:
         _check_batch_size(batch_size)
         self.trace, self.batch_size = trace, batch_size
-        self.model = model or trace.path.stem.removesuffix(".json")
+        self.model = model or workload_name(trace.path)
 
     @cached_property
     def origin(self) -> GpuSpec:
@@ -122,7 +124,8 @@ class TrackedTrace:
         scale = steps.step_us / float(here.step_us[0])
         times = there.step_us * scale
         share = pd.Series(predicted).groupby(moved["evidence"].to_numpy()).sum() / max(predicted.sum(), 1e-12)
-        families = pd.Series(predicted).groupby(steps.calls["family"].to_numpy()).sum().sort_values(ascending=False)
+        families = pd.Series(predicted).groupby(named_families(steps.calls)).sum().sort_values(ascending=False)
+        host_bound = there.bound == "host"
         same = destination == self.origin
         return Prediction(
             gpu=destination.name, model=self.model, variant="traced", batch_size=self.batch_size,
@@ -137,6 +140,10 @@ class TrackedTrace:
                                    / max(predicted.sum(), 1e-12)) if not same else 0.0,
             families={str(name): float(value) for name, value in families.items()},
             measured_us=steps.step_us if same else None,
+            host="the host of the trace",
+            device_bound_from=device_bound_from(steps.program, predicted) if host_bound else None,
+            traced=TracedStep(self.origin.name, steps.queued_us + steps.step_us, steps.queued_us, steps.step_us,
+                              steps.time_per_batch_us),
         )  # fmt: skip
 
     def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
@@ -165,6 +172,23 @@ class TrackedTrace:
         return pd.DataFrame(rows).sort_values("predicted_us", ignore_index=True)
 
 
+GENERIC_NAMES = ("kineto", "trace", "pt")
+"""Words of the names of trace files that say nothing about the workload."""
+
+
+def workload_name(path: Path) -> str:
+    """Name of the workload of a trace: its file's name, with the folder's name in front if the file's is generic.
+
+    `v100_ddp/kineto.json.gz` is `v100_ddp`, and `v100x8_dlrm/rank0_kineto.json.gz` is `v100x8_dlrm_rank0`.
+    """
+    stem = path.name.removesuffix(".gz").removesuffix(".json")
+    words = [word for word in stem.replace(".", "_").split("_") if word]
+    own = [word for word in words if word not in GENERIC_NAMES]
+    if len(own) == len(words):
+        return stem
+    return "_".join([word for word in (path.parent.name,) if word] + own) or stem
+
+
 def _check_batch_size(batch_size: object) -> None:
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size={batch_size!r}: give a whole number of samples, 1 or more")
@@ -178,9 +202,11 @@ class _Steps:
     step. Its time counts from the end of the earlier work, and its program starts on an idle device.
     """
 
-    program: Any
+    program: Program
     calls: pd.DataFrame
     step_us: float
+    queued_us: float
+    time_per_batch_us: float | None
 
     @classmethod
     def of(cls, trace: Trace) -> _Steps:
@@ -188,17 +214,18 @@ class _Steps:
         chosen = [iteration for iteration in source.chosen if iteration.span_us > 0 and len(iteration.calls)]
         if not chosen:
             raise InputError(f"{trace.path}: no iteration has device events; trace at least one whole step")
+        per_batch = time_per_batch_us(chosen)
         source = source.only(chosen).after_warm_up
         samples, waits = learn([source])
 
         def own_us(iteration: Iteration) -> float:
-            earlier = max(backlog_us(source.act, iteration).values(), default=0.0)
-            return iteration.span_us - earlier if earlier < iteration.span_us else iteration.span_us
+            return iteration.span_us - queued_before_us(source.act, iteration)
 
         middle = sorted(source.chosen, key=own_us)[len(source.chosen) // 2]
         program = build(source, middle, OverheadModel(summarise(samples)), waits)
         program = replace(program, backlog_us=np.zeros_like(program.backlog_us))
-        return cls(program, trace_calls(source.act, middle.calls), own_us(middle))
+        queued = queued_before_us(source.act, middle)
+        return cls(program, trace_calls(source.act, middle.calls), own_us(middle), queued, per_batch)
 
 
 def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
@@ -240,8 +267,17 @@ def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.
     return moved
 
 
+@dataclass(repr=False)
 class MovableTrace(Trace):
-    """A linked trace that also predicts its step on other GPUs; `pipeline.load_trace` returns it."""
+    """A linked trace that also predicts its step on other GPUs; `pipeline.load_trace` returns it.
+
+    Attributes:
+        batch_size: samples per step; with 1, throughput and cost are per step.
+        model: name of the workload; empty for the name from the path.
+    """
+
+    batch_size: int = 1
+    model: str = ""
 
     def to(self, gpu: str) -> Prediction:
         """The traced step on another GPU, from its measured kernels; see `TrackedTrace.to`.
@@ -257,17 +293,25 @@ class MovableTrace(Trace):
 
     @cached_property
     def _tracked(self) -> TrackedTrace:
-        return TrackedTrace(self)
+        return TrackedTrace(self, self.batch_size, self.model)
 
 
-def load_trace(path: str | Path) -> MovableTrace:
+def load_trace(path: str | Path, batch_size: int = 1, model: str = "") -> MovableTrace:
     """Read and link a profiler trace; the public function of `pipeline`.
+
+    Args:
+        path: the file.
+        batch_size: samples per step, for throughput and cost; with 1, both are per step.
+        model: name of the workload for reports; by default from the path (`workload_name`).
 
     Raises:
         TraceError: the file is missing, damaged, or no profiler trace.
+        InputError: the batch size is no whole number of at least 1.
     """
+    _check_batch_size(batch_size)
     trace = read_trace(path)
-    return MovableTrace(**{each.name: getattr(trace, each.name) for each in fields(trace)})
+    linked = {each.name: getattr(trace, each.name) for each in fields(trace)}
+    return MovableTrace(**linked, batch_size=batch_size, model=model)
 
 
 @dataclass

@@ -36,6 +36,8 @@ _NODE_ALIASES = {
 }
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function:\s*")
 _NODE = re.compile(r"^(?P<stem>\w+?)Backward\d*$")
+_LOOKUP = re.compile(r"(split_embedding_codegen_lookup_|\bSplitLookupFunction_)(?!Dense_)\w+?(_function|_Op)\b")
+"""FBGEMM's lookups with an optimizer in their backward pass. The optimizer is a part of the name."""
 
 
 @lru_cache(maxsize=65536)
@@ -43,11 +45,12 @@ def normalised(name: str) -> str:
     """A single name per op: without in-place underscore, overload, autograd wrapper or version-dependent alias.
 
     These are equal: `aten::add_` and `aten::add`; `autograd::engine::evaluate_function: AddmmBackward0` and
-    `AddmmBackward0`; `Optimizer.step#SGD.step` for any optimizer class.
+    `AddmmBackward0`; `Optimizer.step#SGD.step` for any optimizer class; FBGEMM's lookups for any optimizer, because the
+    optimizer changes their last kernel and not what the host does.
     """
     if name.startswith("Optimizer."):
         return name.partition("#")[0]
-    text = _BACKWARD.sub("", name)
+    text = _LOOKUP.sub(r"\1any\2", _BACKWARD.sub("", name))
     if "::" not in text and (node := _NODE.match(text)):
         stem = node["stem"].lower()
         return f"backward:{_NODE_ALIASES.get(stem, stem)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -15,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.config import LOCAL_GPU
-from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
+from pipeline.readable import gibibytes, html_table, milliseconds, rate
 
 PIPE_WIDTH = 140
 """Width of a table, in characters, when the output is not a terminal."""
@@ -33,41 +32,11 @@ def console() -> Console:
     return found
 
 
-def milliseconds(us: float) -> str:
-    """Time in ms with about three significant digits."""
-    ms = us / 1000
-    return f"{ms:.3f} ms" if ms < 1 else f"{ms:.2f} ms" if ms < 100 else f"{ms:,.0f} ms"
-
-
-def rate(per_second: float) -> str:
-    """Samples per second: a whole number from 100 on, else three digits, as large models need seconds per sample."""
-    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
-
-
 def interval(low_us: float, high_us: float) -> str:
     """An interval in ms such as `7.01-8.87`; whole numbers if both ends are long."""
     return (
         f"{low_us / 1000:,.0f}-{high_us / 1000:,.0f}" if low_us >= 1e5 else f"{low_us / 1000:.2f}-{high_us / 1000:.2f}"
     )
-
-
-def gibibytes(size: float) -> str:
-    """Bytes as KiB, MiB or GiB."""
-    if size >= 2**30:
-        return f"{size / 2**30:.1f} GiB"
-    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
-
-
-def shares(parts: Mapping[str, float]) -> str:
-    """Shares as text such as `fitted 92%, roofline 8%`, largest first."""
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "none"
-
-
-def _short_path(folder: str) -> str:
-    """A folder as seen from the project, or as it is where it lies elsewhere."""
-    path = Path(folder).absolute()
-    return path.relative_to(project_dir()).as_posix() if path.is_relative_to(project_dir()) else folder
 
 
 def one(prediction: Prediction) -> RenderableType:
@@ -76,33 +45,27 @@ def one(prediction: Prediction) -> RenderableType:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column()
-    step = Text(milliseconds(p.predicted_us), style="bold")
-    step.append(f"   (p10-p90: {milliseconds(p.p10_us)} to {milliseconds(p.p90_us)})", style="not bold")
-    table.add_row("step time", step)
-    if p.measured_us is not None and p.error is not None:
-        style = "green" if abs(p.error) < 0.2 else "yellow"
-        measured = Text(milliseconds(p.measured_us), style="bold")
-        measured.append(f"   (error of the prediction: {p.error:+.1%})", style=style)
-        table.add_row("measured, unprofiled", measured)
-    busy = p.active_us / p.predicted_us
-    table.add_row("device active / idle", f"{milliseconds(p.active_us)} / {milliseconds(p.idle_us)}  ({busy:.0%} busy)")
-    table.add_row("host done after", f"{milliseconds(p.host_us)}   → {p.bound}-bound")
-    table.add_row("throughput", f"{rate(p.samples_per_s)} samples/s")
-    verdict = ("fits", "") if p.fits else ("does not fit this GPU", "red")
-    table.add_row("memory", Text.assemble(f"{gibibytes(p.memory_bytes)}, ", verdict))
-    table.add_row("device time rests on", shares(p.evidence))
-    table.add_row("host time rests on", shares(p.host_evidence))
-    if p.models_from:
-        table.add_row("kernel models from", ", ".join(map(_short_path, p.models_from)))
-    if p.unmodelled_share > 0:
-        names = ", ".join(list(p.unmodelled)[:3])
-        table.add_row("not modelled", f"{p.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}")
-    title = f"{p.model} on {p.gpu}, batch {p.batch_size}"
+    for label, value in p.rows():
+        table.add_row(label, _styled(p, label, value))
+    title = p.title
     if p.variant != "default" and len(p.named) + len(title) <= 60:
         title += f" ({p.named})"
     elif p.variant != "default":
         table.add_row("options", p.named)
     return Panel(Group(table, Text(), families(p)), title=Text(title), title_align="left", expand=False)
+
+
+def _styled(prediction: Prediction, label: str, value: str) -> Text:
+    """The value of a row. The step is bold, a small error green, and a step that does not fit red."""
+    text = Text(value)
+    if label == "step time" or label.startswith("measured"):
+        end = value.index("   (")
+        text.stylize("bold", 0, end)
+        if prediction.error is not None and label != "step time":
+            text.stylize("green" if abs(prediction.error) < 0.2 else "yellow", end)
+    elif label == "memory" and not prediction.fits:
+        text.stylize("red", value.index("does not fit"))
+    return text
 
 
 def families(prediction: Prediction, most: int = 5) -> Table:
@@ -123,6 +86,10 @@ class Comparison:
     costs: Sequence[float | None] = ()
     """Cost of a million samples, in `currency`; the table has this column if any cost is known."""
     currency: str = ""
+
+    def _repr_html_(self) -> str:
+        cells = [{k: v for k, v in self._cells(p).items() if k != "variant"} for p in self.predictions]
+        return html_table(self._legend().plain, [list(row.values()) for row in cells], list(cells[0]) if cells else ())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         wide = self._table(self.predictions, ("variant",), boxed=True)

@@ -15,6 +15,7 @@ For row i, which follows row p, with all times from the begin of the step:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -52,6 +53,8 @@ def simulate(
         raise InputError(f"kernel times are for {kernels.shape[1]} calls; the program has {program.call_count}")
     if kernels.size and not (np.isfinite(kernels).all() and kernels.min() >= 0):
         raise InputError("kernel times must be finite and not negative")
+    if form == "published":  # one host clock: each row follows the row before it
+        program = replace(program, previous=np.arange(-1, len(program) - 1, dtype=np.int64))
     times = np.ascontiguousarray(kernels.T)
     run = _Run(program, times, np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],)))
     run.published() if form == "published" else run.full()

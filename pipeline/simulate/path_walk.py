@@ -8,8 +8,8 @@ one cause, which is visited next:
 - The end of a call is caused by its begin.
 - The begin of a call is caused by its launch, or by the call (or earlier work) that it waited for.
 
-Each interval of time is attributed once, to host or device. The rest of the step is latency, gaps between kernels,
-returns of waits, and work queued before the step.
+Each interval of time is attributed once: to the host, to the device, to work queued before the step, to the latency of
+a launch, to a gap between calls, or to the return of a wait. The parts add up to the step.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class SimulatedStep(Protocol):
         """What ran."""
 
     @property
+    def row_start(self) -> Floats:
+        """Host start of each action, shape (rows, draws), µs."""
+
+    @property
     def row_end(self) -> Floats:
         """Host end of each row, shape (rows, draws), µs."""
 
@@ -65,19 +69,33 @@ class SimulatedStep(Protocol):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The critical path of the first draw of a step.
+    """The critical path of the first draw of a step. Its times, in µs, add up to the step.
 
     Attributes:
         rows: rows of the program with host time on the path, or whose wait ends on it.
         calls: calls that run on the path.
         host_us: host time on it.
         device_us: time of its calls.
+        queued_us: time until a stream has finished work that was launched before the step.
+        latency_us: from the starts of launches to the starts of their calls.
+        gap_us: between the ends of calls and the starts of calls that waited for them.
+        return_us: from the ends of calls to the returns of host waits for them.
     """
 
     rows: Flags
     calls: Flags
     host_us: float
     device_us: float
+    queued_us: float
+    latency_us: float
+    gap_us: float
+    return_us: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Times of the path by kind, in µs."""
+        names = ("host_us", "device_us", "queued_us", "latency_us", "gap_us", "return_us")
+        return {name: getattr(self, name) for name in names}
 
 
 class _Moment(Enum):
@@ -95,7 +113,9 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
     launching = np.flatnonzero(p.call >= 0)
     launch_row[p.call[launching]] = launching
     own = _before_on_thread(p.thread.tolist())
-    host = 0.0
+    row_start, row_end = step.row_start[:, 0], step.row_end[:, 0]
+    begin, done = step.device_start[:, 0], step.device_end[:, 0]
+    host = queued = latency = gap = returned = 0.0
     moment, at = _last(step)  # `at` is a row or a call, negative where the path ends
     while at >= 0:
         if moment == _Moment.ROW_END:
@@ -105,8 +125,13 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
             if awaited == NO_CALL:
                 host += float(p.api_us[at])
                 moment = _Moment.ROW_START
+                continue
+            back = float(row_end[at] - p.tail_us[at])
+            if awaited == BACKLOG:
+                queued, returned = queued + back - p.sync_return_us, returned + p.sync_return_us
             else:
-                moment, at = _Moment.CALL_END, awaited
+                returned += back - float(done[awaited])
+            moment, at = _Moment.CALL_END, awaited
         elif moment == _Moment.ROW_START:
             rows[at] = True
             made_room = int(step.launch_cause[at])
@@ -114,8 +139,8 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
                 moment, at = _Moment.CALL_BEGIN, made_room
                 continue
             before, lead = int(p.previous[at]), float(p.lead_us[at] + p.gap_us[at])
-            end = step.row_end[before, 0] if before >= 0 else 0.0
-            if own[at] >= 0 and step.row_end[own[at], 0] > end + lead:
+            end = row_end[before] if before >= 0 else 0.0
+            if own[at] >= 0 and row_end[own[at]] > end + lead:
                 before, lead = own[at], 0.0
             host += lead
             moment, at = _Moment.ROW_END, before
@@ -123,9 +148,17 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
             calls[at] = True
             moment = _Moment.CALL_BEGIN
         else:
-            awaited = int(step.device_cause[at])
-            moment, at = (_Moment.ROW_START, int(launch_row[at])) if awaited == NO_CALL else (_Moment.CALL_END, awaited)
-    return CriticalPath(rows, calls, host, float((step.device_end - step.device_start)[calls, 0].sum()))
+            awaited, launch = int(step.device_cause[at]), int(launch_row[at])
+            if awaited == NO_CALL:
+                latency += float(begin[at] - row_start[launch])
+                moment, at = _Moment.ROW_START, launch
+                continue
+            before_us = float(p.backlog_us[p.stream[launch]] if awaited == BACKLOG else done[awaited])
+            gap += float(begin[at]) - before_us
+            queued += before_us if awaited == BACKLOG else 0.0
+            moment, at = _Moment.CALL_END, awaited
+    device = float((done - begin)[calls].sum())
+    return CriticalPath(rows, calls, host, device, queued, latency, gap, returned)
 
 
 def _last(step: SimulatedStep) -> tuple[_Moment, int]:

@@ -27,7 +27,7 @@ from pipeline.simulate.perfetto import write_timeline
 from pipeline.simulate.replay_options import Options
 from pipeline.simulate.replay_result import Replayed, ReplayResult
 from pipeline.simulate.step_program import Kind, Program
-from pipeline.simulate.trace_program import Iteration, program_from_trace
+from pipeline.simulate.trace_program import Iteration, program_from_trace, queued_before_us, time_per_batch_us
 from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.simulate.unforeseen import unforeseen
 from pipeline.simulate.waits import WaitModel
@@ -151,7 +151,14 @@ def replay_source(
     if split != "none":
         notes += [*_left_out(folds), *_unmatched(replayed)]
         notes += [text for r in replayed for text in unforeseen(target, r.iteration)]
-    return ReplayResult(target.act.trace, split, tuple(replayed), pd.concat(samples, ignore_index=True), tuple(notes))
+    return ReplayResult(
+        target.act.trace,
+        split,
+        tuple(replayed),
+        pd.concat(samples, ignore_index=True),
+        tuple(notes),
+        time_per_batch_us(target.chosen),
+    )
 
 
 def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Path) -> None:
@@ -231,7 +238,7 @@ def _evaluate(fold: Fold, model: OverheadModel, waits: WaitModel, options: Optio
     for iteration in fold.test.chosen:
         program = build(fold.test, iteration, model, waits, options)
         timeline = simulate(program, iteration.kernel_us, form=options.form)
-        yield Replayed(iteration, program, timeline, mean)
+        yield Replayed(iteration, program, timeline, mean, queued_before_us(fold.test.act, iteration))
 
 
 def build(

@@ -25,12 +25,14 @@ class Replayed:
         program: its program.
         timeline: the simulated timeline.
         train_mean_us: mean span of the iterations that the statistics come from.
+        queued_us: time of the span in which the device finished work launched before the iteration.
     """
 
     iteration: Iteration
     program: Program
     timeline: Timeline
     train_mean_us: float
+    queued_us: float = 0.0
 
     @property
     def predicted_us(self) -> float:
@@ -52,6 +54,8 @@ class ReplayResult:
     replayed: tuple[Replayed, ...]
     overheads: pd.DataFrame
     notes: tuple[str, ...] = field(default=())
+    time_per_batch_us: float | None = None
+    """Measured mean time from the end of an iteration to the end of the next; None for one iteration."""
 
     def mean(self, what: str) -> float:
         """Mean over the evaluated iterations: `measured`, `predicted`, `active_measured`, `active_predicted`, ..."""
@@ -67,13 +71,16 @@ class ReplayResult:
             "host": lambda r: float(r.timeline.host_us[0]),
             "kernel_sum": lambda r: float(r.iteration.kernel_us.sum()),
             "train_mean": lambda r: r.train_mean_us,
+            "queued": lambda r: r.queued_us,
             "absolute_error": lambda r: abs(r.error),
         }
         return np.array([pick[what](r) for r in self.replayed])
 
     def as_dict(self) -> dict[str, Any]:
         """The output of `steptime replay --json`."""
-        measured = self.mean("measured")
+        measured, queued = self.mean("measured"), self.mean("queued")
+        step = {"measured": measured - queued, "predicted": self.mean("predicted") - queued}
+        train_mean = self.mean("train_mean")
         return {
             "trace": str(self.trace.path),
             "device": self.trace.device,
@@ -84,6 +91,11 @@ class ReplayResult:
             "predicted_us": self.mean("predicted"),
             "error": self.mean("predicted") / measured - 1.0,
             "mean_absolute_error": self.mean("absolute_error"),
+            "queued_us": queued,
+            "step_measured_us": step["measured"],
+            "step_predicted_us": step["predicted"],
+            "step_error": step["predicted"] / step["measured"] - 1.0,
+            "time_per_batch_us": self.time_per_batch_us,
             "active_measured_us": self.mean("active_measured"),
             "active_predicted_us": self.mean("active_predicted"),
             "idle_measured_us": measured - self.mean("active_measured"),
@@ -94,8 +106,8 @@ class ReplayResult:
                 "kernel_sum_us": self.mean("kernel_sum"),
                 "kernel_sum_error": self.mean("kernel_sum") / measured - 1.0,
                 "kernel_sum_mean_absolute_error": self._baseline_error("kernel_sum"),
-                "train_mean_us": self.mean("train_mean"),
-                "train_mean_error": self.mean("train_mean") / measured - 1.0,
+                "train_mean_us": train_mean,
+                "train_mean_error": train_mean / measured - 1.0 if self._train_mean_is_held_out else None,
                 "train_mean_mean_absolute_error": self._baseline_error("train_mean"),
             },
             "overheads": overhead_summary(self.overheads),
@@ -104,26 +116,33 @@ class ReplayResult:
             },
             "per_iteration": [
                 {"iteration": r.iteration.number, "measured_us": r.iteration.span_us, "predicted_us": r.predicted_us,
-                 "error": r.error} for r in self.replayed
+                 "error": r.error, "queued_us": r.queued_us} for r in self.replayed
             ],
             "notes": [*self.trace.notes, *self.notes],
         }  # fmt: skip
+
+    @property
+    def _train_mean_is_held_out(self) -> bool:
+        """Whether the mean over the baseline is a prediction. Halves that predict each other have a common mean, which is
+        also the measured one, whatever the errors of the iterations are.
+        """
+        return self.split not in ("halves", "none")
 
     def _baseline_error(self, which: str) -> float:
         """Mean absolute error of a baseline, as a fraction."""
         return float(np.mean(np.abs(self._each(which) / self._each("measured") - 1.0)))
 
     def critical_path(self) -> dict[str, Any]:
-        """Host and device time on the critical path of the predicted step, as means over the evaluated iterations.
+        """Parts of the critical path of the predicted span, as means over the evaluated iterations.
 
-        The rest is work queued before the step, latency of launches and gaps between kernels.
+        The parts (`path_walk.CriticalPath`) add up to the predicted span, work queued before the step included.
         """
-        paths = [r.timeline.critical for r in self.replayed]
-        host, device = np.mean([(path.host_us, path.device_us) for path in paths], axis=0)
-        predicted = self.mean("predicted")
+        paths = [r.timeline.critical.parts for r in self.replayed]
+        parts = {name: float(np.mean([path[name] for path in paths])) for name in paths[0]}
+        host, device, predicted = parts["host_us"], parts["device_us"], self.mean("predicted")
         return {
-            "host_us": float(host), "device_us": float(device), "host_share": float(host / predicted),
-            "device_share": float(device / predicted), "bound": "host" if host > device else "device",
+            **parts, "host_share": host / predicted, "device_share": device / predicted,
+            "bound": "host" if host > device else "device",
         }  # fmt: skip
 
 

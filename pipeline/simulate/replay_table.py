@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
+PATH_PARTS = {
+    "host": ("host_us",),
+    "device": ("device_us",),
+    "work queued before the step": ("queued_us",),
+    "latency, gaps, returns of waits": ("latency_us", "gap_us", "return_us"),
+}
+"""Rows of the critical path, with the keys of `ReplayResult.critical_path` that each adds up."""
+
 
 def table(facts: dict[str, Any]) -> Table:
     """Rich table of `ReplayResult.as_dict()`."""
@@ -31,12 +39,20 @@ def table(facts: dict[str, Any]) -> Table:
     row("baseline: mean of training iterations", base["train_mean_us"], base["train_mean_error"],
         base["train_mean_mean_absolute_error"])  # fmt: skip
     out.add_section()
+    row("work queued before the step", facts["queued_us"], None, None)
+    row("step (span without that work), measured", facts["step_measured_us"], None, None)
+    row("step, predicted", facts["step_predicted_us"], facts["step_error"], None)
+    if facts["time_per_batch_us"] is not None:
+        row("time per batch (end to end), measured", facts["time_per_batch_us"], None, None)
+    out.add_section()
     measured, predicted = facts["active_measured_us"], facts["active_predicted_us"]
     row("device active, measured", measured, None, None)
     row("device active, predicted", predicted, predicted / measured - 1.0 if measured else None, None)
+    out.add_section()
     path = facts["critical_path"]
-    out.add_row(f"critical path: host ({path['bound']}-bound step)", f"{path['host_us']:,.1f}", "", "")
-    out.add_row("critical path: device", f"{path['device_us']:,.1f}", "", "")
+    row(f"critical path ({path['bound']}-bound), the predicted span", facts["predicted_us"], None, None)
+    for label, names in PATH_PARTS.items():
+        row(f"  {label}", sum(path[name] for name in names), None, None)
     out.add_section()
     for kind, values in facts["overheads"].items():
         plural = "" if values["count"] == 1 else "s"

@@ -17,6 +17,7 @@ from pipeline.simulate.step_program import Items, Kind, Program, StepSequence
 from pipeline.simulate.timeline import union_us
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, EVENT_SYNC_APIS, RECORD_APIS, Category
+from pipeline.trace.linked_trace import first_after_warm_up
 from pipeline.trace.phases import DATA, PHASES
 
 Floats = npt.NDArray[np.float64]
@@ -99,6 +100,29 @@ def backlog_us(act: Activity, iteration: Iteration) -> dict[int, float]:
     earlier = (act.action_start[act.call_action] < begin) & (act.call_end > begin)
     stream, end = act.call_stream[earlier], act.call_end[earlier]
     return {int(s): float((end[stream == s].max() - begin) / 1000.0) for s in np.unique(stream)}
+
+
+def queued_before_us(act: Activity, iteration: Iteration) -> float:
+    """Time in µs by which work launched before an iteration delays it: until its last stream has finished that work.
+
+    The rest of the span is the iteration's own step. Work that outlasts the span did not delay it and counts as 0.
+    """
+    queued = max(backlog_us(act, iteration).values(), default=0.0)
+    return queued if queued < iteration.span_us else 0.0
+
+
+def time_per_batch_us(chosen: Sequence[Iteration]) -> float | None:
+    """Mean time in µs from the end of an iteration to the end of the next, loading and waits included.
+
+    The warm-up iteration is left out (`first_after_warm_up`). None for traces without two consecutive iterations.
+    """
+    settled = {iteration.number for iteration in chosen[first_after_warm_up(len(chosen)) :]}
+    times = [
+        (after.end_ns - before.end_ns) / 1000.0
+        for before, after in pairwise(chosen)
+        if after.number == before.number + 1 and after.number in settled
+    ]
+    return float(np.mean(times)) if times else None
 
 
 def program_from_trace(

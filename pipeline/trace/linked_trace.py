@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.readable import html_table
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -22,7 +24,7 @@ def first_after_warm_up(count: int) -> int:
     return 1 if count >= 3 else 0
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     """A linked trace.
 
@@ -52,6 +54,21 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.columns["ts_ns"])
+
+    def __str__(self) -> str:
+        count, by = len(self.opens), f" by {self.marker}" if self.marker else ""
+        plural = "" if count == 1 else "s"
+        return f"{self.path}: {count} iteration{plural}{by} on {self.device or 'no device'}, {len(self):,} events"
+
+    def __repr__(self) -> str:
+        return f"<Trace: {self}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("device", self.device or "none"), ("iterations", f"{len(self.opens)}"), ("marker", self.marker or "none"),
+            ("events", f"{len(self):,}"), *(("note", note) for note in self.notes),
+        ]  # fmt: skip
+        return html_table(str(self.path), rows)
 
     @property
     def after_warm_up(self) -> Flags:

@@ -169,10 +169,20 @@ def test_the_profilers_cost_is_taken_off_but_never_below_zero(tmp_path: Path) ->
         ("ReshapeAliasBackward0", "ViewBackward0"),
         ("Optimizer.step#SGD.step", "Optimizer.step#Adam.step"),
         ("aten::mul.Tensor", "aten::mul"),
+        (
+            "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>",
+            "autograd::engine::evaluate_function: torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>",
+        ),
+        ("fbgemm::split_embedding_codegen_lookup_sgd_function", "fbgemm::split_embedding_codegen_lookup_adam_function"),
     ],
 )
 def test_names_of_one_op_are_one(one: str, other: str) -> None:
     assert normalised(one) == normalised(other)
+
+
+def test_lookups_without_an_optimizer_are_another_op() -> None:
+    dense, fused = (f"torch::autograd::CppNode<SplitLookupFunction_{name}_Op>" for name in ("Dense", "sgd"))
+    assert normalised(dense) == dense != normalised(fused)
 
 
 def test_a_host_twice_as_slow_gets_a_factor_of_two(datasets: Path) -> None:

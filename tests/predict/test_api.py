@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.kernel_models import kernel_predictor
-from pipeline.answers.predict_point import first_digits, largest_batch
+from pipeline.answers.predict_point import first_digits, largest_batch, predict
 from pipeline.config import expand
 from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec
@@ -84,3 +84,10 @@ def test_the_largest_batch_fits_and_one_more_unit_does_not() -> None:
     unit = 10 ** (len(str(most)) - 2)
     need, more = (capture(point.settings.model.plain(), batch).memory_bytes for batch in (most, most + unit))
     assert need <= v100("gpu.memory_gib=1").memory_bytes < more
+
+
+@pytest.mark.parametrize("model", ["dlrm_default", "dlrm_ddp"])
+def test_more_samples_take_no_less_host_time(model: str) -> None:
+    """The lookups' sort has more launches from 8 samples on; both counts have the host times of the same op."""
+    host = [predict("V100", model=model, batch_size=size).host_us for size in (2, 4, 8, 16, 64)]
+    assert host == sorted(host) and host[-1] < 1.1 * host[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from pipeline.schemas import to_arrow
-from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.ranks import simulate_ranks
 from pipeline.simulate.step_program import Program
 from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
@@ -196,6 +197,40 @@ def test_the_critical_path_holds_what_lengthens_the_step(seed: int) -> None:
     assert np.array_equal(np.array(each) > 0.5, t.critical.calls)
 
 
+def test_parts_of_the_critical_path_by_hand() -> None:
+    # s0  [backlog---30]+1[31-36]+1[37-40]      two calls behind earlier work; the host ends before
+    late = simulate(program(row(gap=3, api=1), row(api=1), backlog=(30.0,)), [5.0, 3.0])
+    assert late.critical.parts == {"host_us": 0, "device_us": 8, "queued_us": 30, "latency_us": 0, "gap_us": 2,
+                                   "return_us": 0}  # fmt: skip
+    # host |T2 3|L 1|wait ......|+2|T3 4|       s0 .[4-24]: the launch at 3, its call 1 later, the wait returns at 26
+    waits = simulate(program(row(gap=3, api=1), row(SYNC, api=1, tail=4)), [20.0])
+    assert waits.critical.parts == {"host_us": 7, "device_us": 20, "queued_us": 0, "latency_us": 1, "gap_us": 0,
+                                    "return_us": 2}  # fmt: skip
+    # a wait of the host for earlier work
+    idle = simulate(program(row(SYNC, gap=3, api=1, tail=4), backlog=(30.0,)), [])
+    assert (idle.critical.queued_us, idle.critical.return_us, idle.critical.host_us) == (30, 2, 4)
+
+
+@pytest.mark.parametrize("form", ["full", "published"])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_parts_of_the_critical_path_add_up_to_the_step(seed: int, form: Form) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [
+        row(int(rng.choice([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC])), lead=rng.exponential(3), gap=rng.exponential(3),
+            api=rng.exponential(2), tail=rng.exponential(2), stream=int(rng.integers(0, 3)), latency=rng.exponential(3),
+            thread=int(rng.integers(0, 2)), blocking=bool(rng.random() < 0.15),
+            previous=None if rng.random() < 0.8 else max(at - 3, -1))
+        for at in range(40)
+    ]  # fmt: skip
+    built, kernels = _with_kernels(rows, seed)
+    built = replace(built, backlog_us=rng.exponential(60, 3) * (rng.random(3) < 0.5))
+    for times in (kernels, 0.01 * kernels):
+        t = simulate(built, times, form=form)
+        parts = t.critical.parts
+        assert sum(parts.values()) == pytest.approx(t.step_us[0], rel=1e-9)
+        assert min(parts.values()) >= -1e-9
+
+
 def test_kernel_times_must_fit_the_program() -> None:
     with pytest.raises(InputError, match="2 calls"):
         simulate(program(row()), [1.0, 2.0])
@@ -223,8 +258,6 @@ def _with_kernels(rows: list[dict[str, Any]], seed: int) -> tuple[Program, np.nd
     built = program(*rows, queue_depth=4)
     calls = built.call_count
     rng = np.random.default_rng(seed)
-    from dataclasses import replace
-
     built = replace(built, fills=rng.random(calls) < 0.3, competes=rng.random(calls) < 0.8)
     return built, rng.exponential(30, calls)
 
@@ -246,8 +279,6 @@ def test_the_step_lasts_at_least_as_long_as_host_and_busiest_stream(rows: list[d
 @settings(max_examples=100)
 @given(PROGRAMS, st.integers(0, 1000), st.floats(0.1, 1.0))
 def test_a_faster_kernel_never_makes_the_step_longer(rows: list[dict[str, Any]], seed: int, factor: float) -> None:
-    from dataclasses import replace
-
     built, kernels = _with_kernels(rows, seed)
     built = replace(built, fills=None, competes=None)  # room on the device is first come, first served
     if not len(kernels):

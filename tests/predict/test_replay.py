@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from pipeline.answers.tracker import TrackedTrace
+from pipeline.answers.tracker import load_trace as tracked_trace
 from pipeline.errors import TraceError
 from pipeline.overheads.extraction import outstanding
 from pipeline.overheads.overhead_model import OverheadModel
@@ -146,6 +150,73 @@ def test_a_graph_launch_starts_all_its_kernels(tmp_path: Path) -> None:
     result = replay(write(tmp_path, events))
     assert result.replayed[0].program.call_count == 3
     assert result.replayed[0].timeline.active_us[0] >= 28
+
+
+def queued(tmp_path: Path, count: int = 4) -> Path:
+    """Iterations whose host runs ahead: 20 us of host time and a kernel of 100 us each, so that work queues up."""
+    #   main  [mm ][mm ][mm ]...             begins at 0, 50, 100, ...
+    #   s7      [kernel 100..][kernel 100..]  ends at 105, 206, 307, ...
+    events = []
+    for i in range(count):
+        at, begin = 50 * i, 5 + 101 * i
+        events += [annotation(f"ProfilerStep#{i}", at, at + 45), op("aten::mm", at + 1, at + 21),
+                   launch(at + 3, at + 5, i + 1), kernel("gemm", begin, begin + 100, i + 1)]  # fmt: skip
+    return write(tmp_path, events)
+
+
+def test_work_queued_before_a_step_is_shown_apart_from_it(tmp_path: Path) -> None:
+    result = replay(queued(tmp_path))
+    figures = result.as_dict()
+    # iteration i begins at 50 i + 1, its kernel ends at 101 i + 105, the one before it at 101 i + 4
+    assert [each["queued_us"] for each in figures["per_iteration"]] == [54, 105, 156]
+    assert figures["queued_us"] == 105 and figures["measured_us"] == 206
+    assert figures["step_measured_us"] == 101 == figures["time_per_batch_us"]
+    assert figures["step_predicted_us"] == pytest.approx(figures["predicted_us"] - 105)
+    path = figures["critical_path"]
+    parts = [path[name] for name in ("host_us", "device_us", "queued_us", "latency_us", "gap_us", "return_us")]
+    assert (
+        sum(parts) == pytest.approx(figures["predicted_us"]) and path["queued_us"] == 105 and path["device_us"] == 100
+    )
+    text = rendered(table(figures))
+    for label in ("work queued before the step", "step (span without that work), measured", "time per batch"):
+        assert label in text
+
+
+def test_one_iteration_has_no_time_per_batch(tmp_path: Path) -> None:
+    figures = replay(queued(tmp_path, 1)).as_dict()
+    assert figures["time_per_batch_us"] is None and "time per batch" not in rendered(table(figures))
+
+
+def test_the_mean_of_halves_has_no_error_of_its_own(tmp_path: Path) -> None:
+    # the halves' means swap places: their mean is the measured mean, whatever the errors
+    figures = replay(queued(tmp_path)).as_dict()
+    assert figures["baselines"]["train_mean_error"] is None
+    assert figures["baselines"]["train_mean_mean_absolute_error"] > 0.1
+    line = next(line for line in rendered(table(figures)).splitlines() if "mean of training" in line)
+    assert line.count("%") == 1
+    other = tmp_path / "other"
+    other.mkdir()
+    held_out = replay(queued(tmp_path), [queued(other, 6)]).as_dict()
+    assert held_out["baselines"]["train_mean_error"] == pytest.approx(231.5 / 180.5 - 1)
+
+
+def rendered(renderable: object) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=160).print(renderable)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("name", ["v100_ddp", "a100x8_dlrm", "rtx2080ti_resnet", "rtx2080ti_linear"])
+def test_a_trace_on_its_own_gpu_is_the_step_that_replay_shows(datasets: Path, name: str) -> None:
+    path = datasets / "traces" / name / "kineto.json.gz"
+    moved = tracked_trace(path)
+    here = moved.to(TrackedTrace(moved).origin.name)
+    figures = replay(path).as_dict()
+    assert here.traced is not None and here.predicted_us == pytest.approx(here.traced.step_us)
+    assert here.traced.span_us == here.traced.queued_us + here.traced.step_us
+    assert here.traced.time_per_batch_us == figures["time_per_batch_us"]
+    steps = sorted(each["measured_us"] - each["queued_us"] for each in figures["per_iteration"])
+    assert here.traced.step_us == pytest.approx(steps[len(steps) // 2])
 
 
 # mean absolute span error of held-out iterations; the project's own bars

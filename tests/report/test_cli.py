@@ -13,6 +13,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.prediction import Prediction
+from pipeline.schemas import write_table
 from pipeline.transfer import rental_prices as costs
 
 
@@ -31,6 +32,11 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("predict", "gpu"), "write key=value"),
         (("predict", "batch_size=1.5"), "batch_size=1.5"),
         (("predict", "=3"), "'=3' names no option"),
+        (("predict", "--gpu", "V100"), "No such option: --gpu (overrides have no dashes: write gpu=V100)"),
+        (("predict", "--batch-size=64"), "write batch_size=64"),
+        (("compare", "--model.dtype", "fp16"), "write model.dtype=fp16"),
+        (("predict", "--nothing", "V100"), "No such option: --nothing (steptime --help)"),
+        (("summary", "results=nowhere"), "nowhere/summary.parquet: no such file"),
         (("predit",), "Did you mean 'predict'"),
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
@@ -51,6 +57,21 @@ def test_help_and_version_name_the_command(capsys: pytest.CaptureFixture[str], m
     assert code == 0 and "Usage: steptime " in out and "__main__" not in out
     code, out, _ = run(capsys, monkeypatch, "--version")
     assert code == 0 and out.startswith("steptime ")
+
+
+def test_a_summary_is_found_by_its_results_folder_or_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prediction = Prediction("V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0)
+    write_table(prediction.summary_row(), tmp_path / "summary.parquet", "summary", {})
+    told = [run(capsys, monkeypatch, "summary", where, "--json") for where in
+            (f"results={tmp_path}", str(tmp_path / "summary.parquet"))]  # fmt: skip
+    assert told[0] == told[1] and told[0][0] == 0
+    assert json.loads(told[0][1])["predictions"][0]["predicted_us"] == 100.0
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    (tmp_path / "summary.parquet").rename("results/summary.parquet")
+    assert run(capsys, monkeypatch, "summary", "--json")[1] == told[0][1]
 
 
 def test_catalogues_are_one_json_object(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

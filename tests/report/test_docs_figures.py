@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from pipeline import predict
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.paths import project_dir
+from pipeline.simulate.replay import replay
+from pipeline.simulate.replay_table import table
 
 DDP = {"model": "dlrm_ddp"}
 WAITING = {"model__copies": "pageable", "model__read_loss": "before_backward"}
@@ -92,3 +96,44 @@ def test_kernels_of_a_linear_layer_and_of_lookups() -> None:
     assert both is not None
     times = kernels(sizes)["kernel_us"].to_list()
     assert times == pytest.approx([float(text) for text in both.groups()], rel=NEAR)
+
+
+def test_the_break_even_of_a_host_bound_step() -> None:
+    shown = page("docs/workloads.md").partition("## The host")[2].partition("```text\n")[2].partition("```")[0]
+    rows = dict(predict("V100", batch_size=512, **DDP).rows())
+    lines = [(label.strip(), value) for label, value in (line.split("  ", 1) for line in shown.splitlines())]
+    assert [label for label, _ in lines] == ["host done after", "host assumed", "break-even"]
+    for label, value in lines:
+        assert numbers(value) == pytest.approx(numbers(rows[label]), rel=NEAR, abs=0.011)
+        assert re.sub(NUMBER, "#", value.strip()) == re.sub(NUMBER, "#", rows[label])
+
+
+NUMBER = r"[-+]?[\d,]*\.?\d+"
+
+
+def numbers(text: str) -> list[float]:
+    return [float(each.replace(",", "")) for each in re.findall(NUMBER, text)]
+
+
+def test_the_replay_of_a_public_trace(datasets: Path) -> None:
+    shown = page("docs/replay.md").partition("```text\n")[2].partition("```")[0].splitlines()[1:-1]
+    stream = io.StringIO()
+    result = replay(datasets / "traces" / "a100x8_dlrm" / "kineto.json.gz").as_dict()
+    Console(file=stream, width=160).print(table(result))
+    cells = [" ".join(line.strip("│").split("│")).split() for line in stream.getvalue().splitlines() if "│" in line]
+    made = [" ".join(words).replace("), the predicted span", ")") for words in cells]
+    assert [" ".join(line.split()) for line in shown] == made[: len(shown)]
+
+
+def test_the_first_example_of_the_readme() -> None:
+    shown = page("README.md").partition("```text\n")[2].partition("```")[0]
+    rows = dict(predict("V100", batch_size=2048, model="dlrm_default").rows())
+    for label, value in rows.items():
+        if label != "kernel models from":
+            parts = [part.strip() for part in value.split("  ") if part.strip()]
+            assert label in shown
+            for part in parts:
+                have = [line for line in shown.splitlines() if label in line]
+                assert any(re.sub(NUMBER, "#", part) in re.sub(NUMBER, "#", line) for line in have), part
+                told = numbers(have[0].partition(label)[2])
+                assert told[: len(numbers(value))] == pytest.approx(numbers(value), rel=NEAR, abs=0.006)

@@ -89,6 +89,50 @@ def test_the_best_throughput_that_fits_is_marked(prediction: Prediction) -> None
     assert [line for line in lines if "★" in line] == [line for line in lines if "V100" in line]
 
 
+def test_a_prediction_prints_as_one_line_and_shows_as_a_table(prediction: Prediction) -> None:
+    line = "dlrm_default on V100, batch 2048: 8.00 ms (p10-p90: 7.50 ms to 9.00 ms), device-bound, 2.0 GiB"
+    assert str(prediction) == line and repr([prediction]) == f"[<Prediction: {line}>]"
+    assert str(dataclasses.replace(prediction, fits=False)) == f"{line}, does not fit"
+    odd = dataclasses.replace(prediction, model="a<b>")
+    html = odd._repr_html_()
+    assert html.startswith("<table>") and "a&lt;b&gt; on V100" in html and "a<b>" not in html
+    for label, value in prediction.rows():
+        assert label in html and value.split("(")[0].strip() in html
+
+
+def test_a_comparison_shows_as_a_table_in_a_notebook(prediction: Prediction) -> None:
+    html = Comparison([prediction, dataclasses.replace(prediction, gpu="P100", predicted_us=16000.0)])._repr_html_()
+    assert html.count("<tr>") == 3 and "<th>GPU</th>" in html and "128,000" in html and "★" in html
+
+
+def test_a_host_bound_step_names_the_host_and_the_break_even(prediction: Prediction) -> None:
+    host = dataclasses.replace(prediction, bound="host", host="the host of public V100 traces", device_bound_from=1.6)
+    shown = text_of(one(host))
+    assert "the host of public V100 traces" in shown and "device-bound from a host 1.60 times as fast" in shown
+    never = text_of(one(dataclasses.replace(host, device_bound_from=None)))
+    assert "host-bound whatever the host" in never
+    assert "host assumed" not in text_of(one(dataclasses.replace(host, bound="device")))
+
+
+def test_a_step_that_does_not_fit_names_what_does(prediction: Prediction) -> None:
+    large = dataclasses.replace(
+        prediction, fits=False, largest_batch=1700, fitting_gpus=("L40S", "A100", "H100", "H200", "B200")
+    )
+    assert "a batch of 1,700 on this GPU; this batch on L40S, A100, H100 and 2 more" in text_of(one(large))
+    none = dataclasses.replace(large, largest_batch=None, fitting_gpus=())
+    assert "not even a batch of 1 on this GPU; this batch on no other GPU" in text_of(one(none))
+    row = to_arrow(large.summary_row(), "summary").to_pandas().to_dict("records")[0]
+    assert Prediction.from_summary(row) == large
+    row = to_arrow(none.summary_row(), "summary").to_pandas().to_dict("records")[0]
+    assert Prediction.from_summary(row) == none
+
+
+def test_a_summary_of_an_earlier_version_is_read(prediction: Prediction) -> None:
+    table = prediction.summary_row().drop(columns=["host", "device_bound_from", "largest_batch", "fitting_gpus"])
+    (row,) = to_arrow(table, "summary").to_pandas().to_dict("records")
+    assert Prediction.from_summary(row) == prediction
+
+
 def test_an_unmeasured_summary_has_no_error(prediction: Prediction) -> None:
     assert pd.isna(prediction.summary_row()["error"].iloc[0])
 

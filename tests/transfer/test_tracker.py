@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline import load_trace
-from pipeline.answers.tracker import TrackedTrace, track
+from pipeline.answers.tracker import TrackedTrace, track, workload_name
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
+from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,60 @@ def test_public_traces_of_an_a100_can_be_moved() -> None:
         pytest.skip("no public data")
     trace = load_trace(folder / "traces" / "a100_alexnet" / "kineto.json.gz")
     assert TrackedTrace(trace).origin.name == "A100-SXM4-40GB"
+
+
+def three_steps(folder: Path) -> Path:
+    """Iterations of an addition, a copy from the host, and a kernel of an unknown op on a V100."""
+    events = []
+    for i in range(3):
+        at, first = 200 * i, 3 * i + 1
+        events += [annotation(f"ProfilerStep#{i}", at, at + 190), op("aten::add_", at + 1, at + 10),
+                   launch(at + 3, at + 5, first), kernel("vectorized_add", at + 12, at + 42, first),
+                   op("aten::convolution_backward", at + 20, at + 40), launch(at + 22, at + 24, first + 1),
+                   kernel("cudnn_wgrad", at + 45, at + 95, first + 1), op("mine::odd", at + 50, at + 60),
+                   launch(at + 52, at + 54, first + 2), kernel("odd", at + 96, at + 106, first + 2)]  # fmt: skip
+    folder.mkdir(parents=True)
+    return write(folder, events, deviceProperties=[{**PROPERTIES[0], "name": "Tesla V100-SXM2-32GB"}])
+
+
+def test_a_moved_trace_keeps_its_name_and_its_families(tmp_path: Path) -> None:
+    path = three_steps(tmp_path / "my_net")
+    moved = load_trace(path, batch_size=8).to("A100")
+    assert moved.model == "my_net" and moved.batch_size == 8
+    assert list(moved.families) == ["conv2d_backward_weight", "elementwise", "other"]
+    assert load_trace(path, model="resnet").to("T4").model == "resnet"
+    assert moved.traced is not None and moved.traced.gpu.startswith("V100") and moved.host == "the host of the trace"
+    with pytest.raises(InputError, match="batch_size=0"):
+        load_trace(path, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("v100_ddp/kineto.json.gz", "v100_ddp"),
+        ("v100x8_dlrm/rank0_kineto.json.gz", "v100x8_dlrm_rank0"),
+        ("runs/gpt2.json", "gpt2"),
+        ("runs/gpt2.pt.trace.json.gz", "runs_gpt2"),
+        ("trace.json", "trace"),
+        ("the tracked step", "the tracked step"),
+    ],
+)
+def test_the_name_of_a_workload_comes_from_the_path(path: str, name: str) -> None:
+    assert workload_name(Path(path)) == name
+
+
+def test_a_trace_and_its_prediction_print_as_one_line(tmp_path: Path) -> None:
+    path = three_steps(tmp_path / "my_net")
+    trace = load_trace(path)
+    line = f"{path}: 3 iterations by ProfilerStep on {trace.device}, {len(trace)} events"
+    assert str(trace) == line and repr(trace) == f"<Trace: {line}>"
+    html = trace._repr_html_()
+    assert html.startswith("<table>") and trace.device in html and "ProfilerStep" in html
+    moved = trace.to("T4")
+    assert str(moved).startswith("my_net on T4 (traced): ") and "\n" not in str(moved) and "GiB" not in str(moved)
+    rows = dict(moved.rows())
+    assert rows["throughput"].endswith("steps/s") and rows["  step"] == f"{moved.traced.step_us / 1000:.3f} ms"
+    assert "memory" not in rows and "traced on" in moved._repr_html_()
 
 
 def test_asking_inside_the_block_is_refused() -> None:

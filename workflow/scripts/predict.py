@@ -6,9 +6,11 @@ with job(snakemake):
     from pipeline.answers.gpu_figures import gpu_of
     from pipeline.answers.host_overheads import overheads_from
     from pipeline.answers.kernel_models import kernel_predictor
+    from pipeline.answers.memory_fit import with_what_fits
     from pipeline.answers.predict_step import Subject, predict_from_parts
     from pipeline.collect.campaign_reader import measured_step
     from pipeline.config import method_label
+    from pipeline.graph.capture import capture
     from pipeline.graph.graph_file import read_graph
     from pipeline.schemas import read_table, write_table
     from pipeline.settings import Settings
@@ -26,6 +28,7 @@ with job(snakemake):
         tuple(point["overrides"]),
         point["workload"],
         settings.predict,
+        point["host"],
     )
     calls = read_table(snakemake.input.calls, "calls")
     prediction, timeline = predict_from_parts(
@@ -37,6 +40,7 @@ with job(snakemake):
         overheads_from(read_table(snakemake.input.overheads, "overheads"), settings.overheads, point["workload"]),
         measured_step(measured[0], point["workload"], point["model"]) if measured else None,
     )
+    prediction = with_what_fits(prediction, gpu, lambda size: capture(settings.model.plain(), size).memory_bytes)
     made = provenance(snakemake)
     beside = measured_events(snakemake.input.trace[0]) if snakemake.input.trace else []
     write_timeline(timeline, snakemake.output.timeline, calls, beside=beside)

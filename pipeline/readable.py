@@ -1,0 +1,38 @@
+"""Numbers as short text for people, and rows of text as an HTML table for notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+
+
+def milliseconds(us: float) -> str:
+    """Time in ms with about three significant digits."""
+    ms = us / 1000
+    return f"{ms:.3f} ms" if ms < 1 else f"{ms:.2f} ms" if ms < 100 else f"{ms:,.0f} ms"
+
+
+def rate(per_second: float) -> str:
+    """Samples per second: a whole number from 100 on, else three digits, as large models need seconds per sample."""
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
+def gibibytes(size: float) -> str:
+    """Bytes as KiB, MiB or GiB."""
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
+
+
+def shares(parts: Mapping[str, float]) -> str:
+    """Shares as text such as `fitted 92%, roofline 8%`, largest first."""
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "none"
+
+
+def html_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Rows of text as an HTML table with a caption, for notebooks."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    lines = ["".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in ([head] if head else []) + lines)
+    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"

@@ -1,0 +1,62 @@
+"""How much faster a host must be for a host-bound step to become device-bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline import predict
+from pipeline.simulate.break_even import device_bound_from, on_host
+from pipeline.simulate.critical_path import simulate
+from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
+
+
+def test_a_step_that_can_be_added_up() -> None:
+    # host |T2 90|L 0|wait|+2|T3 10|    100 us of host time and a kernel of 40 us on the path: even at 2.5 times the speed
+    step = program(row(gap=90), row(SYNC, tail=10))
+    assert simulate(step, [40.0]).bound == "host"
+    assert device_bound_from(step, [40.0]) == pytest.approx(2.5, abs=0.011)
+    assert simulate(on_host(step, 2.52), [40.0]).bound == "device"
+    assert simulate(on_host(step, 2.48), [40.0]).bound == "host"
+
+
+def test_a_device_bound_step_needs_no_faster_host() -> None:
+    assert device_bound_from(program(row(gap=5)), [40.0]) == 1.0
+
+
+def test_a_step_without_device_time_stays_host_bound() -> None:
+    assert device_bound_from(program(row(HOST, gap=5)), []) is None
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_the_speed_is_the_smallest(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [
+        row(int(rng.choice([HOST, LAUNCH, LAUNCH, SYNC])), lead=rng.exponential(9), gap=rng.exponential(9),
+            api=rng.exponential(5), tail=rng.exponential(5), stream=int(rng.integers(0, 2)))
+        for _ in range(30)
+    ]  # fmt: skip
+    step = program(*rows)
+    kernels = rng.exponential(6, step.call_count)
+    speed = device_bound_from(step, kernels)
+    assert speed is not None
+    assert simulate(on_host(step, speed), kernels).bound == "device"
+    assert speed == 1.0 or simulate(on_host(step, speed - 0.011), kernels).bound == "host"
+
+
+def test_a_prediction_says_so_and_the_faster_host_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    asked = {"gpu": "V100", "model": "dlrm_ddp", "batch_size": 512}
+    found = predict(**asked)
+    assert found.bound == "host" and found.device_bound_from is not None
+    assert found.as_dict()["device_bound_from"] == found.device_bound_from
+    assert found.as_dict()["host"] == found.host == "the host of public V100 traces"
+    rows = dict(found.rows())
+    assert rows["host assumed"] == found.host
+    assert rows["break-even"] == f"device-bound from a host {found.device_bound_from:.2f} times as fast"
+    faster, slower = (
+        predict(**asked, overheads__host_scale=1 / speed).bound
+        for speed in (found.device_bound_from + 0.01, found.device_bound_from - 0.02)
+    )
+    assert (faster, slower) == ("device", "host")
+    assert predict(gpu="V100", model="dlrm_default").device_bound_from is None

@@ -1,0 +1,71 @@
+"""What a step that does not fit is told: the largest batch that fits, and the GPUs that its own batch fits on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pipeline import predict
+from pipeline.answers.memory_fit import largest_fitting
+from pipeline.errors import InputError
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import list_gpus
+
+
+@pytest.mark.parametrize(
+    ("need", "most"),
+    [
+        (lambda n: 1000 + 7 * n, 1285),
+        (lambda n: 1000 + 7 * n + n * n, 91),
+        (lambda n: 1000 + 64 * (n // 64), 9023),
+        (lambda n: 1000 + 9001 * (n > 3), 3),
+        (lambda n: 20_000 + n, None),
+    ],
+)
+def test_the_largest_batch_is_found_whatever_the_curve(need: Callable[[int], int], most: int | None) -> None:
+    tries: list[int] = []
+
+    def memory_of(size: int) -> int:
+        tries.append(size)
+        return need(size)
+
+    found = largest_fitting(9999, 10_001, 10_000, memory_of)
+    assert found == most and (most is None or need(most) <= 10_000 < need(most + 1))
+    assert len(tries) <= 40 and len(tries) == len(set(tries))
+
+
+def test_a_line_takes_few_tries() -> None:
+    tries: list[int] = []
+
+    def memory_of(size: int) -> int:
+        tries.append(size)
+        return 1000 * size + 10**8
+
+    assert largest_fitting(1 << 20, 1000 * (1 << 20) + 10**8, 10**9, memory_of) == 900_000
+    assert len(tries) <= 4
+
+
+def test_sizes_at_which_the_step_cannot_be_built_do_not_fit() -> None:
+    def memory_of(size: int) -> int:
+        if size < 2:
+            raise InputError("more than one value per channel")
+        return 10 * size
+
+    assert largest_fitting(100, 1000, 55, memory_of) == 5
+    assert largest_fitting(100, 1000, 15, memory_of) is None
+
+
+def test_a_prediction_names_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    found = predict("P4", model="resnet50", batch_size=512)
+    room = load_gpu("P4").memory_bytes
+    assert not found.fits and found.largest_batch is not None
+    at, above = (predict("P4", model="resnet50", batch_size=found.largest_batch + more) for more in (0, 1))
+    assert at.memory_bytes <= room < above.memory_bytes
+    assert at.fits and at.largest_batch is None and not at.fitting_gpus
+    assert set(found.fitting_gpus) == {gpu.name for gpu in list_gpus() if gpu.memory_bytes >= found.memory_bytes}
+    text = dict(found.rows())["what fits"]
+    assert f"a batch of {found.largest_batch:,} on this GPU" in text and found.fitting_gpus[0] in text
+    assert found.as_dict()["largest_batch"] == found.largest_batch
+    assert found.as_dict()["fitting_gpus"] == list(found.fitting_gpus)

@@ -1,0 +1,34 @@
+"""A point has one answer: the pipeline, the command and Python give the same numbers to the last digit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.answers.predict_point import predict_point
+from pipeline.config import expand
+from pipeline.prediction import Prediction
+from pipeline.report.run_snakemake import run_snakemake
+from pipeline.schemas import read_table
+
+
+def test_pipeline_command_and_python_agree_to_the_last_digit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    monkeypatch.chdir(tmp_path)  # Snakemake locks the folder that it runs in
+    words = ["gpu=V100", "model=dlrm_ddp", "batch_size=64", "overheads.host_scale=2"]
+    asked = {"results": tmp_path, "gpu": "V100", "model": "dlrm_ddp", "batch_size": 64, "overrides": words[-1]}
+    assert run_snakemake("all", asked, "--quiet", "all") == 0
+    (found,) = Prediction.all_of(read_table(tmp_path / "summary.parquet", "summary"))
+    python = predict_point(expand(words)[0], tmp_path).as_dict()
+    command = subprocess.run(
+        [sys.executable, "-m", "pipeline", "predict", *words, f"results={tmp_path}", "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(command.stdout) == json.loads(json.dumps(python))
+    stored = found.as_dict()
+    assert {**stored, "models_from": python["models_from"]} == python  # a summary does not hold the folders
+    assert found.bound == "host" and found.device_bound_from is not None and "multiplied by 2" in found.host
