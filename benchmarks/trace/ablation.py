@@ -110,14 +110,14 @@ def sharing(sources: dict[str, TraceSelection], other_ranks: list[TraceSelection
     evaluated. Ranks have one iteration each: rank 0 gives the factor, and the others are evaluated.
     """
     chosen = {n: s.after_warm_up for n, s in sources.items()}
-    samples = {n: learn([s.lasting])[0] for n, s in chosen.items()}
+    samples = {n: learn([s.without_one_time_costs])[0] for n, s in chosen.items()}
     plain, scaled, rows = {}, {}, []
     for target, source in chosen.items():
         few, rest = source, other_ranks
         if target != RANKS:
             count = min(5, len(source.chosen) // 2)
             few, rest = source.only(source.chosen[:count]), [source.only(source.chosen[count:])]
-        seen, waits = learn([few.lasting])
+        seen, waits = learn([few.without_one_time_costs])
         for donor in chosen:
             if donor == target:
                 continue

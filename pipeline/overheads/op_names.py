@@ -44,9 +44,12 @@ _LOOKUP = re.compile(r"(split_embedding_codegen_lookup_|\bSplitLookupFunction_)(
 def normalised(name: str) -> str:
     """A single name per op: without in-place underscore, overload, autograd wrapper or version-dependent alias.
 
-    These are equal: `aten::add_` and `aten::add`; `autograd::engine::evaluate_function: AddmmBackward0` and
-    `AddmmBackward0`; `Optimizer.step#SGD.step` for any optimizer class; FBGEMM's lookups for any optimizer, because the
-    optimizer changes their last kernel and not what the host does.
+    Equal names:
+
+    - `aten::add_` and `aten::add`
+    - `autograd::engine::evaluate_function: AddmmBackward0` and `AddmmBackward0`
+    - `Optimizer.step#SGD.step` for any optimizer class
+    - FBGEMM's lookups for any optimizer: it changes their last kernel and not what the host does
     """
     if name.startswith("Optimizer."):
         return name.partition("#")[0]

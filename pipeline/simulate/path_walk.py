@@ -8,8 +8,11 @@ one cause, which is visited next:
 - The end of a call is caused by its begin.
 - The begin of a call is caused by its launch, or by the call (or earlier work) that it waited for.
 
-Each interval of time is attributed once: to the host, to the device, to work queued before the step, to the latency of
-a launch, to a gap between calls, or to the return of a wait. The parts add up to the step.
+Each interval of time is attributed once, to one of six parts, which add up to the step:
+
+- host and device;
+- work queued before the step;
+- latency of launches, gaps between calls, and returns of waits.
 """
 
 from __future__ import annotations

@@ -152,5 +152,5 @@ def test_a_trace_and_its_prediction_print_as_one_line(tmp_path: Path) -> None:
 
 def test_asking_inside_the_block_is_refused() -> None:
     pytest.importorskip("torch")
-    with track(device="cpu") as tracked, pytest.raises(InputError, match="nothing tracked yet"):
+    with track(device="cpu") as tracked, pytest.raises(InputError, match="nothing was tracked yet"):
         tracked.to("T4")
