@@ -48,6 +48,8 @@ class Prediction:
     overrides: tuple[str, ...] = ()
     models_from: tuple[str, ...] = ()
     """Folders that the kernel models of this GPU were read from, best first; empty where it has no models of its own."""
+    warnings: tuple[str, ...] = ()
+    """What differs from what was asked, and what the prediction leaves out, one sentence each."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     """Per operator and device call, in the `prediction` schema."""
 
@@ -87,7 +89,7 @@ class Prediction:
             "samples_per_s": self.samples_per_s, "memory_bytes": self.memory_bytes, "fits": self.fits,
             "evidence": self.evidence, "host_evidence": self.host_evidence,
             "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled, "families_us": self.families,
-            "models_from": list(self.models_from),
+            "models_from": list(self.models_from), "warnings": list(self.warnings),
         }  # fmt: skip
         if self.measured_us is not None:
             keys |= {"measured_us": self.measured_us, "error": self.error}
@@ -103,6 +105,7 @@ class Prediction:
             "families": [json.dumps(self.families)],
             "unmodelled": [json.dumps(self.unmodelled)],
             "overrides": [json.dumps(self.overrides)],
+            "warnings": [json.dumps(self.warnings)],
             "measured_us": [self.measured_us],
             "error": [self.error],
         }
@@ -137,6 +140,7 @@ class Prediction:
             bound=row.get("bound") or "device",
             measured_us=None if measured is None or pd.isna(measured) else float(measured),
             overrides=tuple(json.loads(row.get("overrides") or "[]")),
+            warnings=tuple(json.loads(row.get("warnings") or "[]")),
         )
 
 

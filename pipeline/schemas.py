@@ -111,7 +111,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "predicted_us": _F, "active_us": _F, "idle_us": _F,
          "host_us": _F, "p10_us": _F, "p90_us": _F, "memory_bytes": _I, "fits": _B, "evidence": _S,
          "host_evidence": _S, "unmodelled_share": _F},
-        {"measured_us": _F, "error": _F, "families": _S, "unmodelled": _S, "bound": _S, "overrides": _S},
+        {"measured_us": _F, "error": _F, "families": _S, "unmodelled": _S, "bound": _S, "overrides": _S,
+         "warnings": _S},
     ),
 }  # fmt: skip
 

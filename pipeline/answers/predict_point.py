@@ -70,6 +70,7 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
         point.overrides,
         point.workload,
         settings=point.settings.predict,
+        warnings=graph.warnings,
     )
     variant = method_label(point.settings.kernels)
     kernels = kernel_predictor(gpu, variant, available_models(point.gpu, variant, results))

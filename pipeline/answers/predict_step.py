@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.dtype_notes import dtype_notes
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES, Law
@@ -73,6 +74,8 @@ class Subject:
     workload: str | None = None
     """Name of this workload in the overhead statistics, if they have its observations."""
     settings: PredictSettings = field(default_factory=PredictSettings)
+    warnings: tuple[str, ...] = ()
+    """What the capture of the step reported."""
 
 
 def predict_from_parts(
@@ -138,6 +141,7 @@ def predict_from_parts(
         measured_us=measured_us,
         overrides=subject.overrides,
         models_from=kernels.folders,
+        warnings=(*subject.warnings, *dtype_notes(gpu, graph, calls)),
         calls=timeline.to_frame(calls, predicted),
     )
     return prediction, timeline

@@ -26,6 +26,7 @@ with job(snakemake):
         tuple(point["overrides"]),
         point["workload"],
         settings.predict,
+        graph.warnings,
     )
     calls = read_table(snakemake.input.calls, "calls")
     prediction, timeline = predict_from_parts(
