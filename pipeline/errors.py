@@ -43,16 +43,17 @@ def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__:
 
 @contextmanager
 def collected_warnings() -> Iterator[list[str]]:
-    """Collect the texts of our warnings while the body runs; at its end all warnings are shown, each once."""
+    """Collect the texts of our warnings while the body runs, each once, instead of showing them.
+
+    Warnings of libraries are shown when the body ends.
+    """
     texts: list[str] = []
-    said: list[warnings.WarningMessage] = []
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always", SteptimeWarning)
-            yield texts
-    finally:
-        texts += dict.fromkeys(" ".join(str(each.message).split()) for each in said if each.category is SteptimeWarning)
-        for each in {(str(each.message), each.category): each for each in said}.values():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", SteptimeWarning)
+        yield texts
+    texts += dict.fromkeys(" ".join(str(each.message).split()) for each in said if each.category is SteptimeWarning)
+    for each in said:
+        if each.category is not SteptimeWarning:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 

@@ -83,11 +83,8 @@ def _module(name: str, target: object) -> ModuleType:
         raise InputError(
             f"model.target={target}: {name} cannot be imported: {what}{place_in_user_code(error)}"
         ) from error
-    if said:
-        _SAID_AT_IMPORT[name] = said
-    else:
-        for text in _SAID_AT_IMPORT.get(name, ()):
-            warnings.warn(text, SteptimeWarning, stacklevel=2)
+    for text in _SAID_AT_IMPORT.setdefault(name, said):
+        warnings.warn(text, SteptimeWarning, stacklevel=2)
     return module
 
 

@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from pipeline.prediction import Prediction
-from pipeline.report.terminal_tables import Catalogue, Comparison, console, one, show
+from pipeline.report.comparison_table import Comparison
+from pipeline.report.show import show
+from pipeline.report.terminal_tables import Catalogue, console, one
 from pipeline.schemas import to_arrow
 
 
