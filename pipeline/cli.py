@@ -20,7 +20,7 @@ from pipeline.kernels.fit_gpu import FittedFamily
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.report.artifact_list import places
-from pipeline.report.catalogue import gpu_rows, model_rows
+from pipeline.report.catalogue import gpu_rows, model_rows, option_rows
 from pipeline.report.comparison_table import Comparison, Order, Unpredicted, in_order
 from pipeline.report.doctor import examine
 from pipeline.report.mlflow_tracking import serve
@@ -137,9 +137,11 @@ def gpus(as_json: Json = False) -> None:
 
 
 @app.command()
-def models(as_json: Json = False) -> None:
-    """List the workloads that can be predicted."""
-    catalogue(model_rows(), as_json)
+def models(
+    name: Annotated[str | None, typer.Argument(help="list the options of this workload")] = None, as_json: Json = False
+) -> None:
+    """List the workloads that can be predicted, or the options of one with their values."""
+    catalogue(model_rows() if name is None else option_rows(name), as_json)
 
 
 @app.command()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.answers.kernel_models import shipped_models
@@ -321,6 +322,8 @@ def _usable(root: str) -> str:
     place = Path(root).absolute()
     while not place.exists():
         place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"results={root}: {place} is not a writable folder; give another")
-    return root
+    try:
+        with TemporaryDirectory(prefix=".steptime-", dir=place):  # root may write everywhere by its rights, but not in /proc
+            return root
+    except OSError:
+        raise InputError(f"results={root}: {place} is not a writable folder; give another") from None

@@ -28,8 +28,7 @@ def has_tf32(gpu: GpuSpec) -> bool:
 
 def has_bf16(gpu: GpuSpec) -> bool:
     """Whether this GPU computes in bf16; a CPU counts as one, because it takes other paths than CUDA."""
-    known = gpu.limits is None or gpu.bf16_gflop_per_s is not None
-    return known or gpu.compute_capability >= TENSOR_CORE_CAPABILITY
+    return gpu.limits is None or gpu.compute_capability >= TENSOR_CORE_CAPABILITY
 
 
 def refuses_bf16(gpu: GpuSpec) -> bool:

@@ -116,7 +116,7 @@ class Comparison:
         cells = [self._cells(row, shared) for row in rows]
         names = list(dict.fromkeys(name for row in cells for name in row))
         same = [name for name in ("GPU", "model", "batch") if len({row[name] for row in cells}) == 1]
-        same += [] if any(row["options"] for row in cells) else ["options"]
+        same += [] if any(row["options"] != "default" for row in cells) else ["options"]
         heading = _heading(cells[0], same, shared) if cells else ""
         table = Table(
             header_style="bold", box=box.HEAVY_HEAD if boxed else None, padding=(0, 1) if boxed else (0, 1, 0, 0)
@@ -136,7 +136,7 @@ class Comparison:
 
     def _cells(self, row: Prediction | Unpredicted, shared: Sequence[str]) -> dict[str, str]:
         own = " ".join(text for text in _options(row) if text not in shared)
-        named = {"GPU": row.gpu, "model": row.model, "options": own, "batch": str(row.batch_size)}
+        named = {"GPU": row.gpu, "model": row.model, "options": own or "default", "batch": str(row.batch_size)}
         if isinstance(row, Unpredicted):
             return named | {"step": "none", "p10-p90 ms": "", "bound": ""}
         p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
