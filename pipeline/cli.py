@@ -93,7 +93,9 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
 @app.command()
 def compare(
     overrides: Overrides = None,
-    sort: Annotated[Order | None, typer.Option(help="order of the rows, best first; else that of the overrides")] = None,
+    sort: Annotated[
+        Order | None, typer.Option(help="order of the rows, best first; else that of the overrides")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""

@@ -323,7 +323,9 @@ def _usable(root: str) -> str:
     while not place.exists():
         place = place.parent
     try:
-        with TemporaryDirectory(prefix=".steptime-", dir=place):  # root may write everywhere by its rights, but not in /proc
+        with TemporaryDirectory(
+            prefix=".steptime-", dir=place
+        ):  # root may write everywhere by its rights, but not in /proc
             return root
     except OSError:
         raise InputError(f"results={root}: {place} is not a writable folder; give another") from None

@@ -19,7 +19,7 @@ def dtype_notes(gpu: GpuSpec, graph: pd.DataFrame, calls: pd.DataFrame) -> list[
         graph: operators, `graph` schema; they state whether TF32 is allowed.
         calls: device calls, `calls` schema.
     """
-    notes = []
+    notes: list[str] = []
     if gpu.limits is None:  # a CPU
         return notes
     if not has_tf32(gpu) and graph["attributes"].astype(str).str.contains('"tf32"').any():

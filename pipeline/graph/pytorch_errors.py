@@ -51,7 +51,7 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
         where, kind = place_in_user_code(error), type(error).__name__
         what = "its step cannot be captured without a GPU" if advice else "its code fails"
         return InputError(
-            f"model.target={config.get('target')}: {what}{where}: {kind}: {_short(reason)}"
+            f"model.target={config.get('target')}: {what}: {kind}: {_short(reason)}{where}"
             f"{f' ({advice})' if advice else ''}"
         )
     return ConfigError(
@@ -65,4 +65,3 @@ def _short(reason: str) -> str:
         return reason
     end = reason.rfind(". ", 0, MAX_MESSAGE)
     return reason[: end + 1] if end > 0 else reason[: reason.rfind(" ", 0, MAX_MESSAGE)] + " ..."
-

@@ -76,7 +76,7 @@ class Comparison:
     unpredicted: Sequence[Unpredicted] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        rows = [*self.predictions, *self.unpredicted]
+        rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
         whole = [self._table(rows, (), boxed=True), *(self._table(rows, out, boxed=False) for out in _ever_more(2))]
         fitting = next((table for table in whole if _fits(table.table, console, options)), None)
         if fitting is not None:

@@ -56,8 +56,8 @@ def _function(target: object) -> Callable[..., Any]:
             f"{Path(module_name).stem}:{function_name}, from its folder or with that folder on PYTHONPATH"
         )
     module = _module(module_name, target)
-    function = getattr(module, function_name, None)
-    if not callable(function):
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if function is None or not callable(function):
         own = [name for name, each in vars(module).items()
                if inspect.isfunction(each) and each.__module__ == module.__name__]  # fmt: skip
         what = "has no" if function is None else "defines no function"

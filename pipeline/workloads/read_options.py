@@ -16,7 +16,9 @@ class ReadOptions(dict[str, Any]):
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__({key: ReadOptions(each) if isinstance(each, Mapping) else each for key, each in values.items()})
+        super().__init__(
+            {key: ReadOptions(each) if isinstance(each, Mapping) else each for key, each in values.items()}
+        )
         self.read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -65,5 +67,5 @@ class ReadOptions(dict[str, Any]):
 
 def unread_options(config: ReadOptions) -> list[str]:
     """Names, as in an override, of the options that were given for the user's step and that it never read."""
-    return [f"model.{key}" for key in config.unread()
-            if key.partition(".")[0] in OWN and dict.get(config, key) not in (None, {})]  # fmt: skip
+    empty = [key for key in OWN if dict.get(config, key) in (None, {})]
+    return [f"model.{key}" for key in config.unread() if key.partition(".")[0] in OWN and key not in empty]

@@ -1,7 +1,6 @@
 """Features of current training loops: values read by the host, masks, wrappers, routed experts, sparse optimizers."""
 
 import importlib.util
-import warnings
 
 import pytest
 import torch
@@ -231,8 +230,7 @@ def test_a_model_for_several_gpus_is_the_module_within_and_says_what_is_left_out
     assert graph.warnings == (
         "DistributedDataParallel: the step of one GPU is predicted, without the exchange of gradients",
     )
-    spread = map_calls(graph)
-    alone = calls_of("wrapped", options={"ddp": False})
+    spread, alone = (calls_of("wrapped", options={"ddp": ddp}) for ddp in (True, False))
     assert spread.drop(columns="node_id").equals(alone.drop(columns="node_id"))
 
 
