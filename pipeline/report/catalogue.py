@@ -74,7 +74,7 @@ def option_rows(model: str) -> list[dict[str, Any]]:
     if model not in choices("model"):
         raise UnknownNameError("model", model, choices("model"))
     text = (config_dir() / "model" / f"{model}.yaml").read_text(encoding="utf-8")
-    comments = {key: said for key, said in _COMMENT.findall(text)}
+    comments = dict(_COMMENT.findall(text))
     rows = []
     for key, default in load_yaml(text).items():
         if key in _ABOUT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,7 +24,7 @@ WORDS = ("GPU", "model", "options", "bound", "evidence")
 """Columns of text, which are aligned to the left."""
 
 
-class Order(str, Enum):
+class Order(StrEnum):
     """What rows are sorted by, best first."""
 
     step = "step"

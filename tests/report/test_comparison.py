@@ -34,7 +34,18 @@ def test_options_of_all_rows_are_in_the_heading_alone() -> None:
     lines = shown(Comparison(found), 80)
     assert lines[0] == "custom (target=my_module:make_step options.width=512)"
     assert sum("make_step" in line for line in lines) == 1
-    assert lines[1].split() == ["GPU", "batch", "step", "p10-p90", "ms", "busy", "bound", "samples/s", "memory", "evidence"]
+    assert lines[1].split() == [
+        "GPU",
+        "batch",
+        "step",
+        "p10-p90",
+        "ms",
+        "busy",
+        "bound",
+        "samples/s",
+        "memory",
+        "evidence",
+    ]
 
 
 def test_an_option_that_differs_stays_in_its_row() -> None:

@@ -15,7 +15,7 @@ from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.table import Graph
 from pipeline.workloads.read_options import ReadOptions, unread_options
 
-MODULE = '''
+MODULE = """
 import torch
 from torch import nn
 from pipeline.workloads.training_step import Step
@@ -72,7 +72,7 @@ def too_few(config):
     pass
 
 NUMBER = 3
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,9 @@ def test_a_sequence_length_that_a_step_never_read_is_named_and_options_of_step_a
     assert text == "model.seq_len: the step of mine_with_faults:plain never read it"
 
 
-@pytest.mark.parametrize("read", [dict, list, lambda o: {**o}, lambda o: o.items(), lambda o: o.values(), lambda o: o.keys()])
+@pytest.mark.parametrize(
+    "read", [dict, list, lambda o: {**o}, lambda o: o.items(), lambda o: o.values(), lambda o: o.keys()]
+)
 def test_to_read_all_options_is_to_read_each(read: object) -> None:
     config = ReadOptions({"options": {"width": 1}, "seq_len": None})
     assert unread_options(config) == ["model.options"]
