@@ -42,7 +42,9 @@ def explain_lock(workdir: str | Path | None) -> None:
     """
     folder = Path(workdir or ".").absolute()
     if _locked(folder):
-        atexit.register(_advise, folder, running_snakemake(folder), "" if workdir is None else f" --directory {workdir}")
+        atexit.register(
+            _advise, folder, running_snakemake(folder), "" if workdir is None else f" --directory {workdir}"
+        )
 
 
 def _advise(folder: Path, holder: int | None, option: str) -> None:
