@@ -7,7 +7,10 @@
 
 from pipeline.answers.sources import Source
 from pipeline.flow import Flow
+from pipeline.report.unlock import explain_lock
 
+if workflow.is_main_process:
+    explain_lock(workflow.overwrite_workdir)
 FLOW = Flow.from_config(config)
 
 

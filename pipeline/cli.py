@@ -5,6 +5,8 @@ Errors are one line on stderr; the exit code is 2 for bad input and 1 for any ot
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +15,18 @@ import typer
 from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.answers.predict_point import largest_batch, predict_point
 from pipeline.config import expand
-from pipeline.errors import InputError
+from pipeline.errors import InputError, SteptimeError
 from pipeline.kernels.fit_gpu import FittedFamily
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.readable import shares
 from pipeline.report.artifact_list import places
-from pipeline.report.catalogue import gpu_rows, model_rows
+from pipeline.report.catalogue import gpu_rows, model_rows, option_rows
+from pipeline.report.comparison_table import Comparison, Order, Unpredicted, in_order
 from pipeline.report.doctor import examine
 from pipeline.report.mlflow_tracking import serve
-from pipeline.report.terminal_tables import Comparison, console, show
+from pipeline.report.show import show
+from pipeline.report.terminal_tables import console
 from pipeline.schemas import read_table, refuse_overwriting
 from pipeline.simulate.rank_report import facts as rank_facts
 from pipeline.simulate.rank_report import table as rank_table
@@ -89,25 +93,45 @@ def predict(overrides: Overrides = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def compare(overrides: Overrides = None, as_json: Json = False) -> None:
+def compare(
+    overrides: Overrides = None,
+    sort: Annotated[
+        Order | None, typer.Option(help="order of the rows, best first; else that of the overrides")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     points, prices = expand(_overrides(overrides)), load_prices()
-    predictions = [predict_point(point) for point in progress(points, "predicting")]
+    if sort is Order.cost and not prices:
+        raise InputError("--sort cost: there are no prices; write config/prices.yaml (docs/transfer.md)")
+    predictions, unpredicted, first = [], [], None
+    for point in progress(points, "predicting"):
+        try:
+            predictions.append(predict_point(point))
+        except SteptimeError as error:
+            unpredicted.append(Unpredicted.of(point, error))
+            first = first or error
+    if first is not None and not predictions:
+        raise first
     largest: dict[str, int | None] = {}
     with working("searching for the largest batches"):
         for point in points:
             key = f"{point.gpu}/{point.model}/{point.variant}"
             if key not in largest:
-                largest[key] = largest_batch(point)
+                with suppress(SteptimeError):  # the step cannot be captured at another batch size
+                    largest[key] = largest_batch(point)
     costs = [cost_per_million(prediction, prices) for prediction in predictions]
+    if sort is not None:
+        predictions, costs = in_order(predictions, costs, sort)
     if as_json:
         rows = [
             p.as_dict() | ({"cost_per_million": c} if prices else {}) for p, c in zip(predictions, costs, strict=True)
         ]
-        print_json({"predictions": rows, "largest_batch": largest} | ({"currency": currency()} if prices else {}))
+        facts = {"predictions": rows, "unpredicted": [asdict(each) for each in unpredicted], "largest_batch": largest}
+        print_json(facts | ({"currency": currency()} if prices else {}))
         return
 
-    console().print(Comparison(predictions, largest, costs, currency()))
+    console().print(Comparison(predictions, largest, costs, currency(), unpredicted))
 
 
 @app.command()
@@ -117,9 +141,11 @@ def gpus(as_json: Json = False) -> None:
 
 
 @app.command()
-def models(as_json: Json = False) -> None:
-    """List the workloads that can be predicted."""
-    catalogue(model_rows(), as_json)
+def models(
+    name: Annotated[str | None, typer.Argument(help="list the options of this workload")] = None, as_json: Json = False
+) -> None:
+    """List the workloads that can be predicted, or the options of one with their values."""
+    catalogue(model_rows() if name is None else option_rows(name), as_json)
 
 
 @app.command()

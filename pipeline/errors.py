@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -37,6 +39,22 @@ def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__:
     """Replacement of `warnings.showwarning`: shows our warnings as one line, and hides libraries' own warnings."""
     if issubclass(category, SteptimeWarning):
         print("steptime: warning: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect the texts of our warnings while the body runs, each once, instead of showing them.
+
+    Warnings of libraries are shown when the body ends.
+    """
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", SteptimeWarning)
+        yield texts
+    texts += dict.fromkeys(" ".join(str(each.message).split()) for each in said if each.category is SteptimeWarning)
+    for each in said:
+        if each.category is not SteptimeWarning:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.answers.host_overheads import host_name
@@ -90,6 +91,30 @@ class Flow:
         """
         key = (wildcards.gpu, wildcards.model, wildcards.variant, int(wildcards.batch))
         return {(p.gpu, p.model, p.variant, p.batch_size): p for p in self.points}[key]
+
+    def workload(self, wildcards: Any) -> Point:
+        """A point with the workload that a captured graph's wildcards name; `variant` is that of the model.
+
+        Raises:
+            KeyError: the path belongs to no point of this grid; Snakemake then reports that no rule makes it.
+        """
+        key = (wildcards.model, wildcards.variant, int(wildcards.batch))
+        return {(p.model, p.model_variant, p.batch_size): p for p in reversed(self.points)}[key]
+
+    def captured_model(self, wildcards: Any) -> dict[str, Any]:
+        """Params function: the `model` section of a captured graph."""
+        return self.workload(wildcards).section("model")
+
+    def captured_files(self, wildcards: Any) -> dict[str, str]:
+        """Params function: digests of the files that a captured workload names, such as the user's own module."""
+        return file_digests(self.captured_model(wildcards))
+
+    def graph_of_point(self, wildcards: Any) -> str:
+        """Input function: the graph of a point's workload; on this machine, that of the point's own trace."""
+        point = self.point(wildcards)
+        if point.local:
+            return f"{self.folder(point)}/graph.parquet"
+        return self.artifacts.graph(point.model, point.model_variant, point.batch_size)
 
     def section(self, name: str) -> Any:
         """A params function: one part of the point's configuration as plain values."""
@@ -299,6 +324,10 @@ def _usable(root: str) -> str:
     place = Path(root).absolute()
     while not place.exists():
         place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"results={root}: {place} is not a writable folder; give another")
-    return root
+    try:
+        with TemporaryDirectory(
+            prefix=".steptime-", dir=place
+        ):  # root may write everywhere by its rights, but not in /proc
+            return root
+    except OSError:
+        raise InputError(f"results={root}: {place} is not a writable folder; give another") from None

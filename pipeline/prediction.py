@@ -82,6 +82,8 @@ class Prediction:
     overrides: tuple[str, ...] = ()
     models_from: tuple[str, ...] = ()
     """Folders that the kernel models of this GPU were read from, best first; empty where it has no models of its own."""
+    warnings: tuple[str, ...] = ()
+    """What differs from what was asked, and what the prediction leaves out, one sentence each."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     """Per operator and device call, in the `prediction` schema."""
 
@@ -166,7 +168,7 @@ class Prediction:
         if self.unmodelled_share > 0:
             names = ", ".join(list(self.unmodelled)[:3])
             rows.append(("not modelled", f"{self.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}"))
-        return rows
+        return rows + [("warning", text) for text in self.warnings]
 
     def _break_even(self) -> str:
         if self.device_bound_from is None:
@@ -189,6 +191,7 @@ class Prediction:
             "evidence": self.evidence, "host_evidence": self.host_evidence,
             "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled, "families_us": self.families,
             "models_from": list(self.models_from), "host": self.host, "device_bound_from": self.device_bound_from,
+            "warnings": list(self.warnings),
         }  # fmt: skip
         if not self.fits:
             keys |= {"largest_batch": self.largest_batch, "fitting_gpus": list(self.fitting_gpus)}
@@ -210,6 +213,7 @@ class Prediction:
             "overrides": [json.dumps(self.overrides)],
             "largest_batch": [self.largest_batch],
             "fitting_gpus": [json.dumps(self.fitting_gpus)],
+            "warnings": [json.dumps(self.warnings)],
             "measured_us": [self.measured_us],
             "error": [self.error],
         }
@@ -247,6 +251,7 @@ class Prediction:
             largest_batch=None if (largest := _number(row.get("largest_batch"))) is None else int(largest),
             fitting_gpus=tuple(json.loads(_text(row.get("fitting_gpus"), "[]"))),
             overrides=tuple(json.loads(_text(row.get("overrides"), "[]"))),
+            warnings=tuple(json.loads(_text(row.get("warnings"), "[]"))),
         )
 
 

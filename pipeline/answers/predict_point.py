@@ -6,6 +6,7 @@ ones, else they come from other GPUs and the GPU's file.
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.predict_step import Subject, predict_from_parts
 from pipeline.config import Point, expand, method_label
 from pipeline.config_checks import written
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import ConfigError, InputError, SteptimeWarning
 from pipeline.graph.graph_cache import calls_of, captured
 from pipeline.graph.table import Graph
 from pipeline.paths import Artifacts
@@ -43,7 +44,10 @@ def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
     points = expand(texts)
     if len(points) != 1:
         raise ConfigError(f"predict takes one point, but these overrides give {len(points)}")
-    return predict_point(points[0])
+    prediction = predict_point(points[0])
+    for text in prediction.warnings:
+        warnings.warn(text, SteptimeWarning, stacklevel=2)
+    return prediction
 
 
 def predict_point(point: Point, results: str | Path | None = "results") -> Prediction:
@@ -72,6 +76,7 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
         point.workload,
         settings=point.settings.predict,
         host=host_name(point.gpu, point.settings.overheads),
+        warnings=graph.warnings,
     )
     variant = method_label(point.settings.kernels)
     kernels = kernel_predictor(gpu, variant, available_models(point.gpu, variant, results))

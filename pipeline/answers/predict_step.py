@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.dtype_notes import dtype_notes
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES, Law
@@ -76,6 +77,8 @@ class Subject:
     settings: PredictSettings = field(default_factory=PredictSettings)
     host: str = ""
     """The host that the overheads belong to, for people."""
+    warnings: tuple[str, ...] = ()
+    """What the capture of the step reported."""
 
 
 def predict_from_parts(
@@ -143,6 +146,7 @@ def predict_from_parts(
         measured_us=measured_us,
         overrides=subject.overrides,
         models_from=kernels.folders,
+        warnings=(*subject.warnings, *dtype_notes(gpu, graph, calls)),
         calls=timeline.to_frame(calls, predicted),
     )
     return prediction, timeline

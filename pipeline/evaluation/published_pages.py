@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.errors import TableError
-from pipeline.graph.device_calls import TF32_CAPABILITY
+from pipeline.hardware.dtype_support import has_tf32
 from pipeline.hardware.find_gpu import load_gpu
 
 
@@ -50,4 +50,4 @@ def sections(text: str, what: str, gpu_names: Mapping[str, str]) -> list[tuple[s
 
 def full_precision(gpu: str) -> str:
     """Precision that a GPU used where a page says fp32: TF32 if the GPU has it, because the containers enable it."""
-    return "tf32" if load_gpu(gpu).compute_capability >= TF32_CAPABILITY else "fp32"
+    return "tf32" if has_tf32(load_gpu(gpu)) else "fp32"

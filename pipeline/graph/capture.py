@@ -12,13 +12,14 @@ import gc
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import SteptimeError, TraceError
+from pipeline.errors import SteptimeError, SteptimeWarning, TraceError, collected_warnings
 from pipeline.graph.cuda_emulation import create_as_on_cuda, run_as_on_cuda
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
@@ -26,6 +27,7 @@ from pipeline.graph.pytorch_errors import explain_error
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 from pipeline.graph.trace_reader import read_selected
 from pipeline.workloads import make_step
+from pipeline.workloads.read_options import ReadOptions, unread_options
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
@@ -45,14 +47,15 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
         SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
     """
     with garbage_collection_off():
-        nodes, memory = record(config, batch_size)
-        return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size)
+        with collected_warnings() as said:
+            nodes, memory = record(config, batch_size)
+        return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size, tuple(said))
 
 
 def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:
     """Read the graph of a recorded step of a workload and add its memory need.
 
-    A trace does not contain the memory need, so it is taken from a captured step.
+    A trace does not contain the memory need, so it is taken from a captured step, with the warnings of the capture.
 
     Args:
         path: the step's execution trace.
@@ -63,8 +66,10 @@ def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: 
         TraceError: the file is missing, truncated, or not an execution trace.
         SteptimeError: as `capture`.
     """
-    graph, model = import_execution_trace(path), str(config.get("name", ""))
-    return replace(graph, memory=capture(config, batch_size).memory, model=model, batch_size=batch_size)
+    graph, captured = import_execution_trace(path), capture(config, batch_size)
+    return replace(
+        graph, memory=captured.memory, model=captured.model, batch_size=batch_size, warnings=captured.warnings
+    )
 
 
 @contextmanager
@@ -111,9 +116,15 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
         FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext(),
         assuming_true_share(config.get("picked")),
     ):
-        with create_as_on_cuda() if own else nullcontext():
-            step = make_step(config, batch_size, "cpu" if fake else "meta")
-        return observe(step, fake, config)
+        if not own:
+            return observe(make_step(config, batch_size, "cpu" if fake else "meta"), fake, config)
+        given = ReadOptions(config)
+        with create_as_on_cuda():
+            step = make_step(given, batch_size, "cpu" if fake else "meta")
+        found = observe(step, fake, config)
+        for name in unread_options(given):
+            warnings.warn(f"{name}: the step of {config.get('target')} never read it", SteptimeWarning, stacklevel=2)
+        return found
 
 
 def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:

@@ -72,6 +72,7 @@ def run_as_on_cuda() -> Iterator[None]:
 
     from pipeline.workloads.attention_layers import fused_where_possible
     from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.compiled_code import compiled_as_written
     from pipeline.workloads.grad_scaler import own_scaler
     from pipeline.workloads.grouped_products import grouped_products
     from pipeline.workloads.loss_item import assumed_reads
@@ -95,6 +96,7 @@ def run_as_on_cuda() -> Iterator[None]:
             sparse_updates_shown,
             assumed_reads,
             unwrapped,
+            compiled_as_written,
             grouped_products,
         ):
             stack.enter_context(each())
@@ -110,13 +112,15 @@ def run_as_on_cuda() -> Iterator[None]:
 def create_as_on_cuda() -> Iterator[None]:
     """While the body runs, objects that a step creates before it runs behave as on a machine with a GPU.
 
-    Autocast contexts and gradient scalers are enabled, and wrappers for several GPUs only hold the wrapped module.
+    Autocast contexts and gradient scalers are enabled, and wrappers for several GPUs only hold the wrapped module. Calls
+    of `torch.compile` are reported.
     """
     from pipeline.workloads.autocast import own_autocast
+    from pipeline.workloads.compiled_code import compiled_as_written
     from pipeline.workloads.grad_scaler import own_scaler
     from pipeline.workloads.parallel_wrappers import unwrapped
 
-    with own_autocast(), own_scaler(), unwrapped():
+    with own_autocast(), own_scaler(), unwrapped(), compiled_as_written():
         yield
 
 

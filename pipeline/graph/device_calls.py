@@ -18,15 +18,15 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.errors import ConfigError
 from pipeline.graph.opmap import Row, find_row
 from pipeline.graph.sizes.registry import SIZES
 from pipeline.graph.sizes.vocabulary import Work
 from pipeline.graph.table import Graph, Node
+from pipeline.hardware.dtype_support import has_bf16, has_tf32, refuses_bf16
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.families import FAMILIES, Law
 from pipeline.schemas import DIMS
-
-TF32_CAPABILITY = 8.0
-"""Lowest compute capability with TF32 (Ampere); older GPUs compute such calls in fp32."""
 
 DEFAULT_SMS, DEFAULT_CAPABILITY = 80, 7.0
 """SM count and compute capability (V100's) that are used if no GPU is given."""
@@ -44,21 +44,37 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
 
     Returns:
         Table of the `calls` schema. Operators without a row in the map have family `other`, op `unknown`.
+
+    Raises:
+        ConfigError: the step multiplies matrices in bf16, and PyTorch refuses this on the GPU.
     """
     records: list[dict[str, Any]] = []
     cache: dict[Any, list[dict[str, Any]]] = {}
-    tf32 = gpu is None or gpu.compute_capability >= TF32_CAPABILITY
+    tf32, bf16 = gpu is None or has_tf32(gpu), gpu is None or device == "cpu" or has_bf16(gpu)
     sms, capability = (gpu.sms, gpu.compute_capability) if gpu else (DEFAULT_SMS, DEFAULT_CAPABILITY)
+    target = {"sms": sms, "capability": capability, "native_bf16": bf16}
     for node, row in mapped_nodes(graph.nodes()):
         if device == "cuda" and node.on_host:
             continue
         key = _signature(node)
         if key not in cache:
-            cache[key] = _records(node, row, device, tf32, sms, capability)
+            cache[key] = _records(node, row, device, tf32, target)
         records += [
             {**record, "node_id": node.node_id, "call": i, "phase": node.phase} for i, record in enumerate(cache[key])
         ]
-    return _frame(records)
+    calls = _frame(records)
+    if gpu is not None and device == "cuda" and refuses_bf16(gpu) and _multiplies(calls, "bf16"):
+        raise ConfigError(
+            f"bf16 on {gpu.name}: PyTorch refuses it, because cuBLAS has no bf16 products before Volta; "
+            "take model.dtype=fp32 or fp16"
+        )
+    return calls
+
+
+def _multiplies(calls: pd.DataFrame, dtype: str) -> bool:
+    """Whether any call multiplies matrices, or computes a layer by such products, in a dtype."""
+    computed = calls["family"].map(lambda name: name in FAMILIES and FAMILIES[name].law is Law.COMPUTE)
+    return bool((computed.astype(bool) & (calls["dtype"] == dtype)).any())
 
 
 def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:
@@ -102,12 +118,12 @@ def _signature(node: Node) -> Any:
             json.dumps({k: v for k, v in node.attributes.items() if k != "sequence"}, sort_keys=True))  # fmt: skip
 
 
-def _records(node: Node, row: Row, device: str, tf32: bool, sms: int, capability: float) -> list[dict[str, Any]]:
-    """The calls of one operator, without its id."""
+def _records(node: Node, row: Row, device: str, tf32: bool, target: dict[str, Any]) -> list[dict[str, Any]]:
+    """The calls of one operator, without its id; `target` has the fields of `Rule` that describe the GPU."""
     found: list[dict[str, Any]] = []
     for rule in row.calls:
         try:
-            result = SIZES[rule.size](node, replace(rule, sms=sms, capability=capability))
+            result = SIZES[rule.size](node, replace(rule, **target))
         except (
             LookupError,
             ValueError,

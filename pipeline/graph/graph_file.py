@@ -1,6 +1,6 @@
 """Writes and reads a graph as a parquet file.
 
-The file has the table. Its provenance has the memory need, device, model and batch size.
+The file has the table. Its provenance has the memory need, device, model, batch size and warnings.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | 
         "device": graph.device,
         "model": graph.model,
         "batch_size": graph.batch_size,
+        "warnings": list(graph.warnings),
     }
     write_table(graph.table, path, "graph", {**(provenance or {}), "graph": facts})
 
@@ -35,6 +36,7 @@ def read_graph(path: str | Path) -> Graph:
     table = read_table(path, "graph")
     try:
         facts = read_provenance(path)["graph"]
-        return Graph(table, Memory(**facts["memory"]), facts["device"], facts["model"], int(facts["batch_size"]))
+        memory, said = Memory(**facts["memory"]), tuple(facts["warnings"])
+        return Graph(table, memory, facts["device"], facts["model"], int(facts["batch_size"]), said)
     except (KeyError, TypeError, ValueError):
         raise TableError(f"{path}: the description of the graph is missing; delete the file to rebuild it") from None

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, InputError, SteptimeError
+from pipeline.workloads.user_code import place_in_user_code
 
 ADVICE = (
     (r"with CUDA enabled|requires CUDA|dummy base class|NVIDIA driver",
      "create modules and tensors on the `device` that the function receives, without streams or CUDA graphs"),
+    (r"not on the expected device|same device|expected device cpu but got meta|on device meta",
+     "a module or tensor was created on the CPU: create modules inside `with torch.device(device):`, and tensors in a "
+     "step with device=x.device"),
     (r"FSDP", "give the module itself, because the step of one GPU is predicted"),
     (r"process group", "remove torch.distributed, because the step of one GPU is predicted"),
     (r"saved tensor hooks", "torch.func.grad and similar functions cannot be captured; give the module and a loss"),
@@ -25,10 +26,9 @@ ADVICE = (
      "it reads values of tensors, which the meta device does not have; docs/workloads.md lists what may be read"),
     (r"_unique|unique_dim|bincount|unique_consecutive",
      "the size of its result depends on data, which the meta device does not have"),
+    (r"\bmeta\b|Meta", "docs/workloads.md lists what a step may not do"),
 )  # fmt: skip
 """Pattern of an error message -> advice, for messages that give none; the first pattern that matches is used."""
-
-DOCUMENTED = "docs/workloads.md lists what a step may not do"
 
 MAX_MESSAGE = 160
 """Maximum length, in characters, of the part of a library's message that is shown (its first sentences)."""
@@ -47,10 +47,12 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
             "batch_size: the inputs of one batch do not fit into this machine's memory; choose a smaller batch_size"
         )
     if config.get("architecture") == "custom":
-        advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), DOCUMENTED)
+        advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), "")
+        where, kind = place_in_user_code(error), type(error).__name__
+        what = "its step cannot be captured without a GPU" if advice else "its code fails"
         return InputError(
-            f"model.target={config.get('target')}: its step fails on the meta device with {type(error).__name__}: "
-            f"{_short(reason)}{_place(error)} ({advice})"
+            f"model.target={config.get('target')}: {what}: {kind}: {_short(reason)}{where}"
+            f"{f' ({advice})' if advice else ''}"
         )
     return ConfigError(
         f"model={config.get('name')}: these sizes contradict each other ({type(error).__name__}: {reason})"
@@ -63,23 +65,3 @@ def _short(reason: str) -> str:
         return reason
     end = reason.rfind(". ", 0, MAX_MESSAGE)
     return reason[: end + 1] if end > 0 else reason[: reason.rfind(" ", 0, MAX_MESSAGE)] + " ..."
-
-
-def _place(error: BaseException) -> str:
-    """Text such as ` in my_module.py, line 7`: the innermost line of the user's own code.
-
-    The line of the library that it calls is added, unless that library is PyTorch. Empty if there is no such line.
-    """
-    ours = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<")
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not each.filename.startswith(ours)]
-    if not own:
-        return ""
-    below = frames[max(i for i, each in enumerate(frames) if each is own[-1]) + 1 :]
-    library = [each for each in below if "site-packages" in each.filename and not _is_torch_file(each.filename)]
-    deeper = f" ({Path(library[-1].filename).name}, line {library[-1].lineno})" if library else ""
-    return f" in {Path(own[-1].filename).name}, line {own[-1].lineno}{deeper}"
-
-
-def _is_torch_file(filename: str) -> bool:
-    return f"{Path('site-packages', 'torch')}{Path('/')}" in filename

@@ -170,6 +170,8 @@ class Graph:
     device: str = "cuda"
     model: str = ""
     batch_size: int = 0
+    warnings: tuple[str, ...] = ()
+    """What a user should know of the captured step, one sentence each."""
 
     @property
     def memory_bytes(self) -> int:

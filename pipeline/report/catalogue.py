@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pipeline.answers.sources import Source, kernel_source, overhead_source
 from pipeline.answers.tensor_core_gemm import measured_gpus
 from pipeline.compose import choices
 from pipeline.config import LOCAL_GPU
+from pipeline.config_checks import CHOICES, written
+from pipeline.errors import UnknownNameError
 from pipeline.hardware.spec import list_gpus
 from pipeline.paths import config_dir
 from pipeline.yaml_text import load_yaml
@@ -19,6 +22,10 @@ _KERNELS = {
     Source.TRANSFER: "transferred",
     Source.LOCAL: "measured here",
 }
+_ABOUT = ("name", "architecture", "description")
+"""Keys of a workload's file that say what it is; they are no options."""
+_COMMENT = re.compile(r"^(\w+):.*?\s#\s*(.*)$", re.MULTILINE)
+"""A line of a workload's file with a comment: the key and the comment."""
 _OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "of another host"}
 
 
@@ -56,3 +63,42 @@ def model_rows() -> list[dict[str, Any]]:
             {"model": name, "batch_size": loaded.get("batch_size", ""), "what": loaded.get("description") or first}
         )
     return rows
+
+
+def option_rows(model: str) -> list[dict[str, Any]]:
+    """One row per option of a workload: its default, its values, and what the comment in its file says.
+
+    Raises:
+        UnknownNameError: there is no such workload.
+    """
+    if model not in choices("model"):
+        raise UnknownNameError("model", model, choices("model"))
+    text = (config_dir() / "model" / f"{model}.yaml").read_text(encoding="utf-8")
+    comments = dict(_COMMENT.findall(text))
+    rows = []
+    for key, default in load_yaml(text).items():
+        if key in _ABOUT:
+            continue
+        option = key if key == "batch_size" else f"model.{key}"
+        said = comments.get(key, "").strip()
+        first, colon, rest = said.partition(": ")
+        if " | " in first or first in ("true", "false"):  # a list of the values, and what they mean
+            said = rest if " | " in first else said
+        values = CHOICES.get(option) or (("true", "false") if isinstance(default, bool) else ())
+        rows.append({"option": option, "default": _shown(default), "values": " | ".join(values) or _kind(default),
+                     "what": said if " | " not in said or colon else ""})  # fmt: skip
+    return rows
+
+
+def _shown(value: Any) -> str:
+    """A default as a user types it; empty for an option that must be given."""
+    return str(value).lower() if isinstance(value, bool) else "" if value == "???" else written(value)
+
+
+def _kind(value: Any) -> str:
+    """The kind of values that an option takes, from its default."""
+    if isinstance(value, list):
+        return "numbers"
+    if isinstance(value, dict):
+        return "options"
+    return "a number" if value is None or isinstance(value, (int, float)) else "a name"

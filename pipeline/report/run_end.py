@@ -9,8 +9,8 @@ from pipeline.flow import Flow
 from pipeline.prediction import Prediction
 from pipeline.report.artifact_list import places
 from pipeline.report.job_failures import reasons
+from pipeline.report.show import show
 from pipeline.report.summary_index import refresh
-from pipeline.report.terminal_tables import show
 from pipeline.schemas import read_table
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import ConfigError, InputError, SteptimeWarning, collected_warnings, did_you_mean
 from pipeline.workloads.training_step import Step
+from pipeline.workloads.user_code import place_in_user_code
+
+_SAID_AT_IMPORT: dict[str, list[str]] = {}
+"""Warnings of the import of each module, which are repeated whenever one of its functions is used."""
 
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
@@ -23,9 +29,24 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
     Raises:
         ConfigError: `target` is missing or does not have the form module:function.
-        InputError: the module or function cannot be loaded, or the function does not return a `Step`.
+        InputError: the module or function cannot be loaded, or the function takes other arguments, or it returns no
+            `Step`, or its step does not use `device` or `batch_size`.
     """
     target = config.get("target")
+    function = _function(target)
+    step = _made(function, target, config, batch_size, device)
+    _check_device(step, target, device)
+    if not _has_size(step, batch_size):
+        other = _made(function, target, config, 2 * batch_size, device)
+        if _shapes(other) == _shapes(step):
+            raise InputError(
+                f"model.target={target}: batch_size={batch_size} changes nothing: its batches hold tensors of shape "
+                f"{', '.join(map(str, _shapes(step)))}; make them of batch_size samples, or give the size that they have"
+            )
+    return step
+
+
+def _function(target: object) -> Callable[..., Any]:
     module_name, _, function_name = str(target or "").partition(":")
     if not module_name or not function_name:
         raise ConfigError(f"model.target={target}: give module:function, such as my_module:make_step")
@@ -34,19 +55,87 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             f"model.target={target}: give the module's name as in an import, not its file: "
             f"{Path(module_name).stem}:{function_name}, from its folder or with that folder on PYTHONPATH"
         )
+    module = _module(module_name, target)
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if function is None or not callable(function):
+        own = [name for name, each in vars(module).items()
+               if inspect.isfunction(each) and each.__module__ == module.__name__]  # fmt: skip
+        what = "has no" if function is None else "defines no function"
+        choices = f": {did_you_mean(function_name, own)}it defines {', '.join(own)}" if own else ""
+        raise InputError(f"model.target={target}: {module_name} {what} {function_name}{choices}")
+    return function
+
+
+def _module(name: str, target: object) -> ModuleType:
     here = str(Path.cwd())
     try:
-        function = getattr(_imported(module_name, here), function_name)
+        with collected_warnings() as said:
+            module = _imported(name, here)
     except ModuleNotFoundError as error:
-        raise InputError(f"model.target={target}: no module {error.name!r} on the path or in {here}") from None
-    except AttributeError:
-        raise InputError(f"model.target={target}: {module_name} has no {function_name}") from None
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise InputError(f"model.target={target}: no module {error.name!r} on the path or in {here}") from None
+        raise InputError(
+            f"model.target={target}: no module {error.name!r}, which it imports{place_in_user_code(error)}: install it, "
+            "or put its folder on PYTHONPATH"
+        ) from None
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(
+            f"model.target={target}: {name} cannot be imported: {what}{place_in_user_code(error)}"
+        ) from error
+    for text in _SAID_AT_IMPORT.setdefault(name, said):
+        warnings.warn(text, SteptimeWarning, stacklevel=2)
+    return module
+
+
+def _made(
+    function: Callable[..., Any], target: object, config: Mapping[str, Any], batch_size: int, device: str
+) -> Step:
+    """Call the user's function.
+
+    Raises:
+        InputError: it takes other arguments, or returns no `Step`.
+    """
+    try:
+        inspect.signature(function).bind(config, batch_size, device)
+    except TypeError as error:
+        name = str(target).partition(":")[2]
+        raise InputError(
+            f"model.target={target}: it is called as {name}(config, batch_size, device), and is defined as "
+            f"{name}{inspect.signature(function)} ({error})"
+        ) from None
+    except ValueError:  # a function of a compiled module has no signature
+        pass
     step = function(config, batch_size, device)
     if not isinstance(step, Step):
         raise InputError(
             f"model.target={target}: returned {type(step).__name__}, not pipeline.workloads.training_step.Step"
         )
     return step
+
+
+def _check_device(step: Step, target: object, device: str) -> None:
+    """Check that the modules of a captured step are on the device that the function was given.
+
+    Raises:
+        InputError: all parameters are on the CPU.
+    """
+    places = {parameter.device.type for parameter in step.parameters()}
+    if device == "meta" and places == {"cpu"}:
+        raise InputError(
+            f"model.target={target}: all modules are on the CPU: create them inside `with torch.device(device):`"
+        )
+
+
+def _has_size(step: Step, batch_size: int) -> bool:
+    """Whether a tensor of the batch has `batch_size` as its leading size, or the batch holds no tensors with a size."""
+    sized = [shape for shape in _shapes(step) if shape]
+    return not sized or any(shape[0] == batch_size for shape in sized)
+
+
+def _shapes(step: Step) -> list[tuple[int, ...]]:
+    """Shapes of the tensors of the first batch."""
+    return [tuple(tensor.shape) for tensor in step.pool[0]]
 
 
 def _imported(name: str, folder: str) -> ModuleType:

@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from pipeline.prediction import Prediction
-from pipeline.report.terminal_tables import Catalogue, Comparison, console, one, show
+from pipeline.report.comparison_table import Comparison
+from pipeline.report.show import show
+from pipeline.report.terminal_tables import Catalogue, console, one
 from pipeline.schemas import to_arrow
 
 
@@ -175,8 +177,8 @@ def test_designs_of_one_model_stay_side_by_side_on_a_narrow_terminal(prediction:
         for variant, us in (("default", 8e3), ("embedding-sparse", 9e3), ("embedding-dense", 12e3))
     ]
     shown = lines_at(Comparison(rows, {}), 80)
-    assert shown[0] == "dlrm_default on A100-PCIE-40GB"
-    assert [line.split()[0] for line in shown[1:5]] == ["variant", "default", "embedding-sparse", "embedding-dense"]
+    assert shown[0] == "dlrm_default on A100-PCIE-40GB, batch 2048"
+    assert [line.split()[0] for line in shown[1:5]] == ["options", "default", "embedding-sparse", "embedding-dense"]
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

@@ -38,7 +38,7 @@ def test_a_run_that_is_alive_keeps_its_lock(folder: Path, capsys: pytest.Capture
     )
     try:
         for _ in range(3000):
-            if unlock.running_snakemake() == run.pid:
+            if unlock.running_snakemake(folder) == run.pid:
                 break
             time.sleep(0.1)
         assert unlock.main() == 0

@@ -35,6 +35,8 @@ def test_a_results_folder_that_cannot_be_written_is_one_line(
     (tmp_path / "taken").touch()
     for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
         assert f"results={place}: {tmp_path}/taken is not a writable folder" in refused(capsys, results=str(place))
+    if Path("/proc/self").is_dir():  # root may write there by its rights, and nothing can be written
+        assert "results=/proc/new: /proc is not a writable folder" in refused(capsys, results="/proc/new")
     assert Flow.from_config({"results": str(tmp_path / "new" / "place")}).artifacts.root == str(tmp_path / "new/place")
 
 
@@ -60,6 +62,29 @@ def test_points_share_overheads_unless_a_setting_shapes_them() -> None:
         settings = flow.overhead_settings(SimpleNamespace(overheads=Path(path).stem))
         assert settings["estimator"] == ("clipped_mean" if path == "results/V100/overheads.parquet" else "median")
         assert "host_scale" not in settings, "would make the statistics anew for nothing"
+
+
+def test_points_of_one_workload_share_its_graph_and_this_machine_has_its_own() -> None:
+    flow = Flow.from_config(
+        {
+            "gpu": "V100,P100,local",
+            "model": "dlrm_small",
+            "overrides": "overheads.host_scale=1,2 model.mode=train,inference",
+        }
+    )
+    graphs = {}
+    for point in flow.points:
+        at = SimpleNamespace(gpu=point.gpu, model=point.model, variant=point.variant, batch=point.batch_size)
+        graphs.setdefault(flow.graph_of_point(at), set()).add((point.local, point.model_variant))
+    captured = [path for path in graphs if path.startswith("results/graphs/")]
+    assert len(flow.points) == 12 and len(captured) == 2 and len(graphs) == 2 + 4
+    assert all(len(made_of) == 1 for made_of in graphs.values())
+    for path in captured:  # the rule that makes it finds the settings by the file's folders
+        _, _, model, variant, batch, _ = Path(path).parts
+        at = SimpleNamespace(model=model, variant=variant, batch=batch.removeprefix("b"))
+        ((_, model_variant),) = graphs[path]
+        assert flow.workload(at).model_variant == model_variant
+        assert flow.captured_model(at)["mode"] == ("inference" if "inference" in variant else "train")
 
 
 def test_a_failed_run_says_why_once_and_below_all_else(tmp_path: Path) -> None:

@@ -46,10 +46,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_stage_leaves_its_artifact(finished: Path) -> None:
     point = finished / "results/V100/dlrm_default/default/b2048"
-    for name, schema in (("graph", "graph"), ("calls", "calls"), ("prediction", "prediction"), ("summary", "summary")):
-        table = read_table(point / f"{name}.parquet", schema)
-        assert len(table) == 1 if name == "summary" else len(table) > 50
-        assert read_provenance(point / f"{name}.parquet")["steptime"]
+    graph = finished / "results/graphs/dlrm_default/default/b2048/graph.parquet"
+    for path in (graph, *(point / f"{name}.parquet" for name in ("calls", "prediction", "summary"))):
+        table = read_table(path, path.stem)
+        assert len(table) == 1 if path.stem == "summary" else len(table) > 50
+        assert read_provenance(path)["steptime"]
     predicted = read_table(finished / "results/summary.parquet", "summary").iloc[0]
     events = json.loads(gzip.decompress((point / "timeline.json.gz").read_bytes()))["traceEvents"]
     ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
@@ -140,4 +141,28 @@ def test_a_grid_expands_in_a_dry_run(tmp_path: Path) -> None:
     run = snakemake("-n", "--config", *grid, folder=tmp_path)
     assert run.returncode == 0, run.stderr[-2000:]
     assert sum(line.startswith("predict ") for line in (run.stdout + run.stderr).splitlines()) >= 1
-    assert any(line.split() == ["predict", "8"] for line in (run.stdout + run.stderr).splitlines())
+    jobs = [line.split() for line in (run.stdout + run.stderr).splitlines()]
+    assert ["predict", "8"] in jobs and ["capture_graph", "4"] in jobs, "GPUs share the graph of a workload"
+
+
+def test_another_gpu_or_host_captures_nothing_again(finished: Path) -> None:
+    for config in (["gpu=V100", "overrides=overheads.host_scale=2"], ["gpu=P100"]):
+        run = snakemake("-n", "--config", "model=dlrm_default", *config, folder=finished)
+        assert run.returncode == 0 and "capture_graph" not in run.stdout + run.stderr
+        assert "predict" in run.stdout + run.stderr
+
+
+def test_a_leftover_lock_ends_the_run_with_the_command_that_helps(tmp_path: Path) -> None:
+    config = ["--config", "gpu=V100", "model=dlrm_default"]
+    lock = tmp_path / ".snakemake/locks/0.output.lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("results/V100/dlrm_default/default/b2048/calls.parquet\n")
+    for options in ([], ["-n"]):
+        run = snakemake(*options, *config, folder=tmp_path)
+        assert run.returncode == (0 if options else 1)
+        last = run.stderr.splitlines()[-1]
+        assert last.startswith("steptime: a run in this folder was stopped and left its lock")
+        assert f"`snakemake --unlock --directory {tmp_path}`" in last
+        assert lock.is_file(), "it is for the user to remove"
+    assert "steptime" not in snakemake("--unlock", *config, folder=tmp_path).stderr
+    assert not lock.exists()

@@ -336,7 +336,9 @@ def test_what_is_not_modelled_is_said(function, operator):
 
 def test_failures_name_the_users_line():
     line = MODULE.splitlines().index('    raise ValueError("no such layer")') + 1
-    with pytest.raises(InputError, match=rf"ValueError: no such layer in steps_of_mine.py, line {line} "):
+    with pytest.raises(
+        InputError, match=rf"its code fails: ValueError: no such layer in steps_of_mine.py, line {line}$"
+    ):
         captured("wrong")
     with pytest.raises(InputError, match=r"SystemExit: 3 in steps_of_mine.py"):
         captured("leaves")

@@ -176,7 +176,7 @@ def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
     (tmp_path / "my_bad_model.py").write_text(
         (tmp_path / "my_tiny_model.py").read_text().replace("(output, y)", "(output, y).long().item()")
     )
-    with pytest.raises(InputError, match=r"my_bad_model:make_step: its step fails on the meta device.*item"):
+    with pytest.raises(InputError, match=r"my_bad_model:make_step: its step cannot be captured without a GPU.*item"):
         capture({**config, "target": "my_bad_model:make_step"}, 4)
     for target, message in (
         ("my_tiny_model", "module:function"),

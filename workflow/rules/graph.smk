@@ -1,5 +1,7 @@
 # The execution graph of one training step: captured without a GPU, or traced on the device of this machine.
 
+from pathlib import Path
+
 from pipeline.config import NAME
 
 
@@ -12,19 +14,18 @@ wildcard_constraints:
 
 
 POINT = FLOW.artifacts.point("{gpu}", "{model}", "{variant}", "{batch}")
+GRAPH = FLOW.artifacts.graph("{model}", "{variant}", "{batch}")
 
 
 # Code that several rules name for their digest; tests/workflow/test_rule_code.py says what one lacks.
 rule capture_graph:
     output:
-        graph=f"{POINT}/graph.parquet",
+        graph=GRAPH,
     log:
-        f"{POINT}/logs/capture_graph.log",
-    wildcard_constraints:
-        gpu=f"(?!local/){NAME}",
+        f"{Path(GRAPH).parent}/logs/capture_graph.log",
     params:
-        model=FLOW.section("model"),
-        files=FLOW.files,
+        model=FLOW.captured_model,
+        files=FLOW.captured_files,
         code=FLOW.code("capture_graph"),
     message:
         "Capture the graph of {wildcards.model} at batch {wildcards.batch}, without a GPU"
@@ -92,7 +93,7 @@ rule convert_trace:
 
 rule map_calls:
     input:
-        graph=f"{POINT}/graph.parquet",
+        graph=FLOW.graph_of_point,
     output:
         calls=f"{POINT}/calls.parquet",
     log:

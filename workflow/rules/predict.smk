@@ -5,7 +5,7 @@ from pipeline.report.grid_inputs import pack_digests
 
 rule predict:
     input:
-        graph=f"{POINT}/graph.parquet",
+        graph=FLOW.graph_of_point,
         calls=f"{POINT}/calls.parquet",
         models=FLOW.models_of_point,
         overheads=FLOW.overheads_of_point,

@@ -16,7 +16,7 @@ report: "../report/workflow.rst"
 
 rule error_parts:
     input:
-        graph=f"{POINT}/graph.parquet",
+        graph=FLOW.graph_of_point,
         calls=f"{POINT}/calls.parquet",
         models=FLOW.models_of_point,
         observations=FLOW.overhead_samples,

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from pipeline.graph.sizes.library_launches import convolution_extra
+from pipeline.graph.sizes.unfolded_convolution import Direction, is_unfolded, unfolded
 from pipeline.graph.sizes.vocabulary import Rule, Work, image_attributes, rows_width, size
 from pipeline.graph.table import Node, Tensor
 
@@ -20,9 +21,13 @@ def convolution(node: Node, rule: Rule) -> list[Work] | None:
     transposed = bool(node.value(6, False))
     dims = _dims(node, x, w, out, 3, transposed)
     family = "conv2d_backward_data" if transposed else "conv2d_forward"
-    works = [Work(dims, _flops(dims, w, out if not transposed else x), float(x.bytes + w.bytes), float(out.bytes),
-                  _dtype(node, x), family, attributes=image_attributes(node))]  # fmt: skip
-    works += convolution_extra(family, dims, works[0].dtype)
+    dtype = _dtype(node, x)
+    if is_unfolded(dtype, dims, rule.native_bf16):
+        works = unfolded("data", dims, w, out, x) if transposed else unfolded("forward", dims, w, x, out)
+    else:
+        works = [Work(dims, _flops(dims, w, out if not transposed else x), float(x.bytes + w.bytes), float(out.bytes),
+                      dtype, family, attributes=image_attributes(node))]  # fmt: skip
+        works += convolution_extra(family, dims, dtype)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if isinstance(bias, Tensor):
         works.append(_bias(out, bias))
@@ -39,12 +44,18 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
     transposed = bool(node.value(7, False))
     dims = _dims(node, x, w, grad, 4, transposed)
     flops, dtype = _flops(dims, w, grad if not transposed else x), _dtype(node, x)
-    works, layout = [], image_attributes(node)
-    if mask[0]:
+    works: list[Work] = []
+    layout, apart = image_attributes(node), is_unfolded(dtype, dims, rule.native_bf16)
+    if apart:
+        image, result = (grad, x) if transposed else (x, grad)
+        wanted: list[Direction] = ["forward" if transposed else "data", "weight"]
+        for direction, asked in zip(wanted, mask, strict=False):
+            works += unfolded(direction, dims, w, image, result) if asked else []
+    elif mask[0]:
         family = "conv2d_forward" if transposed else "conv2d_backward_data"
         works.append(Work(dims, flops, float(grad.bytes + w.bytes), float(x.bytes), dtype, family, attributes=layout))
         works += convolution_extra(family, dims, dtype)
-    if mask[1]:
+    if mask[1] and not apart:
         works.append(Work(dims, flops, float(grad.bytes + x.bytes), float(w.bytes), dtype, "conv2d_backward_weight",
                           attributes=layout))  # fmt: skip
         works += convolution_extra("conv2d_backward_weight", dims, dtype)

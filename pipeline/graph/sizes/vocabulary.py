@@ -27,6 +27,7 @@ class Rule:
     options: dict[str, Any] = field(default_factory=dict)
     sms: int = 80  # SM count of the GPU if known; libraries split work by it
     capability: float = 7.0  # of the GPU if known; libraries choose algorithms by architecture
+    native_bf16: bool = True  # whether the GPU computes in bf16; otherwise cuDNN is not used for bf16
 
 
 @dataclass

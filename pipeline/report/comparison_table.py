@@ -1,0 +1,218 @@
+"""Several predictions as one table for a terminal: what all rows share is above it, what it leaves out is below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.config import LOCAL_GPU, Point
+from pipeline.errors import SteptimeError
+from pipeline.prediction import Prediction
+from pipeline.readable import gibibytes, html_table, milliseconds, rate
+from pipeline.report.terminal_tables import interval
+
+LEFT_OUT_FIRST = ("evidence", "busy", "max batch", "memory", "measured")
+"""Columns that a table leaves out, in this order, where the terminal is too narrow. The interval and `bound` stay."""
+
+WORDS = ("GPU", "model", "options", "bound", "evidence")
+"""Columns of text, which are aligned to the left."""
+
+
+class Order(StrEnum):
+    """What rows are sorted by, best first."""
+
+    step = "step"
+    throughput = "throughput"
+    cost = "cost"
+
+
+@dataclass(frozen=True)
+class Unpredicted:
+    """A point of a grid that has no prediction, with the reason."""
+
+    gpu: str
+    model: str
+    batch_size: int
+    overrides: tuple[str, ...]
+    reason: str
+
+    @classmethod
+    def of(cls, point: Point, error: SteptimeError) -> Unpredicted:
+        """The point, and the error that it raised."""
+        reason = " ".join(str(error).split())
+        return cls(point.gpu, point.model, point.batch_size, point.overrides, reason)
+
+
+def in_order(
+    predictions: Sequence[Prediction], costs: Sequence[float | None], order: Order
+) -> tuple[list[Prediction], list[float | None]]:
+    """Predictions and their costs, best first; those without a cost come last where cost is asked for."""
+
+    def key(pair: tuple[Prediction, float | None]) -> float:
+        prediction, cost = pair
+        if order is Order.cost:
+            return float("inf") if cost is None else cost
+        return prediction.predicted_us if order is Order.step else -prediction.samples_per_s
+
+    pairs = sorted(zip(predictions, costs, strict=True), key=key)
+    return [prediction for prediction, _ in pairs], [cost for _, cost in pairs]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Predictions side by side, in the widest layout that fits the terminal; the best of each model is marked."""
+
+    predictions: Sequence[Prediction]
+    largest: Mapping[str, int | None] = field(default_factory=dict)
+    costs: Sequence[float | None] = ()
+    """Cost of a million samples, in `currency`; the table has this column if any cost is known."""
+    currency: str = ""
+    unpredicted: Sequence[Unpredicted] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
+        whole = [self._table(rows, (), boxed=True), *(self._table(rows, out, boxed=False) for out in _ever_more(2))]
+        fitting = next((table for table in whole if _fits(table.table, console, options)), None)
+        if fitting is not None:
+            shown = [fitting]
+        else:
+            groups = [[row for row in rows if row.model == name] for name in dict.fromkeys(row.model for row in rows)]
+            shown = []
+            for out in _ever_more(len(LEFT_OUT_FIRST)):
+                shown = [self._table(group, out, boxed=False) for group in groups]
+                if all(_fits(part.table, console, options) for part in shown):
+                    break
+        for part in shown:
+            if part.heading:
+                yield Text(part.heading, style="bold")
+            yield part.table
+        yield from self._notes(list(dict.fromkeys(name for part in shown for name in part.left_out)))
+
+    def _repr_html_(self) -> str:
+        rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
+        cells = [self._cells(row, ()) for row in rows]
+        names = list(dict.fromkeys(name for row in cells for name in row))
+        notes = ", ".join(text.plain for text in self._notes(()))
+        return html_table(notes, [[row.get(name, "") for name in names] for row in cells], names)
+
+    def _notes(self, left_out: Sequence[str]) -> Iterator[Text]:
+        """The lines below the table."""
+        stars = ["most samples per second"] if any(map(self._best, self.predictions)) else []
+        stars += ["lowest cost"] if any(map(self._cheapest, self.predictions)) else []
+        signs = [f"★ {' or '.join(stars)} of the model"] if stars else []
+        signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
+        signs += [f"cost/M: {self.currency} per million samples"] if any(c is not None for c in self.costs) else []
+        if signs:
+            yield Text(", ".join(signs), style="dim")
+        if left_out:
+            yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
+        for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
+            yield Text(f"warning: {text}", style="yellow")
+        for reason in dict.fromkeys(row.reason for row in self.unpredicted):
+            names = [f"{row.gpu} batch {row.batch_size}" for row in self.unpredicted if row.reason == reason]
+            yield Text(f"no prediction for {', '.join(names)}: {reason}", style="red")
+
+    def _table(self, rows: Sequence[Prediction | Unpredicted], left_out: Sequence[str], boxed: bool) -> _Titled:
+        shared = [text for text in _options(rows[0]) if all(text in _options(row) for row in rows)] if rows else []
+        cells = [self._cells(row, shared) for row in rows]
+        names = list(dict.fromkeys(name for row in cells for name in row))
+        same = [name for name in ("GPU", "model", "batch") if len({row[name] for row in cells}) == 1]
+        same += [] if any(row["options"] != "default" for row in cells) else ["options"]
+        heading = _heading(cells[0], same, shared) if cells else ""
+        table = Table(
+            header_style="bold", box=box.HEAVY_HEAD if boxed else None, padding=(0, 1) if boxed else (0, 1, 0, 0)
+        )
+        shown = [name for name in names if name not in (*same, *left_out)]
+        for name in shown:
+            table.add_column(
+                name,
+                justify="left" if name in WORDS else "right",
+                no_wrap=name not in ("model", "options"),
+                overflow="fold",
+            )
+        for row, values in zip(rows, cells, strict=True):
+            best = isinstance(row, Prediction) and self._best(row)
+            table.add_row(*(values.get(name, "") for name in shown), style="bold" if best else None)
+        return _Titled(heading, table, [name for name in left_out if name in names])
+
+    def _cells(self, row: Prediction | Unpredicted, shared: Sequence[str]) -> dict[str, str]:
+        own = " ".join(text for text in _options(row) if text not in shared)
+        named = {"GPU": row.gpu, "model": row.model, "options": own or "default", "batch": str(row.batch_size)}
+        if isinstance(row, Unpredicted):
+            return named | {"step": "none", "p10-p90 ms": "", "bound": ""}
+        p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
+        cells = named | {
+            "step": milliseconds(p.predicted_us),
+            "p10-p90 ms": interval(p.p10_us, p.p90_us),
+            "busy": f"{p.active_us / p.predicted_us:.0%}",
+            "bound": p.bound,
+            "samples/s": f"{rate(p.samples_per_s)}{' ★' if self._best(p) else ''}",
+            "memory": gibibytes(p.memory_bytes) + ("" if p.fits else " ✗"),
+            "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
+        }
+        key = f"{p.gpu}/{p.model}/{p.variant}"
+        if self.largest:
+            most = self.largest.get(key)
+            unknown = p.gpu == LOCAL_GPU or key not in self.largest
+            cells["max batch"] = f"{most:,}" if most else "" if unknown else "none"
+        if any(cost is not None for cost in self.costs):
+            cost = self._cost(p)
+            cells["cost/M"] = "" if cost is None else f"{rate(cost)}{' ★' if self._cheapest(p) else ''}"
+        if any(other.measured_us is not None for other in self.predictions):
+            cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
+        return cells
+
+    def _cost(self, p: Prediction) -> float | None:
+        return next((cost for other, cost in zip(self.predictions, self.costs, strict=False) if other is p), None)
+
+    def _best(self, p: Prediction) -> bool:
+        rivals = [other.samples_per_s for other in self.predictions if other.model == p.model and other.fits]
+        return p.fits and len(self.predictions) > 1 and p.samples_per_s == max(rivals)
+
+    def _cheapest(self, p: Prediction) -> bool:
+        found = [self._cost(other) for other in self.predictions if other.model == p.model and other.fits]
+        known = [cost for cost in found if cost is not None]
+        return p.fits and len(known) > 1 and self._cost(p) == min(known)
+
+
+@dataclass(frozen=True)
+class _Titled:
+    """A table, the line above it, and the columns that it leaves out."""
+
+    heading: str
+    table: Table
+    left_out: Sequence[str]
+
+
+def _options(row: Prediction | Unpredicted) -> list[str]:
+    """The options of a row as a user types them, without the section of the model."""
+    if row.overrides:
+        return [text.removeprefix("+").removeprefix("model.") for text in row.overrides]
+    return [row.named] if isinstance(row, Prediction) and row.named else []
+
+
+def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str]) -> str:
+    """What all rows of a table share, such as `dlrm_default on V100, batch 2048 (embedding=sparse)`."""
+    model = [cells["model"]] if "model" in same else []
+    gpu = [f"on {cells['GPU']}"] if "GPU" in same else []
+    text = " ".join([*model, *gpu])
+    batch = f"batch {cells['batch']}" if "batch" in same else ""
+    options = f"({' '.join(shared)})" if shared else ""
+    return " ".join(part for part in (", ".join(part for part in (text, batch) if part), options) if part)
+
+
+def _ever_more(most: int) -> Iterator[tuple[str, ...]]:
+    """Columns to leave out: none, then one more each time."""
+    return (LEFT_OUT_FIRST[:count] for count in range(most + 1))
+
+
+def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
+    """Whether a table is not wider than the terminal."""
+    return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width

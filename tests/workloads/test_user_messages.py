@@ -1,0 +1,198 @@
+"""What a user reads when their own module is wrong, and what is reported beside the answer when it is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.compose import choices
+from pipeline.config import expand
+from pipeline.errors import InputError, SteptimeWarning
+from pipeline.graph.capture import capture
+from pipeline.graph.graph_file import read_graph, write_graph
+from pipeline.graph.table import Graph
+from pipeline.workloads.read_options import ReadOptions, unread_options
+
+MODULE = """
+import torch
+from torch import nn
+from pipeline.workloads.training_step import Step
+
+def made(config, device, model, *batch):
+    return Step([model], [batch], lambda *b: model(b[0]), lambda o, *b: o.float().sum(), device, config)
+
+def layers(device, width=16):
+    with torch.device(device):
+        return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
+
+def plain(config, batch_size, device):
+    width = config["options"].get("width", 16)
+    return made(config, device, layers(device, width), torch.rand(batch_size, 16))
+
+def late(config, batch_size, device):
+    model = layers(device)
+    def forward(x):
+        return model(x) * config["options"]["scale"]
+    return Step([model], [(torch.rand(batch_size, 16),)], forward, lambda o, x: o.sum(), device, config)
+
+def spread(config, batch_size, device):
+    return made(config, device, layers(device, **config["options"]), torch.rand(batch_size, 16))
+
+def nested(config, batch_size, device):
+    return made(config, device, layers(device, config["options"]["of"]["width"]), torch.rand(batch_size, 16))
+
+def fixed(config, batch_size, device):
+    return made(config, device, layers(device), torch.rand(8, 16))
+
+def tokens(config, batch_size, device):
+    return made(config, device, layers(device), torch.rand(batch_size * 5, 16))
+
+def compiled(config, batch_size, device):
+    return made(config, device, torch.compile(layers(device)), torch.rand(batch_size, 16))
+
+def forgotten(config, batch_size, device):
+    return made(config, device, nn.Linear(16, 4), torch.rand(batch_size, 16))
+
+def forgotten_table(config, batch_size, device):
+    return made(config, device, nn.Embedding(30, 4), torch.randint(30, (batch_size,)))
+
+def forgotten_tensor(config, batch_size, device):
+    model = layers(device)
+    return Step([model], [(torch.rand(batch_size, 16),)], lambda x: model(x) + torch.rand(4), lambda o, x: o.sum(),
+                device, config)
+
+def mismatch(config, batch_size, device):
+    with torch.device(device):
+        model = nn.Sequential(nn.Linear(16, 8), nn.Linear(16, 4))
+    return made(config, device, model, torch.rand(batch_size, 16))
+
+def too_few(config):
+    pass
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine_with_faults.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine_with_faults", raising=False)
+    return tmp_path
+
+
+def captured(target: str, batch_size: int = 8, *overrides: str) -> Graph:
+    target = target if ":" in target else f"mine_with_faults:{target}"
+    (point,) = expand(["model=custom", f"model.target={target}", f"batch_size={batch_size}", *overrides])
+    return capture(point.section("model"), point.batch_size)
+
+
+def refused(target: str, *given: object) -> str:
+    with pytest.raises(InputError) as error:
+        captured(target, *given)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(MODULE.splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize("function, option, unread", [
+    ("plain", "width=32", []), ("plain", "widht=32", ["model.options.widht"]), ("late", "scale=2", []),
+    ("spread", "width=32", []), ("nested", "of.width=32", []), ("nested", "of={width:32,deep:3}", ["model.options.of.deep"]),
+])  # fmt: skip
+def test_options_that_a_step_never_read_are_named(function: str, option: str, unread: list[str]) -> None:
+    said = captured(function, 8, f"model.options.{option}").warnings
+    assert [text.partition(":")[0] for text in said] == unread
+
+
+def test_a_sequence_length_that_a_step_never_read_is_named_and_options_of_step_are_not() -> None:
+    (text,) = captured("plain", 8, "model.seq_len=64", "model.optimizer=adam").warnings
+    assert text == "model.seq_len: the step of mine_with_faults:plain never read it"
+
+
+@pytest.mark.parametrize(
+    "read", [dict, list, lambda o: {**o}, lambda o: o.items(), lambda o: o.values(), lambda o: o.keys()]
+)
+def test_to_read_all_options_is_to_read_each(read: object) -> None:
+    config = ReadOptions({"options": {"width": 1}, "seq_len": None})
+    assert unread_options(config) == ["model.options"]
+    read(config["options"])  # type: ignore[operator]
+    assert unread_options(config) == []
+
+
+def test_a_step_that_ignores_the_batch_size_is_refused_unless_it_has_it_by_chance() -> None:
+    assert captured("fixed", 8).warnings == ()
+    text = refused("fixed", 32)
+    assert "batch_size=32 changes nothing" in text and "(8, 16)" in text
+    assert captured("tokens", 8).warnings == (), "five tokens a sample, joined in one dimension"
+
+
+def test_compiled_code_is_reported_whether_it_is_compiled_in_the_function_or_at_import(folder: Path) -> None:
+    told = ("torch.compile: predicted is the code as it is written; compiled code has fewer kernels and is faster",)
+    assert captured("compiled").warnings == told
+    (folder / "compiled_at_import.py").write_text(MODULE + "\n@torch.compile\ndef cube(x):\n    return x ** 3\n")
+    for size in (8, 16):
+        assert captured("compiled_at_import:plain", size).warnings == told
+
+
+def test_what_a_capture_reports_is_in_its_file(tmp_path: Path) -> None:
+    graph = captured("compiled")
+    write_graph(graph, tmp_path / "graph.parquet")
+    assert read_graph(tmp_path / "graph.parquet").warnings == graph.warnings
+
+
+def test_predict_from_python_warns() -> None:
+    from pipeline import predict
+
+    with pytest.warns(SteptimeWarning, match="torch.compile"):
+        found = predict("V100", "custom", model__target="mine_with_faults:compiled", batch_size=8)
+    assert found.as_dict()["warnings"] == list(found.warnings) and found.warnings
+
+
+@pytest.mark.parametrize("function", ["forgotten", "forgotten_table"])
+def test_modules_on_the_cpu_get_their_remedy(function: str) -> None:
+    assert refused(function).endswith("all modules are on the CPU: create them inside `with torch.device(device):`")
+
+
+def test_a_tensor_on_the_cpu_gets_its_remedy_and_its_line() -> None:
+    text = refused("forgotten_tensor")
+    assert f"in mine_with_faults.py, line {line_of('torch.rand(4)')}" in text and "device=x.device" in text
+
+
+def test_an_ordinary_error_is_not_blamed_on_the_meta_device() -> None:
+    text = refused("mismatch")
+    assert "its code fails: RuntimeError" in text and "meta" not in text and "16" in text
+    assert text.endswith(f"in mine_with_faults.py, line {line_of('lambda *b: model(b[0])')}")
+
+
+def test_another_signature_is_shown_beside_the_one_that_is_called() -> None:
+    text = refused("too_few")
+    assert "called as too_few(config, batch_size, device)" in text and "defined as too_few(config)" in text
+
+
+def test_a_function_that_is_missing_is_shown_with_those_that_exist() -> None:
+    assert "has no plian: did you mean 'plain'? it defines made, layers, plain, late" in refused("plian")
+    assert "defines no function NUMBER" in refused("NUMBER")
+
+
+@pytest.mark.parametrize("text, says", [
+    ("import torch\nimport numppy\n", "no module 'numppy', which it imports in faulty_{n}.py, line 2"),
+    ("from torch import nothing_there\n", "faulty_{n} cannot be imported: ImportError: cannot import name 'nothing_there'"),
+    ("\n\ndef (:\n", "faulty_{n} cannot be imported: SyntaxError: invalid syntax (faulty_{n}.py, line 3)"),
+    ("import torch\nx = torch.foo\ndef make(c, b, d): pass\n", "AttributeError: module 'torch' has no attribute 'foo' in "
+     "faulty_{n}.py, line 2"),
+])  # fmt: skip
+def test_a_module_that_cannot_be_imported_says_why_and_where(folder: Path, text: str, says: str) -> None:
+    number = abs(hash(text)) % 10_000_000
+    (folder / f"faulty_{number}.py").write_text(text)
+    assert says.format(n=number) in refused(f"faulty_{number}:make")
+
+
+def test_every_model_of_the_zoo_is_silent() -> None:
+    assert "custom" in choices("model")
+    (point,) = expand(["model=dlrm_small", "batch_size=4"])
+    assert capture(point.section("model"), 4).warnings == ()
