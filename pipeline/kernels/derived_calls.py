@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.kernels.estimate import Estimate, KernelModel, merge
+from pipeline.kernels.grouped_convolution import grouped
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.tensor_core_convolution import on_tensor_cores
 from pipeline.kernels.work import Dims, implicit_product
@@ -60,12 +61,13 @@ def _convolution(
 ) -> tuple[Estimate | None, str]:
     """Estimate each row by the sampled forward convolution of the same arithmetic, else by an implicit product.
 
-    Two kinds of rows are left to physics:
+    Three kinds of rows are left to physics:
 
     - Products with more rows than any sampled product. On 1x1 convolutions of ResNet-50 on the V100, a model is wrong
       there by a factor of up to ten, physics by a quarter.
     - Convolutions on tensor cores. Models of fp32 samples contain neither the peak of tensor cores nor the layout
       changes of images that cuDNN makes for them.
+    - Convolutions with several groups. They run in other kernels than the products and convolutions of the samples.
 
     Where TF32 is allowed and the GPU has a low TF32 peak (GeForce), Winograd in fp32 can be faster. The library then
     uses Winograd, and so does the estimate.
@@ -73,9 +75,12 @@ def _convolution(
     dtype = Dims(calls).text("dtype", "fp32")
     tensor = on_tensor_cores(Dims(calls), physics.gpu)
     tf32 = tensor & (dtype == "tf32")
-    if tensor.all() and not tf32.any():
+    single = ~grouped(Dims(calls))
+    if (tensor.all() and not tf32.any()) or not single.any():
         return None, ""
     found, evidence = _on_fp32_cores(name, calls, models, physics)
+    if found is not None and not single.all():
+        found = found.scale(np.where(single, 1.0, np.nan))
     if found is None or not tensor.any():
         return found, evidence
     quicker = tf32 & (found.kernel < physics.kernel_us(name, calls))

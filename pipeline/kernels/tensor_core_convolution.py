@@ -119,10 +119,7 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     turned = innermost + memory.moving_us(2.0 * images) / LAYOUT_CONVERSION_SHARE
     tf32 = dtype == "tf32"
     stored = np.where(tf32, np.minimum(kernel(NCHW_LOADS), turned), turned) if tf32.any() else turned
-    found = np.where(channels_last(d), innermost, stored)
-    # few channels per group use tensor cores poorly: the library computes such convolutions without tensor cores
-    plain = np.hypot(shape.flops / (1e3 * gpu.peak_gflop_per_s()), dram)
-    return np.asarray(np.where(groups > 1.0, np.minimum(found, plain), found))
+    return np.where(channels_last(d), innermost, stored)
 
 
 def _tiled_us(
