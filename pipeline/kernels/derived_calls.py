@@ -22,16 +22,22 @@ import numpy as np
 import pandas as pd
 
 from pipeline.kernels.estimate import Estimate, KernelModel, merge
+from pipeline.kernels.families import Law
 from pipeline.kernels.grouped_convolution import grouped
-from pipeline.kernels.physics import Physics
+from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.tensor_core_convolution import on_tensor_cores
-from pipeline.kernels.work import Dims, implicit_product
+from pipeline.kernels.work import Array, Dims, implicit_product
 
 SPREAD = 1.7
 """Factor up and down by which the scaling widens the interval of the related model; its error counts as independent.
 
 With it, the interval contains about three of four kernels: TF32 products and layer norm's backward in the A100 DLRM
 trace."""
+
+OVERLAP = 1.5
+"""Factor between the p90 of a convolution on twice the batch and the longest time that is accepted for the batch.
+
+It is below `SPREAD`, so the intervals of the two batches overlap."""
 
 
 def estimate_by_related_model(
@@ -96,6 +102,7 @@ def _on_fp32_cores(
     if "gemm" in models:
         product = models["gemm"].predict(_implicit_product(name, calls))
         found, evidence = product.scale(np.where(product.inside, 1.0, np.nan)), models["gemm"].evidence
+        found = found.scale(np.minimum(1.0, _longest(name, calls, models["gemm"], physics) / found.kernel))
     forward = models.get("conv2d_forward")
     if forward is not None:
         alike = calls.assign(family="conv2d_forward", op="conv", phase="forward", dtype="fp32")
@@ -115,7 +122,19 @@ def _on_fp32_cores(
     return found.widen(SPREAD), evidence
 
 
-def _implicit_product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
+def _longest(name: str, calls: pd.DataFrame, model: KernelModel, physics: Physics) -> Array:
+    """Upper bound of the time of implicit products, us, shape (rows,): `OVERLAP` times the p90 on twice the batch.
+
+    A learned model can be several times too long in a corner of its range (few columns, a long reduction), where no
+    product was sampled. More images never take less time.
+    """
+    twice = calls.assign(B=2.0 * Dims(calls)("B"))
+    product = model.predict(_product(name, twice))
+    by_physics = PHYSICS_SPREAD[Law.COMPUTE] * physics.kernel_us(name, twice)
+    return np.asarray(OVERLAP * np.where(product.inside, product.widen(SPREAD).p90, by_physics))
+
+
+def _product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
     """The matrix product that computes each convolution (implicit GEMM)."""
     rows, depth, columns, groups = implicit_product(name, Dims(calls))
     return pd.DataFrame(

@@ -117,7 +117,7 @@ class Physics:
         found = work_of(name, calls)
         if entry.law is Law.COMPUTE:
             shortest = MIN_PRODUCT_REDUCTION if name in ("gemm", "bmm") else MIN_REDUCTION
-            return self._convolution(name, calls, self._compute(name, d, found, shortest), found)
+            return self._convolution(name, calls, self._compute(name, self._computed(name, d), found, shortest), found)
         if entry.law is Law.EMBEDDING:
             return self._lookups(name, d, found)
         if entry.law is Law.LINK:
@@ -213,12 +213,23 @@ class Physics:
         d = Dims(calls)
         if product_us is None:
             product_us = self._compute(name, d, work_of(name, calls), MIN_REDUCTION)
-        return gradient_us(name, d, kernel_us, product_us, self.peak_flop_per_us(d), self.memory)
+        return gradient_us(name, d, kernel_us, product_us, self.peak_flop_per_us(self._computed(name, d)), self.memory)
+
+    def _computed(self, name: str, d: Dims) -> Dims:
+        """Calls with the dtype whose throughput limits them.
+
+        Without tensor cores, cuDNN computes convolutions of half-precision images in fp32 (`ConvShared.cpp` asks for
+        it), also where the GPU has a faster fp16 rate (P100).
+        """
+        if not name.startswith("conv2d"):
+            return d
+        dtype = d.text("dtype", "fp32")
+        return Dims(d.table.assign(computed=np.where(on_tensor_cores(d, self.gpu), dtype, "fp32")))
 
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput for the dtype of each row, FLOP per microsecond."""
         peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
-        return values_of(d.text("dtype", "fp32"), peaks, peaks["fp32"])
+        return values_of(d.text("computed") if "computed" in d.table else d.text("dtype", "fp32"), peaks, peaks["fp32"])
 
     def _lookups(self, name: str, d: Dims, found: Work) -> Array:
         """Times of lookups and their gradients: `lookup_us` on a GPU, and the model of Lin et al. on a CPU."""
