@@ -34,10 +34,14 @@ SPREAD = 1.7
 With it, the interval contains about three of four kernels: TF32 products and layer norm's backward in the A100 DLRM
 trace."""
 
-OVERLAP = 1.5
-"""Factor between the p90 of a convolution on twice the batch and the longest time that is accepted for the batch.
+LARGER = ({"B": 2.0}, {"B": 4.0}, {"in_channels": 2.0, "out_channels": 2.0})
+"""Multiples of dims: convolutions of these sizes bound the time of a convolution. Half of height and width is a quarter
+of the pixels, as is a quarter of the batch."""
 
-It is below `SPREAD`, so the intervals of the two batches overlap."""
+OVERLAP = 1.5
+"""Factor between the p90 of a larger convolution and the longest time that is accepted for the smaller one.
+
+It is below `SPREAD`, so the intervals of the two overlap."""
 
 
 def estimate_by_related_model(
@@ -123,15 +127,19 @@ def _on_fp32_cores(
 
 
 def _longest(name: str, calls: pd.DataFrame, model: KernelModel, physics: Physics) -> Array:
-    """Upper bound of the time of implicit products, us, shape (rows,): `OVERLAP` times the p90 on twice the batch.
+    """Upper bound of the time of implicit products, us, shape (rows,): `OVERLAP` times the p90 of `LARGER` convolutions.
 
     A learned model can be several times too long in a corner of its range (few columns, a long reduction), where no
-    product was sampled. More images never take less time.
+    product was sampled. More images or channels never take less time.
     """
-    twice = calls.assign(B=2.0 * Dims(calls)("B"))
-    product = model.predict(_product(name, twice))
-    by_physics = PHYSICS_SPREAD[Law.COMPUTE] * physics.kernel_us(name, twice)
-    return np.asarray(OVERLAP * np.where(product.inside, product.widen(SPREAD).p90, by_physics))
+    bounds = []
+    d = Dims(calls)
+    for factors in LARGER:
+        larger = calls.assign(**{dim: factor * d(dim) for dim, factor in factors.items()})
+        product = model.predict(_product(name, larger))
+        by_physics = PHYSICS_SPREAD[Law.COMPUTE] * physics.kernel_us(name, larger)
+        bounds.append(np.where(product.inside, product.widen(SPREAD).p90, by_physics))
+    return np.asarray(OVERLAP * np.min(bounds, axis=0))
 
 
 def _product(name: str, calls: pd.DataFrame) -> pd.DataFrame:

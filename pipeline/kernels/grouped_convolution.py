@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.batch_norm_pooling import channels_last
+from pipeline.kernels.tensor_core_convolution import evenly_grouped, on_tensor_cores
 from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product
 
 Flags = npt.NDArray[np.bool_]
@@ -132,8 +133,12 @@ def grouped_us(name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: Array, 
 
 
 def spread(d: Dims, gpu: GpuSpec, usual: float) -> Array:
-    """Factors between a time and the ends of its p10 to p90, shape (rows,); `usual` for rows with one group."""
-    return np.where(native(d, gpu.compute_capability), NATIVE_SPREAD, np.where(grouped(d), LIBRARY_SPREAD, usual))
+    """Factors between a time and the ends of its p10 to p90, shape (rows,).
+
+    `usual` holds for rows with one group, and for those of which steps were published (ResNeXt).
+    """
+    known = ~grouped(d) | (evenly_grouped(d) & on_tensor_cores(d, gpu))
+    return np.where(native(d, gpu.compute_capability), NATIVE_SPREAD, np.where(known, usual, LIBRARY_SPREAD))
 
 
 def _instructions_per_us(gpu: GpuSpec) -> float:

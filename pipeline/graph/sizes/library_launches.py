@@ -66,7 +66,7 @@ def convolution_extra(
     PyTorch's own depthwise kernels have none.
     """
     if dims["groups"] > 1:
-        call = pd.DataFrame([{**dims, "dtype": dtype, "attributes": json.dumps(attributes)}])
+        call = pd.DataFrame([{**dims, "dtype": dtype, "attributes": json.dumps(attributes, separators=(",", ":"))}])
         if native(Dims(call), capability)[0]:
             return []
     kernel, square, side = dims["kernel_size"], "kernel_size_w" not in dims, dims["input_size"]
