@@ -18,8 +18,7 @@ PyTorch's kernels use no tensor cores, so TF32 and fp32 take the same time:
 cuDNN's kernels for few channels per group are direct or implicit products, whose tiles hold at least `NARROWEST`
 columns of a group. On tensor cores `tensor_core_convolution` gives another time, and the library takes the shorter.
 
-The constants come from published times of single kernels (docs/notes/kernels.md lists them). The GPUs of these times
-are a V100, an RTX 5070 Ti for laptops, and one that is not named.
+The constants come from published times of single kernels (docs/notes/kernels.md lists them), and one from steps.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ MIN_DEPTHWISE_CHANNELS, MIN_DEPTHWISE_WIDTH = 32.0, 7.0
 NATIVE_SPREAD, LIBRARY_SPREAD = 1.6, 2.2
 """Factors between the time and the ends of p10 to p90, for PyTorch's and for cuDNN's kernels.
 
-Fourteen of sixteen published times of PyTorch's kernels are within a factor of 1.4. Which kernel cuDNN takes is not
-published: from NHWC to NCHW, grouped networks on an RTX 3090 differ by factors of 0.7 to 3.5."""
+All fifteen published times of PyTorch's kernels are within a factor of 1.4 (`benchmarks/kernels/depthwise.py`), eleven
+of which gave the constants. Which kernel cuDNN takes is not published, and single kernels of it were not compared."""
 
 
 def grouped(d: Dims) -> Flags:
