@@ -73,7 +73,9 @@ def predicted_ms(row: Published) -> float:
     if tall == wide:
         call["padding_w"] = options["padding"]
     physics = Physics.of(load_gpu(row.gpu)).streaming()
-    return sum(float(physics.kernel_us(name, pd.DataFrame([{**call, "family": name}]))[0]) for name in row.families) / 1e3
+    return (
+        sum(float(physics.kernel_us(name, pd.DataFrame([{**call, "family": name}]))[0]) for name in row.families) / 1e3
+    )
 
 
 def main() -> None:
@@ -89,7 +91,17 @@ def main() -> None:
         lines.append([row.gpu if row.source != FIVE else f"{row.gpu} (assumed)", said, shape, window + extra,
                       f"{row.milliseconds:.2f}", f"{found:.2f}", f"{100 * (found / row.milliseconds - 1):+.0f}",
                       "yes" if row.set_on else "", row.source])  # fmt: skip
-    head = ["GPU", "kernels", "images", "window", "published ms", "predicted ms", "error %", "used for tuning", "source"]
+    head = [
+        "GPU",
+        "kernels",
+        "images",
+        "window",
+        "published ms",
+        "predicted ms",
+        "error %",
+        "used for tuning",
+        "source",
+    ]
     print(markdown(head, lines))
 
 

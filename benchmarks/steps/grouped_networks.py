@@ -34,7 +34,15 @@ DEPTHWISE = (
     "mobilenetv3_large_100", "mobilenetv3_small_100", "mobilenetv2_100", "efficientnet_b0", "efficientnet_lite0",
     "mnasnet_100", "fbnetc_100", "mixnet_s", "ghostnet_100", "xception41", "convnext_tiny", "convnext_base",
 )  # fmt: skip
-GROUPED = ("resnext50_32x4d", "resnext101_32x8d", "regnetx_002", "regnetx_008", "regnety_004", "regnety_016", "regnety_032")
+GROUPED = (
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "regnetx_002",
+    "regnetx_008",
+    "regnety_004",
+    "regnety_016",
+    "regnety_032",
+)
 
 SET_ON = ("mobilenetv3_large_100", "efficientnet_b0")
 """Networks whose steps in NHWC set `LIBRARY_THREAD_INSTRUCTIONS`."""

@@ -106,7 +106,7 @@ def _on_fp32_cores(
     if "gemm" in models:
         product = models["gemm"].predict(_implicit_product(name, calls))
         found, evidence = product.scale(np.where(product.inside, 1.0, np.nan)), models["gemm"].evidence
-        found = found.scale(np.minimum(1.0, _longest(name, calls, models["gemm"], physics) / found.kernel))
+        found = found.scale(np.fmin(1.0, _longest(name, calls, models["gemm"], physics) / found.kernel))
     forward = models.get("conv2d_forward")
     if forward is not None:
         alike = calls.assign(family="conv2d_forward", op="conv", phase="forward", dtype="fp32")
@@ -136,13 +136,13 @@ def _longest(name: str, calls: pd.DataFrame, model: KernelModel, physics: Physic
     d = Dims(calls)
     for factors in LARGER:
         larger = calls.assign(**{dim: factor * d(dim) for dim, factor in factors.items()})
-        product = model.predict(_product(name, larger))
+        product = model.predict(_implicit_product(name, larger))
         by_physics = PHYSICS_SPREAD[Law.COMPUTE] * physics.kernel_us(name, larger)
         bounds.append(np.where(product.inside, product.widen(SPREAD).p90, by_physics))
     return np.asarray(OVERLAP * np.min(bounds, axis=0))
 
 
-def _product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
+def _implicit_product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
     """The matrix product that computes each convolution (implicit GEMM)."""
     rows, depth, columns, groups = implicit_product(name, Dims(calls))
     return pd.DataFrame(

@@ -1,12 +1,11 @@
 """Times of depthwise and grouped convolutions: which library computes them, and from what their time is made.
 
 PyTorch computes a depthwise convolution (one input channel per group) with kernels of its own, unless
-`use_cudnn_depthwise` in aten/src/ATen/native/Convolution.cpp chooses cuDNN. Other grouped convolutions run in cuDNN.
+`use_cudnn_depthwise` in aten/src/ATen/native/Convolution.cpp chooses cuDNN. Other grouped convolutions run in cuDNN:
 
-| who | when | time |
-| --- | --- | --- |
-| PyTorch | depthwise in NCHW, in fp32, TF32 and bf16; in fp16 where `cudnn_depthwise` is false | `_native_us` |
-| cuDNN | depthwise in NHWC, and in fp16 where `cudnn_depthwise` is true; grouped; transposed | `_library_us` |
+- `_native_us`: PyTorch's kernels. They compute depthwise convolutions in NCHW, except those in fp16 that the rule
+  gives to cuDNN.
+- `_library_us`: cuDNN's kernels. They compute depthwise convolutions in NHWC, and all grouped and transposed ones.
 
 PyTorch's kernels use no tensor cores, so TF32 and fp32 take the same time:
 
@@ -173,4 +172,4 @@ def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: Array) -> Array:
     direct = (fixed + LIBRARY_INSTRUCTIONS[name] * shape.flops / 2.0) / _instructions_per_us(gpu)
     rows, depth, columns, groups = implicit_product(name, d)
     tiles = np.ceil(rows / NARROWEST) * np.ceil(columns / NARROWEST)
-    return np.minimum(direct, 2.0 * groups * tiles * NARROWEST**2 * depth / peak)
+    return np.asarray(np.minimum(direct, 2.0 * groups * tiles * NARROWEST**2 * depth / peak))

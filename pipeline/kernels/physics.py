@@ -218,13 +218,11 @@ class Physics:
     def _computed(self, name: str, d: Dims) -> Dims:
         """Calls with the dtype whose throughput limits them.
 
-        Without tensor cores, cuDNN computes convolutions of half-precision images in fp32 (`ConvShared.cpp` asks for
+        Before tensor cores, cuDNN computes convolutions of half-precision images in fp32 (`ConvShared.cpp` asks for
         it), also where the GPU has a faster fp16 rate (P100).
         """
-        if not name.startswith("conv2d"):
-            return d
-        dtype = d.text("dtype", "fp32")
-        return Dims(d.table.assign(computed=np.where(on_tensor_cores(d, self.gpu), dtype, "fp32")))
+        before = self.gpu.limits is not None and self.gpu.compute_capability < 7.0
+        return Dims(d.table.assign(computed="fp32")) if before and name.startswith("conv2d") else d
 
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput for the dtype of each row, FLOP per microsecond."""

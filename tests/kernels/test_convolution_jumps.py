@@ -43,10 +43,15 @@ def shapes() -> pd.DataFrame:
         "kernel_size": draw.choice([1, 2, 3, 4, 5, 6, 7], SHAPES), "input_size": draw.choice([7, 14, 28, 56, 112], SHAPES),
         "stride": draw.choice([1, 1, 2, 3], SHAPES), "dilation": draw.choice([1, 1, 2], SHAPES),
     }).astype(float)  # fmt: skip
-    kind, form = draw.choice(["dense", "depthwise", "grouped"], SHAPES), draw.choice(["2d", "1d", "row", "turned"], SHAPES)
+    kind, form = (
+        draw.choice(["dense", "depthwise", "grouped"], SHAPES),
+        draw.choice(["2d", "1d", "row", "turned"], SHAPES),
+    )
     channels = table["in_channels"]
     width = 2.0 ** draw.integers(1, 5, SHAPES)
-    table["groups"] = np.select([kind == "depthwise", kind == "grouped"], [channels, np.maximum(channels / width, 2)], 1)
+    table["groups"] = np.select(
+        [kind == "depthwise", kind == "grouped"], [channels, np.maximum(channels / width, 2)], 1
+    )
     wider = 2.0 ** draw.integers(4, 11, SHAPES)
     table["out_channels"] = np.select([kind == "depthwise", kind == "grouped"], [channels * draw.choice([1, 1, 2], SHAPES),
                                                                                 channels], wider)  # fmt: skip
@@ -144,7 +149,9 @@ def test_half_of_a_dimension_takes_no_longer(gpu: str, family: str) -> None:
 def test_a_faster_dtype_takes_no_longer(gpu: str, family: str) -> None:
     predictor, table = kernel_predictor(load_gpu(gpu), "auto", None), shapes()
     for nhwc in (False, True):
-        found = {dtype: predictor.predict(calls(table, family, dtype, nhwc)) for dtype in ("fp32", "tf32", "fp16", "bf16")}
+        found = {
+            dtype: predictor.predict(calls(table, family, dtype, nhwc)) for dtype in ("fp32", "tf32", "fp16", "bf16")
+        }
         for slow, fast in (("fp32", "tf32"), ("tf32", "fp16"), ("fp32", "fp16"), ("fp32", "bf16")):
             bad = _longer(found[fast], found[slow]) & ~_converted(table, fast, nhwc)
             assert not bad.any(), f"{fast} after {slow}, NHWC {nhwc}\n{_say(table, bad, found[slow], found[fast])}"
