@@ -12,23 +12,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import torch
-import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from published import with_errors, without_copies
 
 from pipeline import predict
+from pipeline.evaluation.published_step_errors import with_errors
 from pipeline.evaluation.published_steps import read_networks
 from pipeline.paths import datasets_dir
+from pipeline.prediction import Prediction
 from pipeline.report.markdown import markdown, rewrite
-from pipeline.workloads.training_step import Step, host_empty
 
 DEPTHWISE = (
     "mobilenetv3_large_100", "mobilenetv3_small_100", "mobilenetv2_100", "efficientnet_b0", "efficientnet_lite0",
@@ -47,28 +40,17 @@ GROUPED = (
 SET_ON = ("mobilenetv3_large_100", "efficientnet_b0")
 """Networks whose steps in NHWC set `LIBRARY_THREAD_INSTRUCTIONS`."""
 
-SIDES = {"xception41": 299}
-"""Edge of the images in pixels, where it is not 224."""
 
-
-def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The training step of a network of timm, `model.options.network`."""
-    import timm
-
-    network = config["options"]["network"]
-    with torch.device(device):
-        model = timm.create_model(network)
-    side = SIDES.get(network, 224)
-    images, labels = host_empty(batch_size, 3, side, side), host_empty(batch_size, dtype=torch.long)
-    return Step([model], [(images, labels)], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), device,
-                config)  # fmt: skip
+def without_copies(found: Prediction) -> float:
+    """Predicted step time in microseconds with inputs already on the device, as in the published runs."""
+    return found.predicted_us - (found.families.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0)
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with predictions and errors, without the time of input copies."""
     found = []
     for row in rows.to_dict("records"):
-        options = {"model.target": "grouped_networks:make_step", "+model.options.network": row["model"],
+        options = {"model.target": "pipeline.evaluation.timm_library:make_step", "+model.options.network": row["model"],
                    "model.optimizer": "sgd_momentum", "model.dtype": row["dtype"],
                    "model.memory_format": row["memory_format"]}  # fmt: skip
         found.append(predict(gpu=row["gpu"], model="custom", batch_size=row["batch_size"], **options))
