@@ -25,7 +25,7 @@ from pipeline.kernels.derived_calls import estimate_by_related_model
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel, merge
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
+from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
 from pipeline.kernels.saved_families import find_families, read_description
 from pipeline.kernels.work import Dims
@@ -137,7 +137,7 @@ class KernelPredictor:
     def formula(self, name: str, calls: pd.DataFrame) -> Estimate:
         """Estimate by physics only: the family's law with a generic spread."""
         kernel = self.physics.kernel_us(name, calls)
-        spread = PHYSICS_SPREAD[FAMILIES[name].law]
+        spread = self.physics.spread(name, calls)
         latency = self.floor.latency(kernel, Dims(calls).text("op"))
         return Estimate.around(latency, kernel, spread, self.floor.of(Dims(calls).text("op")))
 

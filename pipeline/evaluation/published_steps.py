@@ -129,8 +129,8 @@ def _table(file: Path, key: str = "name_gpu", columns: Sequence[str] = tuple(WOR
     return {name: dict(zip(columns, row, strict=True)) for name, row in zip(named, values.tolist(), strict=True)}
 
 
-def read_networks(datasets: str | Path) -> pd.DataFrame:
-    """Training steps of `NETWORKS` on an RTX 3090 in mixed precision, in both layouts; columns as in `read_training`.
+def read_networks(datasets: str | Path, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
+    """Training steps of networks on an RTX 3090 in mixed precision, in both layouts; columns as in `read_training`.
 
     Raises:
         TableError: as `read_training`.
@@ -139,7 +139,7 @@ def read_networks(datasets: str | Path) -> pd.DataFrame:
     for layout, memory_format in LAYOUTS.items():
         file = Path(datasets) / "timm" / f"benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv"
         table = _table(file, "model", ("train_batch_size", "train_step_time"))
-        known = [name for name in NETWORKS if name in table]
+        known = [name for name in networks if name in table]
         if not known:
             raise TableError(f"{file}: has none of the expected networks; use the table as published")
         for name in known:

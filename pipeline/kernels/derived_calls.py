@@ -22,15 +22,26 @@ import numpy as np
 import pandas as pd
 
 from pipeline.kernels.estimate import Estimate, KernelModel, merge
-from pipeline.kernels.physics import Physics
+from pipeline.kernels.families import Law
+from pipeline.kernels.grouped_convolution import grouped
+from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.tensor_core_convolution import on_tensor_cores
-from pipeline.kernels.work import Dims, implicit_product
+from pipeline.kernels.work import Array, Dims, implicit_product
 
 SPREAD = 1.7
 """Factor up and down by which the scaling widens the interval of the related model; its error counts as independent.
 
 With it, the interval contains about three of four kernels: TF32 products and layer norm's backward in the A100 DLRM
 trace."""
+
+LARGER = ({"B": 2.0}, {"B": 4.0}, {"in_channels": 2.0, "out_channels": 2.0})
+"""Multiples of dims: convolutions of these sizes bound the time of a convolution. Half of height and width is a quarter
+of the pixels, as is a quarter of the batch."""
+
+OVERLAP = 1.5
+"""Factor between the p90 of a larger convolution and the longest time that is accepted for the smaller one.
+
+It is below `SPREAD`, so the intervals of the two overlap."""
 
 
 def estimate_by_related_model(
@@ -60,12 +71,13 @@ def _convolution(
 ) -> tuple[Estimate | None, str]:
     """Estimate each row by the sampled forward convolution of the same arithmetic, else by an implicit product.
 
-    Two kinds of rows are left to physics:
+    Three kinds of rows are left to physics:
 
     - Products with more rows than any sampled product. On 1x1 convolutions of ResNet-50 on the V100, a model is wrong
       there by a factor of up to ten, physics by a quarter.
     - Convolutions on tensor cores. Models of fp32 samples contain neither the peak of tensor cores nor the layout
       changes of images that cuDNN makes for them.
+    - Convolutions with several groups. They run in other kernels than the products and convolutions of the samples.
 
     Where TF32 is allowed and the GPU has a low TF32 peak (GeForce), Winograd in fp32 can be faster. The library then
     uses Winograd, and so does the estimate.
@@ -73,9 +85,12 @@ def _convolution(
     dtype = Dims(calls).text("dtype", "fp32")
     tensor = on_tensor_cores(Dims(calls), physics.gpu)
     tf32 = tensor & (dtype == "tf32")
-    if tensor.all() and not tf32.any():
+    single = ~grouped(Dims(calls))
+    if (tensor.all() and not tf32.any()) or not single.any():
         return None, ""
     found, evidence = _on_fp32_cores(name, calls, models, physics)
+    if found is not None and not single.all():
+        found = found.scale(np.where(single, 1.0, np.nan))
     if found is None or not tensor.any():
         return found, evidence
     quicker = tf32 & (found.kernel < physics.kernel_us(name, calls))
@@ -91,6 +106,7 @@ def _on_fp32_cores(
     if "gemm" in models:
         product = models["gemm"].predict(_implicit_product(name, calls))
         found, evidence = product.scale(np.where(product.inside, 1.0, np.nan)), models["gemm"].evidence
+        found = found.scale(np.fmin(1.0, _longest(name, calls, models["gemm"], physics) / found.kernel))
     forward = models.get("conv2d_forward")
     if forward is not None:
         alike = calls.assign(family="conv2d_forward", op="conv", phase="forward", dtype="fp32")
@@ -108,6 +124,22 @@ def _on_fp32_cores(
     if name != "conv2d_forward" and physics.gpu.limits is not None:
         found = found.scale(physics.gradient_us(name, calls, found.kernel) / found.kernel)
     return found.widen(SPREAD), evidence
+
+
+def _longest(name: str, calls: pd.DataFrame, model: KernelModel, physics: Physics) -> Array:
+    """Upper bound of the time of implicit products, us, shape (rows,): `OVERLAP` times the p90 of `LARGER` convolutions.
+
+    A learned model can be several times too long in a corner of its range (few columns, a long reduction), where no
+    product was sampled. More images or channels never take less time.
+    """
+    bounds = []
+    d = Dims(calls)
+    for factors in LARGER:
+        larger = calls.assign(**{dim: factor * d(dim) for dim, factor in factors.items()})
+        product = model.predict(_implicit_product(name, larger))
+        by_physics = PHYSICS_SPREAD[Law.COMPUTE] * physics.kernel_us(name, larger)
+        bounds.append(np.where(product.inside, product.widen(SPREAD).p90, by_physics))
+    return np.asarray(OVERLAP * np.min(bounds, axis=0))
 
 
 def _implicit_product(name: str, calls: pd.DataFrame) -> pd.DataFrame:

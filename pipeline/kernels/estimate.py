@@ -30,7 +30,7 @@ class Estimate:
     latency_p90: Array
 
     @classmethod
-    def around(cls, latency: Array, kernel: Array, spread: float, floor: Array) -> Estimate:
+    def around(cls, latency: Array, kernel: Array, spread: Array | float, floor: Array) -> Estimate:
         """Kernel times with one factor up and down; the latency's interval follows from it, not below the floor."""
         low, high = kernel / spread, kernel * spread
         rest = np.maximum(latency - kernel, 0.0)

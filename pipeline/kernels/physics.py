@@ -24,6 +24,7 @@ from pipeline.kernels.embedding_traffic import (
     small_width_factor,
 )
 from pipeline.kernels.families import Law, family, work_of
+from pipeline.kernels.grouped_convolution import grouped, grouped_us, spread
 from pipeline.kernels.lookup_time import lookup_us
 from pipeline.kernels.tensor_core_convolution import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
@@ -116,7 +117,7 @@ class Physics:
         found = work_of(name, calls)
         if entry.law is Law.COMPUTE:
             shortest = MIN_PRODUCT_REDUCTION if name in ("gemm", "bmm") else MIN_REDUCTION
-            return self._convolution(name, calls, self._compute(name, d, found, shortest))
+            return self._convolution(name, calls, self._compute(name, self._computed(name, d), found, shortest), found)
         if entry.law is Law.EMBEDDING:
             return self._lookups(name, d, found)
         if entry.law is Law.LINK:
@@ -172,20 +173,36 @@ class Physics:
         compute = np.where(np.isfinite(compute), np.maximum(compute, found.flops / peak), found.flops / peak)
         return np.asarray(self.start_us(name) + np.maximum(compute, self.memory.moving_us(found.bytes)))
 
-    def _convolution(self, name: str, calls: pd.DataFrame, plain: Array) -> Array:
+    def spread(self, name: str, calls: pd.DataFrame) -> Array | float:
+        """Factor between a formula's time and the ends of its p10-p90 interval, of the family or shape (rows,)."""
+        usual = PHYSICS_SPREAD[family(name).law]
+        if not name.startswith("conv2d") or self.gpu.limits is None:
+            return usual
+        return spread(Dims(calls), self.gpu, usual)
+
+    def _convolution(self, name: str, calls: pd.DataFrame, plain: Array, found: Work) -> Array:
         """Convolution times, from `plain`: the times of matrix products with the same arithmetic.
 
-        Gradients on a GPU and convolutions on tensor cores have formulas of their own.
+        Gradients on a GPU, convolutions on tensor cores and those with several groups have formulas of their own.
         """
         if not name.startswith("conv2d"):
             return plain
+        d = Dims(calls)
         if self.gpu.limits is not None:
             plain = self.gradient_us(name, calls, plain, plain)
-        rows = on_tensor_cores(Dims(calls), self.gpu)
+        rows, several = on_tensor_cores(d, self.gpu), grouped(d)
+        tensor = np.full(d.rows, np.inf)
         if rows.any():
-            found = tensor_us(name, Dims(calls[rows]), self.gpu, self.memory, self.l2_gb_per_s)
-            known = np.isfinite(found)
-            plain[np.flatnonzero(rows)[known]] = self.start_us(name) + found[known]
+            tensor[rows] = tensor_us(name, Dims(calls[rows]), self.gpu, self.memory, self.l2_gb_per_s)
+            known = rows & np.isfinite(tensor)
+            plain = np.where(known, self.start_us(name) + tensor, plain)
+        if several.any() and self.gpu.limits is not None:
+            part = Dims(calls[several])
+            fp32 = np.full(part.rows, 1e3 * self.gpu.peak_gflop_per_s())
+            moving = self.memory.moving_us(found.bytes[several])
+            times = grouped_us(name, part, self.gpu, moving, fp32, tensor[several])
+            known = np.isfinite(times)
+            plain[np.flatnonzero(several)[known]] = self.start_us(name) + times[known]
         return plain
 
     def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
@@ -196,12 +213,21 @@ class Physics:
         d = Dims(calls)
         if product_us is None:
             product_us = self._compute(name, d, work_of(name, calls), MIN_REDUCTION)
-        return gradient_us(name, d, kernel_us, product_us, self.peak_flop_per_us(d), self.memory)
+        return gradient_us(name, d, kernel_us, product_us, self.peak_flop_per_us(self._computed(name, d)), self.memory)
+
+    def _computed(self, name: str, d: Dims) -> Dims:
+        """Calls with the dtype whose throughput limits them.
+
+        Before tensor cores, cuDNN computes convolutions of half-precision images in fp32 (`ConvShared.cpp` asks for
+        it), also where the GPU has a faster fp16 rate (P100).
+        """
+        before = self.gpu.limits is not None and self.gpu.compute_capability < 7.0
+        return Dims(d.table.assign(computed="fp32")) if before and name.startswith("conv2d") else d
 
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput for the dtype of each row, FLOP per microsecond."""
         peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
-        return values_of(d.text("dtype", "fp32"), peaks, peaks["fp32"])
+        return values_of(d.text("computed") if "computed" in d.table else d.text("dtype", "fp32"), peaks, peaks["fp32"])
 
     def _lookups(self, name: str, d: Dims, found: Work) -> Array:
         """Times of lookups and their gradients: `lookup_us` on a GPU, and the model of Lin et al. on a CPU."""

@@ -76,6 +76,20 @@ and from Ampere on. At the same power, Volta and Turing GPUs sustain eight times
 an A100 sixteen times."""
 
 
+GROUPS, GROUP_WIDTH = 32.0, 4.0
+"""Numbers of groups (multiples of this) and least width of a group for which cuDNN has grouped tensor-core kernels.
+
+Their names end in `_g32`. Steps of ResNeXt on an RTX 3090 have 32 groups of 4 to 64 channels. In NHWC and with cuDNN
+8.3, networks with other numbers of groups (RegNet) take up to 2.7 times as long as such kernels would."""
+
+
+def evenly_grouped(d: Dims) -> Flags:
+    """Rows with several groups for which cuDNN has kernels on tensor cores, shape (rows,)."""
+    groups = np.maximum(d("groups", 1.0), 1.0)
+    narrowest = np.minimum(d("in_channels"), d("out_channels")) / groups
+    return np.asarray((groups > 1.0) & (np.mod(groups, GROUPS) == 0.0) & (narrowest >= GROUP_WIDTH))
+
+
 def on_tensor_cores(d: Dims, gpu: GpuSpec) -> Flags:
     """Whether the GPU's tensor cores support the dtype of each row, shape (rows,)."""
     able = {dtype: 1.0 for dtype in DTYPES if peak_gflop_per_s(gpu, dtype) is not None}
@@ -122,7 +136,7 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     found = np.where(channels_last(d), innermost, stored)
     # few channels per group use tensor cores poorly: the library computes such convolutions without tensor cores
     plain = np.hypot(shape.flops / (1e3 * gpu.peak_gflop_per_s()), dram)
-    return np.asarray(np.where(groups > 1.0, np.minimum(found, plain), found))
+    return np.where(evenly_grouped(d), np.minimum(found, plain), found)
 
 
 def _tiled_us(

@@ -9,7 +9,9 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.grouped_convolution import grouped
 from pipeline.kernels.min_duration import raised_to_min_duration
+from pipeline.kernels.work import Dims
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.probes import Calibration
@@ -29,12 +31,16 @@ def load_models() -> dict[str, UtilisationModel]:
 
 
 def covered(calls: pd.DataFrame) -> pd.Series:
-    """Whether the cross-GPU models cover each call: forward, in fp32, of a covered family, with all its dims."""
+    """Whether the cross-GPU models cover each call: forward, in fp32, of a covered family, with all its dims.
+
+    Convolutions with several groups run in other kernels than those of the samples.
+    """
     found = calls["family"].astype(str).isin(COVERED_FAMILIES)
     if "dtype" in calls.columns:
         found &= calls["dtype"].isna() | (calls["dtype"].astype(str) == "fp32")
     if "phase" in calls.columns:
         found &= calls["phase"].isna() | (calls["phase"].astype(str) != "backward")
+    found &= ~grouped(Dims(calls))
     for name in COVERED_FAMILIES:
         rows = found & (calls["family"].astype(str) == name)
         if rows.any():

@@ -21,13 +21,13 @@ def convolution(node: Node, rule: Rule) -> list[Work] | None:
     transposed = bool(node.value(6, False))
     dims = _dims(node, x, w, out, 3, transposed)
     family = "conv2d_backward_data" if transposed else "conv2d_forward"
-    dtype = _dtype(node, x)
+    dtype, layout = _dtype(node, x), _attributes(node, w, dims, transposed)
     if is_unfolded(dtype, dims, rule.native_bf16):
         works = unfolded("data", dims, w, out, x) if transposed else unfolded("forward", dims, w, x, out)
     else:
         works = [Work(dims, _flops(dims, w, out if not transposed else x), float(x.bytes + w.bytes), float(out.bytes),
-                      dtype, family, attributes=image_attributes(node))]  # fmt: skip
-        works += convolution_extra(family, dims, dtype)
+                      dtype, family, attributes=layout)]  # fmt: skip
+        works += convolution_extra(family, dims, dtype, layout, rule.capability)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if isinstance(bias, Tensor):
         works.append(_bias(out, bias))
@@ -45,7 +45,7 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
     dims = _dims(node, x, w, grad, 4, transposed)
     flops, dtype = _flops(dims, w, grad if not transposed else x), _dtype(node, x)
     works: list[Work] = []
-    layout, apart = image_attributes(node), is_unfolded(dtype, dims, rule.native_bf16)
+    layout, apart = _attributes(node, w, dims, transposed), is_unfolded(dtype, dims, rule.native_bf16)
     if apart:
         image, result = (grad, x) if transposed else (x, grad)
         wanted: list[Direction] = ["forward" if transposed else "data", "weight"]
@@ -54,11 +54,11 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
     elif mask[0]:
         family = "conv2d_forward" if transposed else "conv2d_backward_data"
         works.append(Work(dims, flops, float(grad.bytes + w.bytes), float(x.bytes), dtype, family, attributes=layout))
-        works += convolution_extra(family, dims, dtype)
+        works += convolution_extra(family, dims, dtype, layout, rule.capability)
     if mask[1] and not apart:
         works.append(Work(dims, flops, float(grad.bytes + x.bytes), float(w.bytes), dtype, "conv2d_backward_weight",
                           attributes=layout))  # fmt: skip
-        works += convolution_extra("conv2d_backward_weight", dims, dtype)
+        works += convolution_extra("conv2d_backward_weight", dims, dtype, layout, rule.capability)
     if mask[2]:
         channels = grad.shape[1] * 4
         sums = {"B": grad.numel // grad.shape[1], "H": grad.shape[1], "inputs": grad.bytes, "outputs": channels}
@@ -73,6 +73,13 @@ def _bias(out: Tensor, bias: Tensor) -> Work:
     return Work(
         dims, float(out.numel), float(out.bytes + bias.bytes), float(out.bytes), out.dtype, "elementwise", "add"
     )
+
+
+def _attributes(node: Node, w: Tensor, dims: dict[str, int], transposed: bool) -> dict[str, Any]:
+    """Layout of the images. With several groups, also what `pipeline.kernels.grouped_convolution` cannot see in dims."""
+    volume = len(w.shape) == 5 and w.shape[1] == 1
+    said = {"transposed": transposed, "volume": volume} if dims["groups"] > 1 else {}
+    return image_attributes(node) | {key: True for key, value in said.items() if value}
 
 
 def _dtype(node: Node, x: Tensor) -> str:

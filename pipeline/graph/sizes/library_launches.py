@@ -9,7 +9,14 @@ the host one launch. Its device time is already included in the measurements of 
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pandas as pd
+
 from pipeline.graph.sizes.vocabulary import Work
+from pipeline.kernels.grouped_convolution import native
+from pipeline.kernels.work import Dims
 
 TILE = 128
 """Side of the most common output tile of cuBLAS, in elements."""
@@ -51,8 +58,17 @@ def splits_product(m: int, n: int, k: int, turned: bool, sms: int, capability: f
     return (waves <= 0.6 and n >= 400 and depth >= 30) or (not turned and n >= 1000 and waves <= 1.2 and depth >= 8)
 
 
-def convolution_extra(family: str, dims: dict[str, int], dtype: str) -> list[Work]:
-    """The additional launches of a convolution, by direction (derived from rtx2080ti_resnet and v100_ddp)."""
+def convolution_extra(
+    family: str, dims: dict[str, int], dtype: str, attributes: dict[str, Any], capability: float
+) -> list[Work]:
+    """The additional launches of a convolution, by direction (derived from rtx2080ti_resnet and v100_ddp).
+
+    PyTorch's own depthwise kernels have none.
+    """
+    if dims["groups"] > 1:
+        call = pd.DataFrame([{**dims, "dtype": dtype, "attributes": json.dumps(attributes, separators=(",", ":"))}])
+        if native(Dims(call), capability)[0]:
+            return []
     kernel, square, side = dims["kernel_size"], "kernel_size_w" not in dims, dims["input_size"]
     winograd = kernel == 3 and square and dims["stride"] == 1 and dims["in_channels"] > 32 and dims["groups"] == 1
     nonfused = winograd and side <= SMALL_IMAGE and dims["B"] > 9

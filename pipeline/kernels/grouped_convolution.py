@@ -1,0 +1,175 @@
+"""Times of depthwise and grouped convolutions: which library computes them, and from what their time is made.
+
+PyTorch computes a depthwise convolution (one input channel per group) with kernels of its own, unless
+`use_cudnn_depthwise` in aten/src/ATen/native/Convolution.cpp chooses cuDNN. Other grouped convolutions run in cuDNN:
+
+- `_native_us`: PyTorch's kernels. They compute depthwise convolutions in NCHW, except those in fp16 that the rule
+  gives to cuDNN.
+- `_library_us`: cuDNN's kernels. They compute depthwise convolutions in NHWC, and all grouped and transposed ones.
+
+PyTorch's kernels use no tensor cores, so TF32 and fp32 take the same time:
+
+- Forward pass and data gradient: a thread computes one element. Integer divisions give its position, and every tap of
+  the window costs address arithmetic, bounds checks and two loads. Instruction issue limits it, or DRAM.
+- Weight gradient: a block sums one weight over all images. A warp takes one image at a time and 32 pixels per pass.
+  A pass is one chain of dependent instructions, so its latency and the number of resident blocks limit the kernel.
+
+cuDNN's kernels for few channels per group are direct or implicit products, whose tiles hold at least `NARROWEST`
+columns of a group. On tensor cores `tensor_core_convolution` gives another time, and the library takes the shorter.
+
+The constants come from published times of single kernels (docs/notes/kernels.md lists them), and one from steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.batch_norm_pooling import channels_last
+from pipeline.kernels.tensor_core_convolution import evenly_grouped, on_tensor_cores
+from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product
+
+Flags = npt.NDArray[np.bool_]
+
+THREAD_INSTRUCTIONS = 200.0
+"""Instructions of a thread of PyTorch's depthwise kernels outside the taps: three integer divisions, and the loop.
+
+From 2D and 3D windows on a V100: forward pass and data gradient take 64 ps per element with 9 taps, and 132 with 27."""
+
+TAP_INSTRUCTIONS = {"conv2d_forward": 22.0, "conv2d_backward_data": 38.0}
+"""Instructions per tap of PyTorch's depthwise kernels. The gradient also tests whether the stride divides a position.
+
+The V100's times give the sum of both. Forward passes on an RTX 5070 Ti for laptops give the first."""
+
+PASS_CLOCKS = 1200.0
+"""Clock cycles of a warp's pass over 32 pixels in PyTorch's weight gradient, median of ten published times.
+
+They are 990 to 1810 cycles, with 12 to 64 warps per SM."""
+
+MAX_BLOCK_WARPS = 8.0
+"""Largest number of warps of a block of the weight gradient: `getGradParamsNumThreads`, 256 threads."""
+
+LIBRARY_INSTRUCTIONS = {"conv2d_forward": 4.0, "conv2d_backward_data": 4.0, "conv2d_backward_weight": 20.0}
+"""Instructions per multiply-add of cuDNN's direct kernels. From fp16 windows of 5 x 5 on 8 x 64 images of 1024 x 1008:
+3.2 ms for the forward pass, 26.4 ms for both gradients, if the GPU is an A100."""
+
+LIBRARY_THREAD_INSTRUCTIONS = 150.0
+"""Instructions per element of cuDNN's depthwise kernels in NHWC outside the taps.
+
+It was set with published training steps of MobileNetV3-Large and EfficientNet-B0 on an RTX 3090."""
+
+NARROWEST = 32.0
+"""Smallest number of rows and columns of a tile of cuDNN's implicit products in fp32 (128x32, 32x32)."""
+
+MIN_DEPTHWISE_CHANNELS, MIN_DEPTHWISE_WIDTH = 32.0, 7.0
+"""Least number of channels and least width of images of a depthwise convolution in NCHW that PyTorch gives to cuDNN."""
+
+NATIVE_SPREAD, LIBRARY_SPREAD = 1.6, 2.2
+"""Factors between the time and the ends of p10 to p90, for PyTorch's and for cuDNN's kernels.
+
+All fifteen published times of PyTorch's kernels are within a factor of 1.4 (`benchmarks/kernels/depthwise.py`), eleven
+of which gave the constants. Which kernel cuDNN takes is not published, and single kernels of it were not compared."""
+
+
+def grouped(d: Dims) -> Flags:
+    """Rows with more than one group, shape (rows,)."""
+    return np.asarray(d("groups", 1.0) > 1.0)
+
+
+def depthwise(d: Dims) -> Flags:
+    """Rows that PyTorch calls depthwise: one input channel per group, not transposed; shape (rows,).
+
+    The attribute `volume` marks 3D convolutions with one channel per group. Their dims count the slices of the window as
+    channels.
+    """
+    groups = d("groups", 1.0)
+    own = (d("in_channels") == groups) | d.flag("volume")
+    multiple = np.mod(d("out_channels"), np.maximum(groups, 1.0)) == 0.0
+    return np.asarray((groups > 1.0) & own & multiple & ~d.flag("transposed"))
+
+
+def cudnn_depthwise(d: Dims, capability: float) -> Flags:
+    """Rows that PyTorch gives to cuDNN if they are depthwise (`use_cudnn_depthwise`), shape (rows,).
+
+    The rule is that of PyTorch since 1.11, with cuDNN 8.2 or newer. Images of 2^31 elements or more are not considered.
+    """
+    kernel, height, stride = d("kernel_size"), d("input_size"), d("stride", 1.0)
+    wide, width, across = d("kernel_size_w", kernel), d("input_size_w", height), d("stride_w", stride)
+    batch, channels = d("B"), d("in_channels")
+    large = (channels >= 512.0) | ((channels >= 256.0) & (width >= 28.0))
+    point = (batch <= 16.0) & (channels >= 128.0) & (width <= 7.0)
+    halved = np.where(
+        batch == 1.0, (kernel > 1.0) | (width <= 28.0), np.where(kernel > 1.0, large, point)
+    ).astype(bool)  # fmt: skip
+    square = (kernel == wide) & np.isin(kernel, (1.0, 3.0, 5.0)) & (width >= MIN_DEPTHWISE_WIDTH)
+    line = (height == 1.0) & (across == 1.0)
+    fits = line | (square & ((across == 1.0) | ((across == 2.0) & halved)))
+    half = (d.text("dtype", "fp32") == "fp16") & (capability >= 7.0) & ~d.flag("volume")
+    plain = (d("dilation", 1.0) == 1.0) & ((stride == across) | (height == 1.0))
+    return np.asarray(channels_last(d) | (half & plain & fits & (channels >= MIN_DEPTHWISE_CHANNELS)))
+
+
+def native(d: Dims, capability: float) -> Flags:
+    """Rows that run in PyTorch's own depthwise kernels on a GPU of this compute capability, shape (rows,)."""
+    return np.asarray(depthwise(d) & ~cudnn_depthwise(d, capability))
+
+
+def grouped_us(name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: Array, tensor_us: Array) -> Array:
+    """Times of grouped convolutions without the kernel's start, us, shape (rows,); NaN where dims are missing.
+
+    Args:
+        name: conv2d_forward, conv2d_backward_data or conv2d_backward_weight.
+        d: dims of the calls; all have more than one group.
+        gpu: the GPU, with limits of its SMs.
+        moving_us: time of the calls' traffic.
+        peak: attainable FLOP per us outside tensor cores.
+        tensor_us: times on tensor cores; infinite where the GPU has none for the dtype.
+    """
+    library = np.fmin(np.hypot(_library_us(name, d, gpu, peak), moving_us), tensor_us)
+    return np.where(native(d, gpu.compute_capability), np.maximum(_native_us(name, d, gpu), moving_us), library)
+
+
+def spread(d: Dims, gpu: GpuSpec, usual: float) -> Array:
+    """Factors between a time and the ends of its p10 to p90, shape (rows,).
+
+    `usual` holds for rows with one group, and for those of which steps were published (ResNeXt).
+    """
+    known = ~grouped(d) | (evenly_grouped(d) & on_tensor_cores(d, gpu))
+    return np.where(native(d, gpu.compute_capability), NATIVE_SPREAD, np.where(known, usual, LIBRARY_SPREAD))
+
+
+def _instructions_per_us(gpu: GpuSpec) -> float:
+    """Instructions of single threads that all SMs issue per us."""
+    limits = gpu.limits
+    assert limits is not None
+    return float(gpu.sms * limits.schedulers_per_sm * limits.warp_size * gpu.boost_clock_mhz)
+
+
+def _native_us(name: str, d: Dims, gpu: GpuSpec) -> Array:
+    """Times of PyTorch's depthwise kernels where DRAM is no limit, us, shape (rows,)."""
+    shape = ConvShape.of(d)
+    slices = shape.in_channels / shape.groups  # of the window of a 3D convolution
+    taps, pixels = slices * shape.window, shape.out_height * shape.out_width
+    if name == "conv2d_backward_weight":
+        warps = np.clip(shape.batch, 1.0, MAX_BLOCK_WARPS)
+        resident = np.minimum(np.floor(gpu.max_warps_per_sm / warps), gpu.max_blocks_per_sm)
+        waves = np.ceil(shape.out_channels * taps / (max(gpu.sms, 1) * np.maximum(resident, 1.0)))
+        passes = np.ceil(shape.batch / warps) * np.ceil(pixels / 32.0)
+        return np.asarray(waves * passes * PASS_CLOCKS / gpu.boost_clock_mhz)
+    threads = shape.outputs
+    if name == "conv2d_backward_data":
+        threads = shape.batch * shape.groups * shape.height * shape.width
+        taps = taps * shape.out_channels / shape.groups
+    return np.asarray(threads * (THREAD_INSTRUCTIONS + TAP_INSTRUCTIONS[name] * taps) / _instructions_per_us(gpu))
+
+
+def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: Array) -> Array:
+    """Arithmetic times of cuDNN's kernels outside tensor cores, the shorter of direct and implicit product, us."""
+    shape = ConvShape.of(d)
+    elements = shape.inputs if name == "conv2d_backward_data" else shape.outputs
+    fixed = np.where(channels_last(d) & depthwise(d), LIBRARY_THREAD_INSTRUCTIONS * elements, 0.0)
+    direct = (fixed + LIBRARY_INSTRUCTIONS[name] * shape.flops / 2.0) / _instructions_per_us(gpu)
+    rows, depth, columns, groups = implicit_product(name, d)
+    tiles = np.ceil(rows / NARROWEST) * np.ceil(columns / NARROWEST)
+    return np.asarray(np.minimum(direct, 2.0 * groups * tiles * NARROWEST**2 * depth / peak))

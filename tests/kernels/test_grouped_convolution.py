@@ -1,0 +1,135 @@
+"""Depthwise and grouped convolutions: who computes them, how long published kernels took, and bounds from physics."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.graph.sizes.library_launches import convolution_extra
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.grouped_convolution import NATIVE_SPREAD, native
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.work import ConvShape, Dims
+
+NHWC = {"layout": "nhwc"}
+FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
+
+
+def call(family: str = FAMILIES[0], dtype: str = "fp32", said: dict[str, object] | None = None,
+         **dims: float) -> pd.DataFrame:  # fmt: skip
+    """A depthwise convolution: 3 x 3 on 128 channels of 32 images of 28 x 28, changed."""
+    shape = {"B": 32, "in_channels": 128, "out_channels": 128, "groups": 128, "kernel_size": 3, "input_size": 28,
+             "stride": 1, "padding": 1, **dims}  # fmt: skip
+    phase = "forward" if family == FAMILIES[0] else "backward"
+    attributes = json.dumps(said, separators=(",", ":")) if said else None
+    return pd.DataFrame([{"family": family, "op": "conv", "phase": phase, "dtype": dtype, "attributes": attributes,
+                          **shape}])  # fmt: skip
+
+
+def wide(channels: int, **dims: float) -> dict[str, float]:
+    return {"in_channels": channels, "out_channels": channels, "groups": channels, **dims}
+
+
+@pytest.mark.parametrize(
+    ("calls", "capability", "own"),
+    [
+        (call(), 8.0, True),
+        (call(dtype="tf32"), 8.0, True),
+        (call(dtype="bf16"), 9.0, True),
+        (call(said=NHWC), 8.0, False),
+        (call(dtype="fp16"), 8.0, False),
+        (call(dtype="fp16"), 6.0, True),
+        (call(dtype="fp16", kernel_size=7, padding=3), 8.0, True),
+        (call(dtype="fp16", dilation=2, padding=2), 8.0, True),
+        (call(dtype="fp16", **wide(16)), 8.0, True),
+        (call(dtype="fp16", input_size=6), 8.0, True),
+        (call(dtype="fp16", stride=2), 8.0, True),
+        (call(dtype="fp16", stride=2, **wide(256)), 8.0, False),
+        (call(dtype="fp16", stride=2, **wide(256, input_size=14)), 8.0, True),
+        (call(dtype="fp16", stride=2, **wide(512, input_size=14)), 8.0, False),
+        (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=8, input_size=7), 8.0, False),
+        (call(dtype="fp16", kernel_size=1, kernel_size_w=15, input_size=1, input_size_w=400), 8.0, False),
+        (call(said={"transposed": True}), 8.0, False),
+        (call(in_channels=384, said={"volume": True}), 8.0, True),
+        (call(groups=64), 8.0, False),
+        (call(groups=1), 8.0, False),
+        (call(out_channels=192), 8.0, False),
+    ],
+)
+def test_pytorch_computes_the_depthwise_convolutions_that_its_rule_keeps_from_cudnn(
+    calls: pd.DataFrame, capability: float, own: bool
+) -> None:
+    assert native(Dims(calls), capability)[0] == own
+
+
+@pytest.mark.parametrize(
+    ("family", "milliseconds", "dims"),
+    [
+        (FAMILIES[2], 2.7723, wide(2048, B=4, input_size=64, input_size_w=128, dilation=12, padding=12)),
+        (FAMILIES[2], 1.0652, wide(728, B=8, input_size=65)),
+        (FAMILIES[2], 2.6702, wide(304, B=4, input_size=128, input_size_w=256)),
+        (FAMILIES[2], 2.1160, wide(256, B=4, input_size=128, input_size_w=256)),
+        (FAMILIES[2], 3.8364, wide(256, B=4, input_size=128, input_size_w=256, kernel_size=5)),
+    ],
+)
+def test_weight_gradients_of_a_v100_are_inside_the_interval(
+    family: str, milliseconds: float, dims: dict[str, float]
+) -> None:
+    """Times of PyTorch in github.com/PaddlePaddle/Paddle/pull/46332, sizes in PaddlePaddle/benchmark."""
+    found = Physics.of(load_gpu("V100")).kernel_us(family, call(family, **dims))[0] / 1e3
+    assert milliseconds / NATIVE_SPREAD < found < milliseconds * NATIVE_SPREAD
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("gpu", ["V100", "A100", "H100", "T4", "P100"])
+def test_no_kernel_beats_dram_or_takes_a_thousandfold(family: str, gpu: str) -> None:
+    spec = load_gpu(gpu)
+    for dims in (wide(16), wide(960), {"groups": 32}, {"groups": 8}, wide(128, kernel_size=7, padding=3)):
+        for dtype in ("fp32", "tf32", "fp16", "bf16"):
+            for said in (None, NHWC):
+                calls = call(family, dtype, said, **dims)
+                shape = ConvShape.of(Dims(calls))
+                size = 2.0 if dtype in ("fp16", "bf16") else 4.0
+                moved = float(size * (shape.inputs + shape.outputs)[0]) / (1e3 * spec.dram_gb_per_s)
+                found = kernel_predictor(spec, "auto", None).predict(calls).iloc[0]
+                assert moved < found["kernel_us"] < 1e3 * moved and found["evidence"] == "roofline"
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_tf32_does_not_change_pytorchs_own_kernels(gpu: str) -> None:
+    physics = Physics.of(load_gpu(gpu))
+    for family in FAMILIES:
+        fp32, tf32 = (physics.kernel_us(family, call(family, dtype)) for dtype in ("fp32", "tf32"))
+        assert fp32 == pytest.approx(tf32)
+
+
+def test_a_newer_gpu_computes_a_depthwise_convolution_faster() -> None:
+    for family in FAMILIES:
+        times = [kernel_predictor(load_gpu(gpu), "auto", None).predict(call(family, B=128))["kernel_us"][0]
+                 for gpu in ("T4", "V100", "A100", "H100")]  # fmt: skip
+        assert times == sorted(times, reverse=True)
+
+
+def test_fp32_products_and_transferred_models_answer_no_grouped_convolution() -> None:
+    for gpu in ("V100", "A100-SXM4-80GB", "H100"):
+        calls = pd.concat([call(), call(groups=1)], ignore_index=True)
+        evidence = list(kernel_predictor(load_gpu(gpu), "auto", None).predict(calls)["evidence"])
+        assert evidence[0] == "roofline" != evidence[1]
+
+
+def test_pytorchs_own_kernels_are_single_launches() -> None:
+    dims = {**{str(k): int(v) for k, v in call().iloc[0].items() if isinstance(v, (int, np.integer))}}
+    for family in FAMILIES:
+        assert convolution_extra(family, dims, "fp32", {}, 8.0) == []
+    assert len(convolution_extra(FAMILIES[0], dims, "fp32", NHWC, 8.0)) == 1
+
+
+def test_intervals_of_libraries_are_wider_than_those_of_pytorchs_kernels() -> None:
+    predictor = kernel_predictor(load_gpu("A100"), "auto", None)
+    found = [predictor.predict(calls).iloc[0] for calls in (call(), call(said=NHWC), call(groups=16))]
+    own, *library = [row["p90_us"] / row["p10_us"] for row in found]
+    assert own == pytest.approx(NATIVE_SPREAD**2) and min(library) > own
