@@ -155,12 +155,18 @@ class Flow:
         return [f"{self.artifacts.kernels(gpu)}/{family}/{variant}" for family in families]
 
     def models_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: only the models that predict a point: fitted families, the GPU's pack, or nothing."""
-        source, pack = kernel_source(wildcards.gpu), [str(path) for path in shipped_models(wildcards.gpu)]
+        """Input function: the fitted families that predict a point; none where the GPU has no samples."""
+        source = kernel_source(wildcards.gpu)
         if source not in HAS_MODELS:
-            return pack
-        label = method_label(self.point(wildcards).settings.kernels)
-        return [*self.models(wildcards.gpu, label, source), *pack]
+            return []
+        return self.models(wildcards.gpu, method_label(self.point(wildcards).settings.kernels), source)
+
+    def pack_of_point(self, wildcards: Any) -> list[str]:
+        """Params function: the manifest of the GPU's shipped pack, for families that were not fitted; empty without one.
+
+        It is not an input: the rule that makes packs would then run as a part of each prediction.
+        """
+        return [str(path) for path in shipped_models(wildcards.gpu)]
 
     def overheads_of_point(self, wildcards: Any) -> str:
         """Input function: the overhead statistics that a point uses."""

@@ -39,7 +39,7 @@ def shipped_models(gpu: str) -> list[Path]:
 
 
 def available_models(gpu: str, variant: str, results: str | Path | None) -> list[Path]:
-    """The models that the `predict` rule declares as inputs for a GPU: fitted families under `results`, then its pack.
+    """The models that the `predict` rule declares for a GPU: fitted families under `results`, then its pack.
 
     Families that an earlier run fitted count only while the samples of that GPU exist. Otherwise the rule would not
     declare them.

@@ -68,7 +68,7 @@ MIN_DEPTHWISE_CHANNELS, MIN_DEPTHWISE_WIDTH = 32.0, 7.0
 NATIVE_SPREAD, LIBRARY_SPREAD = 1.6, 2.2
 """Factors between the time and the ends of p10 to p90, for PyTorch's and for cuDNN's kernels.
 
-All fifteen published times of PyTorch's kernels are within a factor of 1.4 (`benchmarks/kernels/depthwise.py`), eleven
+All fifteen published times of PyTorch's kernels are within a factor of 1.4 (`benchmarks/kernels/depthwise.py`), twelve
 of which gave the constants. Which kernel cuDNN takes is not published, and single kernels of it were not compared."""
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +18,7 @@ from pipeline.answers.predict_point import predict_point
 from pipeline.answers.sources import Source
 from pipeline.config import expand
 from pipeline.flow import Flow
-from pipeline.paths import Artifacts, packs_dir
+from pipeline.paths import Artifacts, packs_dir, project_dir
 
 POINT = expand(["gpu=V100", "model=dlrm_ddp", "batch_size=64"])[0]
 pytestmark = pytest.mark.skipif(not (packs_dir() / "V100" / "kernels").is_dir(), reason="no shipped pack of the V100")
@@ -58,8 +62,25 @@ def test_python_and_the_rules_declare_the_same_models(leftover: Path, monkeypatc
     flow = Flow((POINT,), Artifacts(str(leftover)))
     place = SimpleNamespace(gpu=POINT.gpu, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
     here = [str(path) for path in available_models("V100", "auto", leftover)]
-    assert flow.models_of_point(place) == here == [str(path) for path in shipped_models("V100")]
+    assert flow.models_of_point(place) == []
+    assert flow.pack_of_point(place) == here == [str(path) for path in shipped_models("V100")]
     from_public_samples(monkeypatch)
     monkeypatch.setattr("pipeline.flow.kernel_source", lambda gpu: Source.PUBLIC)
-    declared = flow.models_of_point(place)
+    declared = [*flow.models_of_point(place), *flow.pack_of_point(place)]
     assert {str(path) for path in available_models("V100", "auto", leftover)} <= set(declared)
+
+
+def test_no_input_of_a_prediction_is_a_shipped_file(leftover: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: with public data at hand, a prediction also ran the rule that rewrites the GPU's pack."""
+    from_public_samples(monkeypatch)
+    monkeypatch.setattr("pipeline.flow.kernel_source", lambda gpu: Source.PUBLIC)
+    place = SimpleNamespace(gpu=POINT.gpu, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
+    inputs = Flow((POINT,), Artifacts(str(leftover))).models_of_point(place)
+    assert inputs and not [path for path in inputs if Path(path).is_relative_to(packs_dir())]
+
+
+def test_a_prediction_from_public_data_leaves_the_packs_alone(datasets: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "snakemake", "-n", "-s", str(project_dir() / "Snakefile"), "--config", "gpu=V100"]
+    planned = subprocess.run(command, cwd=tmp_path, env={**os.environ, "STEPTIME_DATASETS": str(datasets)}, check=True,
+                             capture_output=True, text=True)  # fmt: skip
+    assert "fit_kernels" in planned.stdout and not re.search(r"^(rule )?pack\b", planned.stdout, re.MULTILINE)

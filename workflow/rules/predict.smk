@@ -19,6 +19,7 @@ rule predict:
         f"{POINT}/logs/predict.log",
     params:
         point=FLOW.settings,
+        pack=FLOW.pack_of_point,
         packs=pack_digests(),
         code=FLOW.code("predict"),
     message:

@@ -30,6 +30,7 @@ rule error_parts:
     params:
         point=FLOW.settings,
         results=FLOW.artifacts.root,
+        pack=FLOW.pack_of_point,
         packs=pack_digests(),
         code=FLOW.code("error_parts"),
     message:

@@ -23,7 +23,7 @@ with job(snakemake):
         snakemake.params.point["workload"],
         read_graph(given.graph).table,
         read_table(given.calls, "calls"),
-        kernel_predictor(gpu, method_label(settings.kernels), list(snakemake.input.models)),
+        kernel_predictor(gpu, method_label(settings.kernels), [*snakemake.input.models, *snakemake.params.pack]),
     )
     observations = read_table(given.observations, "overhead_samples")
     prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]

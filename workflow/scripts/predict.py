@@ -37,7 +37,7 @@ with job(snakemake):
         gpu,
         graph.table,
         calls,
-        kernel_predictor(gpu, method_label(settings.kernels), list(snakemake.input.models)),
+        kernel_predictor(gpu, method_label(settings.kernels), [*snakemake.input.models, *snakemake.params.pack]),
         overheads_from(read_table(snakemake.input.overheads, "overheads"), settings.overheads, point["workload"]),
         measured_step(measured[0], point["workload"], point["model"]) if measured else None,
     )
