@@ -130,7 +130,7 @@ def test_what_cannot_be_joined_is_said_in_one_line(
     assert join.main([str(runs[0]), "--out", str(runs[1])]) == 2
     assert join.main([str(tmp_path / "nothing"), "--out", str(tmp_path / "b")]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert ["T4" in said[0], "holds files already" in said[1], "holds no manifest.json" in said[2]] == [True] * 3
+    assert ["T4" in said[0], "is not empty" in said[1], "manifest.json is missing" in said[2]] == [True] * 3
     assert len(said) == 3
     assert not (tmp_path / "a").exists()
 

@@ -48,7 +48,7 @@ def test_a_hang_and_a_crash_cost_one_process_each(
     assert manifest["units"]["b"]["error"].startswith("hung: no progress for")
     assert [run["status"].split(":")[0] for run in manifest["runs"]] == ["hung", "running", "running"]
     said = capfd.readouterr().err
-    assert "b: hung (nothing for" in said
+    assert "b: skipped, because it hung (no progress for" in said
     assert "the process was lost (signal 11); continuing in a new process" in said
 
 

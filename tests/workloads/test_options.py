@@ -157,7 +157,7 @@ def test_a_step_that_runs_reads_its_loss(monkeypatch, name, when):
 def test_momentum_is_refused_where_it_would_make_updates_dense(embedding):
     from pipeline.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="knows no sgd_momentum"):
+    with pytest.raises(ConfigError, match="does not support sgd_momentum"):
         capture(config_of("dlrm_ddp", embedding=embedding, optimizer="sgd_momentum"), 8)
 
 
