@@ -6,6 +6,8 @@ of a point are applied to a copy of the result.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -14,8 +16,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.digest import module_digest
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.paths import config_dir
+from pipeline.schemas import atomic_path
+from pipeline.user_cache import kept
 from pipeline.yaml_text import load_yaml
 
 if TYPE_CHECKING:
@@ -23,6 +28,20 @@ if TYPE_CHECKING:
 
 GROUPS = ("gpu", "model", "kernels", "overheads")
 """Config groups: folders under `config/` of which a point takes one file each."""
+
+
+Chosen = tuple[tuple[str, str | None], ...]
+"""Pairs of a config group and the name of its file; None leaves the group out."""
+
+Composed = tuple[dict[str, Any], tuple[str, ...]]
+"""Plain values, and the keys without a value."""
+
+_VALUE = r"(?:[A-Za-z_][\w-]*|[1-9]\d*)"
+_PLAIN = re.compile(rf"(?P<key>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)=(?P<values>{_VALUE}(?:,{_VALUE})*)", re.ASCII)
+"""Overrides with plain names and whole numbers only. They need no parser: importing Hydra takes 0.1 s."""
+
+_OTHER_WORDS = frozenset(("true", "false", "null", "inf", "nan"))
+"""Words that are values of another kind for Hydra."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +112,13 @@ def configuration(
 
 
 @lru_cache(maxsize=256)
-def _configuration(
-    chosen: tuple[tuple[str, str | None], ...], overrides: tuple[Override, ...], directory: Path
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _configuration(chosen: Chosen, overrides: tuple[Override, ...], directory: Path) -> Composed:
+    if not overrides:
+        return _files_alone(chosen, directory)
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-    config = deepcopy(
-        _compose(tuple(f"~{group}" if name is None else f"{group}={name}" for group, name in chosen), directory)
-    )
+    config = deepcopy(_compose(chosen, directory))
     try:
         for each in overrides:
             exists = OmegaConf.select(config, each.key, throw_on_missing=False) is not None
@@ -115,11 +132,39 @@ def _configuration(
                 OmegaConf.update(config, each.key, each.value, merge=True, force_add=free)
             except (ConfigAttributeError, ConfigKeyError):
                 raise KeyError(each.key) from None
-        plain = OmegaConf.to_container(config, resolve=True)
-        assert isinstance(plain, dict)
-        return {str(key): value for key, value in plain.items()}, tuple(sorted(OmegaConf.missing_keys(config)))
+        return _plain(config)
     except OmegaConfBaseException as error:
         raise ConfigError(f"configuration: {_first_line(error)}") from None
+
+
+def _files_alone(chosen: Chosen, directory: Path) -> Composed:
+    """The configuration of the chosen files, kept between runs while the files are unchanged."""
+    names = {**_default_choices(directory), **dict(chosen)}
+    files = [directory / "config.yaml", *(directory / group / f"{name}.yaml" for group, name in names.items() if name)]
+    parts = {
+        "files": [file.read_text(encoding="utf-8") for file in files if file.is_file()],
+        "chosen": chosen,
+        "code": module_digest("pipeline.compose"),
+    }
+    return kept("config.json", parts, lambda: _plain(_compose(chosen, directory)), _read, _write)
+
+
+def _read(path: Path) -> Composed:
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return stored["values"], tuple(stored["missing"])
+
+
+def _write(made: Composed, path: Path) -> None:
+    with atomic_path(path) as part:
+        part.write_text(json.dumps({"values": made[0], "missing": made[1]}), encoding="utf-8")
+
+
+def _plain(config: DictConfig) -> Composed:
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}, tuple(sorted(OmegaConf.missing_keys(config)))
 
 
 def _first_line(error: Exception) -> str:
@@ -150,6 +195,10 @@ def _values(text: str) -> list[Override]:
     Raises:
         ConfigError: the text cannot be read, or its values cannot be listed.
     """
+    if plain := _PLAIN.fullmatch(text):
+        key, values = plain["key"], plain["values"].split(",")
+        if not any(value.lower() in _OTHER_WORDS for value in values):
+            return [Override(key, int(value) if value.isdecimal() else value, f"{key}={value}") for value in values]
     from hydra.core.override_parser.types import Glob
 
     parsed = _parse(text)
@@ -187,7 +236,8 @@ def _parse(text: str) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _compose(overrides: tuple[str, ...], directory: Path) -> DictConfig:
+def _compose(chosen: Chosen, directory: Path) -> DictConfig:
+    """The chosen files, composed by Hydra; None leaves a group out."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -196,6 +246,6 @@ def _compose(overrides: tuple[str, ...], directory: Path) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(directory), version_base="1.3"):
-            return compose("config", overrides=list(overrides))
+            return compose("config", overrides=[f"~{key}" if name is None else f"{key}={name}" for key, name in chosen])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"configuration: {_first_line(error)}") from None

@@ -26,6 +26,7 @@ PLUMBING = frozenset(
         "paths",
         "schemas",
         "scripting",
+        "user_cache",
         "yaml_text",
     )
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import pandas as pd
 from pipeline.answers.sources import HAS_MODELS, Source, overhead_source, shipped_overheads
 from pipeline.collect.campaign_reader import profiler_event_us
 from pipeline.config import LOCAL_GPU, method_label
+from pipeline.digest import module_digest
 from pipeline.errors import InputError
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import ProfilerCost, summarise
-from pipeline.packs import check_pack
+from pipeline.packs import check_pack, file_digest
 from pipeline.paths import Artifacts, measurements_dir
-from pipeline.schemas import read_table
+from pipeline.schemas import read_table, write_table
 from pipeline.settings import OverheadSettings
+from pipeline.user_cache import kept
 
 
 def overhead_model(gpu: str, settings: OverheadSettings, results: str | Path | None, workload: str) -> OverheadModel:
@@ -53,8 +56,22 @@ def host_name(gpu: str, settings: OverheadSettings) -> str:
 def _shipped_statistics(
     shipped: Path, gpu: str, _version: tuple[Source, int], settings: OverheadSettings
 ) -> pd.DataFrame:
-    """Statistics of shipped observations, computed once for all points of a GPU while the file is unchanged."""
-    return overhead_statistics(read_table(shipped, "overhead_samples"), gpu, settings)
+    """Statistics of shipped observations, computed once while the file is unchanged, and kept between runs."""
+    parts = {
+        "observations": file_digest(shipped),
+        "settings": replace(settings, host_scale=1.0),
+        "profiler_cost": _profiler_cost(gpu, settings),
+        "source": overhead_source(gpu).name,
+        "local": gpu == LOCAL_GPU,
+        "code": module_digest("pipeline.answers.host_overheads"),
+    }
+    return kept(
+        "overheads.parquet",
+        parts,
+        lambda: overhead_statistics(read_table(shipped, "overhead_samples"), gpu, settings),
+        lambda path: read_table(path, "overheads"),
+        lambda table, path: write_table(table, path, "overheads"),
+    )
 
 
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: OverheadSettings) -> pd.DataFrame:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -282,9 +286,63 @@ def test_hydra_composes_each_choice_of_files_once(monkeypatch: pytest.MonkeyPatc
     import hydra
 
     composed = []
+    monkeypatch.setenv("STEPTIME_CACHE", "none")
     compose._compose.cache_clear()
     compose._configuration.cache_clear()
     usual = hydra.compose
     monkeypatch.setattr(hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw))
     points = expand(["gpu=V100,T4", "model.embedding=sparse,dense", "batch_size=8,16,32", "overheads.host_scale=1,2"])
     assert len(points) == 24 and len(composed) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpu=V100", "gpu=A100-SXM4-40GB,T4", "batch_size=512,1024", "model.embedding=sparse", "model.foreach=false",
+        "model.foreach=False,true", "model.picked=null", "a=nan", "a=inf", "a=Inf", "a=1e5", "a=0", "a=007", "a=1_000", "a=-3",
+        "a=None,yes,on,off", "a=x-", "a=b,c,1", "a.b.c=d", "a=1.5", "a=e5", "a=_x", "a=fp16", "a=3x",
+    ],
+)  # fmt: skip
+def test_plain_words_are_what_hydra_reads(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = compose.parse_grid([text])
+    monkeypatch.setattr(compose, "_PLAIN", re.compile("(?!)"))
+    read = compose.parse_grid([text])
+    assert [(each.key, repr(each.value), each.text, each.plus) for (each,) in plain] == [
+        (each.key, repr(each.value), each.text, each.plus) for (each,) in read
+    ]
+
+
+def test_a_composition_is_kept_until_a_file_changes(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
+    point = ["gpu=V100", "model=dlrm_small"]
+
+    def asked() -> object:
+        compose._compose.cache_clear()
+        compose._configuration.cache_clear()
+        return expand(point)[0]
+
+    (copied / "gpu" / "MY_GPU.yaml").unlink()
+    (copied / "model" / "my-Model.yaml").unlink()
+    first = asked()
+    monkeypatch.setattr(compose, "_compose", cache(lambda *_: pytest.fail("composed again")))
+    assert asked() == first
+    monkeypatch.undo()
+    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
+    for module in ("pipeline.compose", "pipeline.hardware.spec"):
+        monkeypatch.setattr(f"{module}.config_dir", lambda: copied)
+    model = copied / "model" / "dlrm_small.yaml"
+    model.write_text(model.read_text().replace("batch_size: 1024", "batch_size: 2048"))
+    assert asked().batch_size == 2048
+    for entry in (tmp_path / "cache").rglob("*.json"):
+        entry.write_text("[")
+    assert asked().batch_size == 2048
+
+
+def test_a_plain_question_loads_no_hydra(tmp_path: Path) -> None:
+    asked = "expand(['gpu=V100', 'batch_size=8,16'])"
+    source = f"import sys; from pipeline.config import expand; {asked}; print('hydra' in sys.modules)"
+    environment = {**os.environ, "STEPTIME_CACHE": str(tmp_path)}
+    found = [subprocess.check_output([sys.executable, "-c", source], text=True, env=environment) for _ in range(2)]
+    assert found == ["True\n", "False\n"]

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from pipeline import user_cache
 from pipeline.config import expand
 from pipeline.errors import SteptimeError, SteptimeWarning
 from pipeline.graph import graph_cache
@@ -139,7 +140,7 @@ def test_the_entries_that_were_not_used_for_longest_give_way(folder: Path, monke
         os.utime(entry, (1000 + age, 1000 + age))
     size = sum(entry.stat().st_size for entry in entries(folder))
     captured(model(), 8)  # now the newest
-    monkeypatch.setattr(graph_cache, "MAX_BYTES", size)
+    monkeypatch.setattr(user_cache, "MAX_BYTES", size)
     captured(model(), 64)
     monkeypatch.setattr(graph_cache, "capture", lambda *_: pytest.fail("captured again"))
     captured(model(), 8)
@@ -167,6 +168,5 @@ def test_processes_that_ask_at_once_agree(folder: Path) -> None:
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
     found = {process.communicate()[0] for process in running}
     assert all(process.returncode == 0 for process in running) and len(found) == 1
-    assert len(entries(folder)) == 1 and not [
-        path for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"
-    ]
+    left = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".parquet", ".json")]
+    assert len(entries(folder)) == 1 and not left
