@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -19,6 +19,9 @@ from pipeline.errors import SteptimeError, show_warning
 from pipeline.report.terminal_tables import Catalogue, console
 
 Item = TypeVar("Item")
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+"""The option of every command that has a result."""
 
 OVERRIDES = ("gpu", "model", "batch_size", "kernels", "overheads", "predict", "experiment", "results")
 """Keys of overrides, and the sections that keys such as `model.dtype` begin with."""

@@ -133,3 +133,19 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
     assert "currency" not in json.loads(
         run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")[1]
     )
+
+
+def test_a_prediction_does_not_load_the_other_commands() -> None:
+    source = (
+        "import sys; from pipeline import cli; sys.argv = ['steptime', 'predict', '--help']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted(name for name in sys.modules if name.startswith('pipeline.commands')))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", source], text=True).splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("gpu", "gpus"), ("predit", "predict"), ("replai", "replay")])
+def test_a_misspelt_command_is_answered_by_the_nearest_one(wrong: str, meant: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "pipeline", wrong], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and f"Did you mean '{meant}'" in done.stderr and done.stderr.count("\n") == 1

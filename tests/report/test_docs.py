@@ -109,8 +109,8 @@ def test_commands_have_the_options_that_are_shown(name: str) -> None:
 def steptime(words: list[str]) -> bool:
     """Subcommand, options and overrides."""
     command = typer.main.get_command(app)
-    while words and words[0] in getattr(command, "commands", {}):
-        command, words = command.commands[words[0]], words[1:]  # type: ignore[attr-defined]
+    while words and hasattr(command, "commands") and (inner := command.get_command(None, words[0])):
+        command, words = inner, words[1:]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     overrides = [word for word in words if re.match(r"\+?[a-z][\w.]*=", word)]
     return not hasattr(command, "commands") and options(words) <= known and composes(overrides)

@@ -19,7 +19,7 @@ ROOMS = (
     "errors", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "prediction", "model_files",
     "packs", "hardware", "settings", "compose", "config_checks", "config", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "evaluation", "flow", "scripting",
-    "report", "terminal", "cli", "__main__",
+    "report", "terminal", "commands", "cli", "__main__",
 )  # fmt: skip
 """Rooms and single modules of the package, from the lowest to the highest: each imports from those before it alone."""
 

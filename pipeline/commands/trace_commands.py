@@ -1,0 +1,89 @@
+"""Commands that read profiler traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.errors import InputError
+from pipeline.report.terminal_tables import console
+from pipeline.schemas import refuse_overwriting
+from pipeline.simulate.rank_report import facts as rank_facts
+from pipeline.simulate.rank_report import table as rank_table
+from pipeline.simulate.ranks import replay_ranks
+from pipeline.simulate.replay import replay as run
+from pipeline.simulate.replay_table import table as replay_table
+from pipeline.terminal import Json, print_json
+from pipeline.trace.event_tables import write_events
+from pipeline.trace.load import load_trace
+
+app = typer.Typer()
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
+    overheads: Annotated[
+        list[Path] | None, typer.Option(help="take host overheads from this trace; may be repeated")
+    ] = None,
+    calibrate: Annotated[
+        int, typer.Option(help="number of iterations of TRACE from which one factor on those overheads is fitted")
+    ] = 0,
+    rank: Annotated[
+        list[Path] | None, typer.Option(help="trace of another rank of the same step; all ranks are simulated together")
+    ] = None,
+    timeline: Annotated[Path | None, typer.Option(help="write the predicted timeline here, for Perfetto")] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict the iterations of a trace from overheads of other iterations, and compare with the measured times."""
+    if rank:
+        if overheads or calibrate or timeline:
+            raise InputError("--rank takes overheads from the other ranks; remove the other options")
+        if len({path.resolve() for path in (trace, *rank)}) <= len(rank):
+            raise InputError("--rank: the same trace is given twice; give one trace of each rank")
+        _replay_ranks([trace, *rank], as_json)
+        return
+
+    result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
+    if as_json:
+        print_json(result.as_dict())
+        return
+
+    console().print(replay_table(result.as_dict()))
+
+
+def _replay_ranks(paths: list[Path], as_json: bool) -> None:
+
+    values = rank_facts(paths, replay_ranks(paths))
+    if as_json:
+        print_json(values)
+        return
+
+    console().print(rank_table(values))
+
+
+@app.command()
+def trace(
+    trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
+    out: Annotated[Path, typer.Option(help="parquet file to write")],
+    as_json: Json = False,
+) -> None:
+    """Convert a profiler trace into a table of linked events."""
+    refuse_overwriting(out, trace)
+    loaded = load_trace(trace)
+    write_events(loaded, out, {"source": trace.name})
+    facts = {
+        "events": len(loaded),
+        "iterations": len(loaded.opens),
+        "device": loaded.device,
+        "out": str(out),
+        "notes": loaded.notes,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        print(f"{facts['events']:,} events, {facts['iterations']} iterations on {facts['device']} -> {out}")
+        for note in loaded.notes:
+            print(f"note: {note}")
