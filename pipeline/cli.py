@@ -115,13 +115,14 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
-    points, prices = expand(_overrides(overrides)), load_prices()
+    given, results = _results(_overrides(overrides))
+    points, prices = expand(given), load_prices()
     if sort is Order.cost and not prices:
         raise InputError("--sort cost: there are no prices; write config/prices.yaml (docs/transfer.md)")
     predictions, unpredicted, first = [], [], None
     for point in progress(points, "predicting"):
         try:
-            predictions.append(predict_point(point))
+            predictions.append(predict_point(point, **results))
         except SteptimeError as error:
             unpredicted.append(Unpredicted.of(point, error))
             first = first or error
@@ -157,9 +158,17 @@ def _overrides(given: list[str] | None) -> list[str]:
 
 
 def _results(given: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The overrides without `results=FOLDER`, and that folder: models that a pipeline run left there may answer."""
+    """The overrides without `results=FOLDER`, and that folder: models that a pipeline run left there may answer.
+
+    Raises:
+        InputError: the folder does not exist.
+    """
     rest = [text for text in given if not text.startswith("results=")]
-    return rest, {key: value for key, _, value in (text.partition("=") for text in given) if key == "results"}
+    folders = {key: value for key, _, value in (text.partition("=") for text in given) if key == "results"}
+    for folder in folders.values():
+        if not Path(folder).is_dir():
+            raise InputError(f"results={folder}: no such folder; give the folder of a pipeline run, whose models are used")
+    return rest, folders
 
 
 def main() -> None:

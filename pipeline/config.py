@@ -252,7 +252,7 @@ def _unknown_option(key: str, base: Mapping[str, Any]) -> str:
     chosen = f" of {section}={base[section]['name']}" if section in GROUPS and "." in key else ""
     if section == "gpu" and is_known_key(key.removeprefix("gpu.")):
         return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
-    close = did_you_mean(key, known) or did_you_mean(key, (*GROUPS, "experiment"))
+    close = did_you_mean(key, known) or did_you_mean(key, (*GROUPS, "experiment", "results"))
     own = sorted(each.partition(".")[2] for each in known if each.startswith(f"{section}."))
     listed = [each for each in own if not each.startswith(_NOT_OPTIONS)]
     there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"

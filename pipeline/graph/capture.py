@@ -14,7 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,9 +119,10 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
         if not own:
             return observe(make_step(config, batch_size, "cpu" if fake else "meta"), fake, config)
         given = ReadOptions(config)
-        with create_as_on_cuda():
-            step = make_step(given, batch_size, "cpu" if fake else "meta")
-        found = observe(step, fake, config)
+        with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer (--json)
+            with create_as_on_cuda():
+                step = make_step(given, batch_size, "cpu" if fake else "meta")
+            found = observe(step, fake, config)
         for name in unread_options(given):
             warnings.warn(f"{name}: the step of {config.get('target')} never read it", SteptimeWarning, stacklevel=2)
         return found

@@ -30,6 +30,15 @@ ADVICE = (
 )  # fmt: skip
 """Pattern of an error message -> advice, for messages that give none; the first pattern that matches is used."""
 
+REMEDIES = (
+    (r"grad can be implicitly created only for scalar outputs",
+     "loss must return one number, such as .mean() or .sum() of what it returns now"),
+    (r"does not require grad", "loss must return a tensor that depends on trainable parameters"),
+    (r"TypeError: .*positional arguments?\b",
+     "a Step calls forward(*batch) and loss(output, *batch), with the tensors of one batch"),
+)  # fmt: skip
+"""Pattern of an error's type and message -> what to change in the user's code, for errors that CUDA raises as well."""
+
 MAX_MESSAGE = 160
 """Maximum length, in characters, of the part of a library's message that is shown (its first sentences)."""
 
@@ -50,6 +59,7 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
         advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), "")
         where, kind = place_in_user_code(error), type(error).__name__
         what = "its step cannot be captured without a GPU" if advice else "its code fails"
+        advice = advice or next((text for pattern, text in REMEDIES if re.search(pattern, f"{kind}: {reason}")), "")
         return InputError(
             f"model.target={config.get('target')}: {what}: {kind}: {_short(reason)}{where}"
             f"{f' ({advice})' if advice else ''}"

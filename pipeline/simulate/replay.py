@@ -172,8 +172,10 @@ def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Pat
 
 def _folds(target: TraceSelection, others: tuple[TraceSelection, ...], calibrate: int) -> tuple[str, list[Fold]]:
     """The split between statistics and evaluation: its name and the folds."""
-    if calibrate < 0 or (calibrate and not others):
-        raise InputError("calibrate: needs a number of iterations above 0 and traces of other hosts")
+    if calibrate < 0:
+        raise InputError(f"--calibrate {calibrate}: give a number of iterations, 1 or more")
+    if calibrate and not others:
+        raise InputError(f"--calibrate {calibrate}: give traces of other hosts too, with --overheads TRACE")
     iterations = target.after_warm_up.chosen
     if calibrate:
         if calibrate >= len(iterations):

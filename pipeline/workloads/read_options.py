@@ -5,21 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.errors import did_you_mean
+
 OWN = ("options", "seq_len")
 """Keys of `model=custom` that only the user's function reads; all other keys are read by `Step` and by the capture."""
+
+
+class MissingOptionError(KeyError):
+    """The user's step reads an option that was not given; the message says how to give it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class ReadOptions(dict[str, Any]):
     """A dict that remembers which of its keys were read; nested mappings remember theirs.
 
     Iteration (`**options`, `items()`, a copy) counts as reading every key.
+
+    Args:
+        values: the configuration.
+        name: what comes before a key in an override.
     """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], name: str = "model") -> None:
         super().__init__(
-            {key: ReadOptions(each) if isinstance(each, Mapping) else each for key, each in values.items()}
+            {
+                key: ReadOptions(each, f"{name}.{key}") if isinstance(each, Mapping) else each
+                for key, each in values.items()
+            }
         )
+        self.name = name
         self.read: set[str] = set()
+
+    def __missing__(self, key: str) -> Any:
+        close = did_you_mean(key, map(str, super().keys()))
+        if self.name == "model":
+            raise MissingOptionError(f"there is no {self.name}.{key}: {close}a step's own options are in \"options\"")
+        given = f"{close}give {self.name}.{key}=..., or read it with .get({key!r}, default)"
+        raise MissingOptionError(f"no option {key!r} was given: {given}")
 
     def __getitem__(self, key: str) -> Any:
         self.read.add(key)

@@ -254,11 +254,15 @@ def _check_pool(pool: object) -> None:
     """
     if isinstance(pool, Tensor) or not isinstance(pool, Sequence) or not pool:
         raise InputError("Step: pool must be a list of one or more batches, such as [(x, y)]")
+    if all(isinstance(batch, Tensor) for batch in pool):
+        raise InputError("Step: pool must be a list of batches, each a tuple of tensors: [(x, y)], or [(x,)] for one tensor")
     for batch in pool:
-        if not isinstance(batch, list | tuple) or not all(isinstance(part, Tensor) for part in batch):
+        whole = isinstance(batch, list | tuple)
+        wrong = next((part for part in batch if not isinstance(part, Tensor)), None) if whole else batch
+        if not whole or wrong is not None:
             raise InputError(
-                f"Step: a batch of the pool must be a tuple of tensors, such as (x, y), not {type(batch).__name__}"
-                f"{' of other things' if isinstance(batch, list | tuple) else ''}: forward gets them in this order"
+                f"Step: a batch of the pool must be a tuple of tensors, such as (x, y), not "
+                f"{'a tuple that holds ' if whole else ''}{type(wrong).__name__}: forward gets them in this order"
             )
 
 
