@@ -205,6 +205,7 @@ def _values(text: str) -> list[Override]:
     key, plus = parsed.key_or_group, "++" if parsed.is_force_add() else "+" if parsed.is_add() else ""
     if not parsed.is_sweep_override():
         written = parsed.get_value_element_as_str().replace("\\:", ":")  # Hydra writes `zipf:1.05` as `zipf\:1.05`
+        written = written.lower() if isinstance(parsed.value(), bool) else written  # Hydra writes `true` as `True`
         return [Override(key, parsed.value(), f"{plus}{key}={written}", plus)]
     if isinstance(pattern := parsed.value(), Glob):
         names = pattern.filter(choices(key)) if key in GROUPS else []

@@ -46,13 +46,14 @@ def doctor(as_json: Json = False) -> None:
 @app.command()
 def summary(
     where: Annotated[
-        str, typer.Argument(help="results=FOLDER of a run, or a summary.parquet", metavar="results=FOLDER | FILE")
+        str, typer.Argument(help="results=FOLDER of a run, or its summary.parquet", metavar="results=FOLDER | FILE")
     ] = "results=results",
     as_json: Json = False,
 ) -> None:
     """Show the predictions of a pipeline run."""
     key, _, folder = where.rpartition("=")
-    file = Path(folder) / "summary.parquet" if key == "results" else Path(where)
+    place = Path(folder) if key == "results" else Path(where)
+    file = place / "summary.parquet" if key == "results" or place.is_dir() else place
     predictions = Prediction.all_of(read_table(file, "summary"))
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})

@@ -1,0 +1,133 @@
+"""Errors of the user's own step name its line, and what to change; what the step prints is no part of an answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from pipeline.config import expand
+from pipeline.errors import InputError
+from pipeline.graph.capture import capture
+from pipeline.workloads.read_options import MissingOptionError, ReadOptions
+from pipeline.workloads.user_code import place_in_user_code
+
+MODULE = """
+import torch
+from torch import nn
+from pipeline.workloads.training_step import Step
+
+def linear(device):
+    with torch.device(device):
+        return nn.Linear(8, 8)
+
+def vector(config, batch_size, device):
+    model = linear(device)
+    return Step([model], [(torch.rand(batch_size, 8),)], lambda x: model(x), lambda o, x: o, device, config)
+
+def detached(config, batch_size, device):
+    model = linear(device)
+    return Step([model], [(torch.rand(batch_size, 8),)], lambda x: model(x).detach(), lambda o, x: o.sum(), device, config)
+
+def lonely(config, batch_size, device):
+    model = linear(device)
+    return Step([model], [(torch.rand(batch_size, 8),)], lambda x: model(x), lambda o: o.sum(), device, config)
+
+def missing(config, batch_size, device):
+    width = config["options"]["width"]
+
+def elsewhere(config, batch_size, device):
+    width = config["width"]
+
+def bare(config, batch_size, device):
+    model = linear(device)
+    return Step([model], (torch.rand(batch_size, 8),), lambda x: model(x), lambda o, x: o.sum(), device, config)
+
+def arrays(config, batch_size, device):
+    model = linear(device)
+    x = torch.rand(batch_size, 8).numpy()
+    return Step([model], [(x,)], lambda x: model(x), lambda o, x: o.sum(), device, config)
+
+def noisy(config, batch_size, device):
+    print("building")
+    model = linear(device)
+    def forward(x):
+        print("running")
+        return model(x)
+    return Step([model], [(torch.rand(batch_size, 8),)], forward, lambda o, x: o.sum(), device, config)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my_faults.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_faults", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("function", "option", "says"), [
+    ("vector", "", "loss must return one number"),
+    ("detached", "", "loss must return a tensor that depends on trainable parameters"),
+    ("lonely", "", "a Step calls forward(*batch) and loss(output, *batch)"),
+    ("missing", "widht=3", "no option 'width' was given: did you mean 'widht'? give model.options.width=..."),
+    ("elsewhere", "width=3", "there is no model.width: a step's own options are in config['options']"),
+    ("bare", "", "[(x, y)], or [(x,)] for one tensor"),
+    ("arrays", "", "a tuple that holds ndarray"),
+])  # fmt: skip
+def test_mistakes_of_a_step_get_their_remedy(function: str, option: str, says: str) -> None:
+    given = [f"model.options.{option}"] if option else []
+    (point,) = expand(["model=custom", f"model.target=my_faults:{function}", "batch_size=4", *given])
+    with pytest.raises(InputError) as error:
+        capture(point.section("model"), point.batch_size)
+    assert says in str(error.value) and "\n" not in str(error.value)
+    assert "without a GPU" not in str(error.value), "CUDA raises these errors too"
+
+
+def test_a_missing_option_is_an_ordinary_missing_key_for_the_users_code() -> None:
+    options = ReadOptions({"options": {"width": 3}})["options"]
+    assert options.get("depth", 2) == 2 and "depth" not in options
+    with pytest.raises(KeyError):
+        options["depth"]
+    with pytest.raises(MissingOptionError, match=r"give model\.options\.depth="):
+        options["depth"]
+
+
+def test_what_a_step_prints_is_no_part_of_a_json_answer() -> None:
+    given = ["gpu=V100", "model=custom", "model.target=my_faults:noisy", "batch_size=4"]
+    command = [sys.executable, "-m", "pipeline", "predict", "--json", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["batch_size"] == 4
+    assert "building" in done.stderr and "running" in done.stderr
+
+
+@pytest.mark.parametrize(("files", "place"), [
+    (["/home/me/net.py", "/home/me/.local/lib/python3.11/site-packages/torch/nn/modules/linear.py"], " in net.py, line 1"),
+    (["/home/me/net.py", "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py"], " in net.py, line 1"),
+    (["/home/me/net.py", "/opt/env/lib/python3.11/site-packages/timm/models/_factory.py"],
+     " in net.py, line 1 (timm/models/_factory.py, line 1)"),
+    (["/opt/env/lib/python3.11/site-packages/mynet/steps.py", "/opt/env/lib/python3.11/site-packages/torch/nn/module.py"],
+     " in mynet/steps.py, line 1"),
+    (["/opt/env/lib/python3.11/site-packages/torch/nn/module.py"], ""),
+])  # fmt: skip
+def test_the_line_is_the_users_own_wherever_libraries_are_installed(
+    files: list[str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = traceback.StackSummary.from_list([(file, 1, "f", "") for file in files])
+    monkeypatch.setattr(traceback, "extract_tb", lambda tb: frames)
+    assert place_in_user_code(ValueError()) == place
+
+
+def test_the_innermost_line_of_the_users_code_is_named() -> None:
+    held: TracebackType | None = None
+    try:
+        raise ValueError("here")
+    except ValueError as error:
+        held = error.__traceback__
+        assert held is not None
+        assert place_in_user_code(error) == f" in {Path(__file__).name}, line {held.tb_lineno}"
