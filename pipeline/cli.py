@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -167,7 +168,9 @@ def _results(given: list[str]) -> tuple[list[str], dict[str, str]]:
     folders = {key: value for key, _, value in (text.partition("=") for text in given) if key == "results"}
     for folder in folders.values():
         if not Path(folder).is_dir():
-            raise InputError(f"results={folder}: no such folder; give the folder of a pipeline run, whose models are used")
+            raise InputError(
+                f"results={folder}: no such folder; give the folder of a pipeline run, whose models are used"
+            )
     return rest, folders
 
 

@@ -184,7 +184,8 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         """The public keys of a prediction, ready for JSON."""
         keys = {
-            "gpu": self.gpu, "model": self.model, "variant": self.variant, "batch_size": self.batch_size,
+            "gpu": self.gpu, "model": self.model, "variant": self.variant, "overrides": list(self.overrides),
+            "batch_size": self.batch_size,
             "predicted_us": self.predicted_us, "active_us": self.active_us, "idle_us": self.idle_us,
             "host_us": self.host_us, "p10_us": self.p10_us, "p90_us": self.p90_us, "bound": self.bound,
             "samples_per_s": self.samples_per_s, "memory_bytes": self.memory_bytes, "fits": self.fits,

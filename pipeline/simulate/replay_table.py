@@ -31,7 +31,7 @@ def table(facts: dict[str, Any]) -> Table:
 
     def row(label: str, value: float, error: float | None, absolute: float | None) -> None:
         size = "" if absolute is None else f"{absolute:.2%}"
-        out.add_row(label, f"{value:,.1f}", "" if error is None else f"{error:+.2%}", size)
+        out.add_row(label, f"{value:,.1f}", "" if error is None else f"{round(error, 4) + 0.0:+.2%}", size)
 
     row("measured", facts["measured_us"], None, None)
     row("predicted", facts["predicted_us"], facts["error"], facts["mean_absolute_error"])

@@ -41,7 +41,9 @@ class ReadOptions(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         close = did_you_mean(key, map(str, super().keys()))
         if self.name == "model":
-            raise MissingOptionError(f"there is no {self.name}.{key}: {close}a step's own options are in config['options']")
+            raise MissingOptionError(
+                f"there is no {self.name}.{key}: {close}a step's own options are in config['options']"
+            )
         given = f"{close}give {self.name}.{key}=..., or read it with .get({key!r}, default)"
         raise MissingOptionError(f"no option {key!r} was given: {given}")
 

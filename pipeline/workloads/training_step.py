@@ -255,7 +255,9 @@ def _check_pool(pool: object) -> None:
     if isinstance(pool, Tensor) or not isinstance(pool, Sequence) or not pool:
         raise InputError("Step: pool must be a list of one or more batches, such as [(x, y)]")
     if all(isinstance(batch, Tensor) for batch in pool):
-        raise InputError("Step: pool must be a list of batches, each a tuple of tensors: [(x, y)], or [(x,)] for one tensor")
+        raise InputError(
+            "Step: pool must be a list of batches, each a tuple of tensors: [(x, y)], or [(x,)] for one tensor"
+        )
     for batch in pool:
         whole = isinstance(batch, list | tuple)
         wrong = next((part for part in batch if not isinstance(part, Tensor)), None) if whole else batch

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.schemas import read_provenance, read_table
+from pipeline.simulate.replay_table import table
 from pipeline.trace.load import load_trace
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
@@ -69,6 +70,23 @@ def test_replay_takes_overheads_from_several_traces_packed_or_not(
     figures = json.loads(out)
     assert code == 0 and figures["iterations"] == 4 and figures["split"] == "other traces"
     assert figures["error"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "said"),
+    [(2, "give traces of other hosts too, with --overheads TRACE"), (-1, "give a number of iterations, 1 or more")],
+)
+def test_a_calibration_that_cannot_be_made_says_what_to_give(
+    iterations: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = steptime(capsys, "replay", steps(tmp_path), "--calibrate", iterations)
+    assert code == 2 and f"--calibrate {iterations}: {said}" in err
+
+
+def test_an_error_that_rounds_to_zero_has_no_minus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(steptime(capsys, "replay", steps(tmp_path), "--json")[1])
+    shown = table(facts | {"error": -1e-6, "step_error": -2e-4}).columns[2]
+    assert list(shown.cells)[1] == "+0.00%" and "-0.02%" in shown.cells
 
 
 def test_the_timeline_is_a_trace_that_perfetto_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

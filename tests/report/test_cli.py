@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.config import expand
+from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 from pipeline.transfer import rental_prices as costs
@@ -65,8 +67,8 @@ def test_a_summary_is_found_by_its_results_folder_or_its_file(
     prediction = Prediction("V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0)
     write_table(prediction.summary_row(), tmp_path / "summary.parquet", "summary", {})
     told = [run(capsys, monkeypatch, "summary", where, "--json") for where in
-            (f"results={tmp_path}", str(tmp_path / "summary.parquet"))]  # fmt: skip
-    assert told[0] == told[1] and told[0][0] == 0
+            (f"results={tmp_path}", str(tmp_path / "summary.parquet"), str(tmp_path))]  # fmt: skip
+    assert told[0] == told[1] == told[2] and told[0][0] == 0
     assert json.loads(told[0][1])["predictions"][0]["predicted_us"] == 100.0
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
@@ -149,3 +151,35 @@ def test_a_prediction_does_not_load_the_other_commands() -> None:
 def test_a_misspelt_command_is_answered_by_the_nearest_one(wrong: str, meant: str) -> None:
     done = subprocess.run([sys.executable, "-m", "pipeline", wrong], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and f"Did you mean '{meant}'" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_each_row_of_a_comparison_in_json_says_which_options_it_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("gpu=V100,P100", "model=dlrm_small", "batch_size=8", "model.dtype=fp32,bf16")
+    code, out, _ = run(capsys, monkeypatch, "compare", *given, "--json")
+    answer = json.loads(out)
+    options = {(row["gpu"], *row["overrides"]) for row in answer["predictions"]}
+    assert code == 0
+    assert options == {("V100", "model.dtype=fp32"), ("V100", "model.dtype=bf16"), ("P100", "model.dtype=fp32")}
+    assert [row["overrides"] for row in answer["unpredicted"]] == [["model.dtype=bf16"]]
+
+
+@pytest.mark.parametrize("command", ["predict", "compare"])
+def test_a_results_folder_that_does_not_exist_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("gpu=V100", "model=dlrm_small", "batch_size=8")
+    code, _, err = run(capsys, monkeypatch, command, *given, f"results={tmp_path / 'none'}")
+    assert code == 2 and "no such folder" in err and err.count("\n") == 1
+    assert run(capsys, monkeypatch, command, *given, f"results={tmp_path}")[0] == 0
+
+
+def test_a_misspelt_results_gets_its_name() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'results'"):
+        expand(["resluts=x"])
+
+
+def test_true_and_false_are_shown_as_they_are_written() -> None:
+    (point,) = expand(["gpu=V100", "model=dlrm_small", "predict.cuda_graph=true"])
+    assert point.overrides == ("predict.cuda_graph=true",)
