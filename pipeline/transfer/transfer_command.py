@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,16 @@ import numpy as np
 import pandas as pd
 
 from pipeline.datasets.neusight import DIMS
-from pipeline.errors import InputError, TableError, UnknownNameError
+from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError, did_you_mean
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.same_chip import same_chip
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import NEUSIGHT_OPS
+from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS
 from pipeline.kernels.samples import MAX_DIM, MAX_LATENCY_US, named_dtypes, read_table
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.methods import by_auto, method
 from pipeline.transfer.probes import calibrate_all
-from pipeline.transfer.shipped_models import load_models
+from pipeline.transfer.shipped_models import COVERED_FAMILIES, load_models
 
 ADDED_COLUMNS = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has in addition to those of the input."""
@@ -63,6 +64,8 @@ def transfer_command(
         found = by_auto(samples, origin, destination, models, calibrate_all(models, measured, destination))
     else:
         found = predict(samples, origin, destination)
+    if method_name == "auto":
+        _warn_of_wave_scaling(samples, found, str(in_path))
     result = table.assign(**{name: found[name].to_numpy() for name in ADDED_COLUMNS})
     write_parquet(result, out_path, labels=True)
     share = found["method"].value_counts(normalize=True)
@@ -99,14 +102,15 @@ def read_measured(path: Path) -> pd.DataFrame:
 def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     """The table with a `family` column and rows counted from 0.
 
-    Ops that belong to no family are `other`; wave scaling predicts them.
+    An op is one of the public tables (`linear`) or a family (`gemm`). All others are `other`; wave scaling predicts them.
 
     Raises:
         TableError: a row has neither op nor family, a dimension is not a positive whole number, launch geometry is no
             whole number, or a dtype is unknown.
     """
     table = table.reset_index(drop=True)
-    family = table["op"].astype(str).map(NEUSIGHT_OPS).fillna("other")
+    op = table["op"].astype(str)
+    family = op.map(NEUSIGHT_OPS).fillna(op.where(op.isin(list(FAMILIES)), "other"))
     if "family" in table.columns:
         family = table["family"].astype(object).where(table["family"].notna(), family)
     nameless = (table["op"].isna() & (family == "other")).to_numpy(dtype=bool)
@@ -134,6 +138,26 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     if "dtype" in table:
         columns["dtype"] = named_dtypes(table["dtype"], where)
     return table.assign(family=family.astype(str), op=table["op"].astype(str), **columns)
+
+
+def _warn_of_wave_scaling(samples: pd.DataFrame, found: pd.DataFrame, where: str) -> None:
+    """Warn about rows that are scaled by wave scaling only because a dimension is missing or an op is misspelt."""
+    scaled = samples[(found["method"] == "wave").to_numpy(dtype=bool)]
+    for name in COVERED_FAMILIES:
+        rows = scaled[scaled["family"] == name]
+        needed = FAMILIES[name].required
+        missing = [dim for dim in needed if dim not in rows.columns or rows[dim].isna().any()]
+        if len(rows) and missing:
+            _warn(
+                f"{where}: {name} without {', '.join(missing)}, so wave scaling is used (columns: {', '.join(needed)})"
+            )
+    for op in sorted(set(scaled.loc[scaled["family"] == "other", "op"])):
+        if close := did_you_mean(op, (*NEUSIGHT_OPS, *COVERED_FAMILIES)):
+            _warn(f"{where}: unknown op {op!r}, so wave scaling is used: {close.strip()}")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, SteptimeWarning, stacklevel=3)
 
 
 def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import InputError, TableError, UnknownNameError
+from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import list_gpus
+from pipeline.kernels.families import FAMILIES
 from pipeline.transfer.methods import METHODS, by_auto, residual_share
 from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
 from pipeline.transfer.shipped_models import COLUMNS, covered, load_models, predict_calls
@@ -212,3 +214,21 @@ def test_a_small_network_learns_and_saves(gemm_samples: pd.DataFrame, tmp_path: 
 
 def test_networks_exist_for_the_kernel_varying_families_with_samples() -> None:
     assert set(DIMS) == {"gemm", "bmm", "conv2d_forward"}
+
+
+def test_rows_that_only_a_mistake_leaves_to_wave_scaling_are_named(tmp_path: Path) -> None:
+    def said(**columns: object) -> list[str]:
+        given = tmp_path / "measured.parquet"
+        pd.DataFrame({"latency_us": [30.0, 1100.0]} | columns).to_parquet(given)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            transfer_command("T4", "L4", "auto", given, tmp_path / "predicted.parquet")
+        return [str(each.message).partition(": ")[2] for each in caught if each.category is SteptimeWarning]
+
+    sizes = {"B": [1, 1], "M": [512, 2048], "N": [512, 2048], "K": [512, 2048]}
+    needed = ", ".join(FAMILIES["gemm"].required)
+    assert said(op="gemm", **sizes) == said(op="linear", **sizes) == said(op="batch_norm") == []
+    (text,) = said(op="gemm", M=[512, 2048], N=[512, 2048], k=[512, 2048])
+    assert "K, so wave scaling is used" in text and text.endswith(f"(columns: {needed})")
+    (text,) = said(op="gem", **sizes)
+    assert text == "unknown op 'gem', so wave scaling is used: did you mean 'gemm'?"
