@@ -17,9 +17,10 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS
 from pipeline.kernels.samples import MAX_DIM, MAX_LATENCY_US, named_dtypes, read_table
 from pipeline.schemas import refuse_overwriting, write_parquet
+from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.methods import by_auto, method
 from pipeline.transfer.probes import calibrate_all
-from pipeline.transfer.shipped_models import COVERED_FAMILIES, load_models
+from pipeline.transfer.shipped_models import load_models
 
 ADDED_COLUMNS = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has in addition to those of the input."""
