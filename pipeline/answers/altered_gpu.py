@@ -59,9 +59,9 @@ class AlteredPredictor(KernelPredictor):
             stated=stated,
         )
 
-    def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
-        """As `KernelPredictor.predict`. Calls that no altered figure affects keep the prediction of the catalogue GPU."""
-        found = self.stated.predict(calls)
+    def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
+        """Each row for itself. Calls that no altered figure affects keep the prediction of the catalogue GPU."""
+        found = self.stated.predict_rows(calls)
         plain, evidence = calls.reset_index(drop=True), found["evidence"].to_numpy(dtype=object)
         values = {name: found[name].to_numpy().copy() for name in ESTIMATE_COLUMNS}
         for name, group in plain.groupby(plain["family"].astype(object), sort=False):

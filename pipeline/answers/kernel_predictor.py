@@ -25,6 +25,7 @@ from pipeline.kernels.derived_calls import estimate_by_related_model
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel, merge
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
 from pipeline.kernels.saved_families import find_families, read_description
@@ -72,13 +73,15 @@ class KernelPredictor:
               kernel.
             - `inside`: False where sizes are outside the range of the samples.
         """
-        which = _distinct(calls)
-        if which is not None:
-            first = np.unique(which, return_index=True)[1]
-            return self._predict(calls.iloc[first]).iloc[which].set_axis(calls.index)
-        return self._predict(calls)
+        if not PLACES.issubset(calls.columns):
+            return self.predict_rows(calls)
+        distinct, which = distinct_calls(calls)
+        blocks = [distinct.iloc[at : at + ROWS_IN_DOUBLE] for at in range(0, len(distinct), ROWS_IN_DOUBLE)]
+        found = pd.concat([self.predict_rows(block) for block in blocks or [distinct]])
+        return found.iloc[which].set_axis(calls.index)
 
-    def _predict(self, calls: pd.DataFrame) -> pd.DataFrame:
+    def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
+        """As `predict`, where every row is predicted for itself, also rows that are equal."""
         rows = len(calls)
         times = {key: np.full(rows, np.nan) for key in TIMES}
         evidence = np.full(rows, "roofline", dtype=object)
@@ -148,15 +151,14 @@ class KernelPredictor:
         return self.physics.evidence if FAMILIES[name].law is Law.MOVEMENT else "roofline"
 
 
-def _distinct(calls: pd.DataFrame) -> npt.NDArray[np.int64] | None:
-    """Number of the distinct call that each row is, shape (rows,); None for a table that is not of a graph.
+def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, npt.NDArray[np.int64]]:
+    """The distinct calls of a graph, or of several graphs, and the number of the distinct call that each row is.
 
     The calls of a step repeat, in layers of one shape: models see each call once.
     """
-    if not PLACES.issubset(calls.columns):
-        return None
     columns = [name for name in calls.columns if name not in PLACES]
-    return np.asarray(calls.groupby(columns, sort=False, dropna=False).ngroup(), dtype=np.int64)
+    which = np.asarray(calls.groupby(columns, sort=False, dropna=False).ngroup(), dtype=np.int64)
+    return calls.iloc[np.unique(which, return_index=True)[1]], which
 
 
 def load_predictor(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.dtype_notes import dtype_notes
-from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.overheads.overhead_model import OverheadModel
@@ -29,8 +29,9 @@ from pipeline.settings import PredictSettings
 from pipeline.simulate.break_even import device_bound_from
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.cuda_graph import as_cuda_graphs
-from pipeline.simulate.program import build_program
+from pipeline.simulate.program import assemble, step_sequence
 from pipeline.simulate.step_draws import step_times
+from pipeline.simulate.step_program import StepSequence
 from pipeline.simulate.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]
@@ -81,6 +82,43 @@ class Subject:
     """What the capture of the step reported."""
 
 
+@dataclass(frozen=True)
+class StepParts:
+    """What a prediction needs of a captured step and its device calls.
+
+    Attributes:
+        sequence: items and actions of the step.
+        calls: distinct calls, `calls` schema.
+        which: row of `calls` for each device call, shape (calls,).
+        names: name of the operator of each device call, shape (calls,).
+        attributes: distinct attributes of the operators.
+        keys: key of the launch of each distinct call (`launch_keys`).
+        substitute: whether the time of each distinct call is only a substitute (`has_substitute_time`).
+    """
+
+    sequence: StepSequence
+    calls: pd.DataFrame
+    which: Ints
+    names: npt.NDArray[np.object_]
+    attributes: pd.DataFrame
+    keys: list[str]
+    substitute: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, graph: pd.DataFrame, calls: pd.DataFrame) -> StepParts:
+        """From operators (`graph` schema) and device calls (`calls` schema).
+
+        Raises:
+            TableError: a call names a node that the graph does not have.
+        """
+        distinct, which = distinct_calls(calls)
+        names = calls["node_id"].map(graph.set_index("node_id")["name"]).astype(object).to_numpy()
+        return cls(
+            step_sequence(graph, calls), distinct, which, names, graph[["attributes"]].drop_duplicates(),
+            launch_keys(distinct), has_substitute_time(distinct),
+        )  # fmt: skip
+
+
 def predict_from_parts(
     subject: Subject,
     gpu: GpuSpec,
@@ -90,7 +128,7 @@ def predict_from_parts(
     overheads: OverheadModel,
     measured_us: float | None = None,
 ) -> tuple[Prediction, Timeline]:
-    """Predict one step.
+    """Predict one step, with its times by operator and device call.
 
     Args:
         subject: names, memory and settings.
@@ -104,50 +142,76 @@ def predict_from_parts(
     Returns:
         The prediction, and the timeline of its central draw.
     """
+    step = StepParts.of(graph, calls)
+    predicted = kernels.predict(step.calls)
+    prediction, timeline = predict_step(subject, gpu, step, predicted, kernels.folders, overheads, measured_us)
+    table = timeline.to_frame(calls, predicted.iloc[step.which])
+    return replace(prediction, calls=table), timeline
+
+
+def predict_step(
+    subject: Subject,
+    gpu: GpuSpec,
+    step: StepParts,
+    predicted: pd.DataFrame,
+    folders: tuple[str, ...],
+    overheads: OverheadModel,
+    measured_us: float | None = None,
+) -> tuple[Prediction, Timeline]:
+    """Predict one step from predicted kernel times.
+
+    Args:
+        subject: names, memory and settings.
+        gpu: the device, for its memory.
+        step: operators and device calls.
+        predicted: what the kernel models predict for `step.calls`.
+        folders: folders that these models were read from.
+        overheads: host overheads.
+        measured_us: as for `predict_from_parts`.
+
+    Returns:
+        The prediction without its `calls`, and the timeline of its central draw.
+    """
     form: Form = "published" if subject.settings.critical_path == "published" else "full"
     draws, seed = subject.settings.draws, subject.settings.seed
-    predicted = kernels.predict(calls)
-    program = build_program(graph, calls, overheads, workload=subject.workload)
+    program = assemble(step.sequence, overheads, len(step.which), workload=subject.workload)
     if subject.settings.cuda_graph:
         program, measured_us = as_cuda_graphs(program), None  # the measured step launched each kernel separately
-    central = predicted["kernel_us"].to_numpy(float)
+    central = predicted["kernel_us"].to_numpy(float)[step.which]
     timeline = simulate(program, central, form=form)
-    kernel_draws = draw_kernel_times(calls, predicted, draws, seed)
+    kernel_draws = draw_kernel_times(step.calls, predicted, draws, seed, step.keys)
     host_scale = draw_host_scale(program.host_evidence, draws, seed)
-    steps = step_times(program, kernel_draws.times, kernel_draws.which, host_scale, form)
-    step = float(timeline.step_us[0])
+    steps = step_times(program, kernel_draws.times, kernel_draws.which[step.which], host_scale, form)
+    step_us = float(timeline.step_us[0])
     low, high = np.percentile(steps, [10, 90])
     ran = ~np.isnan(timeline.device_start[:, 0])
-    busy = pd.DataFrame({"us": np.where(ran, central, 0.0), "family": calls["family"].astype(object).to_numpy()})
-    busy["evidence"] = predicted["evidence"].astype(object).to_numpy()
-    busy["name"] = calls["node_id"].map(graph.set_index("node_id")["name"]).astype(object).to_numpy()
-    lost = busy[has_substitute_time(calls) | ~predicted["modelled"].to_numpy(bool)]
-    total = float(busy["us"].sum()) or 1.0
+    busy = np.where(ran, central, 0.0)
+    lost = (step.substitute | ~predicted["modelled"].to_numpy(bool))[step.which]
+    total = float(busy.sum()) or 1.0
     prediction = Prediction(
         gpu=gpu.name,
         model=subject.model,
         variant=subject.variant,
         batch_size=subject.batch_size,
-        predicted_us=step,
+        predicted_us=step_us,
         active_us=float(timeline.active_us[0]),
         host_us=float(timeline.host_us[0]),
-        p10_us=float(min(low, step)),
-        p90_us=float(max(high, step)),
+        p10_us=float(min(low, step_us)),
+        p90_us=float(max(high, step_us)),
         memory_bytes=subject.memory_bytes,
         fits=subject.memory_bytes <= gpu.memory_bytes,
-        evidence=_sums(busy, "evidence", 1 / total),
+        evidence=_sums(busy, predicted["evidence"].to_numpy(object)[step.which], 1 / total),
         host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
-        unmodelled_share=float(lost["us"].sum()) / total,
-        families=_sums(busy, "family"),
-        unmodelled=_sums(lost, "name"),
+        unmodelled_share=float(busy[lost].sum()) / total,
+        families=_sums(busy, step.calls["family"].to_numpy(object)[step.which]),
+        unmodelled=_sums(busy[lost], step.names[lost]),
         bound=timeline.bound,
         host=subject.host,
         device_bound_from=device_bound_from(program, central, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
         overrides=subject.overrides,
-        models_from=kernels.folders,
-        warnings=(*subject.warnings, *dtype_notes(gpu, graph, calls)),
-        calls=timeline.to_frame(calls, predicted),
+        models_from=folders,
+        warnings=(*subject.warnings, *dtype_notes(gpu, step.attributes, step.calls)),
     )
     return prediction, timeline
 
@@ -174,7 +238,9 @@ class KernelDraws:
     """Row of each call in `times`, shape (calls,)."""
 
 
-def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, seed: int) -> KernelDraws:
+def draw_kernel_times(
+    calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, seed: int, keys: Sequence[str] | None = None
+) -> KernelDraws:
     """Log-normal draws of kernel times.
 
     Three errors add up in log time:
@@ -191,9 +257,10 @@ def draw_kernel_times(calls: pd.DataFrame, predicted: pd.DataFrame, draws: int, 
         predicted: what the kernel models predict for it.
         draws: number of draws.
         seed: of the draws.
+        keys: `launch_keys(calls)`, if they are known.
     """
     low, high = predicted["p10_us"].to_numpy(float), predicted["p90_us"].to_numpy(float)
-    table = pd.DataFrame({"key": launch_keys(calls), "centre": predicted["kernel_us"].to_numpy(float)})
+    table = pd.DataFrame({"key": launch_keys(calls) if keys is None else keys, "centre": predicted["kernel_us"].to_numpy(float)})
     table["width"] = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
     names = calls["family"].astype(str).to_numpy(object)
     table["family"] = ["conv2d" if name.startswith("conv2d") else name for name in names]
@@ -260,7 +327,7 @@ def _normal_quantiles(count: int) -> Floats:
     return np.array([inverse((place + 0.5) / count) for place in range(count)])
 
 
-def _sums(table: pd.DataFrame, key: str, factor: float = 1.0) -> dict[str, float]:
+def _sums(us: Floats, keys: npt.NDArray[np.object_], factor: float = 1.0) -> dict[str, float]:
     """Device time by key, largest first, keys without time left out."""
-    sums = table.groupby(key)["us"].sum().sort_values(ascending=False) * factor
+    sums = pd.Series(us).groupby(keys).sum().sort_values(ascending=False) * factor
     return {str(name): float(value) for name, value in sums.items() if value > 0}

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import InputError
+from pipeline.simulate.compiled_walk import load_if_it_pays, walk
 from pipeline.simulate.path_walk import BACKLOG, NO_CALL
 from pipeline.simulate.step_program import Kind, Program
 from pipeline.simulate.timeline import Timeline
@@ -55,8 +56,10 @@ def simulate(
         raise InputError("kernel times must be finite and not negative")
     if form == "published":  # one host clock: each row follows the row before it
         program = replace(program, previous=np.arange(-1, len(program) - 1, dtype=np.int64))
-    times = np.ascontiguousarray(kernels.T)
-    run = _Run(program, times, np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],)))
+    times, scale = np.ascontiguousarray(kernels.T), np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],))
+    if form == "full" and program.fills is None and len(kernels) == 1 and load_if_it_pays(len(program)):
+        return Timeline(program, kernels, *walk(program, times, np.arange(len(times)), scale)[1])
+    run = _Run(program, times, scale)
     run.published() if form == "published" else run.full()
     return Timeline(program, kernels, run.start, run.end, run.device_start, run.device_end, run.launch_cause,
                     run.host_cause, run.device_cause)  # fmt: skip

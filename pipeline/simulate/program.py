@@ -49,11 +49,15 @@ def build_program(
     Raises:
         TableError: a call names a node that the graph does not have.
     """
-    return assemble(_sequence(graph, calls), overheads, len(calls), workload=workload)
+    return assemble(step_sequence(graph, calls), overheads, len(calls), workload=workload)
 
 
-def _sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
-    """Items and actions of a captured graph."""
+def step_sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
+    """Items and actions of a captured graph.
+
+    Raises:
+        TableError: a call names a node that the graph does not have.
+    """
     graph = graph.sort_values("order", kind="stable").reset_index(drop=True)
     node = graph["node_id"].to_numpy(np.int64)
     position = pd.Index(node)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import expand
-from pipeline.simulate import step_draws
+from pipeline.simulate import compiled_walk, critical_path, step_draws
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.step_program import Program
 from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
@@ -25,7 +25,7 @@ def both(subject: Program, draws: int, seed: int = 0) -> tuple[np.ndarray, np.nd
     times, scale = rng.lognormal(2.0, 1.0, (distinct, draws)), rng.lognormal(0.0, 0.3, draws)
     which = rng.integers(0, distinct, subject.call_count)
     plain = simulate(subject, times[which].T, host_scale=scale).step_us
-    return step_draws._compiled_steps(subject, times, which, scale), plain
+    return compiled_walk.walk(subject, times, which, scale)[0], plain
 
 
 def random_program(seed: int) -> Program:
@@ -54,6 +54,19 @@ def test_random_programs(seed: int) -> None:
     assert np.array_equal(compiled, plain)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_the_timeline_of_one_draw(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All times, and what each row and call waited for."""
+    subject = random_program(seed)
+    kernels = np.random.default_rng(seed).lognormal(2.0, 1.0, subject.call_count)
+    monkeypatch.setattr(critical_path, "load_if_it_pays", lambda values: True)
+    compiled = simulate(subject, kernels, host_scale=1.1)
+    monkeypatch.setattr(critical_path, "load_if_it_pays", lambda values: False)
+    plain = simulate(subject, kernels, host_scale=1.1)
+    for name in compiled_walk.Walked._fields:
+        assert np.array_equal(getattr(compiled, name), getattr(plain, name)), name
+
+
 @pytest.mark.parametrize("draws", [1, 31, 32, 33, 64])
 def test_every_count_of_draws(draws: int) -> None:
     compiled, plain = both(random_program(3), draws)
@@ -74,8 +87,8 @@ def test_a_step_without_calls() -> None:
 
 def test_programs_that_the_compiled_walk_does_not_know_take_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The published form, and kernels that hold up other streams."""
-    monkeypatch.setattr(step_draws, "_compiled_steps", lambda *_: pytest.fail("the compiled walk was used"))
-    monkeypatch.setattr(step_draws, "COMPILED_FROM", 0)
+    monkeypatch.setattr(step_draws, "walk", lambda *_: pytest.fail("the compiled walk was used"))
+    monkeypatch.setattr(compiled_walk, "COMPILED_FROM", 0)
     rows = [row(api=2.0), row(api=1.0, stream=1)]
     times, which, scale = np.full((2, 4), 9.0), np.array([0, 1]), np.ones(4)
     published = step_draws.step_times(program(*rows), times, which, scale, "published")
@@ -85,9 +98,9 @@ def test_programs_that_the_compiled_walk_does_not_know_take_the_plain_one(monkey
 
 
 def test_a_machine_without_the_compiler_takes_the_plain_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_draws, "find_spec", lambda name: None)
+    monkeypatch.setattr(compiled_walk, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "numba", raising=False)
-    monkeypatch.setattr(step_draws, "COMPILED_FROM", 0)
+    monkeypatch.setattr(compiled_walk, "COMPILED_FROM", 0)
     subject = random_program(5)
     times, which = np.full((1, 4), 9.0), np.zeros(subject.call_count, int)
     found = step_draws.step_times(subject, times, which, np.ones(4))

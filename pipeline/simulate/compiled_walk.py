@@ -1,0 +1,180 @@
+"""The critical path in compiled code (numba): the full form of `critical_path`, for blocks of draws.
+
+The recurrence and its results are those of the plain walk, to the last bit (`tests/predict/test_step_draws.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.simulate.path_walk import BACKLOG, NO_CALL
+from pipeline.simulate.step_program import Kind, Program
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+COMPILED_FROM = 30_000_000
+"""Rows times draws from which compiled code pays in a process that has not loaded it: loading takes 0.5 s."""
+
+DRAWS_AT_ONCE = 32
+"""Draws that the compiled walk keeps at a time: the clocks of a step of 10,000 rows then fit in a core's cache."""
+
+_LAUNCH, _SYNC = int(Kind.LAUNCH), int(Kind.SYNC)
+_NO_CALL, _BACKLOG = NO_CALL, BACKLOG
+
+
+def load_if_it_pays(values: int) -> bool:
+    """Load the compiled walk where it pays for this number of rows times draws, and say whether it is loaded.
+
+    A process that has loaded it uses it for every step.
+    """
+    if "numba" not in sys.modules and (values < COMPILED_FROM or find_spec("numba") is None):
+        return False
+    _compiled()
+    return True
+
+
+class Walked(NamedTuple):
+    """Times in µs of the block of draws that was walked last, and what each row and call waited for in its first draw.
+
+    `timeline.Timeline` explains each array.
+    """
+
+    row_start: Floats
+    row_end: Floats
+    device_start: Floats
+    device_end: Floats
+    launch_cause: Ints
+    host_cause: Ints
+    device_cause: Ints
+
+
+def walk(program: Program, times: Floats, which: Ints, host_scale: Floats) -> tuple[Floats, Walked]:
+    """Step time of each draw in µs, shape (draws,), and the times of the last block.
+
+    Args:
+        program: the step.
+        times: drawn times of distinct calls, µs, shape (distinct, draws).
+        which: row of `times` for each device call, shape (calls,).
+        host_scale: factor on host times, shape (draws,).
+    """
+    p, draws = program, times.shape[1]
+    further = np.zeros(len(p), np.bool_) if p.further is None else p.further
+    names, thread = np.unique(p.thread, return_inverse=True)
+    width, calls = min(DRAWS_AT_ONCE, draws), len(which)
+    block = Walked(
+        np.empty((len(p), width)), np.empty((len(p), width)), np.full((calls, width), np.nan),
+        np.full((calls, width), np.nan), *(np.full(count, NO_CALL, np.int64) for count in (len(p), len(p), calls)),
+    )  # fmt: skip
+    steps = np.empty(draws)
+    _compiled()(
+        len(names), p.kind, thread, p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.call, p.stream, p.blocking,
+        further, p.latency_us, p.kernel_gap_us, p.wait_offsets, p.wait_calls, p.backlog_us, float(p.sync_return_us),
+        int(p.queue_depth), np.ascontiguousarray(times), np.asarray(which, np.int64),
+        np.ascontiguousarray(host_scale, np.float64), steps, *block,
+    )  # fmt: skip
+    return steps, block
+
+
+@cache
+def _compiled() -> Any:
+    """The compiled walk; numba stores the machine code beside this file, or in the user's cache folder."""
+    from numba import njit
+
+    return njit(cache=True, nogil=True)(_walk)
+
+
+def _walk(  # type: ignore[no-untyped-def]
+    threads, kind, thread, previous, host, api, tail, call, stream, blocking, further, latency, kernel_gap,
+    wait_offsets, wait_calls, backlog, sync_return, queue_depth, times, which, host_scale, steps,
+    start, end, device_start, device_end, launch_cause, host_cause, device_cause,
+):  # fmt: skip
+    """The full form of `critical_path` for blocks of draws; see there for the recurrence. It fills `steps` and the arrays of `Walked`."""
+    rows, calls, draws = len(kind), len(which), len(steps)
+    width = end.shape[1]
+    clock, stream_end = np.empty((threads, width)), np.empty((len(backlog), width))
+    begin, ready, done, last = np.empty(width), np.empty(width), np.empty(width), np.empty(width)
+    stream_call, launched = np.empty(len(backlog), np.int64), np.empty(rows, np.int64)
+    ran = np.empty(calls, np.bool_)
+    for first in range(0, draws, width):
+        n = min(width, draws - first)
+        scale = host_scale[first : first + n]
+        clock[:] = 0.0
+        last[:] = 0.0
+        ran[:] = False
+        for s in range(len(backlog)):
+            stream_call[s] = _BACKLOG
+            stream_end[s] = backlog[s]
+        count = 0
+        for i in range(rows):
+            own = thread[i]
+            for d in range(n):
+                before = end[previous[i], d] if previous[i] >= 0 else 0.0
+                begin[d] = max(before + host[i] * scale[d], clock[own, d])
+            if kind[i] == _LAUNCH:
+                c, s = call[i], stream[i]
+                if queue_depth > 0 and count >= queue_depth and not further[i]:
+                    oldest = launched[count - queue_depth]
+                    launch_cause[i] = oldest if device_start[oldest, 0] > begin[0] else _NO_CALL
+                    for d in range(n):
+                        begin[d] = max(begin[d], device_start[oldest, d])
+                for d in range(n):
+                    start[i, d] = begin[d]
+                    ready[d] = begin[d] + latency[i]
+                    done[d] = begin[d] + api[i] * scale[d]
+                cause = _NO_CALL
+                if stream_call[s] >= 0 or backlog[s] > 0:
+                    cause = stream_call[s] if stream_end[s, 0] + kernel_gap[i] > ready[0] else cause
+                    for d in range(n):
+                        ready[d] = max(ready[d], stream_end[s, d] + kernel_gap[i])
+                for w in range(wait_offsets[i], wait_offsets[i + 1]):
+                    if ran[wait_calls[w]]:
+                        cause = wait_calls[w] if device_end[wait_calls[w], 0] + kernel_gap[i] > ready[0] else cause
+                        for d in range(n):
+                            ready[d] = max(ready[d], device_end[wait_calls[w], d] + kernel_gap[i])
+                for d in range(n):
+                    device_start[c, d] = ready[d]
+                    device_end[c, d] = ready[d] + times[which[c], first + d]
+                    stream_end[s, d] = device_end[c, d]
+                    last[d] = max(last[d], device_end[c, d])
+                device_cause[c] = cause
+                stream_call[s] = c
+                ran[c] = True
+                if not further[i]:
+                    launched[count] = c
+                    count += 1
+                if blocking[i]:
+                    back = 0.0 if latency[i] == 0.0 else sync_return
+                    host_cause[i] = c if device_end[c, 0] + back > done[0] else _NO_CALL
+                    for d in range(n):
+                        done[d] = max(done[d], device_end[c, d] + back)
+            else:
+                for d in range(n):
+                    start[i, d] = begin[d]
+                    done[d] = begin[d] + api[i] * scale[d]
+                if kind[i] == _SYNC:
+                    cause = _NO_CALL
+                    if wait_offsets[i] < wait_offsets[i + 1]:
+                        for w in range(wait_offsets[i], wait_offsets[i + 1]):
+                            cause = wait_calls[w] if device_end[wait_calls[w], 0] + sync_return > done[0] else cause
+                            for d in range(n):
+                                done[d] = max(done[d], device_end[wait_calls[w], d] + sync_return)
+                    else:
+                        for s in range(len(backlog)):
+                            if (stream[i] < 0 or stream[i] == s) and (stream_call[s] >= 0 or backlog[s] > 0):
+                                cause = stream_call[s] if stream_end[s, 0] + sync_return > done[0] else cause
+                                for d in range(n):
+                                    done[d] = max(done[d], stream_end[s, d] + sync_return)
+                    host_cause[i] = cause
+            for d in range(n):
+                end[i, d] = done[d] + tail[i] * scale[d]
+                clock[own, d] = end[i, d]
+                last[d] = max(last[d], end[i, d])
+        for d in range(n):
+            steps[first + d] = last[d]
