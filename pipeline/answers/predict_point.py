@@ -65,9 +65,19 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
     if point.local:
         return _measured_here(point, Path(results or "results"))
     gpu = gpu_of(point.settings.gpu)
-    graph = _captured(point.settings.model, point.batch_size)
+    graph = graph_of(point.settings.model, point.batch_size)
     calls = calls_of(graph, point.settings.model.plain(), point.batch_size, gpu)
-    subject = Subject(
+    subject = subject_of(point, graph)
+    variant = method_label(point.settings.kernels)
+    kernels = kernel_predictor(gpu, variant, available_models(point.gpu, variant, results))
+    overheads = overhead_model(point.gpu, point.settings.overheads, results, point.workload)
+    prediction, _ = predict_from_parts(subject, gpu, graph.table, calls, kernels, overheads)
+    return with_what_fits(prediction, gpu, lambda size: memory_of(point.settings.model, size))
+
+
+def subject_of(point: Point, graph: Graph) -> Subject:
+    """Names, memory and settings of a point whose step is captured."""
+    return Subject(
         point.model,
         point.variant,
         point.batch_size,
@@ -78,11 +88,6 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
         host=host_name(point.gpu, point.settings.overheads),
         warnings=graph.warnings,
     )
-    variant = method_label(point.settings.kernels)
-    kernels = kernel_predictor(gpu, variant, available_models(point.gpu, variant, results))
-    overheads = overhead_model(point.gpu, point.settings.overheads, results, point.workload)
-    prediction, _ = predict_from_parts(subject, gpu, graph.table, calls, kernels, overheads)
-    return with_what_fits(prediction, gpu, lambda size: _captured(point.settings.model, size).memory_bytes)
 
 
 def largest_batch(point: Point) -> int | None:
@@ -95,7 +100,7 @@ def largest_batch(point: Point) -> int | None:
     if point.local:
         return None
     model, batch = point.settings.model, max(point.batch_size, 2)
-    small, large = (_captured(model, size).memory_bytes for size in (batch // 2, batch))
+    small, large = (memory_of(model, size) for size in (batch // 2, batch))
     per_sample = (large - small) / (batch - batch // 2)
     room = gpu.memory_bytes - (large - per_sample * batch)
     return first_digits(int(room / per_sample)) if room >= per_sample > 0 else None
@@ -119,6 +124,27 @@ def _measured_here(point: Point, results: Path) -> Prediction:
     return Prediction.all_of(read_table(path, "summary"))[0]
 
 
-@lru_cache(maxsize=64)
-def _captured(config: FrozenDict, batch_size: int) -> Graph:
-    return captured(config.plain(), batch_size)
+_MEMORY: dict[tuple[FrozenDict, int], int] = {}
+"""Memory need in bytes of every workload that this process has captured or read."""
+
+
+def memory_of(config: FrozenDict, batch_size: int) -> int:
+    """Memory need of a workload's step in bytes.
+
+    Raises:
+        SteptimeError: the workload cannot be made at this batch size.
+    """
+    known = _MEMORY.get((config, batch_size))
+    return graph_of(config, batch_size).memory_bytes if known is None else known
+
+
+@lru_cache(maxsize=16)
+def graph_of(config: FrozenDict, batch_size: int) -> Graph:
+    """The captured step of a workload; the graphs that were used last stay in memory.
+
+    Raises:
+        SteptimeError: the workload cannot be made.
+    """
+    graph = captured(config.plain(), batch_size)
+    _MEMORY[config, batch_size] = graph.memory_bytes
+    return graph

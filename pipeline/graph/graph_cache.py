@@ -57,12 +57,17 @@ def calls_of(graph: Graph, config: Mapping[str, Any], batch_size: int, gpu: GpuS
         ConfigError: PyTorch refuses the step on this GPU.
     """
     return kept(
-        f"calls-{gpu.architecture}-{gpu.compute_capability}-{gpu.sms}.parquet",
+        f"{gpu_kind(gpu)}.parquet",
         graph_key(config, batch_size),
         lambda: map_calls(graph, gpu, graph.device),
         lambda path: read_table(path, "calls"),
         lambda calls, path: write_table(calls, path, "calls"),
     )
+
+
+def gpu_kind(gpu: GpuSpec) -> str:
+    """Name of what decides the calls of a graph: GPUs with the same name of their kind launch the same kernels."""
+    return f"calls-{gpu.architecture}-{gpu.compute_capability}-{gpu.sms}"
 
 
 def graph_key(config: Mapping[str, Any], batch_size: int) -> str:

@@ -1,0 +1,232 @@
+"""Predict a grid of points as one table: `predict_grid(gpu="V100,A100", model="resnet50", batch_size="32,64")`.
+
+The work that points share is done once:
+
+- Each workload is captured and mapped once, whatever the number of GPUs.
+- Kernel models and overhead statistics of a GPU are read once.
+- The distinct calls of all points of a GPU are predicted as one table.
+
+Every point is then simulated by `predict_step`, which a single prediction uses too. The numbers are those of `predict`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from pipeline.answers.gpu_figures import gpu_of
+from pipeline.answers.host_overheads import overhead_model
+from pipeline.answers.kernel_models import available_models, kernel_predictor
+from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.answers.memory_fit import with_what_fits
+from pipeline.answers.predict_point import graph_of, memory_of, predict_point, subject_of
+from pipeline.answers.predict_step import StepParts, Subject, predict_step
+from pipeline.config import Point, expand, method_label
+from pipeline.config_checks import written
+from pipeline.errors import SteptimeError, SteptimeWarning
+from pipeline.graph.graph_cache import calls_of, gpu_kind
+from pipeline.hardware.spec import GpuSpec
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.prediction import Prediction
+from pipeline.simulate.compiled_walk import load_if_it_pays
+
+Made = TypeVar("Made")
+
+CALLS_AT_ONCE = 200_000
+"""Device calls of the steps that are in memory at a time. A step of 2,500 calls takes 2 MB, so these take about
+200 MB."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A point of a grid with its prediction, or with the error that it raised."""
+
+    point: Point
+    prediction: Prediction | None = None
+    error: SteptimeError | None = None
+
+
+def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> pd.DataFrame:
+    """Predict every point of a grid.
+
+    Args:
+        gpu: names or aliases of GPUs, separated by commas.
+        model: names of workloads, separated by commas.
+        overrides: any other override, as for `predict`. Values separated by commas are a sweep, as in
+            `batch_size="32,64"`.
+
+    Returns:
+        A row per point, in the order of the sweep: the keys of `Prediction.as_dict`, then `overrides` and `error`. A
+        point that cannot be predicted has its reason in `error` and no numbers.
+
+    Raises:
+        InputError: a name or value does not exist.
+    """
+    given = {"gpu": gpu, "model": model} | {key.replace("__", "."): value for key, value in overrides.items()}
+    points = expand([f"{key}={value if isinstance(value, str) else written(value)}" for key, value in given.items()])
+    answers = in_order(points, predict_points(points))
+    for text in dict.fromkeys(text for each in answers if each.prediction for text in each.prediction.warnings):
+        warnings.warn(text, SteptimeWarning, stacklevel=2)
+    return pd.DataFrame([row_of(each) for each in answers])
+
+
+def row_of(answer: Answer) -> dict[str, Any]:
+    """A row of `predict_grid`."""
+    point, found = answer.point, answer.prediction
+    names = {"gpu": point.gpu, "model": point.model, "variant": point.variant, "batch_size": point.batch_size}
+    reason = None if answer.error is None else " ".join(str(answer.error).split())
+    return names | ({} if found is None else found.as_dict()) | {"overrides": list(point.overrides), "error": reason}
+
+
+def in_order(points: Sequence[Point], answers: Iterable[Answer]) -> list[Answer]:
+    """The answers in the order of the points."""
+    found = {id(answer.point): answer for answer in answers}
+    return [found[id(point)] for point in points]
+
+
+def predict_points(
+    points: Sequence[Point], results: str | Path | None = "results", progress: Callable[[], object] | None = None
+) -> Iterator[Answer]:
+    """Predict points, workload by workload. Each point gives one answer; an error concerns its own points only.
+
+    Args:
+        points: points of one grid or of several.
+        results: as for `predict_point`.
+        progress: called after each answer.
+    """
+    for answer in _answers(points, results):
+        yield answer
+        if progress is not None:
+            progress()
+
+
+@dataclass
+class _Shared:
+    """What the points of a grid share, made when it is first needed. A failure is kept too, and raised again."""
+
+    results: str | Path | None
+    made: dict[object, Any] = field(default_factory=dict)
+
+    def once(self, key: object, make: Callable[[], Made]) -> Made:
+        if key not in self.made:
+            try:
+                self.made[key] = make()
+            except SteptimeError as error:
+                self.made[key] = error
+        if isinstance(self.made[key], SteptimeError):
+            raise self.made[key]
+        found: Made = self.made[key]
+        return found
+
+    def gpu(self, point: Point) -> GpuSpec:
+        return self.once(("gpu", point.settings.gpu), lambda: gpu_of(point.settings.gpu))
+
+    def kernels(self, point: Point) -> KernelPredictor:
+        variant, gpu = method_label(point.settings.kernels), self.gpu(point)
+        return self.once(
+            ("kernels", *device_key(point)),
+            lambda: kernel_predictor(gpu, variant, available_models(point.gpu, variant, self.results)),
+        )
+
+    def overheads(self, point: Point) -> OverheadModel:
+        settings = point.settings.overheads
+        workload = point.workload if settings.observations == "own" else ""
+        return self.once(
+            ("overheads", point.gpu, settings, workload),
+            lambda: overhead_model(point.gpu, settings, self.results, point.workload),
+        )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A point whose step is captured and mapped."""
+
+    point: Point
+    subject: Subject
+    parts: StepParts
+
+
+def device_key(point: Point) -> tuple[object, ...]:
+    """What decides the kernel models of a point: the GPU's figures and the method."""
+    return point.settings.gpu, method_label(point.settings.kernels)
+
+
+def _answers(points: Sequence[Point], results: str | Path | None) -> Iterator[Answer]:
+    shared = _Shared(results)
+    by_workload: dict[object, list[Point]] = {}
+    for point in points:
+        by_workload.setdefault((point.settings.model, point.batch_size), []).append(point)
+    steps: list[_Step] = []
+    rows = 0
+    for same in by_workload.values():
+        parts: dict[object, StepParts] = {}
+        for point in same:
+            try:
+                if point.local:
+                    yield Answer(point, predict_point(point, results))
+                    continue
+                step = _step(point, shared, parts)
+            except SteptimeError as error:
+                yield Answer(point, error=error)
+                continue
+            steps.append(step)
+        rows += sum(len(each.which) for each in parts.values())
+        if rows >= CALLS_AT_ONCE:
+            yield from _predicted(steps, shared)
+            steps, rows = [], 0
+    yield from _predicted(steps, shared)
+
+
+def _step(point: Point, shared: _Shared, parts: dict[object, StepParts]) -> _Step:
+    """The step of a point; `parts` holds those of the same workload by the kind of GPU.
+
+    Raises:
+        SteptimeError: the step cannot be made, or the GPU does not exist.
+    """
+    gpu, config = shared.gpu(point), point.settings.model
+    graph = graph_of(config, point.batch_size)
+    kind = gpu_kind(gpu)
+    if kind not in parts:
+        calls = calls_of(graph, config.plain(), point.batch_size, gpu)
+        parts[kind] = StepParts.of(graph.table, calls)
+    return _Step(point, subject_of(point, graph), parts[kind])
+
+
+def _predicted(steps: Sequence[_Step], shared: _Shared) -> Iterator[Answer]:
+    """Predict the steps: kernel times GPU by GPU, then each step."""
+    load_if_it_pays(sum(len(step.parts.which) * step.subject.settings.draws for step in steps))
+    devices: dict[tuple[object, ...], list[_Step]] = {}
+    for step in steps:
+        devices.setdefault(device_key(step.point), []).append(step)
+    for own in devices.values():
+        try:
+            kernels = shared.kernels(own[0].point)
+            times = _kernel_times(kernels, [step.parts for step in own])
+        except SteptimeError as error:
+            yield from (Answer(step.point, error=error) for step in own)
+            continue
+        for step in own:
+            try:
+                yield Answer(step.point, _prediction(step, shared, kernels, times[id(step.parts)]))
+            except SteptimeError as error:
+                yield Answer(step.point, error=error)
+
+
+def _kernel_times(kernels: KernelPredictor, parts: Sequence[StepParts]) -> Mapping[int, pd.DataFrame]:
+    """Times of the distinct calls of each step, by the identity of the step, from one table of all of them."""
+    distinct = list({id(each): each for each in parts}.values())
+    found = kernels.predict(pd.concat([each.calls for each in distinct], ignore_index=True))
+    ends = np.cumsum([len(each.calls) for each in distinct])
+    return {id(each): found.iloc[end - len(each.calls) : end] for each, end in zip(distinct, ends, strict=True)}
+
+
+def _prediction(step: _Step, shared: _Shared, kernels: KernelPredictor, times: pd.DataFrame) -> Prediction:
+    gpu, overheads = shared.gpu(step.point), shared.overheads(step.point)
+    prediction, _ = predict_step(step.subject, gpu, step.parts, times, kernels.folders, overheads)
+    return with_what_fits(prediction, gpu, lambda size: memory_of(step.point.settings.model, size))
