@@ -14,10 +14,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from pipeline.answers.predict_grid import in_order as answers_in_order
+from pipeline.answers.predict_grid import predict_points
 from pipeline.answers.predict_point import largest_batch, predict_point
 from pipeline.config import expand
 from pipeline.errors import InputError, SteptimeError
 from pipeline.report.comparison_table import Comparison, Order, Unpredicted, in_order
+from pipeline.report.grid_file import write_answers
 from pipeline.report.show import show
 from pipeline.report.terminal_tables import console
 from pipeline.terminal import Json, print_json, progress, run_app, working
@@ -113,6 +116,9 @@ def compare(
     sort: Annotated[
         Order | None, typer.Option(help="order of the rows, best first; else that of the overrides")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="write all predictions to this parquet file as they are done, for large grids")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
@@ -120,15 +126,19 @@ def compare(
     points, prices = expand(given), load_prices()
     if sort is Order.cost and not prices:
         raise InputError("--sort cost: there are no prices; write config/prices.yaml (docs/transfer.md)")
-    predictions, unpredicted, first = [], [], None
-    for point in progress(points, "predicting"):
-        try:
-            predictions.append(predict_point(point, **results))
-        except SteptimeError as error:
-            unpredicted.append(Unpredicted.of(point, error))
-            first = first or error
-    if first is not None and not predictions:
-        raise first
+    answers = progress(predict_points(points, **results), len(points), "predicting")
+    if out is not None:
+        if sort is not None:
+            raise InputError("--out writes rows as they are done: leave --sort away")
+        counts: dict[str, Any] = {**write_answers(answers, out), "out": str(out)}
+        lost = f", {counts['unpredicted']:,} of them without a prediction" if counts["unpredicted"] else ""
+        print_json(counts) if as_json else print(f"{counts['points']:,} points{lost} -> {out}")
+        return
+    found = answers_in_order(points, answers)
+    predictions = [each.prediction for each in found if each.prediction is not None]
+    unpredicted = [Unpredicted.of(each.point, each.error) for each in found if each.error is not None]
+    if not predictions:
+        raise next(each.error for each in found if each.error is not None)
     largest: dict[str, int | None] = {}
     with working("searching for the largest batches"):
         for point in points:

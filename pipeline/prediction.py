@@ -202,23 +202,26 @@ class Prediction:
             keys |= {"measured_us": self.measured_us, "error": self.error}
         return keys
 
+    def summary_values(self) -> dict[str, Any]:
+        """The values of one row in the `summary` schema."""
+        apart = ("samples_per_s", "families_us", "unmodelled_us", "models_from", "traced")
+        return {
+            **{key: value for key, value in self.as_dict().items() if key not in apart},
+            "evidence": json.dumps(self.evidence),
+            "host_evidence": json.dumps(self.host_evidence),
+            "families": json.dumps(self.families),
+            "unmodelled": json.dumps(self.unmodelled),
+            "overrides": json.dumps(self.overrides),
+            "largest_batch": self.largest_batch,
+            "fitting_gpus": json.dumps(self.fitting_gpus),
+            "warnings": json.dumps(self.warnings),
+            "measured_us": self.measured_us,
+            "error": self.error,
+        }
+
     def summary_row(self) -> pd.DataFrame:
         """One row in the `summary` schema."""
-        apart = ("samples_per_s", "families_us", "unmodelled_us", "models_from", "traced")
-        row = {
-            **{k: [v] for k, v in self.as_dict().items() if k not in apart},
-            "evidence": [json.dumps(self.evidence)],
-            "host_evidence": [json.dumps(self.host_evidence)],
-            "families": [json.dumps(self.families)],
-            "unmodelled": [json.dumps(self.unmodelled)],
-            "overrides": [json.dumps(self.overrides)],
-            "largest_batch": [self.largest_batch],
-            "fitting_gpus": [json.dumps(self.fitting_gpus)],
-            "warnings": [json.dumps(self.warnings)],
-            "measured_us": [self.measured_us],
-            "error": [self.error],
-        }
-        return pd.DataFrame(row)
+        return pd.DataFrame({key: [value] for key, value in self.summary_values().items()})
 
     @classmethod
     def all_of(cls, summary: pd.DataFrame) -> list[Prediction]:

@@ -116,6 +116,12 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
 }  # fmt: skip
 
+_NAMES = {name: _I if name == "batch_size" else _S for name in ("gpu", "model", "variant", "batch_size")}
+SCHEMAS["grid"] = _schema(
+    _NAMES, {field.name: field.type for field in SCHEMAS["summary"] if field.name not in _NAMES} | {"unpredicted": _S}
+)
+"""One row per point of `steptime compare --out`: as `summary`, and the reason where there is no prediction."""
+
 
 def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") -> pa.Table:
     """Cast a table to a named schema; missing optional columns become null, unknown columns are refused.
@@ -163,6 +169,36 @@ def write_table(
     table = table.replace_schema_metadata({PROVENANCE_KEY: text.encode()})
     with atomic_path(path) as part:
         pq.write_table(table, part, compression="zstd")
+
+
+class RowGroups:
+    """Writes a table in groups of rows, completely or not at all: `with RowGroups(path, "grid") as file: file.add(rows)`.
+
+    Only one group is in memory at a time.
+
+    Raises:
+        TableError: rows do not fit the schema.
+        SteptimeError: the file cannot be written (full disk, no permission).
+    """
+
+    def __init__(self, path: str | Path, schema: str) -> None:
+        self.path, self.schema, self.target = Path(path), schema, atomic_path(path)
+
+    def __enter__(self) -> RowGroups:
+        part = self.target.__enter__()
+        self.writer = pq.ParquetWriter(part, SCHEMAS[self.schema], compression="zstd")
+        return self
+
+    def add(self, frame: pd.DataFrame) -> None:
+        """Write a group of rows."""
+        self.writer.write_table(to_arrow(frame, self.schema, str(self.path)))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            self.writer.close()
+        except OSError as failure:
+            kind, error = kind or type(failure), error or failure
+        self.target.__exit__(kind, error, trace)
 
 
 def write_parquet(

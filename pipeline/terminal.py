@@ -131,11 +131,11 @@ def working(text: str) -> Iterator[Callable[[str], object]]:
         yield status.update
 
 
-def progress(items: Sequence[Item], text: str) -> Iterable[Item]:
+def progress(items: Iterable[Item], total: int, text: str) -> Iterable[Item]:
     """The items, with a progress bar. It is shown only on a terminal and is removed afterwards."""
-    if len(items) < 2 or not sys.stderr.isatty():
+    if total < 2 or not sys.stderr.isatty():
         return items
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, text, console=Console(stderr=True), transient=True)
+    return track(items, text, total, console=Console(stderr=True), transient=True)

@@ -51,6 +51,11 @@ class Answer:
     prediction: Prediction | None = None
     error: SteptimeError | None = None
 
+    @property
+    def reason(self) -> str | None:
+        """Why there is no prediction, in one line; None where there is one."""
+        return None if self.error is None else " ".join(str(self.error).split())
+
 
 def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> pd.DataFrame:
     """Predict every point of a grid.
@@ -62,8 +67,9 @@ def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: An
             `batch_size="32,64"`.
 
     Returns:
-        A row per point, in the order of the sweep: the keys of `Prediction.as_dict`, then `overrides` and `error`. A
-        point that cannot be predicted has its reason in `error` and no numbers.
+        A row per point, in the order of the sweep: the keys of `Prediction.as_dict`, then `overrides` and `unpredicted`.
+        Shares and times by kind have a column for each kind, such as `evidence.pack` and `families_us.gemm`. A point that
+        cannot be predicted has its reason in `unpredicted` and no numbers.
 
     Raises:
         InputError: a name or value does not exist.
@@ -73,15 +79,23 @@ def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: An
     answers = in_order(points, predict_points(points))
     for text in dict.fromkeys(text for each in answers if each.prediction for text in each.prediction.warnings):
         warnings.warn(text, SteptimeWarning, stacklevel=2)
-    return pd.DataFrame([row_of(each) for each in answers])
+    table = pd.json_normalize([_row(each) for each in answers], max_level=1)
+    kinds = [name for name in table if "." in str(name)]
+    known = table["unpredicted"].isna()
+    table.loc[known, kinds] = table.loc[known, kinds].fillna(0.0)  # kinds that only other points have
+    return table[[name for name in table if name not in _LAST] + _LAST]
 
 
-def row_of(answer: Answer) -> dict[str, Any]:
+_LAST = ["overrides", "unpredicted"]
+"""The last columns of `predict_grid`."""
+
+
+def _row(answer: Answer) -> dict[str, Any]:
     """A row of `predict_grid`."""
     point, found = answer.point, answer.prediction
     names = {"gpu": point.gpu, "model": point.model, "variant": point.variant, "batch_size": point.batch_size}
-    reason = None if answer.error is None else " ".join(str(answer.error).split())
-    return names | ({} if found is None else found.as_dict()) | {"overrides": list(point.overrides), "error": reason}
+    last = {"overrides": list(point.overrides), "unpredicted": answer.reason}
+    return names | ({} if found is None else found.as_dict()) | last
 
 
 def in_order(points: Sequence[Point], answers: Iterable[Answer]) -> list[Answer]:
@@ -90,20 +104,36 @@ def in_order(points: Sequence[Point], answers: Iterable[Answer]) -> list[Answer]
     return [found[id(point)] for point in points]
 
 
-def predict_points(
-    points: Sequence[Point], results: str | Path | None = "results", progress: Callable[[], object] | None = None
-) -> Iterator[Answer]:
+def predict_points(points: Sequence[Point], results: str | Path | None = "results") -> Iterator[Answer]:
     """Predict points, workload by workload. Each point gives one answer; an error concerns its own points only.
 
     Args:
         points: points of one grid or of several.
         results: as for `predict_point`.
-        progress: called after each answer.
     """
-    for answer in _answers(points, results):
-        yield answer
-        if progress is not None:
-            progress()
+    shared = _Shared(results)
+    by_workload: dict[object, list[Point]] = {}
+    for point in points:
+        by_workload.setdefault((point.settings.model, point.batch_size), []).append(point)
+    steps: list[_Step] = []
+    rows = 0
+    for same in by_workload.values():
+        parts: dict[object, StepParts] = {}
+        for point in same:
+            try:
+                if point.local:
+                    yield Answer(point, predict_point(point, results))
+                    continue
+                step = _step(point, shared, parts)
+            except SteptimeError as error:
+                yield Answer(point, error=error)
+                continue
+            steps.append(step)
+        rows += sum(len(each.which) for each in parts.values())
+        if rows >= CALLS_AT_ONCE:
+            yield from _predicted(steps, shared)
+            steps, rows = [], 0
+    yield from _predicted(steps, shared)
 
 
 @dataclass
@@ -155,32 +185,6 @@ class _Step:
 def device_key(point: Point) -> tuple[object, ...]:
     """What decides the kernel models of a point: the GPU's figures and the method."""
     return point.settings.gpu, method_label(point.settings.kernels)
-
-
-def _answers(points: Sequence[Point], results: str | Path | None) -> Iterator[Answer]:
-    shared = _Shared(results)
-    by_workload: dict[object, list[Point]] = {}
-    for point in points:
-        by_workload.setdefault((point.settings.model, point.batch_size), []).append(point)
-    steps: list[_Step] = []
-    rows = 0
-    for same in by_workload.values():
-        parts: dict[object, StepParts] = {}
-        for point in same:
-            try:
-                if point.local:
-                    yield Answer(point, predict_point(point, results))
-                    continue
-                step = _step(point, shared, parts)
-            except SteptimeError as error:
-                yield Answer(point, error=error)
-                continue
-            steps.append(step)
-        rows += sum(len(each.which) for each in parts.values())
-        if rows >= CALLS_AT_ONCE:
-            yield from _predicted(steps, shared)
-            steps, rows = [], 0
-    yield from _predicted(steps, shared)
 
 
 def _step(point: Point, shared: _Shared, parts: dict[object, StepParts]) -> _Step:

@@ -260,7 +260,9 @@ def draw_kernel_times(
         keys: `launch_keys(calls)`, if they are known.
     """
     low, high = predicted["p10_us"].to_numpy(float), predicted["p90_us"].to_numpy(float)
-    table = pd.DataFrame({"key": launch_keys(calls) if keys is None else keys, "centre": predicted["kernel_us"].to_numpy(float)})
+    table = pd.DataFrame(
+        {"key": launch_keys(calls) if keys is None else keys, "centre": predicted["kernel_us"].to_numpy(float)}
+    )
     table["width"] = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
     names = calls["family"].astype(str).to_numpy(object)
     table["family"] = ["conv2d" if name.startswith("conv2d") else name for name in names]

@@ -95,7 +95,10 @@ def _walk(  # type: ignore[no-untyped-def]
     wait_offsets, wait_calls, backlog, sync_return, queue_depth, times, which, host_scale, steps,
     start, end, device_start, device_end, launch_cause, host_cause, device_cause,
 ):  # fmt: skip
-    """The full form of `critical_path` for blocks of draws; see there for the recurrence. It fills `steps` and the arrays of `Walked`."""
+    """The full form of `critical_path` for blocks of draws; see there for the recurrence.
+
+    It fills `steps` and the arrays of `Walked`.
+    """
     rows, calls, draws = len(kind), len(which), len(steps)
     width = end.shape[1]
     clock, stream_end = np.empty((threads, width)), np.empty((len(backlog), width))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.answers.predict_grid import Answer
 from pipeline.config import expand
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
@@ -123,7 +124,7 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     step = Prediction("V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0)
-    monkeypatch.setattr(cli, "predict_point", lambda point: step)
+    monkeypatch.setattr(cli, "predict_points", lambda points: [Answer(point, step) for point in points])
     monkeypatch.setattr(cli, "largest_batch", lambda point: 4)
     table = "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
     (tmp_path / "prices.yaml").write_text(table)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from pipeline import cli
+from pipeline.answers.predict_grid import Answer
+from pipeline.config import Point, expand
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
+from pipeline.report import grid_file
 from pipeline.report.comparison_table import Comparison, Order, Unpredicted, in_order
+from pipeline.schemas import read_table
 
 STEP = Prediction("V100", "custom", "v0123456789", 2048, 8000.0, 6000.0, 3000.0, 7500.0, 9000.0, 2 << 30, True,
                   {"pack": 0.9, "roofline": 0.1}, {"shared": 1.0}, 0.0,
@@ -112,12 +119,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
 def test_a_failing_point_does_not_end_the_grid(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(point: object) -> Prediction:
-        if point.gpu == "P100":  # type: ignore[attr-defined]
-            raise ConfigError("no bf16\nthere")
-        return dataclasses.replace(STEP, gpu=point.gpu)  # type: ignore[attr-defined]
+    def answer(point: Point) -> Answer:
+        if point.gpu == "P100":
+            return Answer(point, error=ConfigError("no bf16\nthere"))
+        return Answer(point, dataclasses.replace(STEP, gpu=point.gpu))
 
-    monkeypatch.setattr(cli, "predict_point", answer)
+    monkeypatch.setattr(cli, "predict_points", lambda points: map(answer, points))
     monkeypatch.setattr(cli, "largest_batch", lambda point: 4)
     grid = ("compare", "gpu=P100,V100", "model=dlrm_small")
     code, out, _ = run(capsys, monkeypatch, *grid, "--json")
@@ -126,6 +133,46 @@ def test_a_failing_point_does_not_end_the_grid(
     assert [(each["gpu"], each["reason"]) for each in facts["unpredicted"]] == [("P100", "no bf16 there")]
     assert "no prediction for P100" in run(capsys, monkeypatch, *grid)[1]
     assert run(capsys, monkeypatch, "compare", "gpu=P100", "model=dlrm_small")[::2] == (2, "steptime: no bf16 there\n")
+
+
+def test_a_grid_is_written_in_groups_of_rows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Points without a prediction have a row with the reason; the file exists only when all is written."""
+    out = tmp_path / "grid.parquet"
+
+    def answers(points: list[Point]) -> Iterator[Answer]:
+        for number, point in enumerate(points):
+            assert not out.exists()
+            if number == 3:
+                yield Answer(point, error=ConfigError("no bf16\nthere"))
+            else:
+                yield Answer(point, dataclasses.replace(STEP, batch_size=point.batch_size))
+
+    monkeypatch.setattr(cli, "predict_points", answers)
+    monkeypatch.setattr(grid_file, "ROWS_IN_GROUP", 2)
+    grid = ("compare", "gpu=V100", "model=dlrm_small", "batch_size=1,2,3,4,5", "--out", str(out))
+    code, text, err = run(capsys, monkeypatch, *grid, "--json")
+    assert (code, err, json.loads(text)) == (0, "", {"points": 5, "unpredicted": 1, "out": str(out)})
+    assert pq.ParquetFile(out).metadata.num_row_groups == 3
+    table = read_table(out, "grid")
+    assert list(table["batch_size"]) == [1, 2, 3, 4, 5]
+    assert list(table["unpredicted"].fillna("")) == ["", "", "", "no bf16 there", ""]
+    assert list(table["predicted_us"].isna()) == [False, False, False, True, False]
+    assert json.loads(table["evidence"].iloc[0]) == STEP.evidence
+
+
+def test_a_grid_that_is_broken_off_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "grid.parquet"
+    out.write_text("before")
+
+    def broken() -> Iterator[Answer]:
+        yield Answer(expand(["gpu=V100", "model=dlrm_small"])[0], STEP)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grid_file.write_answers(broken(), out)
+    assert out.read_text() == "before" and [path.name for path in tmp_path.iterdir()] == ["grid.parquet"]
 
 
 def test_an_order_by_cost_needs_prices(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
