@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,18 +119,18 @@ def predict_points(points: Sequence[Point], results: str | Path | None = "result
     steps: list[_Step] = []
     rows = 0
     for same in by_workload.values():
-        parts: dict[object, StepParts] = {}
+        known: dict[str, _Mapped] = {}
         for point in same:
             try:
                 if point.local:
                     yield Answer(point, predict_point(point, results))
                     continue
-                step = _step(point, shared, parts)
+                step = _step(point, shared, known)
             except SteptimeError as error:
                 yield Answer(point, error=error)
                 continue
             steps.append(step)
-        rows += sum(len(each.which) for each in parts.values())
+        rows += sum(len(each.calls) for each in known.values())
         if rows >= CALLS_AT_ONCE:
             yield from _predicted(steps, shared)
             steps, rows = [], 0
@@ -182,13 +183,21 @@ class _Step:
     parts: StepParts
 
 
+@dataclass(frozen=True)
+class _Mapped:
+    """Device calls of a workload on one kind of GPU, and what a prediction needs of them."""
+
+    calls: pd.DataFrame
+    parts: StepParts
+
+
 def device_key(point: Point) -> tuple[object, ...]:
     """What decides the kernel models of a point: the GPU's figures and the method."""
     return point.settings.gpu, method_label(point.settings.kernels)
 
 
-def _step(point: Point, shared: _Shared, parts: dict[object, StepParts]) -> _Step:
-    """The step of a point; `parts` holds those of the same workload by the kind of GPU.
+def _step(point: Point, shared: _Shared, known: dict[str, _Mapped]) -> _Step:
+    """The step of a point; `known` holds what was mapped of the same workload, by the kind of GPU.
 
     Raises:
         SteptimeError: the step cannot be made, or the GPU does not exist.
@@ -196,10 +205,12 @@ def _step(point: Point, shared: _Shared, parts: dict[object, StepParts]) -> _Ste
     gpu, config = shared.gpu(point), point.settings.model
     graph = graph_of(config, point.batch_size)
     kind = gpu_kind(gpu)
-    if kind not in parts:
+    if kind not in known:
         calls = calls_of(graph, config.plain(), point.batch_size, gpu)
-        parts[kind] = StepParts.of(graph.table, calls)
-    return _Step(point, subject_of(point, graph), parts[kind])
+        # kinds of GPUs mostly launch the same kernels
+        same = next((each for each in known.values() if each.calls.equals(calls)), None)
+        known[kind] = same or _Mapped(calls, StepParts.of(graph.table, calls))
+    return _Step(point, subject_of(point, graph), known[kind].parts)
 
 
 def _predicted(steps: Sequence[_Step], shared: _Shared) -> Iterator[Answer]:
@@ -208,18 +219,17 @@ def _predicted(steps: Sequence[_Step], shared: _Shared) -> Iterator[Answer]:
     devices: dict[tuple[object, ...], list[_Step]] = {}
     for step in steps:
         devices.setdefault(device_key(step.point), []).append(step)
-    for own in devices.values():
+    times: dict[tuple[object, ...], Mapping[int, pd.DataFrame]] = {}
+    for device, own in devices.items():
+        with suppress(SteptimeError):  # raised again by the points of this GPU
+            times[device] = _kernel_times(shared.kernels(own[0].point), [step.parts for step in own])
+    for step in steps:
         try:
-            kernels = shared.kernels(own[0].point)
-            times = _kernel_times(kernels, [step.parts for step in own])
+            kernels, device = shared.kernels(step.point), device_key(step.point)
+            own_times = times[device][id(step.parts)] if device in times else kernels.predict(step.parts.calls)
+            yield Answer(step.point, _prediction(step, shared, kernels, own_times))
         except SteptimeError as error:
-            yield from (Answer(step.point, error=error) for step in own)
-            continue
-        for step in own:
-            try:
-                yield Answer(step.point, _prediction(step, shared, kernels, times[id(step.parts)]))
-            except SteptimeError as error:
-                yield Answer(step.point, error=error)
+            yield Answer(step.point, error=error)
 
 
 def _kernel_times(kernels: KernelPredictor, parts: Sequence[StepParts]) -> Mapping[int, pd.DataFrame]:

@@ -274,11 +274,19 @@ def draw_kernel_times(
     group, families = pd.factorize(table["family"])
     alike, launches = pd.factorize(table["key"])
     common = np.sqrt(share) * sigma
-    family = common[:, None] * keyed_normals([f"family {name}" for name in families], draws, seed)[group]
-    width = (np.sqrt(1 - share) * sigma)[:, None]
-    own = width * keyed_normals([f"launch {key}" for key in launches], draws, seed)[alike] - width**2 / 2
-    step = np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA)[:, None] * keyed_normals(["step"], draws, seed)
-    return KernelDraws(centre[:, None] * np.exp(family + own + step), which)
+    width = np.sqrt(1 - share) * sigma
+    step = np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA)
+    # in place: a language model has a million values
+    log_error = keyed_normals([f"family {name}" for name in families], draws, seed)[group]
+    log_error *= common[:, None]
+    own = keyed_normals([f"launch {key}" for key in launches], draws, seed)[alike]
+    own *= width[:, None]
+    own -= (width**2 / 2)[:, None]
+    log_error += own
+    log_error += np.multiply(step[:, None], keyed_normals(["step"], draws, seed), out=own)
+    np.exp(log_error, out=log_error)
+    log_error *= centre[:, None]
+    return KernelDraws(log_error, which)
 
 
 def draw_host_scale(evidence: Mapping[str, float], draws: int, seed: int) -> Floats:
@@ -296,15 +304,25 @@ def launch_keys(calls: pd.DataFrame) -> list[str]:
     sizes = [name for name in DIMS if name in calls]
     traffic = [name for name in ("bytes_read", "bytes_written") if name in calls]
     columns = [*words, *sizes, *traffic]
-    distinct = calls[columns].drop_duplicates()
-    texts = []
-    for row in distinct.astype(object).itertuples(index=False, name=None):
-        stated = {name: value for name, value in zip(columns, row, strict=True) if not pd.isna(value)}
-        told = sizes if any(name in stated for name in sizes) else traffic
-        texts.append(";".join([*(f"{name}={stated[name]}" for name in words if name in stated),
-                               *(f"{name}={stated[name]:.0f}" for name in told if name in stated)]))  # fmt: skip
     number = calls.groupby(columns, sort=False, dropna=False).ngroup().to_numpy()
+    distinct = calls.iloc[np.unique(number, return_index=True)[1]]
+    named = [_stated(distinct[name], name, "{}={}") for name in words]
+    sized = [_stated(distinct[name], name, "{}={:.0f}") for name in sizes]
+    moved = [_stated(distinct[name], name, "{}={:.0f}") for name in traffic]
+    texts = []
+    for row in range(len(distinct)):
+        told = [column[row] for column in sized if column[row]] or [column[row] for column in moved if column[row]]
+        texts.append(";".join([*(column[row] for column in named if column[row]), *told]))
     return [texts[at] for at in number]
+
+
+def _stated(column: pd.Series, name: str, form: str) -> list[str]:
+    """The values of a column with its name; empty where a value is missing."""
+    present = column.notna().to_numpy()
+    if not present.any():
+        return [""] * len(column)
+    values = zip(column.astype(object).tolist(), present.tolist(), strict=True)
+    return [form.format(name, value) if known else "" for value, known in values]
 
 
 def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
@@ -312,13 +330,20 @@ def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
 
     Each row holds the same values, the middles of `draws` equally likely ranges, each in a different order (a
     Latin hypercube). Percentiles of a sum over many keys vary less from seed to seed than with independent draws.
+    The array cannot be changed, because the draws of the keys that were asked for last are kept.
     """
+    return _keyed_normals(tuple(keys), draws, seed)
+
+
+@lru_cache(maxsize=32)
+def _keyed_normals(keys: tuple[str, ...], draws: int, seed: int) -> Floats:
     values = _normal_quantiles(draws)
     found = np.empty((len(keys), draws))
     for row, key in zip(found, keys, strict=True):
         digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=16).digest()
         generator = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8")))
         row[:] = generator.permutation(values)
+    found.setflags(write=False)
     return found
 
 

@@ -70,12 +70,23 @@ class OverheadModel:
             signatures: candidate signatures, most specific first; each a sequence with one entry per item.
             apis: API of each item (T4 only).
         """
+        # the layers of a step repeat: each distinct item is looked up once
+        items = list(zip(ops, *signatures, apis if apis is not None else [""] * len(ops), strict=True))
+        distinct = {item: place for place, item in enumerate(dict.fromkeys(items))}
+        which = np.fromiter((distinct[item] for item in items), np.int64, len(items))
+        names, *texts = zip(*distinct, strict=True) if distinct else ((), *([()] * (len(signatures) + 1)))
+        found = self._find(kind, names, texts[:-1], texts[-1])
+        return LookedUp(found.value_us[which], found.level[which], found.row[which])
+
+    def _find(
+        self, kind: str, ops: Sequence[str], signatures: Sequence[Sequence[str | None]], apis: Sequence[str]
+    ) -> LookedUp:
+        """As `find`, for distinct items."""
         count = len(ops)
         value, level, row = np.zeros(count), np.full(count, ABSENT, np.int64), np.full(count, -1, np.int64)
-        apis = apis if apis is not None else [""] * count
         plain = [normalised(op) for op in ops]
         anyone, empty = [ANY_OP] * count, [""] * count
-        tries: list[tuple[Sequence[str], Sequence[str | None] | Texts, Sequence[str], int, bool]] = []
+        tries: list[tuple[Sequence[str], Sequence[str | None], Sequence[str], int, bool]] = []
         tries += [(ops, s, apis, SIGNATURE if i == 0 else OP, False) for i, s in enumerate(signatures)]
         tries += [(plain, s, apis, OP, True) for s in signatures]
         tries += [(ops, empty, apis, OP, False), (plain, empty, apis, OP, True)]
