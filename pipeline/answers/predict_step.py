@@ -303,26 +303,22 @@ def launch_keys(calls: pd.DataFrame) -> list[str]:
     words = [name for name in ("family", "op", "phase", "dtype", "attributes") if name in calls]
     sizes = [name for name in DIMS if name in calls]
     traffic = [name for name in ("bytes_read", "bytes_written") if name in calls]
-    columns = [*words, *sizes, *traffic]
-    number = calls.groupby(columns, sort=False, dropna=False).ngroup().to_numpy()
-    distinct = calls.iloc[np.unique(number, return_index=True)[1]]
-    named = [_stated(distinct[name], name, "{}={}") for name in words]
-    sized = [_stated(distinct[name], name, "{}={:.0f}") for name in sizes]
-    moved = [_stated(distinct[name], name, "{}={:.0f}") for name in traffic]
-    texts = []
-    for row in range(len(distinct)):
+    present = {name: calls[name].notna().to_numpy() for name in (*words, *sizes, *traffic)}
+    named, sized, moved = (
+        [_stated(calls[name], present[name], form) for name in names if present[name].any()]
+        for names, form in ((words, "{}={}"), (sizes, "{}={:.0f}"), (traffic, "{}={:.0f}"))
+    )
+    keys = []
+    for row in range(len(calls)):
         told = [column[row] for column in sized if column[row]] or [column[row] for column in moved if column[row]]
-        texts.append(";".join([*(column[row] for column in named if column[row]), *told]))
-    return [texts[at] for at in number]
+        keys.append(";".join([*(column[row] for column in named if column[row]), *told]))
+    return keys
 
 
-def _stated(column: pd.Series, name: str, form: str) -> list[str]:
+def _stated(column: pd.Series, present: npt.NDArray[np.bool_], form: str) -> list[str]:
     """The values of a column with its name; empty where a value is missing."""
-    present = column.notna().to_numpy()
-    if not present.any():
-        return [""] * len(column)
     values = zip(column.astype(object).tolist(), present.tolist(), strict=True)
-    return [form.format(name, value) if known else "" for value, known in values]
+    return [form.format(column.name, value) if known else "" for value, known in values]
 
 
 def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
