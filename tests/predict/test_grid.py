@@ -6,15 +6,19 @@ import math
 import warnings
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from pipeline import predict, predict_grid
 from pipeline.answers import predict_grid as grid_module
+from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.kernel_predictor import TIMES
 from pipeline.answers.predict_grid import in_order, predict_points
 from pipeline.answers.predict_point import predict_point
 from pipeline.config import expand
 from pipeline.errors import SteptimeWarning
+from pipeline.hardware.find_gpu import load_gpu
 
 RELATIVE = 1e-9
 """Largest relative difference between a grid and single predictions."""
@@ -93,3 +97,17 @@ def test_a_point_that_cannot_be_predicted_does_not_end_the_grid() -> None:
     assert "bf16" in table["unpredicted"].iloc[0] and pd.isna(table["predicted_us"].iloc[0])
     unfitted = predict_grid(gpu="V100", batch_size=64, kernels="auto,mlp_paper")
     assert list(unfitted["unpredicted"].notna()) == [False, True]
+
+
+@pytest.mark.parametrize("gpu", ["V100", "T4"])
+def test_a_call_has_one_time_whatever_calls_are_beside_it(gpu: str) -> None:
+    """Networks are evaluated in float64: in float32 a row depends on the rows beside it by more than 1e-9."""
+    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
+    rng = np.random.default_rng(0)
+    sizes = {name: np.exp(rng.uniform(np.log(8), np.log(4096), 300)).astype(int) for name in ("M", "N", "K")}
+    calls = pd.DataFrame({"family": "gemm", "op": "linear", "phase": "forward", "dtype": "fp32", "B": 1, **sizes})
+    together = predictor.predict(calls)
+    for rows in (slice(0, 1), slice(7, 12), slice(100, 233)):
+        alone = predictor.predict(calls[rows])
+        for name in TIMES:
+            np.testing.assert_allclose(alone[name], together[name][rows], rtol=1e-11)
