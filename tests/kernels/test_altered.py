@@ -199,7 +199,7 @@ def test_more_of_a_figure_never_predicts_slower(
     figures = [round(figure) if what == "sms" else figure for figure in figures]
     own = stated(gpu)
     real = own.predict(sized)
-    answered = SimpleNamespace(**vars(own), predict=lambda calls: real)  # one answer serves both what-ifs
+    answered = SimpleNamespace(**vars(own), predict_rows=lambda calls: real)  # one answer serves both what-ifs
     first, second = (
         AlteredPredictor.of(gpu_of({**values, what: figure}), answered).predict(sized) for figure in figures
     )
