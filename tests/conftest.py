@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -25,7 +26,12 @@ settings.load_profile("repeatable")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # each worker has a cache of its own, and none reads what an earlier run left
-os.environ["STEPTIME_CACHE"] = tempfile.mkdtemp(prefix="steptime-test-cache-")
+CACHE = os.environ["STEPTIME_CACHE"] = tempfile.mkdtemp(prefix="steptime-test-cache-")
+
+
+def pytest_unconfigure() -> None:
+    """Delete this worker's cache."""
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
