@@ -1,4 +1,4 @@
-"""CPU time and peak memory of a grid: `predict_grid`, the same points one by one, and the import of PyTorch.
+"""CPU time and peak memory: a repeated question, a grid by `predict_grid`, and the same points one by one.
 
 Each part runs in a process of its own, in turn, with one BLAS thread. The captured steps are in the user's cache before
 anything is measured. CPU time is that of the whole process, its imports included. Run:
@@ -36,6 +36,10 @@ ONE_BY_ONE = EXPAND + (
     "from pipeline.answers.predict_point import predict_point; "
     "assert all([predict_point(point, None) for point in points])"
 )
+COMMAND = (
+    "import sys; sys.argv = ['steptime', 'predict', '--json', *{overrides!r}]; sys.stdout = open('/dev/null', 'w'); "
+    "from pipeline.cli import main; main()"
+)
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,13 @@ def costs(rounds: int) -> dict[str, Cost]:
     grid, point = list(GRID), list(POINT)
     parts = {
         '`python -c "import torch"`': "import torch",
-        "one point, `predict`": ONE_BY_ONE.format(overrides=point),
+        '`python -c "import pandas, pyarrow"`': "import pandas, pyarrow",
+        "`steptime predict` of a point that was asked before": COMMAND.format(overrides=point),
         "120 points, `predict` one by one": ONE_BY_ONE.format(overrides=grid),
         "120 points, `predict_grid`": TOGETHER.format(overrides=grid),
     }
-    measured(TOGETHER.format(overrides=grid))  # captures what the cache lacks
+    for code in (TOGETHER.format(overrides=grid), COMMAND.format(overrides=point)):
+        measured(code)  # captures what the cache lacks
     found = [{name: measured(code) for name, code in parts.items()} for _ in range(rounds)]
     return {
         name: Cost(median(each[name].cpu_s for each in found), median(each[name].peak_mb for each in found))
@@ -82,9 +88,12 @@ def table(found: dict[str, Cost]) -> str:
         f"{cost.peak_mb / base.peak_mb:.2f} |"
         for name, cost in found.items()
     ]
+    asked, tables = found["`steptime predict` of a point that was asked before"], list(found.values())[1]
     together, alone = found["120 points, `predict_grid`"], found["120 points, `predict` one by one"]
     return "\n".join(lines) + (
-        f"\n\nThe grid takes 1/{alone.cpu_s / together.cpu_s:.1f} of the CPU time of single predictions in one process, and "
+        f"\n\nA question that was asked before takes {asked.cpu_s / tables.cpu_s:.1f} times the CPU time of importing pandas "
+        "and pyarrow: it loads neither PyTorch nor Hydra.\n\n"
+        f"The grid takes 1/{alone.cpu_s / together.cpu_s:.1f} of the CPU time of single predictions in one process, and "
         f"{together.peak_mb / alone.peak_mb:.2f} times their peak memory. A point of the grid takes "
         f"{together.cpu_s / 120 * 1000:.0f} ms of CPU time, imports included."
     )
