@@ -6,7 +6,7 @@ It needs timm, and `timm/benchmark-train-amp-{nchw,nhwc}-pt112-cu113-rtx3090.csv
 the datasets folder. The published steps ran PyTorch 1.12 with cuDNN 8.3.
 
 The NCHW rows are a report: no constant was set on them. One constant of cuDNN's depthwise kernels was set on steps in NHWC of
-`SET_ON` and chosen after a look at the other depthwise networks in NHWC, so that all of these rows are marked as seen.
+`SET_ON`, after a look at the other depthwise networks in NHWC. All of these rows are therefore marked as seen.
 """
 
 from __future__ import annotations
