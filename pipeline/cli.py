@@ -136,7 +136,7 @@ def compare(
         return
     found = answers_in_order(points, answers)
     predictions = [each.prediction for each in found if each.prediction is not None]
-    unpredicted = [Unpredicted.of(each.point, each.error) for each in found if each.error is not None]
+    unpredicted = [Unpredicted.of(each.point, each.reason) for each in found if each.reason is not None]
     if not predictions:
         raise next(each.error for each in found if each.error is not None)
     largest: dict[str, int | None] = {}

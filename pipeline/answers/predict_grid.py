@@ -26,10 +26,9 @@ from pipeline.answers.host_overheads import overhead_model
 from pipeline.answers.kernel_models import available_models, kernel_predictor
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.memory_fit import with_what_fits
-from pipeline.answers.predict_point import graph_of, memory_of, predict_point, subject_of
+from pipeline.answers.predict_point import graph_of, memory_of, points_of, predict_point, subject_of
 from pipeline.answers.predict_step import StepParts, Subject, predict_step
-from pipeline.config import Point, expand, method_label
-from pipeline.config_checks import written
+from pipeline.config import Point, method_label
 from pipeline.errors import SteptimeError, SteptimeWarning
 from pipeline.graph.graph_cache import calls_of, gpu_kind
 from pipeline.hardware.spec import GpuSpec
@@ -75,8 +74,7 @@ def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: An
     Raises:
         InputError: a name or value does not exist.
     """
-    given = {"gpu": gpu, "model": model} | {key.replace("__", "."): value for key, value in overrides.items()}
-    points = expand([f"{key}={value if isinstance(value, str) else written(value)}" for key, value in given.items()])
+    points = points_of(gpu, model, overrides)
     answers = in_order(points, predict_points(points))
     for text in dict.fromkeys(text for each in answers if each.prediction for text in each.prediction.warnings):
         warnings.warn(text, SteptimeWarning, stacklevel=2)

@@ -7,6 +7,7 @@ ones, else they come from other GPUs and the GPU's file.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,19 @@ def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
     Raises:
         InputError: a name or value does not exist, or the overrides describe several points.
     """
-    given = {"gpu": gpu, "model": model} | {key.replace("__", "."): value for key, value in overrides.items()}
-    texts = [f"{key}={written(value)}" for key, value in given.items()]
-    points = expand(texts)
+    points = points_of(gpu, model, overrides)
     if len(points) != 1:
         raise ConfigError(f"predict takes one point, but these overrides give {len(points)}")
     prediction = predict_point(points[0])
     for text in prediction.warnings:
         warnings.warn(text, SteptimeWarning, stacklevel=2)
     return prediction
+
+
+def points_of(gpu: str, model: str, overrides: Mapping[str, Any]) -> list[Point]:
+    """The points that Python arguments describe: `model__embedding="sparse"` is the override `model.embedding=sparse`."""
+    given = {"gpu": gpu, "model": model} | {key.replace("__", "."): value for key, value in overrides.items()}
+    return expand([f"{key}={written(value)}" for key, value in given.items()])
 
 
 def predict_point(point: Point, results: str | Path | None = "results") -> Prediction:

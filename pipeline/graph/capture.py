@@ -8,7 +8,6 @@ configuration does not tell whether it has sparse gradients.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SteptimeError, SteptimeWarning, TraceError, collected_warnings
+from pipeline.garbage_collector import collector_paused
 from pipeline.graph.cuda_emulation import create_as_on_cuda, run_as_on_cuda
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
@@ -46,7 +46,7 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
     Raises:
         SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
     """
-    with garbage_collection_off():
+    with collector_paused():
         with collected_warnings() as said:
             nodes, memory = record(config, batch_size)
         return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size, tuple(said))
@@ -70,22 +70,6 @@ def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: 
     return replace(
         graph, memory=captured.memory, model=captured.model, batch_size=batch_size, warnings=captured.warnings
     )
-
-
-@contextmanager
-def garbage_collection_off() -> Iterator[None]:
-    """Switch garbage collection off while the body runs.
-
-    Importing PyTorch and `transformers` and recording a step create about a million objects. Almost none of them is
-    garbage, and the search for garbage takes a fifth of the time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memory]:

@@ -46,10 +46,10 @@ def normalised(name: str) -> str:
 
     Equal names:
 
-    - `aten::add_` and `aten::add`
-    - `autograd::engine::evaluate_function: AddmmBackward0` and `AddmmBackward0`
-    - `Optimizer.step#SGD.step` for any optimizer class
-    - FBGEMM's lookups for any optimizer: it changes their last kernel and not what the host does
+    - `aten::add_` and `aten::add`.
+    - `autograd::engine::evaluate_function: AddmmBackward0` and `AddmmBackward0`.
+    - `Optimizer.step#SGD.step` for any optimizer class.
+    - FBGEMM's lookups for any optimizer. It changes their last kernel and not what the host does.
     """
     if name.startswith("Optimizer."):
         return name.partition("#")[0]

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.config import LOCAL_GPU, Point
-from pipeline.errors import SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.readable import gibibytes, html_table, milliseconds, rate
 from pipeline.report.terminal_tables import interval
@@ -44,9 +43,8 @@ class Unpredicted:
     reason: str
 
     @classmethod
-    def of(cls, point: Point, error: SteptimeError) -> Unpredicted:
-        """The point, and the error that it raised."""
-        reason = " ".join(str(error).split())
+    def of(cls, point: Point, reason: str) -> Unpredicted:
+        """A point, and why it has no prediction."""
         return cls(point.gpu, point.model, point.batch_size, point.overrides, reason)
 
 

@@ -7,9 +7,6 @@ Arrow take more memory than most traces, and are imported when a table is needed
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import TraceError
+from pipeline.garbage_collector import collector_paused
 from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
 from pipeline.trace.event_order import ordered, without_duplicates
@@ -34,7 +32,7 @@ def load_trace(path: str | Path) -> Trace:
     """
     path = Path(path)
     scanner, raw = Scanner(path), Columns(path)
-    with _garbage_collector_paused():
+    with collector_paused():
         for batch in scanner.batches():
             raw.add(batch)
     columns = raw.finish()
@@ -80,17 +78,3 @@ def _notes(raw: Columns, scanner: Scanner, copies: int) -> list[str]:
             "the file is not valid JSON (unescaped characters in names, or nan and inf); it was repaired while reading"
         )
     return notes
-
-
-@contextmanager
-def _garbage_collector_paused() -> Iterator[None]:
-    """Pause the garbage collector. Parsing creates millions of short-lived containers without cycles, which it would
-    only scan.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

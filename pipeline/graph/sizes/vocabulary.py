@@ -25,9 +25,9 @@ class Rule:
     api: str = "cudaLaunchKernel"
     evidence: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    sms: int = 80  # SM count of the GPU if known; libraries split work by it
-    capability: float = 7.0  # of the GPU if known; libraries choose algorithms by architecture
-    native_bf16: bool = True  # whether the GPU computes in bf16; otherwise cuDNN is not used for bf16
+    sms: int = 80  # SM count of the GPU if known. Libraries split work by it.
+    capability: float = 7.0  # Of the GPU if known. Libraries choose algorithms by it.
+    native_bf16: bool = True  # Whether the GPU computes in bf16. Otherwise cuDNN is not used for bf16.
 
 
 @dataclass
