@@ -1,0 +1,40 @@
+"""Measure the speed of Steptime, and write the sections of docs/speed.md.
+
+    python benchmarks/speed/page.py [PART ...] [--rounds 3] [--page docs/speed.md]
+
+Without names, all parts are measured. A part is a module of this folder with a function `section(rounds)`. It returns the
+text between `<!-- PART -->` and `<!-- /PART -->` of the page. All other text of the page is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import grid
+
+from pipeline.paths import project_dir
+from pipeline.report.markdown import rewrite
+
+PARTS: dict[str, Callable[[int], str]] = {"grid": grid.section}
+"""What measures each section of the page: the number of rounds in, Markdown out."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--page", type=Path, default=project_dir() / "docs" / "speed.md")
+    given = parser.parse_args()
+    unknown = set(given.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    for name in given.parts or PARTS:
+        text = PARTS[name](given.rounds)
+        print(f"\n{text}", flush=True)
+        rewrite(given.page, {name: text})  # after each part: the next one takes minutes
+
+
+if __name__ == "__main__":
+    main()
