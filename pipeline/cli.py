@@ -5,12 +5,14 @@ Errors are one line on stderr; the exit code is 2 for bad input and 1 for any ot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 from typer.core import TyperGroup
 
@@ -19,12 +21,13 @@ from pipeline.answers.predict_grid import predict_points
 from pipeline.answers.predict_point import largest_batch, predict_point
 from pipeline.config import expand
 from pipeline.errors import InputError, SteptimeError
+from pipeline.prediction import Prediction
+from pipeline.prices import COST_COLUMNS, prices_of, with_prices
 from pipeline.report.comparison_table import Comparison, Order, Unpredicted, in_order
 from pipeline.report.grid_file import write_answers
 from pipeline.report.show import show
 from pipeline.report.terminal_tables import console
 from pipeline.terminal import Json, print_json, progress, run_app, working
-from pipeline.transfer.rental_prices import cost_per_million, currency, load_prices
 
 LISTING, TRACE, LATENCY = (f"pipeline.commands.{name}_commands" for name in ("listing", "trace", "latency"))
 
@@ -123,9 +126,10 @@ def compare(
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     given, results = _results(_overrides(overrides))
-    points, prices = expand(given), load_prices()
-    if sort is Order.cost and not prices:
-        raise InputError("--sort cost: there are no prices; write config/prices.yaml (docs/transfer.md)")
+    points = expand(given)
+    prices = prices_of([point.gpu for point in points])
+    if sort is Order.cost and prices.empty:
+        raise InputError("--sort cost: none of these GPUs has a price; give one in prices.yaml (docs/prices.md)")
     answers = progress(predict_points(points, **results), len(points), "predicting")
     if out is not None:
         if sort is not None:
@@ -146,18 +150,24 @@ def compare(
             if key not in largest:
                 with suppress(SteptimeError):  # the step cannot be captured at another batch size
                     largest[key] = largest_batch(point)
-    costs = [cost_per_million(prediction, prices) for prediction in predictions]
     if sort is not None:
-        predictions, costs = in_order(predictions, costs, sort)
+        predictions = in_order(predictions, prices, sort)
     if as_json:
-        rows = [
-            p.as_dict() | ({"cost_per_million": c} if prices else {}) for p, c in zip(predictions, costs, strict=True)
-        ]
+        rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
         facts = {"predictions": rows, "unpredicted": [asdict(each) for each in unpredicted], "largest_batch": largest}
-        print_json(facts | ({"currency": currency()} if prices else {}))
+        print_json(facts | ({"prices": prices.to_dict("records")} if len(prices) else {}))
         return
 
-    console().print(Comparison(predictions, largest, costs, currency(), unpredicted))
+    console().print(Comparison(predictions, largest, prices, unpredicted))
+
+
+def _costs(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    """The costs of each prediction, null on a GPU without a price; no keys if none of the GPUs has one."""
+    table = with_prices(pd.DataFrame([{"gpu": p.gpu, "samples_per_s": p.samples_per_s} for p in predictions]))
+    if table["price_per_hour"].isna().all():
+        return [{} for _ in predictions]
+    columns = {name: table[name].astype(object).where(table[name].notna(), None) for name in COST_COLUMNS}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _overrides(given: list[str] | None) -> list[str]:

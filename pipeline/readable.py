@@ -17,6 +17,14 @@ def rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
 
 
+def compact(number: float) -> str:
+    """A large number with three digits, such as `306M`; below 1,000 as `rate`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}"
+    return rate(number)
+
+
 def gibibytes(size: float) -> str:
     """Bytes as KiB, MiB or GiB."""
     if size >= 2**30:

@@ -34,6 +34,7 @@ from pipeline.graph.graph_cache import calls_of, gpu_kind
 from pipeline.hardware.spec import GpuSpec
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.prediction import Prediction
+from pipeline.prices import with_prices
 from pipeline.simulate.compiled_walk import load_if_it_pays
 
 Made = TypeVar("Made")
@@ -69,10 +70,12 @@ def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: An
     Returns:
         A row per point, in the order of the sweep: the keys of `Prediction.as_dict`, then `overrides` and `unpredicted`.
         Shares and times by kind have a column for each kind, such as `evidence.pack` and `families_us.gemm`. A point that
-        cannot be predicted has its reason in `unpredicted` and no numbers.
+        cannot be predicted has its reason in `unpredicted` and no numbers. If any of the GPUs has a price, the columns of
+        `pipeline.prices.COST_COLUMNS` are there too, such as `samples_per_dollar`.
 
     Raises:
-        InputError: a name or value does not exist.
+        InputError: a name or value does not exist, or prices are in different currencies.
+        ConfigError: the price list is damaged.
     """
     points = points_of(gpu, model, overrides)
     answers = in_order(points, predict_points(points))
@@ -82,6 +85,8 @@ def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: An
     kinds = [name for name in table if "." in str(name)]
     known = table["unpredicted"].isna()
     table.loc[known, kinds] = table.loc[known, kinds].fillna(0.0)  # kinds that only other points have
+    if "samples_per_s" in table and (priced := with_prices(table))["price_per_hour"].notna().any():
+        table = priced
     return table[[name for name in table if name not in _LAST] + _LAST]
 
 

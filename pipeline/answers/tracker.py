@@ -31,6 +31,7 @@ from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.prediction import Prediction, TracedStep
+from pipeline.prices import with_prices
 from pipeline.simulate.break_even import device_bound_from
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.replay import build
@@ -41,7 +42,6 @@ from pipeline.trace.linked_trace import Trace
 from pipeline.trace.load import load_trace as read_trace
 from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, on_tensor_cores, step_calls_us
 from pipeline.transfer.probes import P90_SIGMAS
-from pipeline.transfer.rental_prices import cost_per_million, load_prices
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.trace_calls import trace_calls
 from pipeline.transfer.traced_families import named_families
@@ -150,12 +150,12 @@ class TrackedTrace:
         """Every GPU side by side, fastest first.
 
         Returns:
-            Columns `gpu, predicted_us, p10_us, p90_us, samples_per_s, bound, cost_per_million` (of samples, in the
-            currency of the price table; null without a price).
+            Columns `gpu, predicted_us, p10_us, p90_us, samples_per_s, bound`, and the costs of `with_prices`
+            (`prices` names another price list).
         """
         # a single name is a string, which is also a sequence
         names = [gpus] if isinstance(gpus, str) and gpus else list(gpus) or [spec.name for spec in list_gpus()]
-        table, rows = load_prices(prices), []
+        rows = []
         for name in names:
             found = self.to(name)
             rows.append(
@@ -166,10 +166,9 @@ class TrackedTrace:
                     "p90_us": found.p90_us,
                     "samples_per_s": found.samples_per_s,
                     "bound": found.bound,
-                    "cost_per_million": cost_per_million(found, table),
                 }
             )
-        return pd.DataFrame(rows).sort_values("predicted_us", ignore_index=True)
+        return with_prices(pd.DataFrame(rows), prices).sort_values("predicted_us", ignore_index=True)
 
 
 GENERIC_NAMES = ("kineto", "trace", "pt")

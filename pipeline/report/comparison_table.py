@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
+from math import inf
 
+import pandas as pd
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
@@ -14,7 +17,8 @@ from rich.text import Text
 
 from pipeline.config import LOCAL_GPU, Point
 from pipeline.prediction import Prediction
-from pipeline.readable import gibibytes, html_table, milliseconds, rate
+from pipeline.prices import price_notes
+from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
 from pipeline.report.terminal_tables import interval
 
 LEFT_OUT_FIRST = ("evidence", "busy", "max batch", "memory", "measured")
@@ -48,19 +52,27 @@ class Unpredicted:
         return cls(point.gpu, point.model, point.batch_size, point.overrides, reason)
 
 
-def in_order(
-    predictions: Sequence[Prediction], costs: Sequence[float | None], order: Order
-) -> tuple[list[Prediction], list[float | None]]:
-    """Predictions and their costs, best first; those without a cost come last where cost is asked for."""
+def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Order) -> list[Prediction]:
+    """Predictions, best first; those on a GPU without a price come last where cost is asked for.
 
-    def key(pair: tuple[Prediction, float | None]) -> float:
-        prediction, cost = pair
+    Args:
+        predictions: in any order.
+        prices: from `pipeline.prices.prices_of`.
+        order: what they are sorted by.
+    """
+    hourly = _hourly(prices)
+
+    def key(prediction: Prediction) -> float:
         if order is Order.cost:
-            return float("inf") if cost is None else cost
+            return hourly.get(prediction.gpu, inf) / prediction.samples_per_s
         return prediction.predicted_us if order is Order.step else -prediction.samples_per_s
 
-    pairs = sorted(zip(predictions, costs, strict=True), key=key)
-    return [prediction for prediction, _ in pairs], [cost for _, cost in pairs]
+    return sorted(predictions, key=key)
+
+
+def _hourly(prices: pd.DataFrame) -> dict[str, float]:
+    """Price per hour by GPU."""
+    return dict(zip(prices["gpu"], prices["price_per_hour"], strict=True)) if len(prices) else {}
 
 
 @dataclass(frozen=True)
@@ -69,10 +81,13 @@ class Comparison:
 
     predictions: Sequence[Prediction]
     largest: Mapping[str, int | None] = field(default_factory=dict)
-    costs: Sequence[float | None] = ()
-    """Cost of a million samples, in `currency`; the table has this column if any cost is known."""
-    currency: str = ""
+    prices: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """From `pipeline.prices.prices_of`; the table has a column of samples per price if any GPU has one."""
     unpredicted: Sequence[Unpredicted] = ()
+
+    @cached_property
+    def _per_hour(self) -> dict[str, float]:
+        return _hourly(self.prices)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
@@ -103,14 +118,16 @@ class Comparison:
     def _notes(self, left_out: Sequence[str]) -> Iterator[Text]:
         """The lines below the table."""
         stars = ["most samples per second"] if any(map(self._best, self.predictions)) else []
-        stars += ["lowest cost"] if any(map(self._cheapest, self.predictions)) else []
+        money = any(map(self._cheapest, self.predictions))
+        stars += [f"per {self.prices['currency'].iloc[0]}"] if money else []
         signs = [f"★ {' or '.join(stars)} of the model"] if stars else []
         signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
-        signs += [f"cost/M: {self.currency} per million samples"] if any(c is not None for c in self.costs) else []
         if signs:
             yield Text(", ".join(signs), style="dim")
         if left_out:
             yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
+        for text in price_notes(self.prices, [p.gpu for p in self.predictions]):
+            yield Text(text, style="dim")
         for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
             yield Text(f"warning: {text}", style="yellow")
         for reason in dict.fromkeys(row.reason for row in self.unpredicted):
@@ -160,24 +177,27 @@ class Comparison:
             most = self.largest.get(key)
             unknown = p.gpu == LOCAL_GPU or key not in self.largest
             cells["max batch"] = f"{most:,}" if most else "" if unknown else "none"
-        if any(cost is not None for cost in self.costs):
-            cost = self._cost(p)
-            cells["cost/M"] = "" if cost is None else f"{rate(cost)}{' ★' if self._cheapest(p) else ''}"
+        if self._per_hour:
+            found = self._per_price(p)
+            column = f"samples/{self.prices['currency'].iloc[0]}"
+            cells[column] = "" if found is None else f"{compact(found)}{' ★' if self._cheapest(p) else ''}"
         if any(other.measured_us is not None for other in self.predictions):
             cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
         return cells
 
-    def _cost(self, p: Prediction) -> float | None:
-        return next((cost for other, cost in zip(self.predictions, self.costs, strict=False) if other is p), None)
+    def _per_price(self, p: Prediction) -> float | None:
+        """Samples per unit of the currency; None without a price of its GPU."""
+        price = self._per_hour.get(p.gpu)
+        return None if price is None else p.samples_per_s * 3600.0 / price
 
     def _best(self, p: Prediction) -> bool:
         rivals = [other.samples_per_s for other in self.predictions if other.model == p.model and other.fits]
         return p.fits and len(self.predictions) > 1 and p.samples_per_s == max(rivals)
 
     def _cheapest(self, p: Prediction) -> bool:
-        found = [self._cost(other) for other in self.predictions if other.model == p.model and other.fits]
-        known = [cost for cost in found if cost is not None]
-        return p.fits and len(known) > 1 and self._cost(p) == min(known)
+        found = [self._per_price(other) for other in self.predictions if other.model == p.model and other.fits]
+        known = [samples for samples in found if samples is not None]
+        return p.fits and len(known) > 1 and self._per_price(p) == max(known)
 
 
 @dataclass(frozen=True)

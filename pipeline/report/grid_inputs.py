@@ -17,9 +17,9 @@ from pipeline.flow import Flow
 from pipeline.hardware.altered_figures import is_altered
 from pipeline.kernels.collective_bandwidth import FILE
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
-from pipeline.paths import config_dir, packs_dir, transfer_dir
+from pipeline.paths import packs_dir, transfer_dir
+from pipeline.prices import price_file
 from pipeline.schemas import read_arrow, read_table
-from pipeline.transfer.rental_prices import PRICES
 
 PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
 """Files that ship with the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
@@ -84,9 +84,9 @@ def available_checks(root: str) -> dict[str, dict[str, str]]:
 
 
 def price_table() -> list[str]:
-    """The user's price table if there is one; it is an input of the figures, so that a new price redraws `cost`."""
-    path = config_dir() / PRICES
-    return [str(path)] if path.is_file() else []
+    """The price list in use, if there is one; it is an input of the figures, so that a new price redraws `cost`."""
+    path = price_file()
+    return [str(path)] if path is not None else []
 
 
 def pack_digests() -> dict[str, str]:

@@ -79,8 +79,7 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
     )  # fmt: skip
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
     found = Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), pairs)
-    return dataclasses.replace(found, models_moved=moved, replays=spans(), passes=passes(), prices={"V100": 2.0},
-                               currency="USD")  # fmt: skip
+    return dataclasses.replace(found, models_moved=moved, replays=spans(), passes=passes())
 
 
 def spans() -> pd.DataFrame:

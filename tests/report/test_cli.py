@@ -17,7 +17,6 @@ from pipeline.config import expand
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
-from pipeline.transfer import rental_prices as costs
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
@@ -128,14 +127,15 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
     monkeypatch.setattr(cli, "largest_batch", lambda point: 4)
     table = "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
     (tmp_path / "prices.yaml").write_text(table)
-    monkeypatch.setattr(costs, "_file", lambda path: tmp_path / "prices.yaml")
+    monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
     code, out, _ = run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")
     answer = json.loads(out)
-    assert (code, answer["currency"], answer["predictions"][0]["cost_per_million"]) == (0, "EUR", pytest.approx(10.0))
-    monkeypatch.setattr(costs, "_file", lambda path: tmp_path / "none.yaml")
-    assert "currency" not in json.loads(
-        run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")[1]
-    )
+    row, price = answer["predictions"][0], answer["prices"][0]
+    assert code == 0 and price["currency"] == row["currency"] == "EUR" and price["date"] == "2026-01-15"
+    assert (row["cost_per_million"], row["samples_per_dollar"]) == (pytest.approx(10.0), pytest.approx(1e5))
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
+    answer = json.loads(run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")[1])
+    assert "prices" not in answer and "currency" not in answer["predictions"][0]
 
 
 def test_a_prediction_does_not_load_the_other_commands() -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -89,23 +90,28 @@ def test_warnings_stand_below_once() -> None:
     assert [line for line in lines if line.startswith("warning")] == ["warning: a", "warning: b"]
 
 
-def test_rows_are_sorted_best_first_and_keep_their_costs() -> None:
+def priced(**per_hour: float) -> pd.DataFrame:
+    """What `prices_of` returns for these prices."""
+    return pd.DataFrame([{"gpu": gpu, "price_per_hour": price, "currency": "EUR", "provider": "mine", "region": "here",
+                          "date": "2026-01-15", "source": "my offer", "scope": "instance", "priced_as": ""}
+                         for gpu, price in per_hour.items()])  # fmt: skip
+
+
+def test_rows_are_sorted_best_first_and_without_a_price_last() -> None:
     fast, dear, free = rows({}, {"gpu": "T4", "predicted_us": 9000.0, "batch_size": 4096},
                             {"gpu": "A100", "predicted_us": 8500.0})  # fmt: skip
-    costs = [3.0, 1.0, None]
     for order, names in ((Order.step, ["V100", "A100", "T4"]), (Order.throughput, ["T4", "V100", "A100"]),
                          (Order.cost, ["T4", "V100", "A100"])):  # fmt: skip
-        sorted_rows, sorted_costs = in_order([fast, dear, free], costs, order)
-        assert [p.gpu for p in sorted_rows] == names
-        assert dict(zip(names, sorted_costs, strict=True)) == {"V100": 3.0, "T4": 1.0, "A100": None}
+        assert [p.gpu for p in in_order([fast, dear, free], priced(V100=3.0, T4=1.0), order)] == names
 
 
 def test_the_cheapest_has_a_star_of_its_own() -> None:
     found = rows({}, {"gpu": "T4", "predicted_us": 16000.0})
-    lines = shown(Comparison(found, costs=[2.0, 1.0], currency="EUR"), 160)
+    lines = shown(Comparison(found, prices=priced(V100=2.0, T4=0.5)), 160)
     starred = {line.split()[1]: line.count("★") for line in lines if line.startswith("│")}
     assert starred == {"V100": 1, "T4": 1}
-    assert "★ most samples per second or lowest cost of the model" in lines[-1]
+    assert "★ most samples per second or per EUR of the model" in lines[-2]
+    assert lines[-1] == "EUR per hour (mine, here), 2026-01-15: V100 2, T4 0.5"
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
@@ -176,9 +182,9 @@ def test_a_grid_that_is_broken_off_leaves_the_file_as_it_was(tmp_path: Path) -> 
 
 
 def test_an_order_by_cost_needs_prices(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "load_prices", dict)
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
     code, _, err = run(capsys, monkeypatch, "compare", "gpu=V100,T4", "model=dlrm_small", "--sort", "cost")
-    assert code == 2 and "there are no prices" in err
+    assert code == 2 and "none of these GPUs has a price" in err
 
 
 def test_a_workload_lists_its_options_with_values(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from pipeline.evaluation import error_parts as parts
 from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
@@ -21,6 +19,7 @@ from pipeline.report.figures import step_times as drawn_steps
 from pipeline.report.figures import style
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
 from pipeline.report.figures.published_errors import PUBLISHED, published
+from pipeline.report.figures.value_for_money import value_for_money
 from pipeline.report.grid_inputs import price_table, with_distinct_names, with_gpus
 
 
@@ -131,18 +130,41 @@ def test_every_figure_has_a_caption_in_the_report() -> None:
 def steps(**points: float) -> pd.DataFrame:
     """A step in µs by GPU, of one model at one batch size."""
     rows = [{"gpu": gpu, "workload": "m b8", "model_variant": "m", "batch_size": 8, "predicted_us": us, "p10_us": us,
-             "p90_us": us, "kernels_us": us, "measured_us": float("nan"), "samples_per_s": 8e6 / us, "fits": True,
-             "cost_per_million": us, "currency": "EUR"} for gpu, us in points.items()]  # fmt: skip
+             "p90_us": us, "kernels_us": us, "measured_us": float("nan"), "samples_per_s": 8e6 / us,
+             "fits": True} for gpu, us in points.items()]  # fmt: skip
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize("draw", [drawn_steps.step_times, drawn_steps.cost])
-def test_gpus_are_compared_on_one_scale_unless_a_bar_would_vanish(draw: Callable[[pd.DataFrame], Figure]) -> None:
-    slow, fast = draw(steps(T4=4000.0, V100=1000.0)).axes
+def test_gpus_are_compared_on_one_scale_unless_a_bar_would_vanish() -> None:
+    slow, fast = drawn_steps.step_times(steps(T4=4000.0, V100=1000.0)).axes
     assert slow.get_xlim() == fast.get_xlim()
-    slower, fastest = draw(steps(P4=90_000.0, B200=1000.0)).axes
+    slower, fastest = drawn_steps.step_times(steps(P4=90_000.0, B200=1000.0)).axes
     assert slower.get_xlim()[1] > 10 * fastest.get_xlim()[1]
     assert "its own scale" in fastest.get_figure().get_supxlabel()
+
+
+def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T4 at half the throughput of the V100 and a fifth of its price: 0.5 and 2.5. The P4 has no price."""
+    entries = [
+        f"{{gpu: {gpu}, per_hour: {price}, date: 2026-01-15, source: mine}}" for gpu, price in (("V100", 5), ("T4", 1))
+    ]
+    (tmp_path / "prices.yaml").write_text("currency: EUR\nprices:\n  - " + "\n  - ".join(entries) + "\n")
+    monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
+    points = steps(V100=1000.0, T4=2000.0, P4=4000.0)
+    smaller_batch = points[points["gpu"] == "T4"].assign(batch_size=4, predicted_us=1500.0, samples_per_s=4e6 / 1500)
+    table = tables.value_for_money(pd.concat([smaller_batch, points], ignore_index=True))
+    assert dict(zip(table["gpu"], table["batch_size"], strict=True)) == {"V100": 8, "T4": 8, "P4": 8}
+    figure = value_for_money(table)
+    speed, money = figure.axes
+    assert [bar.get_width() for bar in speed.patches] == pytest.approx([1.0, 0.5, 0.25])
+    assert [bar.get_width() for bar in money.patches] == pytest.approx([1.0, 2.5])
+    assert money.get_title(loc="left") == "T4 gives most per EUR" and "no price" in [
+        text.get_text().strip() for text in money.texts
+    ]
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
+    assert tables.value_for_money(points).empty
 
 
 def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.DataFrame) -> None:
@@ -183,12 +205,12 @@ def test_kernel_models_of_several_choices_are_told_apart_in_figures() -> None:
     assert names == ["V100 roofline", "V100 trees", "T4 roofline", "T4 trees", "P100", "Xp"]
 
 
-def test_a_price_table_is_an_input_of_the_figures_from_the_moment_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.report.grid_inputs.config_dir", lambda: tmp_path)
-    assert price_table() == []
+def test_the_price_list_in_use_is_an_input_of_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert price_table() == [str(project_dir() / "config/prices.yaml")]
     (tmp_path / "prices.yaml").touch()
-    assert price_table() == [str(tmp_path / "prices.yaml")]
+    assert price_table() == ["prices.yaml"]
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
+    assert price_table() == []
     rule = (project_dir() / "workflow/rules/report.smk").read_text(encoding="utf-8")
     assert "prices=GRID.price_table()" in rule.partition("rule figures:")[2].partition("output:")[0]

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.prediction import Prediction
+from pipeline.readable import compact
 from pipeline.report.comparison_table import Comparison
 from pipeline.report.show import show
 from pipeline.report.terminal_tables import Catalogue, console, one
@@ -222,6 +223,10 @@ def test_a_summary_says_what_a_prediction_says(prediction: Prediction) -> None:
 
 def test_prices_that_the_user_keeps_become_a_column(prediction: Prediction) -> None:
     other = dataclasses.replace(prediction, gpu="T4")
-    shown = text_of(Comparison([prediction, other], costs=[0.25, None], currency="EUR"))
-    assert "cost/M" in shown and "0.25" in shown and "cost/M: EUR per million samples" in shown
-    assert "cost" not in text_of(Comparison([prediction, other], costs=[None, None], currency="EUR"))
+    prices = pd.DataFrame([{"gpu": prediction.gpu, "price_per_hour": 3.6, "currency": "EUR", "provider": "", "region": "",
+                            "date": "2026-01-15", "source": "my offer", "scope": "gpu", "priced_as": "X"}])  # fmt: skip
+    shown = text_of(Comparison([prediction, other], prices=prices))
+    assert "samples/EUR" in shown and compact(prediction.samples_per_s * 1000) in shown
+    assert f"2026-01-15, GPU alone without its machine: {prediction.gpu} 3.6 (price of X)" in shown
+    assert "no price of T4 (docs/prices.md)" in shown
+    assert "EUR" not in text_of(Comparison([prediction, other]))

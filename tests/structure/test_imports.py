@@ -17,7 +17,7 @@ ROOT = project_dir()
 
 ROOMS = (
     "errors", "garbage_collector", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "prediction", "model_files",
-    "packs", "hardware", "settings", "compose", "config_checks", "config", "workloads", "trace", "kernels", "graph",
+    "packs", "hardware", "prices", "settings", "compose", "config_checks", "config", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "evaluation", "flow", "scripting",
     "report", "terminal", "commands", "cli", "__main__",
 )  # fmt: skip

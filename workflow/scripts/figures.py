@@ -8,15 +8,12 @@ with job(snakemake):
     from pipeline.report.figures.gallery import Artifacts, draw_all
     from pipeline.report.grid_inputs import read_any, read_observations, with_distinct_names, with_gpus
     from pipeline.schemas import read_table
-    from pipeline.transfer.rental_prices import currency, load_prices
 
     given = snakemake.input
     found = Artifacts(
         read_table(given.summary, "summary"),
         read_observations(given.hosts),
         with_distinct_names(with_gpus([*given.models, *snakemake.params.shipped])),
-        prices=load_prices(),
-        currency=currency(),
         parts=read_any(given.parts),
         **{kind: read_any(list(files)) for kind, files in snakemake.params.checks.items()},
     )

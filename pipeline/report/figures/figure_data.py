@@ -15,7 +15,7 @@ from pipeline.evaluation.error_parts import label
 from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.kernels.error_metrics import DECILES, gmae, mape
 from pipeline.prediction import Prediction
-from pipeline.transfer.rental_prices import cost_per_million
+from pipeline.prices import with_prices
 
 METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
@@ -31,18 +31,17 @@ QUANTILES = 201
 HISTOGRAM_BINS = 40
 
 
-def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> pd.DataFrame:
+def steps(summary: pd.DataFrame) -> pd.DataFrame:
     """One row per grid point.
 
     Args:
         summary: `summary` table.
-        prices: price per GPU hour; without prices the cost is empty.
 
     Returns:
         A table of these columns.
         Point: gpu, workload (model, variant and batch size as one label), model_variant, batch_size.
         Times: predicted_us, active_us, idle_us, host_us, kernels_us (sum of all kernels), p10_us, p90_us, measured_us.
-        Other results: samples_per_s, fits, bound, device_evidence, host_evidence, unmodelled_share, cost_per_million.
+        Other results: samples_per_s, fits, bound, device_evidence, host_evidence, unmodelled_share.
     """
     rows = [
         {
@@ -53,11 +52,35 @@ def steps(summary: pd.DataFrame, prices: Mapping[str, float] | None = None) -> p
             "measured_us": np.nan if p.measured_us is None else p.measured_us, "samples_per_s": p.samples_per_s,
             "fits": p.fits, "bound": p.bound, "device_evidence": shares(p.evidence),
             "host_evidence": shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
-            "cost_per_million": cost_per_million(p, prices or {}),
         }
         for p in Prediction.all_of(summary)
     ]  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
+    """Throughput of every GPU at its best batch size, and what its samples cost.
+
+    Args:
+        points: `steps` table.
+
+    Returns:
+        A row per GPU and workload (`model_variant`) with a batch that fits: the batch with the highest throughput, its
+        samples_per_s with p10 and p90 (`low_samples_per_s`, `high_samples_per_s`), and the columns of
+        `pipeline.prices.COST_COLUMNS`. No row if no GPU has a price.
+    """
+    fitting = points[points["fits"].astype(bool)].sort_values("samples_per_s", ascending=False, kind="stable")
+    best = fitting.drop_duplicates(["gpu", "model_variant"]).sort_index()
+    found = with_prices(
+        pd.DataFrame(
+            {
+                **{name: best[name] for name in ("gpu", "model_variant", "batch_size", "samples_per_s")},
+                "low_samples_per_s": 1e6 * best["batch_size"] / best["p90_us"],
+                "high_samples_per_s": 1e6 * best["batch_size"] / best["p10_us"],
+            }
+        )
+    )
+    return found.reset_index(drop=True) if found["price_per_hour"].notna().any() else found.iloc[:0]
 
 
 def families(summary: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from pipeline.report.figures import measured_errors as measured
 from pipeline.report.figures import overhead_plots as overheads
 from pipeline.report.figures import step_times as steps
 from pipeline.report.figures import transfer_errors as transfer
+from pipeline.report.figures import value_for_money as money
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import footnote, save
 from pipeline.schemas import atomic_path
@@ -44,8 +45,6 @@ class Artifacts:
         parts: rows of `pipeline.evaluation.error_parts.error_parts` of measured points.
         replays: `pipeline.evaluation.replayed_traces.replay_spans`.
         passes: `pipeline.evaluation.language_passes.predict_passes`.
-        prices: price per GPU hour.
-        currency: currency of the prices.
     """
 
     summary: pd.DataFrame
@@ -56,8 +55,6 @@ class Artifacts:
     parts: pd.DataFrame = field(default_factory=pd.DataFrame)
     replays: pd.DataFrame = field(default_factory=pd.DataFrame)
     passes: pd.DataFrame = field(default_factory=pd.DataFrame)
-    prices: Mapping[str, float] = field(default_factory=dict)
-    currency: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,17 +69,12 @@ class Entry:
 
 
 def _steps(found: Artifacts) -> pd.DataFrame:
-    return tables.steps(found.summary, found.prices)
+    return tables.steps(found.summary)
 
 
 def _measured(found: Artifacts) -> pd.DataFrame:
     points = _steps(found)
     return points[points["measured_us"].notna()].reset_index(drop=True)
-
-
-def _costs(found: Artifacts) -> pd.DataFrame:
-    points = _steps(found)
-    return points[points["cost_per_million"].notna()].reset_index(drop=True).assign(currency=found.currency)
 
 
 def _convnets(found: Artifacts) -> pd.DataFrame:
@@ -125,6 +117,7 @@ def _beside_published(errors: pd.DataFrame) -> Figure:
 
 
 _NOT_MEASURED = "no point of this grid has a measured step: only gpu=local and GPUs under measurements/ have one"
+_NO_PRICE = "no GPU of this grid has a price that fits it: docs/prices.md says how to give one"
 _NO_CHECKS = "the public data was not replayed: run `snakemake -- checks` where the data is available"
 _NO_FIT = "no kernel model of this grid's GPUs was fitted here or shipped"
 _NO_TRACE = "no profiler trace of these hosts has this type of overhead"
@@ -134,7 +127,7 @@ GALLERY = (
     Entry("utilisation", "Steps", _steps, steps.utilisation, "no point was predicted"),
     Entry("breakdown", "Steps", lambda a: tables.families(a.summary), steps.breakdown, "no kernel was predicted"),
     Entry("throughput", "Steps", _steps, steps.throughput, "no point was predicted"),
-    Entry("cost", "Steps", _costs, steps.cost, "no price table: write config/prices.yaml (pipeline/transfer/rental_prices.py)"),
+    Entry("cost", "Steps", lambda a: tables.value_for_money(_steps(a)), money.value_for_money, _NO_PRICE),
     Entry("predicted_against_measured", "Accuracy", _measured, steps.predicted_against_measured, _NOT_MEASURED),
     Entry("step_error_parts", "Accuracy", _parts, measured.step_error_parts, _NOT_MEASURED),
     Entry("errors_by_part", "Accuracy", lambda a: tables.errors_by_part(_parts(a)), _beside_published, _NOT_MEASURED),

@@ -206,22 +206,6 @@ def _throughput_lines(axes: Axes, steps: pd.DataFrame, model: str) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def cost(steps: pd.DataFrame) -> Figure:
-    """Cost of a million training samples with the user's price table; a bar per GPU, workload and batch size.
-
-    Args:
-        steps: `steps` rows with `cost_per_million` and its `currency`.
-    """
-    figure, panels, labels = _panel_per_gpu(steps)
-    for axes, (gpu, rows) in zip(panels, steps.groupby("gpu", sort=False), strict=True):
-        axes.barh([labels.index(w) for w in rows["workload"]], rows["cost_per_million"], color=ACTIVE, height=0.6)
-        axes.set(xlabel=f"cost of a million samples ({steps['currency'].iloc[0]})", title=str(gpu))
-        axes.locator_params(axis="x", nbins=4)  # labels of small amounts are long
-        label_rows(axes, labels)
-    same_scale(figure, panels)
-    return figure
-
-
 def _panel_per_gpu(table: pd.DataFrame) -> tuple[Figure, list[Axes], list[str]]:
     """Panels, one per GPU, with the same rows of workloads."""
     labels = list(dict.fromkeys(table["workload"]))

@@ -1,0 +1,254 @@
+"""On-demand prices per GPU and hour: the shipped list or the user's own, and what a sample costs.
+
+The shipped list is `config/prices.yaml`. Every entry has its provider, date and source; no price is estimated.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.errors import ConfigError, InputError, UnknownNameError, did_you_mean
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.paths import config_dir
+from pipeline.yaml_text import YamlError, load_yaml
+
+PRICES = "prices.yaml"
+"""File name of a price list: in the working folder, or under `config/`."""
+
+REQUIRED = ("gpu", "per_hour", "date", "source")
+"""Keys that every entry of a price list has."""
+
+OPTIONAL = ("currency", "provider", "region", "scope", "stands_for")
+"""Further keys of an entry. `currency` is required there if the list names none for all entries."""
+
+SCOPES = ("instance", "gpu")
+"""What a price covers: an equal share of a machine (the default), or the GPU alone."""
+
+COLUMNS = ("gpu", "price_per_hour", "currency", "provider", "region", "date", "source", "scope", "priced_as")
+"""Columns of `prices_of`. `priced_as` is the board that is offered, where it stands for a similar one; else empty."""
+
+COST_COLUMNS = ("price_per_hour", "currency", "provider", "samples_per_dollar", "cost_per_million")
+"""Columns of `with_prices`. `samples_per_dollar` is samples per unit of `currency`; `cost_per_million` is of samples."""
+
+OFFER = ["provider", "region", "scope"]
+"""Columns that tell offers of one GPU apart."""
+
+
+def price_file() -> Path | None:
+    """The price list in use: $STEPTIME_PRICES, `prices.yaml` in the working folder, or the shipped list.
+
+    None if $STEPTIME_PRICES is empty or `none`: then nothing has a price.
+    """
+    named = os.environ.get("STEPTIME_PRICES")
+    if named is not None:
+        return Path(named).expanduser() if named not in ("", "none") else None
+    own = Path(PRICES)
+    return own if own.is_file() else config_dir() / PRICES
+
+
+def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFrame:
+    """The price of each GPU, for a comparison of these GPUs.
+
+    If a list has several offers of a GPU, the offers of the provider (and region and scope) that covers most of `gpus`
+    are taken, so that a comparison mixes as few providers as possible. The remaining GPUs follow in the same way. Of
+    equal ones, the more recent offers are taken.
+
+    Args:
+        gpus: names or aliases.
+        path: a price list; by default `price_file`.
+
+    Returns:
+        A row per GPU that has a price, in the order of `gpus`. Columns are those of `COLUMNS`; `date` is ISO text.
+
+    Raises:
+        ConfigError: the list is missing or damaged, or an entry is not complete.
+        InputError: the prices are in different currencies.
+    """
+    offers = offers_in(path)
+    wanted = list(dict.fromkeys(map(_resolved, gpus)))
+    left, chosen = set(wanted), []
+    while left:
+        open_offers = offers[offers["gpu"].isin(left)]
+        if open_offers.empty:
+            break
+        groups = open_offers.groupby(OFFER, sort=False).agg(count=("gpu", "nunique"), date=("date", "min"))
+        best = groups.sort_values(["count", "date"], ascending=False, kind="stable").index[0]
+        taken = open_offers[(open_offers[OFFER] == list(best)).all(axis=1)]
+        # an offer of the board itself comes before one that stands for it
+        taken = taken.sort_values("priced_as", kind="stable").drop_duplicates("gpu")
+        chosen.append(taken)
+        left -= set(taken["gpu"])
+    found = pd.concat(chosen, ignore_index=True) if chosen else offers.iloc[:0]
+    currencies = found.drop_duplicates("currency")
+    if len(currencies) > 1:
+        named = " and ".join(f"{row.gpu} in {row.currency}" for row in currencies.itertuples())
+        raise InputError(f"{path or price_file()}: {named}: prices of one comparison need one currency")
+    order = {gpu: place for place, gpu in enumerate(wanted)}
+    return found.sort_values("gpu", key=lambda column: column.map(order), ignore_index=True)
+
+
+def offers_in(path: str | Path | None = None) -> pd.DataFrame:
+    """Every offer of a price list, in the columns of `COLUMNS`; empty where prices are switched off.
+
+    An offer that stands for similar boards has a row for each of them.
+
+    Raises:
+        ConfigError: the list is missing or damaged, or an entry is not complete.
+    """
+    file = Path(path) if path is not None else price_file()
+    if file is None:
+        return pd.DataFrame(columns=list(COLUMNS))
+    values = _read(file)
+    rows = []
+    for number, entry in enumerate(values["prices"], 1):
+        rows += _rows(entry, values.get("currency"), f"{file}: entry {number}")
+        own = [row for row in rows if not row["priced_as"]]
+        if any(all(row[key] == own[-1][key] for key in ("gpu", *OFFER)) for row in own[:-1]):
+            raise ConfigError(
+                f"{file}: entry {number}: {own[-1]['gpu']} has a price already; keep only the valid one, "
+                "or tell the two apart by provider, region or scope"
+            )
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def with_prices(table: pd.DataFrame, path: str | Path | None = None) -> pd.DataFrame:
+    """A table of predictions with what their samples cost.
+
+    Args:
+        table: columns `gpu` and `samples_per_s`.
+        path: a price list; by default `price_file`.
+
+    Returns:
+        The same rows with the columns of `COST_COLUMNS`. They are empty for a GPU without a price.
+
+    Raises:
+        ConfigError, InputError: as `prices_of`.
+    """
+    found = prices_of(list(table["gpu"]), path).set_index("gpu")[["price_per_hour", "currency", "provider"]]
+    priced = table.drop(columns=[name for name in COST_COLUMNS if name in table]).join(found, on="gpu")
+    samples = priced["samples_per_s"] * 3600.0 / priced["price_per_hour"].astype(float)
+    return priced.assign(samples_per_dollar=samples, cost_per_million=1e6 / samples)
+
+
+def price_notes(prices: pd.DataFrame, gpus: Sequence[str]) -> list[str]:
+    """What a reader must know of the prices in a comparison, one line each: whose they are, and which are missing.
+
+    Args:
+        prices: from `prices_of`.
+        gpus: canonical names of the compared GPUs.
+    """
+    if prices.empty:
+        return []
+    notes = []
+    for _, rows in prices.groupby(OFFER, sort=False):
+        provider, region, scope = map(str, rows[OFFER].iloc[0])
+        where = ", ".join(text for text in (provider, region) if text)
+        currency = str(rows["currency"].iloc[0])
+        alone = ", GPU alone without its machine" if scope == "gpu" else ""
+        days = sorted(set(rows["date"]))
+        each = ", ".join(
+            f"{gpu} {price:.4g}{f' (price of {board})' if board else ''}"
+            for gpu, price, board in zip(rows["gpu"], rows["price_per_hour"], rows["priced_as"], strict=True)
+        )
+        day = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        notes.append(f"{currency} per hour{f' ({where})' if where else ''}, {day}{alone}: {each}")
+    if prices[OFFER].drop_duplicates().shape[0] > 1:
+        notes[-1] += "; no single offer covers all of these GPUs"
+    missing = [gpu for gpu in dict.fromkeys(gpus) if gpu not in set(prices["gpu"])]
+    return notes + ([f"no price of {', '.join(missing)} (docs/prices.md)"] if missing else [])
+
+
+def _resolved(gpu: str) -> str:
+    """The name of a GPU; a name without a file (a what-if GPU) stays, and has no price."""
+    try:
+        return load_gpu(gpu).name
+    except UnknownNameError:
+        return gpu
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such price list; correct $STEPTIME_PRICES, or unset it to use the shipped list")
+    try:
+        values = load_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YamlError) as error:
+        said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{file}: not readable as YAML ({said})") from None
+    if not isinstance(values, dict) or not isinstance(values.get("prices"), list):
+        raise ConfigError(f"{file}: expected a list `prices` of gpu, per_hour, date and source")
+    _refuse_unknown(values, ("currency", "prices"), str(file))
+    return values
+
+
+def _refuse_unknown(values: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
+    """Refuse unknown keys: `{per_hour: 1,50}` is read in YAML as a price of 1 and a key 50."""
+    for key in values:
+        if key not in known:
+            raise ConfigError(
+                f"{where}: unknown key {key!r}: {did_you_mean(str(key), known)}known are {', '.join(known)}"
+            )
+
+
+def _rows(entry: object, currency: object, where: str) -> list[dict[str, Any]]:
+    """Rows of `COLUMNS` for one entry: first its board, then those that it stands for."""
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: expected gpu, per_hour, date and source")
+    missing = [key for key in REQUIRED if entry.get(key) in (None, "")]
+    if missing:
+        raise ConfigError(f"{where}: {', '.join(missing)} is missing, so the price cannot be checked")
+    _refuse_unknown(entry, (*REQUIRED, *OPTIONAL), where)
+    try:
+        price = -1.0 if isinstance(entry["per_hour"], bool) else float(entry["per_hour"])
+    except (TypeError, ValueError):
+        price = -1.0
+    if not (math.isfinite(price) and price > 0):
+        raise ConfigError(f"{where}: per_hour {entry['per_hour']!r} is not a positive number")
+    scope = entry.get("scope", SCOPES[0])
+    if scope not in SCOPES:
+        raise ConfigError(f"{where}: scope {scope!r} is neither of {' and '.join(SCOPES)}")
+    others = entry.get("stands_for") or []
+    if not isinstance(others, list):
+        raise ConfigError(f"{where}: stands_for {others!r} is no list; write for example stands_for: [V100]")
+    try:
+        gpu, *similar = (load_gpu(str(name)).name for name in (entry["gpu"], *others))
+    except UnknownNameError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    offer = {
+        "price_per_hour": price,
+        "currency": _currency(entry.get("currency", currency), where),
+        "provider": str(entry.get("provider") or ""),
+        "region": str(entry.get("region") or ""),
+        "date": _day(entry["date"], where),
+        "source": str(entry["source"]),
+        "scope": scope,
+    }
+    return [{"gpu": gpu, **offer, "priced_as": ""}, *({"gpu": each, **offer, "priced_as": gpu} for each in similar)]
+
+
+def _currency(given: object, where: str) -> str:
+    if given in (None, ""):
+        raise ConfigError(f"{where}: no currency; write for example currency: USD at the head of the list")
+    if not isinstance(given, str):
+        raise ConfigError(f"{where}: currency {given!r} is not a name; write for example currency: USD")
+    return given
+
+
+def _day(given: object, where: str) -> str:
+    """A date as ISO text; one that is invalid, or in the future in every time zone, is refused."""
+    try:
+        day = given.date() if isinstance(given, datetime) else given
+        day = day if isinstance(day, date) else date.fromisoformat(str(day)) if isinstance(day, str) else None
+    except ValueError:
+        day = None
+    if day is None:
+        raise ConfigError(f"{where}: date {given!r} is not a date; write it as 2026-01-15")
+    if day > date.today() + timedelta(days=1):
+        raise ConfigError(f"{where}: date {day.isoformat()} is in the future")
+    return day.isoformat()

@@ -1,0 +1,142 @@
+"""The price list: every entry dated and sourced, one provider per comparison where possible, cost from throughput."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pipeline.errors import ConfigError, InputError
+from pipeline.paths import config_dir
+from pipeline.prices import COLUMNS, offers_in, price_file, price_notes, prices_of, with_prices
+
+GOOD = "currency: EUR\nprices:\n  - {gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}\n"
+
+
+def listed(folder: Path, *entries: str) -> Path:
+    """A price list of these entries, each with its date and source."""
+    lines = [f"  - {{{entry}, date: 2026-01-15, source: offer}}" for entry in entries]
+    file = folder / "prices.yaml"
+    file.write_text("\n".join(["currency: EUR", "prices:", *lines]) + "\n")
+    return file
+
+
+def test_a_price_needs_date_and_source(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(GOOD)
+    found = prices_of(["A100"], file)
+    assert tuple(found.columns) == COLUMNS and found["gpu"].tolist() == ["A100-PCIE-40GB"]
+    assert found[["price_per_hour", "currency", "date"]].values.tolist() == [[1.5, "EUR", "2026-01-15"]]
+    file.write_text("prices:\n  - {gpu: A100, per_hour: 1.5}\n")
+    with pytest.raises(ConfigError, match="entry 1: date, source is missing"):
+        offers_in(file)
+    file.write_text(GOOD.replace("1.5", "-2"))
+    with pytest.raises(ConfigError, match="not a positive number"):
+        offers_in(file)
+    with pytest.raises(ConfigError, match="no such price list"):
+        offers_in(tmp_path / "absent.yaml")
+
+
+def test_samples_per_money_are_throughput_over_price(tmp_path: Path) -> None:
+    file = listed(tmp_path, "gpu: T4, per_hour: 3.6")
+    table = with_prices(pd.DataFrame({"gpu": ["T4", "V100"], "samples_per_s": [100.0, 100.0]}), file)
+    assert table["cost_per_million"].iloc[0] == pytest.approx(10.0)
+    assert table["samples_per_dollar"].iloc[0] == pytest.approx(1e5)
+    assert table.iloc[1][["price_per_hour", "currency", "samples_per_dollar", "cost_per_million"]].isna().all()
+
+
+def test_every_shipped_price_says_where_it_is_from() -> None:
+    offers = offers_in(config_dir() / "prices.yaml")
+    assert {"V100", "P100", "P4", "T4", "L4", "A100-SXM4-40GB", "H100"} <= set(offers["gpu"])
+    assert offers["source"].str.contains("https://").all() and set(offers["currency"]) == {"USD"}
+    assert (offers[["provider", "region"]] != "").all(axis=None)
+
+
+def test_the_users_own_list_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STEPTIME_PRICES", raising=False)
+    assert price_file() == config_dir() / "prices.yaml"
+    listed(tmp_path, "gpu: T4, per_hour: 9")
+    assert prices_of(["T4", "V100"])[["gpu", "price_per_hour"]].values.tolist() == [["T4", 9.0]]
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.setenv("STEPTIME_PRICES", str(listed(other, "gpu: T4, per_hour: 7")))
+    assert prices_of(["T4"])["price_per_hour"].tolist() == [7.0]
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
+    assert prices_of(["T4"]).empty and tuple(prices_of(["T4"]).columns) == COLUMNS
+    monkeypatch.setenv("STEPTIME_PRICES", "absent.yaml")
+    with pytest.raises(ConfigError, match=r"absent.yaml: no such price list"):
+        prices_of(["T4"])
+
+
+def test_a_comparison_takes_one_offer_where_one_covers_all(tmp_path: Path) -> None:
+    """A has T4 and P4, B has T4 and V100: the wanted GPUs decide."""
+    file = listed(tmp_path, "gpu: T4, per_hour: 1, provider: A", "gpu: P4, per_hour: 2, provider: A",
+                  "gpu: T4, per_hour: 3, provider: B", "gpu: V100, per_hour: 4, provider: B")  # fmt: skip
+
+    def chosen(*gpus: str) -> dict[str, str]:
+        found = prices_of(gpus, file)
+        return dict(zip(found["gpu"], found["provider"], strict=True))
+
+    assert chosen("T4", "P4") == {"T4": "A", "P4": "A"}
+    assert chosen("V100", "T4") == {"V100": "B", "T4": "B"}
+    assert chosen("P4", "V100") == {"P4": "A", "V100": "B"}
+    notes = price_notes(prices_of(["P4", "V100", "T4"], file), ["P4", "V100", "T4", "L4"])
+    assert len(notes) == 3 and "no single offer covers all" in notes[1] and notes[2].startswith("no price of L4")
+
+
+def test_an_offer_stands_for_a_similar_board_only_if_the_list_says_so(tmp_path: Path) -> None:
+    entry = "gpu: V100-SXM2-16GB, per_hour: 3"
+    assert prices_of(["V100"], listed(tmp_path, entry)).empty
+    file = listed(tmp_path, f"{entry}, stands_for: [V100]")
+    found = prices_of(["V100"], file)
+    assert found[["gpu", "priced_as"]].values.tolist() == [["V100", "V100-SXM2-16GB"]]
+    assert "V100 3 (price of V100-SXM2-16GB)" in price_notes(found, ["V100"])[0]
+    own = listed(tmp_path, f"{entry}, stands_for: [V100]", "gpu: V100, per_hour: 5")
+    assert prices_of(["V100"], own)["price_per_hour"].tolist() == [5.0]
+
+
+def test_prices_of_one_comparison_have_one_currency(tmp_path: Path) -> None:
+    file = listed(tmp_path, "gpu: T4, per_hour: 1, currency: USD", "gpu: V100, per_hour: 1")
+    assert prices_of(["T4"], file)["currency"].tolist() == ["USD"]
+    with pytest.raises(InputError, match="T4 in USD and V100 in EUR: prices of one comparison need one currency"):
+        prices_of(["T4", "V100"], file)
+
+
+def test_a_gpu_that_does_not_exist_is_named_with_its_entry(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(GOOD.replace("A100", "A1000"))
+    with pytest.raises(ConfigError, match=r"prices.yaml: entry 1: unknown GPU 'A1000'"):
+        offers_in(file)
+
+
+ENTRY = "{gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD.replace("1.5", ".nan"), "not a positive number"),
+        (GOOD.replace("1.5", ".inf"), "not a positive number"),
+        (GOOD.replace("1.5", "true"), "not a positive number"),
+        (GOOD.replace("1.5", "0"), "not a positive number"),
+        (GOOD.replace("1.5", "1,50"), "unknown key 50"),
+        (GOOD + f"  - {ENTRY.replace('A100', 'A100-PCIE-40GB')}\n", "entry 2: A100-PCIE-40GB has a price already"),
+        (GOOD.replace("per_hour: 1.5", "per_hour: 1.5, per_hour: 2"), "'per_hour' is given twice"),
+        (GOOD.replace("2026-01-15", "yesterday"), "'yesterday' is not a date"),
+        (GOOD.replace("2026-01-15", "20260115"), "20260115 is not a date"),
+        (GOOD.replace("2026-01-15", "2999-01-01"), "2999-01-01 is in the future"),
+        (GOOD.replace("currency", "curency"), "did you mean 'currency'"),
+        (GOOD.replace("EUR", "[EUR]"), "is not a name"),
+        (GOOD.replace("currency: EUR\n", ""), "entry 1: no currency"),
+        (GOOD.replace("per_hour", "scope: node, per_hour"), "scope 'node' is neither of instance and gpu"),
+        (GOOD.replace("per_hour", "stands_for: V100, per_hour"), "stands_for 'V100' is no list"),
+    ],
+)
+def test_a_price_that_cannot_be_meant_is_refused_by_its_entry(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"prices\.yaml") as refused:
+        offers_in(file)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
