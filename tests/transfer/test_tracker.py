@@ -35,10 +35,13 @@ def test_a_slower_gpu_takes_longer_and_has_an_interval(tracked: TrackedTrace) ->
     assert there.samples_per_s < here.samples_per_s
 
 
-def test_all_gpus_come_fastest_first(tracked: TrackedTrace) -> None:
-    table = tracked.to_all(["T4", "H100", "P4"])
+def test_all_gpus_come_fastest_first_with_the_costs_of_a_price_list(tracked: TrackedTrace, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("currency: EUR\nprices: [{gpu: T4, per_hour: 3.6, date: 2026-01-15, source: mine}]\n")
+    table = tracked.to_all(["T4", "H100", "P4"], prices)
     assert list(table["gpu"]) == ["H100", "T4", "P4"]
-    assert table["cost_per_million"].isna().all()
+    assert list(table["cost_per_million"].notna()) == [False, True, False]
+    assert table["cost_per_million"][1] == pytest.approx(1000.0 / table["samples_per_s"][1])
 
 
 def test_one_gpu_may_be_named_without_a_list(tracked: TrackedTrace) -> None:
