@@ -62,6 +62,8 @@ class Point:
     overrides: tuple[str, ...]
     model_variant: str
     """The part of `variant` that belongs to the model; measured steps have it in their names."""
+    edit_variant: str = ""
+    """The part of `variant` that belongs to edits of the operators; empty without edits."""
 
     @property
     def workload(self) -> str:
@@ -150,8 +152,12 @@ def _point(given: Sequence[Override]) -> Point:
     named = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
     kept = tuple(each.text for each in given if each.key not in _NOT_IN_VARIANT)
     model_variant = _variant({"model": config["model"]}, {"model": base["model"]})
+    settings = Settings.of(config)
+    if settings.edit and gpu == LOCAL_GPU:
+        raise ConfigError(f"{settings.edit.texts[0]}: gpu=local is measured as it is; name a GPU, such as gpu=V100")
+    edit_variant = _variant({"edit": config["edit"]}, {"edit": base["edit"]}) if settings.edit else ""
     return Point(
-        gpu, model, _variant(config, base, named), config["batch_size"], Settings.of(config), kept, model_variant
+        gpu, model, _variant(config, base, named), config["batch_size"], settings, kept, model_variant, edit_variant
     )
 
 
@@ -256,6 +262,8 @@ def _unknown_option(key: str, base: Mapping[str, Any]) -> str:
     own = sorted(each.partition(".")[2] for each in known if each.startswith(f"{section}."))
     listed = [each for each in own if not each.startswith(_NOT_OPTIONS)]
     there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"
+    if section == "edit" and f"model.{key.partition('.')[2]}" in known:
+        return f"{key}: this is an option of {base['model']['name']}: write {key.replace('edit.', 'model.')}=..."
     own_step = base["model"].get("architecture") == "custom" and section == "model"
     free = f"; options of your own step: model.options.{key.rpartition('.')[2]}=..." if own_step else ""
     return f"unknown option {key!r}{chosen}: {close}{there}{free}"
@@ -280,7 +288,8 @@ def _variant(config: Mapping[str, Any], base: Mapping[str, Any], named: Sequence
     differs = {k: v for k, v in differs.items() if k not in ignored}
     if not differs and not named:
         return "default"
-    text = "_".join([*named, *(f"{key.removeprefix('model.')}-{value}" for key, value in differs.items())])
+    short = {key: str(value).replace("::", ".") if key.startswith("edit.") else value for key, value in differs.items()}
+    text = "_".join([*named, *(f"{key.removeprefix('model.')}-{value}" for key, value in short.items())])
     if len(text) <= 48 and re.fullmatch(r"[A-Za-z0-9_.\-]+", text):
         return text
     return "v" + hashlib.sha256(repr((list(named), differs)).encode()).hexdigest()[:10]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from pipeline.errors import ConfigError, UnknownNameError
-from pipeline.settings import CollectSettings, KernelSettings, OverheadSettings, PredictSettings
+from pipeline.settings import FUSE_ALL, NO_EDIT, CollectSettings, KernelSettings, OverheadSettings, PredictSettings
 
 SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect")
 """Parts of the configuration whose values are checked; `batch_size` has a separate check."""
@@ -60,6 +60,14 @@ SECTION_TYPES = {
 }
 """Types of the sections with a fixed set of keys. The keys of `gpu` and `model` have the type of the file's value."""
 
+EDIT_FORMS = {
+    "remove": ("aten::dropout", ""), "fuse": ("aten::add+aten::relu", "+"), "substitute": ("aten::relu/aten::gelu", "/"),
+}  # fmt: skip
+"""An example of each edit, and the character between its parts."""
+
+EDIT_WORDS = {"remove": (NO_EDIT,), "fuse": (NO_EDIT, FUSE_ALL), "substitute": (NO_EDIT,)}
+"""Values of each edit that are no operators."""
+
 EXAMPLES = {"model.target": "my_module:make_step"}
 """Examples of values that have no default."""
 
@@ -84,6 +92,7 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
         if stated and flat[key] not in allowed:
             raise UnknownNameError(key, flat[key], list(allowed))
     check_precision({key: flat.get(f"model.{key}") for key in ("dtype", "precision")})
+    check_edit(config.get("edit", {}))
     for key, default in given.items():
         if key in flat and key.partition(".")[0] in SECTIONS and flat[key] != default:
             _check(key, flat[key], default)
@@ -100,6 +109,23 @@ def check_precision(model: Mapping[str, Any]) -> None:
             f"model.precision=pure: it needs half precision, but model.dtype={model.get('dtype') or 'fp32'}; set "
             "model.dtype=bf16 or fp16"
         )
+
+
+def check_edit(section: Mapping[str, Any]) -> None:
+    """Check the form of edits. Whether the step has such operators is known when the step is captured.
+
+    Raises:
+        ConfigError: a value is not a name or a list of names, or an edit lacks a part.
+    """
+    for key, value in section.items():
+        form, mark = EDIT_FORMS[key]
+        for name in value if isinstance(value, list) and value else [value]:
+            parts = name.split(mark) if isinstance(name, str) and mark else [name]
+            whole = name in EDIT_WORDS[key] or (len(parts) > 1) == bool(mark)
+            if not isinstance(name, str) or not all(parts) or not whole or (mark == "/" and len(parts) > 2):
+                raise ConfigError(f"edit.{key}={written(value)}: write edit.{key}={form}, or several as [a,b]")
+        if isinstance(value, list) and NO_EDIT in value:
+            raise ConfigError(f"edit.{key}={written(value)}: {NO_EDIT} stands alone")
 
 
 def example(key: str) -> str:

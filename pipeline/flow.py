@@ -114,7 +114,12 @@ class Flow:
         point = self.point(wildcards)
         if point.local:
             return f"{self.folder(point)}/graph.parquet"
-        return self.artifacts.graph(point.model, point.model_variant, point.batch_size)
+        return self.artifacts.graph(point.model, point.model_variant, point.batch_size, point.edit_variant)
+
+    def edits(self, wildcards: Any) -> dict[str, Any]:
+        """Params function: the `edit` section of an edited graph."""
+        found = next(p for p in self.points if p.edit_variant == wildcards.edit)
+        return found.section("edit")
 
     def section(self, name: str) -> Any:
         """A params function: one part of the point's configuration as plain values."""
@@ -182,12 +187,14 @@ class Flow:
     def steps_of_point(self, wildcards: Any) -> list[str]:
         """Input function: the file with the measured step of a point, which is shown beside the prediction.
 
-        A what-if GPU has none: measurements exist only for the real GPU.
+        A what-if GPU and an edited step have none: only the real GPU and the real step were measured.
         """
         point = self.point(wildcards)
         if point.local:
             return [f"{self.folder(point)}/trace/step_times.parquet"]
         if kernel_source(point.gpu) is not Source.MEASUREMENTS or is_altered(point.settings.gpu):
+            return []
+        if point.settings.edit:
             return []
         return [self.campaign(point.gpu)]
 

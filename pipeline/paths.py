@@ -78,9 +78,13 @@ class Artifacts:
         """Folder of one grid point."""
         return f"{self.root}/{gpu}/{model}/{variant}/b{batch}"
 
-    def graph(self, model: str, model_variant: str, batch: int | str) -> str:
-        """The captured graph of a workload. It does not depend on the GPU or the methods, so all points share it."""
-        return f"{self.root}/graphs/{model}/{model_variant}/b{batch}/graph.parquet"
+    def graph(self, model: str, model_variant: str, batch: int | str, edit_variant: str = "") -> str:
+        """The captured graph of a workload. It does not depend on the GPU or the methods, so all points share it.
+
+        With edits of the operators, it is the graph after them.
+        """
+        edits = f"{edit_variant}/" if edit_variant else ""
+        return f"{self.root}/graphs/{model}/{model_variant}/{edits}b{batch}/graph.parquet"
 
     def kernels(self, gpu: str) -> str:
         """Folder of a GPU's kernel samples and models."""

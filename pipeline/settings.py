@@ -6,6 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+NO_EDIT = "none"
+"""Value of an option of the section `edit` that edits nothing."""
+
+
+FUSE_ALL = "elementwise"
+"""Value of `edit.fuse` that fuses every chain of elementwise operators."""
+
 
 class FrozenDict(Mapping[str, Any]):
     """An immutable, hashable mapping. Nested mappings and lists are frozen too (lists become tuples)."""
@@ -92,6 +99,32 @@ class CollectSettings:
 
 
 @dataclass(frozen=True)
+class EditSettings:
+    """Section `edit`: edits of the step's operators, in the order in which they are applied; false if there are none."""
+
+    remove: tuple[str, ...] = ()
+    """Operators to remove."""
+    substitute: tuple[str, ...] = ()
+    """Operators and those that take their place: `aten::relu/aten::gelu`."""
+    fuse: tuple[str, ...] = ()
+    """Chains of operators that become one kernel: `aten::add+aten::relu`; `elementwise` for every chain."""
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> EditSettings:
+        """From the values of the section: a name, several names, or `none`."""
+        several = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in section.items()}
+        return cls(**{key: () if names == (NO_EDIT,) else names for key, names in several.items()})
+
+    def __bool__(self) -> bool:
+        return bool(self.remove or self.substitute or self.fuse)
+
+    @property
+    def texts(self) -> list[str]:
+        """The edits as overrides, such as `edit.remove=aten::dropout`, one for each name."""
+        return [f"edit.{key}={name}" for key, names in asdict(self).items() for name in names]
+
+
+@dataclass(frozen=True)
 class Settings:
     """All sections of one point. `gpu` and `model` hold the keys of their files, which differ between files."""
 
@@ -101,6 +134,7 @@ class Settings:
     overheads: OverheadSettings
     predict: PredictSettings = field(default_factory=PredictSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)
+    edit: EditSettings = field(default_factory=EditSettings)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
@@ -113,6 +147,7 @@ class Settings:
             OverheadSettings(**config["overheads"]),
             PredictSettings(**config.get("predict", {})),
             CollectSettings(**config.get("collect", {})),
+            EditSettings.of(config.get("edit", {})),
         )
 
     def section(self, name: str) -> dict[str, Any]:
@@ -121,6 +156,8 @@ class Settings:
         return found.plain() if isinstance(found, FrozenDict) else section(found)
 
 
-def section(settings: KernelSettings | OverheadSettings | PredictSettings | CollectSettings) -> dict[str, Any]:
+def section(
+    settings: KernelSettings | OverheadSettings | PredictSettings | CollectSettings | EditSettings,
+) -> dict[str, Any]:
     """A section as plain values."""
     return {key: plain(value) for key, value in asdict(settings).items()}

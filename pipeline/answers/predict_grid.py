@@ -118,7 +118,7 @@ def predict_points(points: Sequence[Point], results: str | Path | None = "result
     shared = _Shared(results)
     by_workload: dict[object, list[Point]] = {}
     for point in points:
-        by_workload.setdefault((point.settings.model, point.batch_size), []).append(point)
+        by_workload.setdefault((point.settings.model, point.batch_size, point.settings.edit), []).append(point)
     steps: list[_Step] = []
     rows = 0
     for same in by_workload.values():
@@ -205,11 +205,11 @@ def _step(point: Point, shared: _Shared, known: dict[str, _Mapped]) -> _Step:
     Raises:
         SteptimeError: the step cannot be made, or the GPU does not exist.
     """
-    gpu, config = shared.gpu(point), point.settings.model
-    graph = graph_of(config, point.batch_size)
+    gpu, config, edit = shared.gpu(point), point.settings.model, point.settings.edit
+    graph = graph_of(config, point.batch_size, edit)
     kind = gpu_kind(gpu)
     if kind not in known:
-        calls = calls_of(graph, config.plain(), point.batch_size, gpu)
+        calls = calls_of(graph, config.plain(), point.batch_size, gpu, edit)
         # kinds of GPUs mostly launch the same kernels
         same = next((each for each in known.values() if each.calls.equals(calls)), None)
         known[kind] = same or _Mapped(calls, StepParts.of(graph.table, calls))

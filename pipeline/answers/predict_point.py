@@ -20,12 +20,12 @@ from pipeline.answers.predict_step import Subject, predict_from_parts
 from pipeline.config import Point, expand, method_label
 from pipeline.config_checks import written
 from pipeline.errors import ConfigError, InputError, SteptimeWarning
-from pipeline.graph.graph_cache import calls_of, captured
+from pipeline.graph.graph_cache import NO_EDITS, calls_of, captured
 from pipeline.graph.table import Graph
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.schemas import read_table
-from pipeline.settings import FrozenDict
+from pipeline.settings import EditSettings, FrozenDict
 
 
 def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Prediction:
@@ -70,8 +70,8 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
     if point.local:
         return _measured_here(point, Path(results or "results"))
     gpu = gpu_of(point.settings.gpu)
-    graph = graph_of(point.settings.model, point.batch_size)
-    calls = calls_of(graph, point.settings.model.plain(), point.batch_size, gpu)
+    graph = graph_of(point.settings.model, point.batch_size, point.settings.edit)
+    calls = calls_of(graph, point.settings.model.plain(), point.batch_size, gpu, point.settings.edit)
     subject = subject_of(point, graph)
     variant = method_label(point.settings.kernels)
     kernels = kernel_predictor(gpu, variant, available_models(point.gpu, variant, results))
@@ -144,12 +144,12 @@ def memory_of(config: FrozenDict, batch_size: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def graph_of(config: FrozenDict, batch_size: int) -> Graph:
-    """The captured step of a workload; the graphs that were used last stay in memory.
+def graph_of(config: FrozenDict, batch_size: int, edit: EditSettings = NO_EDITS) -> Graph:
+    """The captured step of a workload after edits; the graphs that were used last stay in memory.
 
     Raises:
-        SteptimeError: the workload cannot be made.
+        SteptimeError: the workload cannot be made, or an edit matches no operator.
     """
-    graph = captured(config.plain(), batch_size)
+    graph = captured(config.plain(), batch_size, edit)
     _MEMORY[config, batch_size] = graph.memory_bytes
     return graph

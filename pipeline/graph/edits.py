@@ -1,17 +1,21 @@
 """Edits of an operator graph as pure functions: none changes its argument, each returns a new graph.
 
 rescale     compute the graph at another batch size from captures at two other batch sizes.
+rewrite     replace or remove any operators and their children.
 remove      remove operators and their children.
 substitute  replace one operator by others.
 fuse        replace consecutive operators by one elementwise kernel.
+
+`pipeline.graph.edit_options` applies them to the operators that overrides such as `edit.remove=aten::dropout` name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import count
 from typing import Any
 
 from pipeline.errors import InputError
@@ -69,16 +73,34 @@ def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
     return Graph(table, Memory(**parts), one.device, one.model, batch_size)
 
 
+def rewrite(graph: Graph, placed: Mapping[int, Sequence[Node]]) -> Graph:
+    """Return the graph with other operators in place of some operators and their children.
+
+    Args:
+        graph: any graph.
+        placed: id of an operator -> the operators that take its place, parent, thread and phase; none removes it.
+    """
+    found: list[Node] = []
+    gone: set[int] = set()
+    nodes = graph.nodes()
+    fresh = count(1 + max((node.node_id for node in nodes), default=0))
+    for node in nodes:
+        if node.parent_id in gone:
+            gone.add(node.node_id)
+        elif node.node_id in placed:
+            gone.add(node.node_id)
+            found += [
+                replace(new, node_id=next(fresh), parent_id=node.parent_id, thread=node.thread, phase=node.phase)
+                for new in placed[node.node_id]
+            ]
+        else:
+            found.append(node)
+    return replace(graph, table=write_nodes(renumber(found)))
+
+
 def remove(graph: Graph, wanted: Callable[[Node], bool]) -> Graph:
     """Return the graph without the operators for which `wanted` is true and without their children."""
-    gone: set[int] = set()
-    kept: list[Node] = []
-    for node in graph.nodes():
-        if node.parent_id in gone or wanted(node):
-            gone.add(node.node_id)
-        else:
-            kept.append(node)
-    return _with(graph, kept)
+    return rewrite(graph, {node.node_id: () for node in graph.nodes() if wanted(node)})
 
 
 def substitute(graph: Graph, node_id: int, nodes: Sequence[Node]) -> Graph:
@@ -89,31 +111,13 @@ def substitute(graph: Graph, node_id: int, nodes: Sequence[Node]) -> Graph:
     Raises:
         InputError: the graph has no such operator.
     """
-    found: list[Node] = []
-    gone: set[int] = set()
-    fresh = 1 + max((node.node_id for node in graph.nodes()), default=0)
-    for node in graph.nodes():
-        if node.node_id == node_id:
-            gone.add(node_id)
-            for i, new in enumerate(nodes):
-                found.append(
-                    replace(new, node_id=fresh + i, parent_id=node.parent_id, thread=node.thread, phase=node.phase)
-                )
-        elif node.parent_id in gone:
-            gone.add(node.node_id)
-        else:
-            found.append(node)
-    if not gone:
+    if node_id not in set(graph.table["node_id"]):
         raise InputError(f"substitute: the graph has no operator {node_id}")
-    return _with(graph, found)
+    return rewrite(graph, {node_id: nodes})
 
 
 def fuse(graph: Graph, node_ids: Sequence[int]) -> Graph:
     """Return the graph with consecutive operators replaced by one kernel that does not store intermediate results.
-
-    The fused operator reads the inputs of the first operator and the other operands of every later operator. The first
-    tensor of a later operator is assumed to be the result of the operator before it. The fused operator writes the
-    outputs of the last operator.
 
     Raises:
         InputError: there are fewer than two operators, an operator is unknown, or their parents differ.
@@ -123,32 +127,21 @@ def fuse(graph: Graph, node_ids: Sequence[int]) -> Graph:
         raise InputError(f"fuse: needs two or more operators of the graph, got {list(node_ids)}")
     if len({(node.parent_id, node.thread) for node in chosen}) > 1:
         raise InputError("fuse: the operators have different parents")
-    inputs: list[Argument] = list(chosen[0].inputs)
-    for node in chosen[1:]:
-        later = [argument for argument in node.inputs if argument is not None]
-        inputs += later[1:]
-    name = FUSED + "+".join(node.name.removeprefix("aten::") for node in chosen)
-    blank = replace(chosen[0], attributes={}, values=(None,) * len(inputs))
-    fused = replace(blank, name=name, inputs=tuple(inputs), outputs=chosen[-1].outputs)
-    others = {node.node_id for node in chosen[1:]}
-    return substitute(remove(graph, lambda node: node.node_id in others), _new_id(graph, chosen[0], others), [fused])
+    return rewrite(graph, {chosen[0].node_id: [fused(chosen)]} | {node.node_id: () for node in chosen[1:]})
 
 
-def _new_id(graph: Graph, node: Node, gone: set[int]) -> int:
-    """The id of an operator after `gone` and their children are removed and the rest is renumbered."""
-    lost, before = set(gone), 0
-    for each in graph.nodes():
-        if each.node_id == node.node_id:
-            return before
-        if each.parent_id in lost or each.node_id in lost:
-            lost.add(each.node_id)
-        else:
-            before += 1
-    raise InputError(f"fuse: the graph has no operator {node.node_id}")
+def fused(chain: Sequence[Node]) -> Node:
+    """One elementwise kernel in place of a chain of operators.
 
-
-def _with(graph: Graph, nodes: Sequence[Node]) -> Graph:
-    return Graph(write_nodes(renumber(nodes)), graph.memory, graph.device, graph.model, graph.batch_size)
+    It reads the inputs of the first operator and the other operands of every later operator. The first tensor of a later
+    operator is assumed to be the result of the operator before it. The kernel writes the outputs of the last operator.
+    """
+    inputs: list[Argument] = list(chain[0].inputs)
+    for node in chain[1:]:
+        inputs += [argument for argument in node.inputs if argument is not None][1:]
+    name = FUSED + "+".join(node.name.removeprefix("aten::") for node in chain)
+    blank = replace(chain[0], attributes={}, values=(None,) * len(inputs))
+    return replace(blank, name=name, inputs=tuple(inputs), outputs=chain[-1].outputs)
 
 
 def _interpolate(a: Any, b: Any, place: Fraction) -> Any:

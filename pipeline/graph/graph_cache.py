@@ -18,47 +18,57 @@ import pandas as pd
 from pipeline.digest import module_digest
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
+from pipeline.graph.edit_options import edited
 from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.table import Graph
 from pipeline.hardware.spec import GpuSpec
 from pipeline.schemas import read_table, write_table
+from pipeline.settings import EditSettings
 from pipeline.user_cache import kept, key_of
 from pipeline.workloads.workload_files import file_digests
+
+NO_EDITS = EditSettings()
 
 LIBRARIES = ("torch", "transformers")
 """Packages whose code runs in a captured step."""
 
 
-def captured(config: Mapping[str, Any], batch_size: int) -> Graph:
+def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO_EDITS) -> Graph:
     """The graph of a workload's step, from the cache or captured now.
 
     Args:
         config: content of `config/model/<name>.yaml` after overrides.
         batch_size: samples per step.
+        edit: edits of its operators.
 
     Raises:
-        SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
+        SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`), or an edit matches no operator.
     """
-    return kept(
-        "graph.parquet", graph_key(config, batch_size), lambda: capture(config, batch_size), read_graph, write_graph
-    )
+
+    def make() -> Graph:
+        return edited(captured(config, batch_size), edit) if edit else capture(config, batch_size)
+
+    return kept("graph.parquet", graph_key(config, batch_size, edit), make, read_graph, write_graph)
 
 
-def calls_of(graph: Graph, config: Mapping[str, Any], batch_size: int, gpu: GpuSpec) -> pd.DataFrame:
+def calls_of(
+    graph: Graph, config: Mapping[str, Any], batch_size: int, gpu: GpuSpec, edit: EditSettings = NO_EDITS
+) -> pd.DataFrame:
     """Device calls of a captured graph on a GPU (`calls` schema), from the cache or mapped now.
 
     Args:
-        graph: the graph that `captured` returns for this configuration and batch size.
+        graph: the graph that `captured` returns for the other arguments.
         config: content of `config/model/<name>.yaml` after overrides.
         batch_size: samples per step.
         gpu: the GPU whose kernels are chosen.
+        edit: edits of the operators.
 
     Raises:
         ConfigError: PyTorch refuses the step on this GPU.
     """
     return kept(
         f"{gpu_kind(gpu)}.parquet",
-        graph_key(config, batch_size),
+        graph_key(config, batch_size, edit),
         lambda: map_calls(graph, gpu, graph.device),
         lambda path: read_table(path, "calls"),
         lambda calls, path: write_table(calls, path, "calls"),
@@ -70,13 +80,14 @@ def gpu_kind(gpu: GpuSpec) -> str:
     return f"calls-{gpu.architecture}-{gpu.compute_capability}-{gpu.sms}"
 
 
-def graph_key(config: Mapping[str, Any], batch_size: int) -> str:
+def graph_key(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO_EDITS) -> str:
     """Hash of everything that a captured graph and its calls depend on, besides the GPU."""
     own = config.get("architecture") == "custom"
     return key_of(
         {
             "config": config,
             "batch_size": batch_size,
+            "edit": edit.texts,
             "code": module_digest("pipeline.graph.graph_cache"),
             "libraries": _installed() if own else [_version(name) for name in LIBRARIES],
             "files": file_digests(config),

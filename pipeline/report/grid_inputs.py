@@ -50,12 +50,12 @@ def host_observations(flow: Flow) -> list[str]:
 
 
 def error_parts(flow: Flow) -> list[str]:
-    """Error parts of the points that this machine or a campaign may have measured; what-if GPUs have none."""
+    """Error parts of the points that this machine or a campaign may have measured; what-ifs have none."""
     sources = (Source.LOCAL, Source.MEASUREMENTS)
     return [
         f"{flow.folder(point)}/parts.parquet"
         for point in flow.points
-        if kernel_source(point.gpu) in sources and not is_altered(point.settings.gpu)
+        if kernel_source(point.gpu) in sources and not is_altered(point.settings.gpu) and not point.settings.edit
     ]
 
 

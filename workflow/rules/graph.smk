@@ -9,12 +9,14 @@ wildcard_constraints:
     gpu=NAME,
     model=NAME,
     variant=r"[A-Za-z0-9_.\-]+",
+    edit=r"[A-Za-z0-9_.\-]+",
     batch=r"\d+",
     family=r"[a-z0-9_]+",
 
 
 POINT = FLOW.artifacts.point("{gpu}", "{model}", "{variant}", "{batch}")
 GRAPH = FLOW.artifacts.graph("{model}", "{variant}", "{batch}")
+EDITED_GRAPH = FLOW.artifacts.graph("{model}", "{variant}", "{batch}", "{edit}")
 
 
 # Code that several rules name for their digest; tests/workflow/test_rule_code.py says what one lacks.
@@ -31,6 +33,22 @@ rule capture_graph:
         "Capture the graph of {wildcards.model} at batch {wildcards.batch}, without a GPU"
     script:
         "../scripts/capture_graph.py"
+
+
+rule edit_graph:
+    input:
+        graph=GRAPH,
+    output:
+        graph=EDITED_GRAPH,
+    log:
+        f"{Path(EDITED_GRAPH).parent}/logs/edit_graph.log",
+    params:
+        edit=FLOW.edits,
+        code=FLOW.code("edit_graph"),
+    message:
+        "Edit the graph of {wildcards.model} at batch {wildcards.batch}: {wildcards.edit}"
+    script:
+        "../scripts/edit_graph.py"
 
 
 rule collect_step:

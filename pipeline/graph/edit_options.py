@@ -1,0 +1,277 @@
+"""Edits of a captured step by the names of its operators: `edit.remove`, `edit.substitute`, `edit.fuse`.
+
+An edit changes an operator together with its part of the backward pass. Both have the same sequence number of autograd: a
+node of the backward pass belongs to the last operator of the forward pass with its number.
+
+Parameters, their updates and the memory need stay those of the captured step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+from pipeline.errors import InputError, did_you_mean
+from pipeline.graph.device_calls import mapped_nodes
+from pipeline.graph.edits import fused, rewrite
+from pipeline.graph.opmap import UNKNOWN_ROW, find_row, rows
+from pipeline.graph.table import Graph, Node
+from pipeline.settings import FUSE_ALL, EditSettings
+
+BACKWARD_NODE = "autograd::engine::evaluate_function"
+"""Begin of the names of nodes that hold the backward pass of one operator."""
+
+FUSABLE = ("elementwise", "dropout")
+"""Kernel families whose kernels compute each element for itself, so that a chain of them can be one kernel."""
+
+FUSABLE_PHASES = ("forward", "loss")
+"""Phases in which chains are sought. Their part of the backward pass is fused too."""
+
+GRADIENT = "aten::mul"
+"""Operator that stands for the backward pass of a substitute without a `..._backward` operator in the map: one kernel
+that reads two tensors and writes one."""
+
+MAX_NAMED = 3
+"""Number of operators that an error message names."""
+
+
+def edited(graph: Graph, edit: EditSettings) -> Graph:
+    """The graph after all edits: first removals, then substitutes, then fused chains.
+
+    Raises:
+        InputError: an edit matches no operator of the step, or names an operator that is not in the map.
+    """
+    for name in edit.remove:
+        graph = _remove(graph, name)
+    for text in edit.substitute:
+        graph = _substitute(graph, *text.split("/"))
+    for text in edit.fuse:
+        graph = _fuse(graph, text)
+    said = (f"the memory is that of the step without {' '.join(edit.texts)}",) if edit else ()
+    return replace(graph, warnings=(*graph.warnings, *said))
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """The operators of a step with the links that edits follow."""
+
+    nodes: Sequence[Node]
+
+    @cached_property
+    def by_id(self) -> dict[int, Node]:
+        return {node.node_id: node for node in self.nodes}
+
+    @cached_property
+    def children(self) -> dict[int | None, list[Node]]:
+        """Children of each operator in host order; those of None are the outermost operators."""
+        found: dict[int | None, list[Node]] = {}
+        for node in self.nodes:
+            found.setdefault(node.parent_id, []).append(node)
+        return found
+
+    @cached_property
+    def device(self) -> dict[int, list[Node]]:
+        """Operators inside of each operator that make device calls, itself included."""
+        found: dict[int, list[Node]] = {}
+        for node, _ in mapped_nodes(self.nodes):
+            place: Node | None = node
+            while place is not None:
+                found.setdefault(place.node_id, []).append(node)
+                place = None if place.parent_id is None else self.by_id[place.parent_id]
+        return found
+
+    @cached_property
+    def families(self) -> dict[int, set[str]]:
+        """Kernel families of each operator that makes device calls."""
+        return {node.node_id: {rule.family for rule in row.calls} for node, row in mapped_nodes(self.nodes)}
+
+    @cached_property
+    def backward(self) -> dict[int, list[Node]]:
+        """Holders of the backward pass of each operator that autograd recorded."""
+        parents = ((node, self.by_id.get(-1 if node.parent_id is None else node.parent_id)) for node in self.nodes)
+        holders = [(node, parent) for node, parent in parents if parent is not None and _is_holder(parent)]
+        autograd = {node.node_id for node, _ in holders}
+        owner = {
+            node.attributes["sequence"]: node.node_id
+            for node in self.nodes
+            if "sequence" in node.attributes and node.node_id not in autograd
+        }
+        found: dict[int, list[Node]] = {}
+        for node, holder in holders:
+            number = node.attributes.get("sequence")
+            if number in owner:
+                found.setdefault(owner[number], []).append(holder)
+        return found
+
+    def inside(self, node: Node) -> list[Node]:
+        """An operator and all operators below it, in host order."""
+        found, waiting = [], [node]
+        while waiting:
+            found.append(waiting.pop())
+            waiting += reversed(self.children.get(found[-1].node_id, []))
+        return found
+
+    def backward_of(self, node: Node) -> list[Node]:
+        """Holders of the backward pass of an operator and of all operators below it, in host order."""
+        held = [holder for each in self.inside(node) for holder in self.backward.get(each.node_id, [])]
+        return sorted(held, key=lambda holder: holder.order)
+
+    def matching(self, pattern: str) -> list[Node]:
+        """The outermost operators whose names match a pattern, outside of the backward pass if there are any."""
+        found = [node for node in self.nodes if fnmatchcase(node.name, pattern)]
+        found = [node for node in found if node.phase != "backward"] or found
+        ids = {node.node_id for node in found}
+        return [node for node in found if not any(parent in ids for parent in self._above(node))]
+
+    def _above(self, node: Node) -> list[int]:
+        found: list[int] = []
+        while node.parent_id is not None:
+            found.append(node.parent_id)
+            node = self.by_id[node.parent_id]
+        return found
+
+    def fusable(self, node: Node) -> bool:
+        """Whether an operator's kernels, of which there is at least one, compute each element for itself."""
+        made = self.device.get(node.node_id, [])
+        return bool(made) and all(self.families[each.node_id] <= set(FUSABLE) for each in made)
+
+
+def _is_holder(node: Node) -> bool:
+    return node.name.startswith(BACKWARD_NODE)
+
+
+def _remove(graph: Graph, name: str) -> Graph:
+    """Remove operators and their backward pass."""
+    tree = _Tree(graph.nodes())
+    found = tree.matching(name)
+    if not found:
+        raise InputError(f"edit.remove={name}: {_no_such(tree, [name])}")
+    gone = [each for node in found for each in (node, *tree.backward_of(node))]
+    return rewrite(graph, {node.node_id: () for node in gone})
+
+
+def _substitute(graph: Graph, name: str, by: str) -> Graph:
+    """Put a chain of operators in place of another, and their gradients in place of its backward pass."""
+    tree, names = _Tree(graph.nodes()), by.split("+")
+    found = tree.matching(name)
+    if not found:
+        raise InputError(f"edit.substitute={name}/{by}: {_no_such(tree, [name])}")
+    for new in names:
+        if find_row(new) in (None, UNKNOWN_ROW):
+            raise InputError(f"edit.substitute={name}/{by}: {new} is not in the operator map: {_near(new, rows())}")
+    placed: dict[int, Sequence[Node]] = {}
+    for node in found:
+        result = node.outputs[:1]
+        first = replace(node, name=names[0], outputs=result, attributes=dict(node.attributes))
+        later = replace(first, inputs=result, values=(None,), attributes={})
+        placed[node.node_id] = [first, *(replace(later, name=each) for each in names[1:])]
+        backward = [
+            Node(0, f"{each}_backward" if f"{each}_backward" in rows() else GRADIENT,
+                 inputs=result + node.inputs[:1], values=(None, None), outputs=node.inputs[:1])
+            for each in reversed(names)
+        ]  # fmt: skip
+        holders = tree.backward_of(node)
+        old = [each for holder in holders for each in tree.device.get(holder.node_id, ())]
+        old = old or [each for holder in holders for each in tree.children.get(holder.node_id, ())]
+        placed |= {each.node_id: () for each in old[1:]} | {each.node_id: backward for each in old[:1]}
+    return rewrite(graph, placed)
+
+
+def _fuse(graph: Graph, text: str) -> Graph:
+    """Fuse chains of elementwise operators, and the kernels of their backward pass."""
+    tree, wanted = _Tree(graph.nodes()), None if text == FUSE_ALL else text.split("+")
+    chains = [chain for siblings in tree.children.values() for chain in _chains(tree, siblings, wanted)]
+    if not chains:
+        raise InputError(f"edit.fuse={text}: {_no_chain(tree, wanted)}")
+    placed: dict[int, Sequence[Node]] = {}
+    for chain in chains:
+        placed[chain[0].node_id] = [fused([each for node in chain for each in tree.device[node.node_id]])]
+        placed |= {node.node_id: () for node in chain[1:]}
+        placed |= _fused_backward(tree, chain)
+    return rewrite(graph, placed)
+
+
+def _chains(tree: _Tree, siblings: Sequence[Node], wanted: Sequence[str] | None) -> list[list[Node]]:
+    """Chains among the children of one operator; operators without device calls between them do not count.
+
+    Args:
+        tree: the step.
+        siblings: children of one operator, in host order.
+        wanted: patterns of the names of a chain; None for the longest chains of any names.
+    """
+    found: list[list[Node]] = []
+    chain: list[Node] = []
+
+    def close() -> None:
+        if len(chain) > 1 and (wanted is None or len(chain) == len(wanted)):
+            found.append(list(chain))
+        chain.clear()
+
+    for node in siblings:
+        if node.node_id not in tree.device:
+            continue
+        if wanted is not None and len(chain) == len(wanted):
+            close()
+        if chain and not (_follows(tree, chain[-1], node) and _named(node, wanted, len(chain))):
+            close()
+        if tree.fusable(node) and node.phase in FUSABLE_PHASES and _named(node, wanted, len(chain)):
+            chain.append(node)
+    close()
+    return found
+
+
+def _follows(tree: _Tree, before: Node, node: Node) -> bool:
+    """Whether an elementwise operator can read the result of the one before: a tensor of its shape is an input."""
+    result = before.result()
+    same = result is not None and any(tensor.shape == result.shape for tensor in node.tensors())
+    return same and node.phase == before.phase and tree.fusable(node)
+
+
+def _named(node: Node, wanted: Sequence[str] | None, place: int) -> bool:
+    return wanted is None or fnmatchcase(node.name, wanted[place])
+
+
+def _fused_backward(tree: _Tree, chain: Sequence[Node]) -> Mapping[int, Sequence[Node]]:
+    """One kernel for the backward pass of a chain; nothing changes if it also has other kernels, such as sums."""
+    holders = sorted((each for node in chain for each in tree.backward_of(node)), key=lambda each: each.order)
+    made = [each for holder in holders for each in tree.device.get(holder.node_id, ())]
+    if not made or not all(tree.fusable(each) for each in made):
+        return {}
+    first = next(holder for holder in holders if holder.node_id in tree.device)
+    placed: dict[int, Sequence[Node]] = {holder.node_id: () for holder in holders if holder is not first}
+    if len(made) > 1:
+        own = tree.device[first.node_id]
+        placed |= {own[0].node_id: [fused(made)]} | {each.node_id: () for each in own[1:]}
+    return placed
+
+
+def _no_such(tree: _Tree, names: Sequence[str]) -> str:
+    """Why an edit matches nothing, with the nearest operators of the step."""
+    missing = next((name for name in names if not tree.matching(name)), names[0])
+    return f"the step has no operator {missing}: {_near(missing, [node.name for node in tree.nodes])}"
+
+
+def _no_chain(tree: _Tree, wanted: Sequence[str] | None) -> str:
+    if wanted is None:
+        return "no two elementwise operators of the step follow each other"
+    if not all(map(tree.matching, wanted)):
+        return _no_such(tree, wanted)
+    whole = [name for name in wanted if not any(map(tree.fusable, tree.matching(name)))]
+    if whole:
+        return f"{whole[0]} is not elementwise, so it cannot be part of one kernel"
+    return "these operators do not follow each other in the step, each on the result of the one before"
+
+
+def _near(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
+    """The names that are most similar, else those that occur most often."""
+    own = [each for each in dict.fromkeys(names) if each.startswith("aten::")]
+    close = get_close_matches(name.lower(), own, n=MAX_NAMED, cutoff=0.5)
+    close += [each for each in own if name.strip("*:").rpartition("::")[2].lower() in each and each not in close]
+    if close:
+        return f"near are {', '.join(close[:MAX_NAMED])}"
+    usual = [each for each, _ in Counter(names).most_common() if each in set(own)]
+    return did_you_mean(name, own) + f"it has {', '.join(usual[:MAX_NAMED])}"
