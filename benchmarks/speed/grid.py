@@ -5,7 +5,7 @@ The captured steps are in the user's cache before anything is measured.
 
 from __future__ import annotations
 
-from process_cost import IMPORTS, cost_table, measured, median_costs, python, steptime
+from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python, steptime
 
 GRID = (
     "gpu=V100,A100,T4",

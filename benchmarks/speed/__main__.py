@@ -1,6 +1,6 @@
 """Measure the speed of Steptime, and write the sections of docs/speed.md.
 
-    python benchmarks/speed/page.py [PART ...] [--rounds 3] [--page docs/speed.md]
+    python -m benchmarks.speed [PART ...] [--rounds 3] [--page docs/speed.md]
 
 Without names, all parts are measured. A part is a module of this folder with a function `section(rounds)`. It returns the
 text between `<!-- PART -->` and `<!-- /PART -->` of the page. All other text of the page is written by hand.
@@ -12,8 +12,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-import grid
-
+from benchmarks.speed import grid
 from pipeline.paths import project_dir
 from pipeline.report.markdown import rewrite
 
