@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,10 +59,10 @@ class Prediction:
     """Share of device time without a model. It includes operators that are not in the operator map (predicted from
     their bytes) and arithmetic in dtypes without a rate (fp64). It also includes calls that no kernel model or formula
     covers."""
-    families: dict[str, float] = field(default_factory=dict)
-    """Device time by kernel family, largest first."""
-    unmodelled: dict[str, float] = field(default_factory=dict)
-    """Device time of unmodelled calls by operator, largest first."""
+    families_us: dict[str, float] = field(default_factory=dict)
+    """Device time in µs by kernel family, largest first."""
+    unmodelled_us: dict[str, float] = field(default_factory=dict)
+    """Device time in µs of unmodelled calls by operator, largest first."""
     bound: str = "device"
     """`host` or `device`: the one that the larger part of the critical path waits for."""
     measured_us: float | None = None
@@ -104,8 +103,8 @@ class Prediction:
 
     @property
     def named(self) -> str:
-        """Difference from the default prediction: the variant, or the overrides if the variant is a hash."""
-        if re.fullmatch(r"v[0-9a-f]{10}", self.variant) and self.overrides:
+        """Difference from the default prediction: its overrides, or the variant where they are not known."""
+        if self.overrides and self.variant != "default":
             return " ".join(text.removeprefix("+").removeprefix("model.") for text in self.overrides)
         return "" if self.variant == "default" else self.variant
 
@@ -166,7 +165,7 @@ class Prediction:
         if self.models_from:
             rows.append(("kernel models from", ", ".join(map(_short_path, self.models_from))))
         if self.unmodelled_share > 0:
-            names = ", ".join(list(self.unmodelled)[:3])
+            names = ", ".join(list(self.unmodelled_us)[:3])
             rows.append(("not modelled", f"{self.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}"))
         return rows + [("warning", text) for text in self.warnings]
 
@@ -190,7 +189,8 @@ class Prediction:
             "host_us": self.host_us, "p10_us": self.p10_us, "p90_us": self.p90_us, "bound": self.bound,
             "samples_per_s": self.samples_per_s, "memory_bytes": self.memory_bytes, "fits": self.fits,
             "evidence": self.evidence, "host_evidence": self.host_evidence,
-            "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled, "families_us": self.families,
+            "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled_us,
+            "families_us": self.families_us,
             "models_from": list(self.models_from), "host": self.host, "device_bound_from": self.device_bound_from,
             "warnings": list(self.warnings),
         }  # fmt: skip
@@ -209,8 +209,8 @@ class Prediction:
             **{key: value for key, value in self.as_dict().items() if key not in apart},
             "evidence": json.dumps(self.evidence),
             "host_evidence": json.dumps(self.host_evidence),
-            "families": json.dumps(self.families),
-            "unmodelled": json.dumps(self.unmodelled),
+            "families": json.dumps(self.families_us),
+            "unmodelled": json.dumps(self.unmodelled_us),
             "overrides": json.dumps(self.overrides),
             "largest_batch": self.largest_batch,
             "fitting_gpus": json.dumps(self.fitting_gpus),
@@ -246,8 +246,8 @@ class Prediction:
             evidence=json.loads(row["evidence"]),
             host_evidence=json.loads(row["host_evidence"]),
             unmodelled_share=row["unmodelled_share"],
-            families=_read(row.get("families")),
-            unmodelled=_read(row.get("unmodelled")),
+            families_us=_read(row.get("families")),
+            unmodelled_us=_read(row.get("unmodelled")),
             bound=_text(row.get("bound"), "device"),
             measured_us=_number(row.get("measured_us")),
             host=_text(row.get("host")),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import gc
 import io
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from pipeline.errors import SteptimeError, show_warning
+from pipeline.paths import config_dir
 from pipeline.report.terminal_tables import Catalogue, console
 
 Item = TypeVar("Item")
@@ -25,6 +29,25 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON object and no
 
 OVERRIDES = ("gpu", "model", "batch_size", "kernels", "overheads", "predict", "experiment", "results")
 """Keys of overrides, and the sections that keys such as `model.dtype` begin with."""
+
+TAKING_OVERRIDES = ("predict", "compare")
+"""Commands that take overrides."""
+
+SIGNS = {"µ": "u", "→": ">", "★": "*", "✗": "x", "█": "#", "−": "-", "–": "-", "×": "x", "≈": "~", "’": "'", "…": "."}
+"""Signs of our output, and what stands for each in an encoding that lacks it: one character, so that tables stay aligned."""
+
+PLAIN_SIGNS = "steptime-plain-signs"
+"""Name of the error handler of encodings that uses `SIGNS`."""
+
+
+def _plain_signs(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that an encoding lacks; those that are not in `SIGNS` become question marks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(PLAIN_SIGNS, _plain_signs)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, the same as in shells (128 + signal 2)."""
@@ -37,7 +60,7 @@ def run_app(app: typer.Typer) -> None:
     warnings.showwarning = show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an encoding that has no arrows and stars shows a question mark
+            stream.reconfigure(errors=PLAIN_SIGNS)
     try:
         code = app(prog_name="steptime", standalone_mode=False)
         if code == INTERRUPTED:  # newer typer turns the exception into this code
@@ -67,19 +90,39 @@ def run_app(app: typer.Typer) -> None:
             raise
         if not message():  # no arguments: the help was shown
             sys.exit(2)
-        _fail(f"{message()} ({_written_as_override(error, sys.argv) or 'steptime --help'})", 2)
+        asked = getattr(getattr(error, "ctx", None), "command_path", "steptime")
+        _fail(f"{message()} ({_written_as_override(error, sys.argv) or f'{asked} --help'})", 2)
 
 
 def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
-    """What to write instead of an unknown option that is an override, as in `--gpu V100`; None for other errors."""
+    """What to write instead of an unknown option that is an override, as in `--gpu V100`; None for other errors.
+
+    `--gpus V100` is taken for the override with the nearest name, and `--dtype fp16` for an option of the model.
+    """
     option = str(getattr(error, "option_name", ""))
-    key = option.lstrip("-").replace("-", "_")
-    if key.partition(".")[0] not in OVERRIDES:
+    first = words[1] if len(words) > 1 else ""
+    if not option.startswith("-") or not (first.startswith("-") or first in TAKING_OVERRIDES):
         return None
+    key = option.lstrip("-").replace("-", "_")
+    near = get_close_matches(key, OVERRIDES, n=1, cutoff=0.75)
+    initial = [name for name in OVERRIDES if len(key) == 1 and name.startswith(key)]
+    if key.partition(".")[0] not in OVERRIDES:
+        if near or initial:
+            key = (near or initial)[0]
+        elif key in _model_options():
+            key = f"model.{key}"
+        else:
+            return None
     at = next((place for place, word in enumerate(words) if word.partition("=")[0] == option), len(words))
     inside, after = words[at].partition("=")[2] if at < len(words) else "", words[at + 1 : at + 2]
     value = inside or (after[0] if after and not after[0].startswith("-") else "...")
     return f"overrides have no dashes: write {key}={value}"
+
+
+def _model_options() -> set[str]:
+    """Options of all workloads."""
+    files = (config_dir() / "model").glob("*.yaml")
+    return {key for file in files for key in re.findall(r"^(\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)}
 
 
 def _collect_seldom() -> None:

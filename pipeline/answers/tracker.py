@@ -138,7 +138,7 @@ class TrackedTrace:
             host_evidence={"measured": 1.0} if same else {"transferred": 1.0},
             unmodelled_share=float(predicted[(moved["method"] == "unchanged").to_numpy()].sum()
                                    / max(predicted.sum(), 1e-12)) if not same else 0.0,
-            families={str(name): float(value) for name, value in families.items()},
+            families_us={str(name): float(value) for name, value in families.items()},
             measured_us=steps.step_us if same else None,
             host="the host of the trace",
             device_bound_from=device_bound_from(steps.program, predicted) if host_bound else None,

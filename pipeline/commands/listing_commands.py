@@ -15,7 +15,7 @@ from pipeline.report.doctor import examine
 from pipeline.report.mlflow_tracking import serve
 from pipeline.report.show import show
 from pipeline.schemas import read_table
-from pipeline.terminal import Json, catalogue, print_json
+from pipeline.terminal import Json, catalogue, print_json, working
 
 app = typer.Typer()
 
@@ -37,7 +37,8 @@ def models(
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Check what this machine can do: device, profiler, MLflow, data, packs."""
-    rows = examine()
+    with working("checking this machine") as say:
+        rows = examine(say)
     catalogue(rows, as_json)
     if any(row["status"] == "broken" for row in rows):
         raise typer.Exit(1)

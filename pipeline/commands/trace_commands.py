@@ -15,7 +15,7 @@ from pipeline.simulate.rank_report import table as rank_table
 from pipeline.simulate.ranks import replay_ranks
 from pipeline.simulate.replay import replay as run
 from pipeline.simulate.replay_table import table as replay_table
-from pipeline.terminal import Json, print_json
+from pipeline.terminal import Json, print_json, working
 from pipeline.trace.event_tables import write_events
 from pipeline.trace.load import load_trace
 
@@ -46,17 +46,21 @@ def replay(
         _replay_ranks([trace, *rank], as_json)
         return
 
-    result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
+    with working("replaying"):
+        result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
     if as_json:
-        print_json(result.as_dict())
+        print_json(result.as_dict() | ({"timeline": str(timeline)} if timeline else {}))
         return
 
-    console().print(replay_table(result.as_dict()))
+    screen = console()
+    screen.print(replay_table(result.as_dict(), screen.width))
+    if timeline:
+        print(f"predicted timeline -> {timeline} (open it in https://ui.perfetto.dev)")
 
 
 def _replay_ranks(paths: list[Path], as_json: bool) -> None:
-
-    values = rank_facts(paths, replay_ranks(paths))
+    with working("replaying all ranks together"):
+        values = rank_facts(paths, replay_ranks(paths))
     if as_json:
         print_json(values)
         return
@@ -72,7 +76,8 @@ def trace(
 ) -> None:
     """Convert a profiler trace into a table of linked events."""
     refuse_overwriting(out, trace)
-    loaded = load_trace(trace)
+    with working("reading the trace"):
+        loaded = load_trace(trace)
     write_events(loaded, out, {"source": trace.name})
     facts = {
         "events": len(loaded),

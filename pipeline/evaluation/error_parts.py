@@ -64,7 +64,7 @@ def error_parts(
         (ACTIVE, prediction.active_us, active_us),
         (OWN_OVERHEADS, prediction.predicted_us if own_us is None else own_us, step),
         (SHARED_OVERHEADS, shared_us, step),
-        (KERNEL_SUM, sum(prediction.families.values()) or None, step),
+        (KERNEL_SUM, sum(prediction.families_us.values()) or None, step),
     )
     rows = [(prediction.gpu, label(prediction), part, predicted, measured)
             for part, predicted, measured in values if predicted is not None and measured is not None]  # fmt: skip

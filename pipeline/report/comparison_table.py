@@ -21,8 +21,14 @@ from pipeline.prices import price_notes
 from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
 from pipeline.report.terminal_tables import interval
 
-LEFT_OUT_FIRST = ("evidence", "busy", "max batch", "memory", "measured")
-"""Columns that a table leaves out, in this order, where the terminal is too narrow. The interval and `bound` stay."""
+PER_PRICE = "samples/price"
+"""The column of samples per unit of the currency; its head names the currency."""
+
+LEFT_OUT_FIRST = ("evidence", "busy", "max batch", "memory", "measured", PER_PRICE, "bound", "p10-p90 ms")
+"""Columns that a table leaves out, in this order, where the terminal is too narrow."""
+
+SPLIT_AFTER = 2
+"""Number of columns that are left out of one table of all models, before each model gets a table of its own."""
 
 WORDS = ("GPU", "model", "options", "bound", "evidence")
 """Columns of text, which are aligned to the left."""
@@ -91,7 +97,10 @@ class Comparison:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
-        whole = [self._table(rows, (), boxed=True), *(self._table(rows, out, boxed=False) for out in _ever_more(2))]
+        whole = [
+            self._table(rows, (), boxed=True),
+            *(self._table(rows, out, boxed=False) for out in _ever_more(SPLIT_AFTER)),
+        ]
         fitting = next((table for table in whole if _fits(table.table, console, options)), None)
         if fitting is not None:
             shown = [fitting]
@@ -113,12 +122,14 @@ class Comparison:
         cells = [self._cells(row, ()) for row in rows]
         names = list(dict.fromkeys(name for row in cells for name in row))
         notes = ", ".join(text.plain for text in self._notes(()))
-        return html_table(notes, [[row.get(name, "") for name in names] for row in cells], names)
+        heads = [self._header(name) for name in names]
+        return html_table(notes, [[row.get(name, "") for name in names] for row in cells], heads)
 
     def _notes(self, left_out: Sequence[str]) -> Iterator[Text]:
         """The lines below the table."""
         stars = ["most samples per second"] if any(map(self._best, self.predictions)) else []
-        money = any(map(self._cheapest, self.predictions))
+        priced = self._per_hour and self._header(PER_PRICE) not in left_out
+        money = priced and any(map(self._cheapest, self.predictions))
         stars += [f"per {self.prices['currency'].iloc[0]}"] if money else []
         signs = [f"★ {' or '.join(stars)} of the model"] if stars else []
         signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
@@ -126,7 +137,7 @@ class Comparison:
             yield Text(", ".join(signs), style="dim")
         if left_out:
             yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
-        for text in price_notes(self.prices, [p.gpu for p in self.predictions]):
+        for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():
             yield Text(text, style="dim")
         for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
             yield Text(f"warning: {text}", style="yellow")
@@ -146,16 +157,15 @@ class Comparison:
         )
         shown = [name for name in names if name not in (*same, *left_out)]
         for name in shown:
-            table.add_column(
-                name,
-                justify="left" if name in WORDS else "right",
-                no_wrap=name not in ("model", "options"),
-                overflow="fold",
-            )
+            table.add_column(self._header(name), justify="left" if name in WORDS else "right", overflow="fold")
         for row, values in zip(rows, cells, strict=True):
             best = isinstance(row, Prediction) and self._best(row)
             table.add_row(*(values.get(name, "") for name in shown), style="bold" if best else None)
-        return _Titled(heading, table, [name for name in left_out if name in names])
+        return _Titled(heading, table, [self._header(name) for name in left_out if name in names])
+
+    def _header(self, name: str) -> str:
+        """The head of a column; that of samples per price names the currency."""
+        return f"samples/{self.prices['currency'].iloc[0]}" if name == PER_PRICE else name
 
     def _cells(self, row: Prediction | Unpredicted, shared: Sequence[str]) -> dict[str, str]:
         own = " ".join(text for text in _options(row) if text not in shared)
@@ -179,8 +189,7 @@ class Comparison:
             cells["max batch"] = f"{most:,}" if most else "" if unknown else "none"
         if self._per_hour:
             found = self._per_price(p)
-            column = f"samples/{self.prices['currency'].iloc[0]}"
-            cells[column] = "" if found is None else f"{compact(found)}{' ★' if self._cheapest(p) else ''}"
+            cells[PER_PRICE] = "" if found is None else f"{compact(found)}{' ★' if self._cheapest(p) else ''}"
         if any(other.measured_us is not None for other in self.predictions):
             cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
         return cells

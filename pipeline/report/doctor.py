@@ -15,8 +15,12 @@ from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 from pipeline.report.mlflow_tracking import OVERHEADS, log_run
 
 
-def examine() -> list[dict[str, Any]]:
-    """Check every ability; a check that raises an error is reported as broken with its message."""
+def examine(say: Callable[[str], object] = lambda _: None) -> list[dict[str, Any]]:
+    """Check every ability; a check that raises an error is reported as broken with its message.
+
+    Args:
+        say: called with the progress before each check.
+    """
     checks: dict[str, Callable[[], tuple[str, str]]] = {
         "torch": _torch,
         "GPU": _gpu,
@@ -29,7 +33,8 @@ def examine() -> list[dict[str, Any]]:
         "disk": _disk,
     }
     rows = []
-    for name, check in checks.items():
+    for number, (name, check) in enumerate(checks.items(), 1):
+        say(f"checking {name} ({number} of {len(checks)})")
         try:
             status, detail = check()
         except Exception as error:  # every kind of failure is reported

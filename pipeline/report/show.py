@@ -14,6 +14,6 @@ from pipeline.report.terminal_tables import console, one
 def show(predictions: Sequence[Prediction], places: Mapping[str, str] | None = None) -> None:
     """Print one prediction in full or several as a table, and the paths of the artifacts."""
     screen = console()
-    screen.print(one(predictions[0]) if len(predictions) == 1 else Comparison(predictions))
+    screen.print(one(predictions[0], screen.width) if len(predictions) == 1 else Comparison(predictions))
     for name, place in (places or {}).items():
         screen.print(Text.assemble((f"{name}:", "dim"), f" {place}"), soft_wrap=True, highlight=False)

@@ -14,6 +14,9 @@ from rich.text import Text
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 
+MAX_TITLE, FRAME = 70, 6
+"""Width of the longest title of a prediction's frame, and the part of a line that the frame takes, in characters."""
+
 PIPE_WIDTH = 140
 """Width of a table, in characters, when the output is not a terminal."""
 
@@ -36,20 +39,28 @@ def interval(low_us: float, high_us: float) -> str:
     )
 
 
-def one(prediction: Prediction) -> RenderableType:
-    """A single prediction, with its parts and its evidence."""
+def one(prediction: Prediction, width: int = PIPE_WIDTH) -> RenderableType:
+    """A single prediction, with its parts and its evidence.
+
+    Args:
+        prediction: what was predicted.
+        width: characters of a line. A title that does not fit becomes rows of the table.
+    """
     p = prediction
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column()
+    table.add_column(style="dim", overflow="fold")
+    table.add_column(overflow="fold")
+    room = min(width, MAX_TITLE) - FRAME
+    title = f"{p.title} ({p.named})" if p.named else p.title
+    if len(title) > room:
+        table.add_row("options", p.named) if p.named else None
+        title = p.title
+    if len(title) > room:
+        table.add_row("step of", title)
+        title = ""
     for label, value in p.rows():
         table.add_row(label, _styled(p, label, value))
-    title = p.title
-    if p.variant != "default" and len(p.named) + len(title) <= 60:
-        title += f" ({p.named})"
-    elif p.variant != "default":
-        table.add_row("options", p.named)
-    return Panel(Group(table, Text(), families(p)), title=Text(title), title_align="left", expand=False)
+    return Panel(Group(table, Text(), families(p)), title=Text(title) or None, title_align="left", expand=False)
 
 
 def _styled(prediction: Prediction, label: str, value: str) -> Text:
@@ -69,9 +80,12 @@ def _styled(prediction: Prediction, label: str, value: str) -> Text:
 
 def families(prediction: Prediction, most: int = 5) -> Table:
     """The largest kernel families with their share of the device's kernel time."""
-    total = sum(prediction.families.values()) or 1.0
-    table = Table("largest kernel families", "time", "share", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, us in list(prediction.families.items())[:most]:
+    total = sum(prediction.families_us.values()) or 1.0
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("largest kernel families", overflow="fold")
+    table.add_column("time", no_wrap=True)
+    table.add_column("share", no_wrap=True, overflow="crop")
+    for name, us in list(prediction.families_us.items())[:most]:
         table.add_row(name, milliseconds(us), Text(f"{us / total:4.0%} " + "█" * round(24 * us / total)))
     return table
 

@@ -60,8 +60,8 @@ def table(values: dict[str, Any]) -> Table:
 
     out = Table(title=f"{values['iterations']} ranks, {values['split']}")
     out.add_column("rank")
-    for name in ("measured us", "predicted us", "error", "computing us", "communicating us"):
-        out.add_column(name, justify="right")
+    for name in ("measured µs", "predicted µs", "error", "computing µs", "communicating µs"):
+        out.add_column(name, justify="right", overflow="fold")
     for number, row in enumerate(values["ranks"]):
         out.add_row(
             str(number), f"{row['measured_us']:,.1f}", f"{row['predicted_us']:,.1f}", f"{row['error']:+.2%}",

@@ -16,18 +16,29 @@ PATH_PARTS = {
 """Rows of the critical path, with the keys of `ReplayResult.critical_path` that each adds up."""
 
 
-def table(facts: dict[str, Any]) -> Table:
-    """Rich table of `ReplayResult.as_dict()`."""
+BOX_FROM = 60
+"""Width of a terminal, in characters, from which the table has lines between its cells."""
+
+
+def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:
+    """Rich table of `ReplayResult.as_dict()`, for lines of `width` characters."""
+    from rich import box
     from rich.table import Table
 
     base = facts["baselines"]
     count = facts["iterations"]
     caption = f"{count} iteration{'' if count == 1 else 's'} evaluated, split: {facts['split']}"
     notes = "\n".join([caption, *facts["notes"]])
-    out = Table(title=f"{facts['trace']} on {facts['device']}", caption=notes, caption_justify="left")
-    out.add_column("span of an iteration")
-    for name in ("us", "error", "mean absolute error"):
-        out.add_column(name, justify="right")
+    out = Table(
+        title=f"{facts['trace']} on {facts['device']}",
+        caption=notes,
+        caption_justify="left",
+        box=box.HEAVY_HEAD if width >= BOX_FROM else None,
+        padding=(0, 1 if width >= BOX_FROM else 0, 0, 1),
+    )
+    out.add_column("span of an iteration", overflow="fold")
+    for name in ("µs", "error", "mean absolute error"):
+        out.add_column(name, justify="right", overflow="fold", min_width=max(len(word) for word in name.split()))
 
     def row(label: str, value: float, error: float | None, absolute: float | None) -> None:
         size = "" if absolute is None else f"{absolute:.2%}"

@@ -68,5 +68,5 @@ def _share(part_us: float, iteration: Iteration) -> str:
 
 def _time(us: float) -> str:
     if us < 100:
-        return f"{us:.0f} us"
+        return f"{us:.0f} µs"
     return f"{us / 1e6:.1f} s" if us >= 1e6 else f"{us / 1e3:.1f} ms"

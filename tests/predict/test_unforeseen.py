@@ -103,7 +103,7 @@ def test_a_short_stretch_is_told_in_microseconds(tmp_path: Path) -> None:
     events = [annotation("ProfilerStep#0", 0, 400), op("aten::mm", 1, 41), launch(5, 7, 1), kernel("gemm", 9, 39, 1),
               op("aten::add", 81, 121), annotation("ProfilerStep#1", 400, 800), op("aten::mm", 401, 441), launch(405, 407, 2),
               kernel("gemm", 409, 439, 2), op("aten::add", 481, 521)]  # fmt: skip
-    assert any("40 us before aten::add" in note for note in replay(write(tmp_path, events)).notes)
+    assert any("40 µs before aten::add" in note for note in replay(write(tmp_path, events)).notes)
 
 
 def test_one_factor_brings_the_overheads_of_a_slower_host_to_this_one(tmp_path: Path) -> None:

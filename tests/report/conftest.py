@@ -36,7 +36,7 @@ def summary() -> pd.DataFrame:
                     host_us=host, p10_us=0.9 * step, p90_us=1.2 * step, memory_bytes=2 << 30,
                     fits=batch < 2048 or gpu == "V100",
                     evidence={"pack": 0.9, "roofline": 0.1}, host_evidence={"shared": 1.0}, unmodelled_share=0.01,
-                    families={"gemm": 0.6 * active, "memcpy_h2d": 0.3 * active, "concat": 0.1 * active},
+                    families_us={"gemm": 0.6 * active, "memcpy_h2d": 0.3 * active, "concat": 0.1 * active},
                     measured_us=1.05 * step if gpu == "V100" else None,
                 ).summary_row()
             )  # fmt: skip

@@ -35,9 +35,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("predict", "batch_size=1.5"), "batch_size=1.5"),
         (("predict", "=3"), "'=3' names no option"),
         (("predict", "--gpu", "V100"), "No such option: --gpu (overrides have no dashes: write gpu=V100)"),
+        (("predict", "-g", "V100"), "No such option: -g (overrides have no dashes: write gpu=V100)"),
+        (("compare", "--gpus", "V100"), "No such option: --gpus (overrides have no dashes: write gpu=V100)"),
+        (("predict", "--dtype", "fp16"), "No such option: --dtype (overrides have no dashes: write model.dtype=fp16)"),
+        (("gpus", "--gpu", "V100"), "No such option: --gpu (steptime gpus --help)"),
         (("predict", "--batch-size=64"), "write batch_size=64"),
         (("compare", "--model.dtype", "fp16"), "write model.dtype=fp16"),
-        (("predict", "--nothing", "V100"), "No such option: --nothing (steptime --help)"),
+        (("predict", "--nothing", "V100"), "No such option: --nothing (steptime predict --help)"),
         (("summary", "results=nowhere"), "nowhere/summary.parquet: no such file"),
         (("predit",), "Did you mean 'predict'"),
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
@@ -112,11 +116,13 @@ def test_an_interrupt_ends_in_one_line_and_130() -> None:
     assert (process.returncode, err) == (130, "steptime: interrupted\n")
 
 
-def test_an_encoding_without_our_signs_shows_a_table_all_the_same() -> None:
+def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
     code = "import sys; from pipeline.cli import main; sys.argv = ['steptime', 'predict', 'model=dlrm_small']; main()"
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "") and "dlrm_small" in done.stdout
+    assert "> host-bound" in done.stdout and "##" in done.stdout and "?" not in done.stdout
+    assert len({len(line) for line in done.stdout.splitlines()}) == 1  # the frame is straight
 
 
 def test_a_comparison_in_json_names_the_currency_of_its_costs(

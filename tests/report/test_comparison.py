@@ -77,6 +77,22 @@ def test_bound_and_interval_stay_and_what_goes_is_named(width: int) -> None:
     assert bool(hidden) == (width < 90)
 
 
+@pytest.mark.parametrize("width", [40, 50])
+def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: int) -> None:
+    """Two designs of one workload: their options are shown, on several lines, and each column is shown or named."""
+    designs = ({"overrides": ("model.embedding=sparse",)}, {"overrides": ("model.embedding=dense",), "gpu": "T4"})
+    found = rows(*designs)
+    lines = shown(Comparison(found, {}, priced(V100=2.0)), width)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width and "…" not in text
+    header, told = lines[1].split(), " ".join(text.partition("Not shown:")[2].split())
+    for name in ("step", "samples/s", "busy", "bound", "p10-p90", "memory", "evidence", "samples/EUR"):
+        assert (name in header) != (name in told), name
+    body = "".join(text.partition("\n★")[0].split())
+    assert all(p.overrides[0].removeprefix("model.") in body for p in found)
+    assert f"{found[0].samples_per_s:,.0f}" in body and "EUR per hour" not in text
+
+
 def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
     failed = [Unpredicted("P100", "custom", batch, STEP.overrides, "bf16 on P100: refused") for batch in (512, 2048)]
     lines = shown(Comparison(rows({}), unpredicted=failed), 120)

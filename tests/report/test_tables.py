@@ -23,8 +23,8 @@ def prediction() -> Prediction:
     return Prediction(
         gpu="V100", model="dlrm_default", variant="default", batch_size=2048, predicted_us=8000.0, active_us=6000.0,
         host_us=3000.0, p10_us=7500.0, p90_us=9000.0, memory_bytes=2 << 30, fits=True, evidence={"pack": 0.9, "roofline": 0.1},
-        host_evidence={"shared": 1.0}, unmodelled_share=0.01, families={"gemm": 4000.0, "bmm": 2000.0},
-        unmodelled={"aten::odd": 60.0},
+        host_evidence={"shared": 1.0}, unmodelled_share=0.01, families_us={"gemm": 4000.0, "bmm": 2000.0},
+        unmodelled_us={"aten::odd": 60.0},
     )  # fmt: skip
 
 
@@ -172,6 +172,16 @@ def test_a_comparison_is_whole_at_the_width_of_any_terminal(prediction: Predicti
     assert "…" not in text
 
 
+def test_a_title_that_does_not_fit_becomes_rows(prediction: Prediction) -> None:
+    named = dataclasses.replace(prediction, variant="dtype-fp16", overrides=("model.dtype=fp16",))
+    assert f"{named.title} (dtype=fp16)" in lines_at(one(named, 80), 80)[0]
+    shown = lines_at(one(named, 40), 40)
+    assert named.title in shown[0] and "options" in shown[1] and "dtype=fp16" in shown[1]
+    long = lines_at(one(dataclasses.replace(named, model="a_model_with_a_long_name"), 40), 40)
+    assert "a_model_with_a_lon" in "\n".join(long)
+    assert not any("…" in line for line in shown + long)
+
+
 def test_designs_of_one_model_stay_side_by_side_on_a_narrow_terminal(prediction: Prediction) -> None:
     rows = [
         dataclasses.replace(prediction, gpu="A100-PCIE-40GB", variant=variant, predicted_us=us)
@@ -218,7 +228,7 @@ def test_a_summary_says_what_a_prediction_says(prediction: Prediction) -> None:
     table = to_arrow(prediction.summary_row(), "summary").to_pandas()
     assert Prediction.all_of(table)[0].as_dict() == prediction.as_dict()
     earlier = table.drop(columns="unmodelled").assign(families=None)
-    assert Prediction.all_of(earlier)[0].families == {}
+    assert Prediction.all_of(earlier)[0].families_us == {}
 
 
 def test_prices_that_the_user_keeps_become_a_column(prediction: Prediction) -> None:

@@ -329,8 +329,8 @@ def test_a_batch_in_parts_keeps_the_activations_of_one_part():
 @pytest.mark.parametrize("function, operator", [("unknown", "aten::linalg_inv_ex"), ("doubled", "aten::addmm")])
 def test_what_is_not_modelled_is_said(function, operator):
     found = predict("V100", "custom", model__target=f"steps_of_mine:{function}")
-    assert operator in found.unmodelled
-    assert found.unmodelled_share == pytest.approx(sum(found.unmodelled.values()) / sum(found.families.values()))
+    assert operator in found.unmodelled_us
+    assert found.unmodelled_share == pytest.approx(sum(found.unmodelled_us.values()) / sum(found.families_us.values()))
     assert found.unmodelled_share > 0.01
 
 

@@ -48,7 +48,7 @@ def steps(summary: pd.DataFrame) -> pd.DataFrame:
             "gpu": p.gpu, "workload": label(p), "model_variant": label(p).rpartition(" b")[0],
             "batch_size": p.batch_size,
             "predicted_us": p.predicted_us, "active_us": p.active_us, "idle_us": p.idle_us, "host_us": p.host_us,
-            "kernels_us": sum(p.families.values()) or np.nan, "p10_us": p.p10_us, "p90_us": p.p90_us,
+            "kernels_us": sum(p.families_us.values()) or np.nan, "p10_us": p.p10_us, "p90_us": p.p90_us,
             "measured_us": np.nan if p.measured_us is None else p.measured_us, "samples_per_s": p.samples_per_s,
             "fits": p.fits, "bound": p.bound, "device_evidence": shares(p.evidence),
             "host_evidence": shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
@@ -88,7 +88,7 @@ def families(summary: pd.DataFrame) -> pd.DataFrame:
     rows = [
         {"gpu": p.gpu, "workload": label(p), "family": family, "device_us": us}
         for p in Prediction.all_of(summary)
-        for family, us in p.families.items()
+        for family, us in p.families_us.items()
     ]
     return pd.DataFrame(rows, columns=["gpu", "workload", "family", "device_us"])
 
