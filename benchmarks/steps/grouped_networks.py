@@ -44,7 +44,7 @@ SET_ON = ("mobilenetv3_large_100", "efficientnet_b0")
 
 def without_copies(found: Prediction) -> float:
     """Predicted step time in microseconds with inputs already on the device, as in the published runs."""
-    return found.predicted_us - (found.families.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0)
+    return found.predicted_us - (found.families_us.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0)
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:

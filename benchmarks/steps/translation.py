@@ -46,14 +46,16 @@ def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
     shares = shares / shares.sum()
     means = {name: float(shares @ [getattr(one, name) for one in found]) for name in
              ("predicted_us", "active_us", "host_us", "p10_us", "p90_us")}  # fmt: skip
-    families = {name: float(shares @ [one.families.get(name, 0.0) for one in found]) for name in found[-1].families}
+    families = {
+        name: float(shares @ [one.families_us.get(name, 0.0) for one in found]) for name in found[-1].families_us
+    }
     return replace(found[-1], **means, families=families)  # type: ignore[arg-type]
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with predictions and errors, and `recurrent`, the share of recurrent layers in the step."""
     found = [mean_step(row["gpu"], int(row["batch_size"]), row["dtype"]) for _, row in rows.iterrows()]
-    share = [one.families.get("rnn", 0.0) / one.predicted_us for one in found]
+    share = [one.families_us.get("rnn", 0.0) / one.predicted_us for one in found]
     return with_errors(rows, found, [one.predicted_us for one in found]).assign(recurrent=share)
 
 

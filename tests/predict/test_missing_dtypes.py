@@ -32,13 +32,13 @@ def test_convolutions_in_emulated_bf16_are_slower_than_in_fp32(gpu: str) -> None
     assert emulated.predicted_us > 1.3 * plain.predicted_us
     (text,) = emulated.warnings
     assert text.startswith(f"{gpu} has no bf16:") and "without cuDNN" in text
-    assert not any(name.startswith("conv2d") for name in emulated.families)
+    assert not any(name.startswith("conv2d") for name in emulated.families_us)
 
 
 def test_emulated_products_run_at_the_rate_of_fp32() -> None:
     emulated, plain, half = (found("V100", "bert_large", dtype) for dtype in ("bf16", "fp32", "fp16"))
-    assert emulated.families["gemm"] == pytest.approx(plain.families["gemm"], rel=0.1)
-    assert half.families["gemm"] < 0.5 * emulated.families["gemm"]
+    assert emulated.families_us["gemm"] == pytest.approx(plain.families_us["gemm"], rel=0.1)
+    assert half.families_us["gemm"] < 0.5 * emulated.families_us["gemm"]
 
 
 def test_recurrent_layers_without_cudnn_are_said_to_be_slower_than_predicted() -> None:
