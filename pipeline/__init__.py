@@ -1,8 +1,10 @@
 """Steptime: how long one training step takes, on a GPU you may not have.
 
-    from pipeline import load_trace, predict, predict_grid, track
+    from pipeline import compare, load_trace, predict, predict_grid, track
 
-Importing this package loads neither torch nor mlflow. The four functions are imported at first use.
+    predict(gpu="A100", model="resnet50").plot()
+
+Importing this package loads neither torch nor mlflow. The functions are imported at first use.
 """
 
 from __future__ import annotations
@@ -13,12 +15,17 @@ if TYPE_CHECKING:
     from pipeline.answers.predict_grid import predict_grid
     from pipeline.answers.predict_point import predict
     from pipeline.answers.tracker import load_trace, track
+    from pipeline.report.compare_points import compare
+    from pipeline.report.figures.python_plots import draw_step, draw_steps
 
-__all__ = ["load_trace", "predict", "predict_grid", "track"]
+__all__ = ["compare", "draw_step", "draw_steps", "load_trace", "predict", "predict_grid", "track"]
 
 _HOMES = {
     "predict": "pipeline.answers.predict_point",
     "predict_grid": "pipeline.answers.predict_grid",
+    "compare": "pipeline.report.compare_points",
+    "draw_step": "pipeline.report.figures.python_plots",
+    "draw_steps": "pipeline.report.figures.python_plots",
     "load_trace": "pipeline.answers.tracker",
     "track": "pipeline.answers.tracker",
 }

@@ -16,14 +16,14 @@ import pandas as pd
 import typer
 from typer.core import TyperGroup
 
-from pipeline.answers.predict_grid import in_order as answers_in_order
 from pipeline.answers.predict_grid import predict_points
 from pipeline.answers.predict_point import largest_batch, predict_point
 from pipeline.config import expand
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
-from pipeline.report.comparison_table import Comparison, Order, Unpredicted, in_order
+from pipeline.report.compare_points import compared
+from pipeline.report.comparison_table import Comparison, Order, in_order
 from pipeline.report.grid_file import write_answers
 from pipeline.report.show import show
 from pipeline.report.terminal_tables import console
@@ -138,11 +138,8 @@ def compare(
         lost = f", {counts['unpredicted']:,} of them without a prediction" if counts["unpredicted"] else ""
         print_json(counts) if as_json else print(f"{counts['points']:,} points{lost} -> {out}")
         return
-    found = answers_in_order(points, answers)
-    predictions = [each.prediction for each in found if each.prediction is not None]
-    unpredicted = [Unpredicted.of(each.point, each.reason) for each in found if each.reason is not None]
-    if not predictions:
-        raise next(each.error for each in found if each.error is not None)
+    found = compared(points, answers)
+    predictions, unpredicted = list(found.predictions), found.unpredicted
     largest: dict[str, int | None] = {}
     with working("searching for the largest batches"):
         for point in points:

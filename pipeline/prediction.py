@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from pipeline.paths import project_dir
 from pipeline.readable import gibibytes, html_table, milliseconds, rate, shares
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAMED_GPUS = 3
 """Number of GPUs that a table names, of those on which a step fits."""
@@ -133,6 +136,12 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         return html_table(f"{self.title} {self.named}".strip(), self.rows())
+
+    def plot(self) -> Figure:
+        """Where the time of the step goes: kernel families, idle time, host time, and the interval. See `draw_step`."""
+        import pipeline  # figures are above this module: the package's facade finds them
+
+        return pipeline.draw_step(self)
 
     def _step_text(self, gap: str = "   ") -> str:
         return (

@@ -81,7 +81,16 @@ def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: An
     answers = in_order(points, predict_points(points))
     for text in dict.fromkeys(text for each in answers if each.prediction for text in each.prediction.warnings):
         warnings.warn(text, SteptimeWarning, stacklevel=2)
-    table = pd.json_normalize([_row(each) for each in answers], max_level=1)
+    return grid_table([_row(each) for each in answers])
+
+
+def grid_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The table of `predict_grid`.
+
+    Args:
+        rows: keys of `Prediction.as_dict` with `unpredicted`, the reason of a point without a prediction, else None.
+    """
+    table = pd.json_normalize([dict(row) for row in rows], max_level=1)
     kinds = [name for name in table if "." in str(name)]
     known = table["unpredicted"].isna()
     table.loc[known, kinds] = table.loc[known, kinds].fillna(0.0)  # kinds that only other points have

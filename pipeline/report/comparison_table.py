@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from math import inf
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich import box
@@ -15,11 +16,15 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.answers.predict_grid import grid_table
 from pipeline.config import LOCAL_GPU, Point
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes
 from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
 from pipeline.report.terminal_tables import interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PER_PRICE = "samples/price"
 """The column of samples per unit of the currency; its head names the currency."""
@@ -81,7 +86,7 @@ def _hourly(prices: pd.DataFrame) -> dict[str, float]:
     return dict(zip(prices["gpu"], prices["price_per_hour"], strict=True)) if len(prices) else {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Predictions side by side, in the widest layout that fits the terminal; the best of each model is marked."""
 
@@ -90,6 +95,35 @@ class Comparison:
     prices: pd.DataFrame = field(default_factory=pd.DataFrame)
     """From `pipeline.prices.prices_of`; the table has a column of samples per price if any GPU has one."""
     unpredicted: Sequence[Unpredicted] = ()
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row per point, in the columns of `predict_grid`."""
+        rows = [p.as_dict() | {"unpredicted": None} for p in self.predictions]
+        none = [
+            {"gpu": row.gpu, "model": row.model, "batch_size": row.batch_size, "overrides": list(row.overrides),
+             "unpredicted": row.reason}
+            for row in self.unpredicted
+        ]  # fmt: skip
+        return grid_table([*rows, *none])
+
+    @property
+    def best(self) -> dict[str, Prediction]:
+        """By model: the prediction with the most samples per second, of those that fit the GPU's memory."""
+        found: dict[str, Prediction] = {}
+        for p in sorted((p for p in self.predictions if p.fits), key=lambda p: -p.samples_per_s):
+            found.setdefault(p.model, p)
+        return found
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{model}: {p.gpu} at batch {p.batch_size}" for model, p in self.best.items())
+        return f"<Comparison of {len(self.predictions)} predictions; most samples per second: {best or 'none fits'}>"
+
+    def plot(self) -> Figure:
+        """The predicted steps with their intervals, as bars."""
+        import pipeline  # a command that draws nothing does not load the code of figures
+
+        return pipeline.draw_steps(self.predictions)
 
     @cached_property
     def _per_hour(self) -> dict[str, float]:

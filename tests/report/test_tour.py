@@ -1,0 +1,75 @@
+"""The notebook of docs/: every cell runs, and the outputs in the file are those of today's predictions.
+
+After a change, execute it again: `pip install nbclient ipykernel`, then `jupyter execute --inplace docs/tour.ipynb`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+import nbformat
+import pandas as pd
+import pytest
+
+from pipeline.paths import project_dir
+
+TOUR = project_dir() / "docs" / "tour.ipynb"
+MOST_BYTES = 300_000
+
+SAME = 0.02
+"""Largest relative difference between a number in the file and today's: processors differ in the last digits."""
+
+
+def cells() -> list[Any]:
+    return [cell for cell in nbformat.read(TOUR, as_version=4).cells if cell.cell_type == "code"]
+
+
+def run(source: str, names: dict[str, Any]) -> tuple[object, str]:
+    """The value of a cell's last line, if it is an expression, and what the cell prints."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    printed = StringIO()
+    with redirect_stdout(printed):
+        exec(compile(tree, "cell", "exec"), names)
+        value = eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
+    return value, printed.getvalue()
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
+
+
+def test_every_cell_runs_and_shows_what_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    monkeypatch.chdir(TOUR.parent)
+    names: dict[str, Any] = {}
+    pictures = 0
+    for cell in cells():
+        value, printed = run(cell.source, names)
+        shown = {kind: text for output in cell.outputs for kind, text in output.get("data", {}).items()}
+        if "image/png" in shown:
+            assert type(value).__name__ == "Figure", cell.source
+            pictures += 1
+            continue
+        told = "".join(output.get("text", "") for output in cell.outputs)
+        now = value._repr_html_() if isinstance(value, pd.DataFrame) else repr(value) if value is not None else ""
+        before = shown.get("text/html" if isinstance(value, pd.DataFrame) else "text/plain", "")
+        before, now = (re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL) for text in (before, now))
+        assert numbers(now) == pytest.approx(numbers(before), rel=SAME), cell.source
+        assert numbers(printed) == pytest.approx(numbers(told), rel=SAME), cell.source
+    assert pictures == 3
+
+
+def test_the_file_is_small_and_says_nothing_of_a_machine() -> None:
+    text = TOUR.read_text(encoding="utf-8")
+    assert len(text) < MOST_BYTES
+    assert not re.search(r"(?<![\w/.])/(tmp|home|root|work|usr)/", text)
+    for cell in cells():
+        assert cell.outputs == [] or not any(output.output_type == "error" for output in cell.outputs)
+        assert "execution" not in cell.metadata  # times of a machine
+    assert any(cell.outputs for cell in cells())
