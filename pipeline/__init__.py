@@ -1,8 +1,8 @@
 """Steptime: how long one training step takes, on a GPU you may not have.
 
-    from pipeline import load_trace, predict, predict_grid, track
+    from pipeline import advise, load_trace, predict, predict_grid, track
 
-Importing this package loads neither torch nor mlflow. The four functions are imported at first use.
+Importing this package loads neither torch nor mlflow. The functions are imported at first use.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.answers.advice import advise
     from pipeline.answers.predict_grid import predict_grid
     from pipeline.answers.predict_point import predict
     from pipeline.answers.tracker import load_trace, track
 
-__all__ = ["load_trace", "predict", "predict_grid", "track"]
+__all__ = ["advise", "load_trace", "predict", "predict_grid", "track"]
 
 _HOMES = {
+    "advise": "pipeline.answers.advice",
     "predict": "pipeline.answers.predict_point",
     "predict_grid": "pipeline.answers.predict_grid",
     "load_trace": "pipeline.answers.tracker",
