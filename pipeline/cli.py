@@ -27,11 +27,14 @@ from pipeline.report.comparison_table import Comparison, Order, in_order
 from pipeline.report.grid_file import write_answers
 from pipeline.report.show import show
 from pipeline.report.terminal_tables import console
-from pipeline.terminal import Json, print_json, progress, run_app, working
+from pipeline.terminal import Json, Overrides, print_json, progress, run_app, split_results, working
 
-LISTING, TRACE, LATENCY = (f"pipeline.commands.{name}_commands" for name in ("listing", "trace", "latency"))
+LISTING, TRACE, LATENCY, CODESIGN = (
+    f"pipeline.commands.{name}_commands" for name in ("listing", "trace", "latency", "codesign")
+)
 
 LOADED_WHEN_ASKED = {
+    "advise": CODESIGN,
     "gpus": LISTING,
     "models": LISTING,
     "doctor": LISTING,
@@ -71,11 +74,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="gpu=V100 model=dlrm_default batch_size=2048 and any other override", metavar="KEY=VALUE..."),
-]
-
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -100,7 +98,7 @@ def options(
 @app.command()
 def predict(overrides: Overrides = None, as_json: Json = False) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
-    given, results = _results(_overrides(overrides))
+    given, results = split_results(overrides)
     points = expand(given)
     if len(points) > 1:
         raise InputError(f"predict takes one point, but these overrides give {len(points)}: use `steptime compare`")
@@ -125,7 +123,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
-    given, results = _results(_overrides(overrides))
+    given, results = split_results(overrides)
     points = expand(given)
     prices = prices_of([point.gpu for point in points])
     if sort is Order.cost and prices.empty:
@@ -165,30 +163,6 @@ def _costs(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
         return [{} for _ in predictions]
     columns = {name: table[name].astype(object).where(table[name].notna(), None) for name in COST_COLUMNS}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _overrides(given: list[str] | None) -> list[str]:
-    texts = list(given or [])
-    for text in texts:
-        if "=" not in text:
-            raise InputError(f"{text!r} is not an override: write key=value, for example gpu=V100")
-    return texts
-
-
-def _results(given: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The overrides without `results=FOLDER`, and that folder: models that a pipeline run left there may answer.
-
-    Raises:
-        InputError: the folder does not exist.
-    """
-    rest = [text for text in given if not text.startswith("results=")]
-    folders = {key: value for key, _, value in (text.partition("=") for text in given) if key == "results"}
-    for folder in folders.values():
-        if not Path(folder).is_dir():
-            raise InputError(
-                f"results={folder}: no such folder; give the folder of a pipeline run, whose models are used"
-            )
-    return rest, folders
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.paths import project_dir
@@ -88,6 +90,9 @@ class Prediction:
     """What differs from what was asked, and what the prediction leaves out, one sentence each."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     """Per operator and device call, in the `prediction` schema."""
+
+    draws_us: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
+    """Step time of each draw, shape (draws,), if it was kept. Draws of two predictions with the same seed are paired."""
 
     @property
     def step_time_us(self) -> float:

@@ -14,11 +14,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from pipeline.errors import SteptimeError, show_warning
+from pipeline.errors import InputError, SteptimeError, show_warning
 from pipeline.paths import config_dir
 from pipeline.report.terminal_tables import Catalogue, console
 
@@ -27,10 +28,16 @@ Item = TypeVar("Item")
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 """The option of every command that has a result."""
 
-OVERRIDES = ("gpu", "model", "batch_size", "kernels", "overheads", "predict", "experiment", "results")
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="gpu=V100 model=dlrm_default batch_size=2048 and any other override", metavar="KEY=VALUE..."),
+]
+"""The arguments of every command that predicts points."""
+
+OVERRIDES = ("gpu", "model", "batch_size", "kernels", "overheads", "predict", "edit", "experiment", "results")
 """Keys of overrides, and the sections that keys such as `model.dtype` begin with."""
 
-TAKING_OVERRIDES = ("predict", "compare")
+TAKING_OVERRIDES = ("predict", "compare", "advise")
 """Commands that take overrides."""
 
 SIGNS = {"µ": "u", "→": ">", "★": "*", "✗": "x", "█": "#", "−": "-", "–": "-", "×": "x", "≈": "~", "’": "'", "…": "."}
@@ -139,6 +146,26 @@ def _fail(message: str, code: int) -> None:
     sys.stdout.flush()
     print("steptime: " + " ".join(message.split()), file=sys.stderr)
     sys.exit(code)
+
+
+def split_results(given: Sequence[str] | None) -> tuple[list[str], dict[str, Any]]:
+    """The overrides without `results=FOLDER`, and that folder: models that a pipeline run left there may answer.
+
+    Raises:
+        InputError: a text is no override, or the folder does not exist.
+    """
+    texts = list(given or [])
+    for text in texts:
+        if "=" not in text:
+            raise InputError(f"{text!r} is not an override: write key=value, for example gpu=V100")
+    rest = [text for text in texts if not text.startswith("results=")]
+    folders = {key: value for key, _, value in (text.partition("=") for text in texts) if key == "results"}
+    for folder in folders.values():
+        if not Path(folder).is_dir():
+            raise InputError(
+                f"results={folder}: no such folder; give the folder of a pipeline run, whose models are used"
+            )
+    return rest, folders
 
 
 def print_json(value: Any) -> None:

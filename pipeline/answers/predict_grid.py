@@ -117,14 +117,17 @@ def in_order(points: Sequence[Point], answers: Iterable[Answer]) -> list[Answer]
     return [found[id(point)] for point in points]
 
 
-def predict_points(points: Sequence[Point], results: str | Path | None = "results") -> Iterator[Answer]:
+def predict_points(
+    points: Sequence[Point], results: str | Path | None = "results", keep_draws: bool = False
+) -> Iterator[Answer]:
     """Predict points, workload by workload. Each point gives one answer; an error concerns its own points only.
 
     Args:
         points: points of one grid or of several.
         results: as for `predict_point`.
+        keep_draws: whether predictions hold the step time of each draw (32 kB each), except those measured here.
     """
-    shared = _Shared(results)
+    shared = _Shared(results, keep_draws)
     by_workload: dict[object, list[Point]] = {}
     for point in points:
         by_workload.setdefault((point.settings.model, point.batch_size, point.settings.edit), []).append(point)
@@ -154,6 +157,7 @@ class _Shared:
     """What the points of a grid share, made when it is first needed. A failure is kept too, and raised again."""
 
     results: str | Path | None
+    keep_draws: bool = False
     made: dict[object, Any] = field(default_factory=dict)
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
@@ -254,5 +258,7 @@ def _kernel_times(kernels: KernelPredictor, parts: Sequence[StepParts]) -> Mappi
 
 def _prediction(step: _Step, shared: _Shared, kernels: KernelPredictor, times: pd.DataFrame) -> Prediction:
     gpu, overheads = shared.gpu(step.point), shared.overheads(step.point)
-    prediction, _ = predict_step(step.subject, gpu, step.parts, times, kernels.folders, overheads)
+    prediction, _ = predict_step(
+        step.subject, gpu, step.parts, times, kernels.folders, overheads, keep_draws=shared.keep_draws
+    )
     return with_what_fits(prediction, gpu, lambda size: memory_of(step.point.settings.model, size))

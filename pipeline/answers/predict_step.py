@@ -157,6 +157,7 @@ def predict_step(
     folders: tuple[str, ...],
     overheads: OverheadModel,
     measured_us: float | None = None,
+    keep_draws: bool = False,
 ) -> tuple[Prediction, Timeline]:
     """Predict one step from predicted kernel times.
 
@@ -168,6 +169,7 @@ def predict_step(
         folders: folders that these models were read from.
         overheads: host overheads.
         measured_us: as for `predict_from_parts`.
+        keep_draws: whether the prediction holds the step time of each draw.
 
     Returns:
         The prediction without its `calls`, and the timeline of its central draw.
@@ -212,6 +214,7 @@ def predict_step(
         overrides=subject.overrides,
         models_from=folders,
         warnings=(*subject.warnings, *dtype_notes(gpu, step.attributes, step.calls)),
+        draws_us=steps if keep_draws else None,
     )
     return prediction, timeline
 

@@ -22,7 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.advice import Advice
 from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
+from pipeline.answers.trace_advice import ChangeableStep, advise_trace
 from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec, list_gpus
@@ -145,6 +147,18 @@ class TrackedTrace:
             traced=TracedStep(self.origin.name, steps.queued_us + steps.step_us, steps.queued_us, steps.step_us,
                               steps.time_per_batch_us),
         )  # fmt: skip
+
+    def advise(self, same_results: bool = False) -> Advice:
+        """What would make the traced step faster on its own GPU, best first (`pipeline.answers.trace_advice`).
+
+        Args:
+            same_results: leave out what changes the results of the step by more than rounding.
+
+        Raises:
+            InputError: the trace holds no work of a GPU that has a specification.
+        """
+        measured = self._steps.calls["latency_us"].to_numpy(dtype=np.float64)
+        return advise_trace(ChangeableStep(self._steps.program, measured), self.to(self.origin.name), same_results)
 
     def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
         """Every GPU side by side, fastest first.
@@ -285,6 +299,10 @@ class MovableTrace(Trace):
             InputError: nothing ran on a GPU, or one of the two GPUs has no specification.
         """
         return self._tracked.to(gpu)
+
+    def advise(self, same_results: bool = False) -> Advice:
+        """What would make the traced step faster; see `TrackedTrace.advise`."""
+        return self._tracked.advise(same_results)
 
     def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
         """Every GPU side by side, fastest first; see `TrackedTrace.to_all`."""

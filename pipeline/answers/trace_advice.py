@@ -1,0 +1,152 @@
+"""What would make a traced step faster: changes of its program, simulated with the kernel times of the trace.
+
+A trace does not hold the code of the step, so that only changes of its launches and waits can be predicted: CUDA graphs,
+waits of the host that are left away, and operators that are removed. Kernel times stay as traced. The interval comes from
+host times, which are drawn with the width of measured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.answers.advice import MIN_GAIN, SAME, Advice, Gain, Line, Refused
+from pipeline.answers.predict_step import draw_host_scale
+from pipeline.prediction import Prediction
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.cuda_graph import as_cuda_graphs
+from pipeline.simulate.step_draws import step_times
+from pipeline.simulate.step_program import Kind, Program
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.bool_]
+
+DRAWS = 200
+"""Number of draws of host times for the interval of a gain."""
+
+HOST_EVIDENCE = {"measured": 1.0}
+"""Evidence of the host times of a trace."""
+
+
+@dataclass(frozen=True)
+class ChangeableStep:
+    """A program with its kernel times in µs, shape (calls,)."""
+
+    program: Program
+    kernel_us: Floats
+
+
+@dataclass(frozen=True)
+class TraceChange:
+    """A change of a traced step."""
+
+    name: str
+    how: str
+    apply: Callable[[ChangeableStep], ChangeableStep]
+    changes: str = SAME
+
+
+def advise_trace(step: ChangeableStep, traced: Prediction, same_results: bool = False) -> Advice:
+    """What would make a traced step faster, best first.
+
+    Args:
+        step: the traced iteration.
+        traced: the prediction of the trace on its own GPU, which equals its measurement.
+        same_results: leave out what changes the results of the step by more than rounding.
+    """
+    scale = traced.predicted_us / _step_us(step)
+    left = [each for each in changes_of(step) if not same_results or each.changes == SAME]
+    before = _predicted(step, traced, scale)
+    now, current, lines = step, before, list[Line]()
+    alone: dict[str, Gain] = {}
+    while left:
+        found = {each.name: _predicted(each.apply(now), traced, scale) for each in left}
+        if now is step:
+            alone = {name: Gain.between(before, after) for name, after in found.items()}
+        best = min(left, key=lambda each: found[each.name].predicted_us)
+        gain = Gain.between(current, found[best.name])
+        if gain.share < MIN_GAIN:
+            break
+        lines.append(Line(best.name, best.how, alone[best.name], gain, best.changes, traced.evidence, "", ""))
+        now, current = best.apply(now), found[best.name]
+        left.remove(best)
+    taken = {line.change for line in lines}
+    refused = tuple(Refused(name, gain, "does not help") for name, gain in alone.items() if name not in taken)
+    notes = ["kernel times are those of the trace"]
+    if traced.traced is not None and traced.traced.time_per_batch_us is None:
+        notes.append("the trace has one iteration: its host times may include work that is done once")
+    return Advice(before, tuple(lines), current, refused, tuple(notes))
+
+
+def changes_of(step: ChangeableStep) -> Iterator[TraceChange]:
+    """The changes that apply to a traced step."""
+    program = step.program
+    names = program.items.name[program.item]
+    for name in dict.fromkeys(names[program.kind == Kind.SYNC]):
+        waits = (names == name) & (program.kind == Kind.SYNC)
+        yield TraceChange(f"no wait in {name}", f"do not read results of the device in {name}", _without_waits(waits))
+    if program.blocking.any():
+        how = "DataLoader(pin_memory=True), .to(device, non_blocking=True)"
+        yield TraceChange("non-blocking copies", how, _without_blocking)
+    if program.further is None:
+        yield TraceChange("CUDA graphs", "torch.cuda.make_graphed_callables", _with_cuda_graphs)
+    dropout = np.array(["dropout" in str(name).lower() for name in names], dtype=bool)
+    if (dropout & (program.call >= 0)).any():
+        yield TraceChange("no dropout", "dropout=0", _without(dropout), "training has no dropout")
+
+
+def _without_waits(rows: Rows) -> Callable[[ChangeableStep], ChangeableStep]:
+    def apply(step: ChangeableStep) -> ChangeableStep:
+        program = step.program
+        kind, api_us = np.where(rows, int(Kind.HOST), program.kind), np.where(rows, 0.0, program.api_us)
+        return replace(step, program=replace(program, kind=kind, api_us=api_us))
+
+    return apply
+
+
+def _without_blocking(step: ChangeableStep) -> ChangeableStep:
+    return replace(step, program=replace(step.program, blocking=np.zeros_like(step.program.blocking)))
+
+
+def _with_cuda_graphs(step: ChangeableStep) -> ChangeableStep:
+    return replace(step, program=as_cuda_graphs(step.program))
+
+
+def _without(rows: Rows) -> Callable[[ChangeableStep], ChangeableStep]:
+    """Rows and their kernels take no time."""
+
+    def apply(step: ChangeableStep) -> ChangeableStep:
+        program, kernel_us = step.program, step.kernel_us.copy()
+        kernel_us[program.call[rows & (program.call >= 0)]] = 0.0
+        lead, gap, api, tail, latency, kernel_gap = (
+            np.where(rows, 0.0, times)
+            for times in (program.lead_us, program.gap_us, program.api_us, program.tail_us, program.latency_us,
+                          program.kernel_gap_us)
+        )  # fmt: skip
+        shorter = replace(
+            program, lead_us=lead, gap_us=gap, api_us=api, tail_us=tail, latency_us=latency, kernel_gap_us=kernel_gap
+        )
+        return ChangeableStep(shorter, kernel_us)
+
+    return apply
+
+
+def _step_us(step: ChangeableStep) -> float:
+    return float(simulate(step.program, step.kernel_us).step_us[0])
+
+
+def _predicted(step: ChangeableStep, traced: Prediction, scale: float) -> Prediction:
+    """The prediction of a changed step, with its draws. `scale` is the ratio of the traced to the simulated step."""
+    timeline = simulate(step.program, step.kernel_us)
+    host = draw_host_scale(HOST_EVIDENCE, DRAWS, 0)
+    times = np.repeat(step.kernel_us[:, None], DRAWS, axis=1)
+    drawn = step_times(step.program, times, np.arange(len(step.kernel_us)), host) * scale
+    us = float(timeline.step_us[0]) * scale
+    low, high = np.percentile(drawn, [10, 90])
+    return replace(
+        traced, predicted_us=us, p10_us=float(min(low, us)), p90_us=float(max(high, us)), draws_us=drawn,
+        active_us=float(timeline.active_us[0]) * scale, host_us=float(timeline.host_us[0]) * scale, bound=timeline.bound,
+    )  # fmt: skip

@@ -1,0 +1,144 @@
+"""Advice: what is listed applies and helps, its gains are those of the commands, and it works on every kind of step."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.answers.advice import CANDIDATES, MIN_GAIN, Gain, advice_for, advise, applies, changed
+from pipeline.answers.predict_grid import predict_points
+from pipeline.answers.trace_advice import ChangeableStep, advise_trace, changes_of
+from pipeline.cli import app
+from pipeline.config import expand, point
+from pipeline.errors import ConfigError
+from pipeline.prediction import Prediction
+from pipeline.simulate.step_program import Items, Kind, Program
+
+SLOW = ["gpu=V100", "model=dlrm_small", "batch_size=256", "predict.draws=128", "model.read_loss=before_backward",
+        "model.foreach=false"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def advice():
+    return advice_for(point(SLOW))
+
+
+def test_each_line_helps_on_top_of_the_lines_above(advice):
+    assert len(advice.lines) >= 2
+    left = np.prod([1 - line.on_top.share for line in advice.lines])
+    assert left * advice.before.predicted_us == pytest.approx(advice.after.predicted_us)
+    for line in advice.lines:
+        gain = line.on_top
+        assert gain.share >= MIN_GAIN and gain.p10 <= gain.share <= gain.p90 and sum(line.evidence.values()) > 0.99
+
+
+def test_the_command_of_a_line_shows_its_gain(advice):
+    """Running the command: two points whose predictions differ by the gain that the line states."""
+    for line in advice.lines:
+        words = shlex.split(line.command)
+        assert words[:2] == ["steptime", "compare"]
+        before, after = predict_points(expand(words[2:]), keep_draws=True)
+        told = line.on_top if line.alone is None else line.alone
+        assert Gain.between(before.prediction, after.prediction) == told
+        before, after = predict_points(expand(shlex.split(line.command_on_top)[2:]), keep_draws=True)
+        assert Gain.between(before.prediction, after.prediction) == line.on_top
+
+
+def test_what_keeps_the_results_can_be_asked_for_alone():
+    found = advice_for(point(SLOW), same_results=True)
+    assert found.lines and {line.changes_results for line in found.lines} == {"no"}
+    assert not any(line.change.startswith(("model.dtype", "edit.remove")) for line in found.lines)
+
+
+def test_what_cannot_apply_is_not_tried():
+    texts = {each.text for each in CANDIDATES if applies(each, point(["gpu=V100", "model=dlrm_small"]))}
+    assert "model.attention=fused" not in texts and "model.foreach=true" not in texts
+    assert not {"model.dtype=tf32", "model.dtype=bf16", "model.precision=pure"} & texts  # a V100 computes neither
+    on_ampere = {each.text for each in CANDIDATES if applies(each, point(["gpu=A100", "model=dlrm_small"]))}
+    assert {"model.dtype=tf32", "model.dtype=bf16"} <= on_ampere
+    sparse = point(["model=dlrm_small", "model.embedding=sparse", "model.optimizer=adam"])
+    assert not any(each.key == "predict.cuda_graph" for each in CANDIDATES if applies(each, sparse))
+
+
+def test_edits_are_added_to_those_of_the_step():
+    at = point(["model=transformer", "edit.remove=aten::relu"])
+    (dropout,) = (each for each in CANDIDATES if each.key == "edit.remove")
+    assert changed(at, dropout).settings.edit.remove == ("aten::relu", "aten::dropout")
+    assert not applies(dropout, changed(at, dropout))
+
+
+def test_what_does_not_help_is_told_with_the_reason(advice):
+    assert any("the step has no operator aten::dropout" in each.reason for each in advice.not_helping)
+    assert not {line.change for line in advice.lines} & {each.change for each in advice.not_helping}
+
+
+def test_paired_draws_cancel_an_error_that_both_steps_share():
+    draws = np.random.default_rng(0).lognormal(0, 0.2, 1000)
+    before, after = (
+        Prediction("V100", "m", "default", 1, us, us, us, us * 0.8, us * 1.2, 0, True, {}, {}, 0.0, draws_us=us * draws)
+        for us in (100.0, 90.0)
+    )
+    gain = Gain.between(before, after)
+    assert (gain.share, gain.p10, gain.p90, gain.faster) == pytest.approx((0.1, 0.1, 0.1, 1.0))
+
+
+def test_advice_for_a_step_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "own_step.py").write_text(
+        "import torch\nfrom torch import nn\nfrom pipeline.workloads.training_step import Step\n\n"
+        "def make(config, batch_size, device):\n"
+        "    with torch.device(device):\n"
+        "        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))\n"
+        "    batch = torch.rand(batch_size, 64), torch.randint(10, (batch_size,))\n"
+        "    loss = lambda output, x, y: nn.functional.cross_entropy(output, y)\n"
+        "    return Step([model], [batch], lambda x, y: model(x), loss, device, config)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    found = advise("V100", "custom", model__target="own_step:make", predict__draws=64)
+    assert "predict.cuda_graph=true" in {line.change for line in found.lines}
+    tried = {line.change for line in found.lines} | {each.change for each in found.not_helping if each.gain}
+    assert {"edit.remove=aten::dropout", "edit.fuse=elementwise"} <= tried
+
+
+def test_the_command_prints_lines_or_json():
+    runner = CliRunner()
+    shown = runner.invoke(app, ["advise", *SLOW, "--same-results", "--all"])
+    assert shown.exit_code == 0 and "with all lines" in shown.output and "steptime compare gpu=V100" in shown.output
+    found = json.loads(runner.invoke(app, ["advise", *SLOW, "--same-results", "--json"]).output)
+    assert found["lines"][0]["on_top"]["share"] == pytest.approx(found["lines"][0]["alone"]["share"])
+    assert found["after"]["predicted_us"] < found["before"]["predicted_us"]
+
+
+def test_a_step_measured_here_gets_no_advice():
+    with pytest.raises(ConfigError, match="name a GPU instead of gpu=local"):
+        advise("local", "dlrm_small")
+
+
+def traced_program() -> Program:
+    """A relu, a dropout, a read of the loss that waits, a relu; each kernel 10 µs, each host time 20 µs.
+
+    host    [relu  ][dropout][item   ]         [relu  ]
+    device         [10]     [10]                       [10]
+    """
+    names = np.array(["aten::relu", "aten::dropout", "aten::item", "aten::relu"], object)
+    n, texts = 4, np.full(4, "forward", object)
+    zeros, numbers = np.zeros(n), np.arange(n)
+    items = Items(numbers, names, np.zeros(n, int), texts, np.full(n, "measured", object))
+    kind = np.array([Kind.LAUNCH, Kind.LAUNCH, Kind.SYNC, Kind.LAUNCH])
+    return Program(
+        items=items, item=numbers, kind=kind, thread=np.zeros(n, int), previous=numbers - 1, lead_us=zeros,
+        gap_us=zeros + 15, api_us=zeros + 5, tail_us=zeros, call=np.array([0, 1, -1, 2]), stream=np.array([0, 0, -1, 0]),
+        blocking=np.zeros(n, bool), latency_us=zeros, kernel_gap_us=zeros, wait_offsets=np.zeros(n + 1, int),
+        wait_calls=np.empty(0, int), streams=np.array([7]), backlog_us=np.zeros(1), call_count=3,
+    )  # fmt: skip
+
+
+def test_a_trace_gets_advice_on_its_launches_and_waits():
+    step = ChangeableStep(traced_program(), np.array([10.0, 10.0, 10.0]))
+    assert [each.name for each in changes_of(step)] == ["no wait in aten::item", "CUDA graphs", "no dropout"]
+    traced = Prediction("V100", "t", "traced", 1, 85.0, 30.0, 80.0, 85.0, 85.0, 0, True, {"measured": 1.0}, {}, 0.0)
+    found = advise_trace(step, traced)
+    assert found.before.predicted_us == pytest.approx(85.0) and found.lines[0].change == "CUDA graphs"
+    kept = advise_trace(step, traced, same_results=True)
+    assert "no dropout" not in {line.change for line in kept.lines}
