@@ -25,7 +25,7 @@ def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
         folder = artifacts.point(p.gpu, p.model, p.variant, p.batch_size)
         found = {
             "artifacts": folder,
-            "timeline": f"{folder}/timeline.json.gz (open in ui.perfetto.dev)",
+            "timeline": f"{folder}/timeline.html (in a browser; timeline.json.gz is for ui.perfetto.dev)",
         }
     else:
         found = {"artifacts": f"{root}/"}
