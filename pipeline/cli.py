@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from pipeline.answers.predict_grid import predict_points
-from pipeline.answers.predict_point import largest_batch, predict_point
+from pipeline.answers.predict_point import largest_batch, predict_point, predict_timeline
 from pipeline.config import expand
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
@@ -27,6 +27,7 @@ from pipeline.report.comparison_table import Comparison, Order, in_order
 from pipeline.report.grid_file import write_answers
 from pipeline.report.show import show
 from pipeline.report.terminal_tables import console
+from pipeline.simulate.perfetto import write_timeline
 from pipeline.terminal import Json, Overrides, print_json, progress, run_app, split_results, working
 
 LISTING, TRACE, LATENCY, CODESIGN = (
@@ -96,19 +97,30 @@ def options(
 
 
 @app.command()
-def predict(overrides: Overrides = None, as_json: Json = False) -> None:
+def predict(
+    overrides: Overrides = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
     given, results = split_results(overrides)
     points = expand(given)
     if len(points) > 1:
         raise InputError(f"predict takes one point, but these overrides give {len(points)}: use `steptime compare`")
     with working("predicting"):
-        prediction = predict_point(points[0], **results)
+        if timeline is None:
+            prediction = predict_point(points[0], **results)
+        else:
+            prediction, step, calls = predict_timeline(points[0], **results)
+            title = f"{prediction.model} on {prediction.gpu}, batch {prediction.batch_size:,}"
+            write_timeline(step, timeline, calls, title=title)
     if as_json:
         print_json(prediction.as_dict())
         return
 
-    show([prediction])
+    show([prediction], {"timeline": str(timeline)} if timeline is not None else None)
 
 
 @app.command()

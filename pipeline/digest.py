@@ -59,7 +59,7 @@ def module_digest(module: str) -> str:
 
 
 def code_of(script: str, drawing: bool = False) -> list[Path]:
-    """The files that `code_digest` hashes: modules and the data files beside them (`opmap.yaml`), in a fixed order."""
+    """The files that `code_digest` hashes: modules and the data files beside them (such as `opmap.yaml`), in a fixed order."""
     return _code_behind(ROOT / "workflow" / "scripts" / f"{script}.py", drawing)
 
 
@@ -85,7 +85,7 @@ def _code_behind(start: Path, drawing: bool) -> list[Path]:
         file
         for folder in {path.parent for path in found}
         for file in folder.iterdir()
-        if file.suffix in (".yaml", ".csv")
+        if file.suffix in (".yaml", ".csv", ".html")
     }
     return sorted(found | data)
 

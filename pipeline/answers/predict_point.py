@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.host_overheads import host_name, overhead_model
 from pipeline.answers.kernel_models import available_models, kernel_predictor
@@ -26,6 +28,7 @@ from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.schemas import read_table
 from pipeline.settings import EditSettings, FrozenDict
+from pipeline.simulate.timeline import Timeline
 
 
 def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Prediction:
@@ -69,6 +72,18 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
     """
     if point.local:
         return _measured_here(point, Path(results or "results"))
+    return predict_timeline(point, results)[0]
+
+
+def predict_timeline(point: Point, results: str | Path | None = "results") -> tuple[Prediction, Timeline, pd.DataFrame]:
+    """Predict one grid point as `predict_point` does; also its timeline, and the device calls (`calls` schema).
+
+    Raises:
+        InputError: `gpu=local`, whose timeline the pipeline writes.
+    """
+    if point.local:
+        folder = Artifacts(str(results or "results")).point(point.gpu, point.model, point.variant, point.batch_size)
+        raise InputError(f"gpu=local: the pipeline writes this timeline, {folder}/timeline.html")
     gpu = gpu_of(point.settings.gpu)
     graph = graph_of(point.settings.model, point.batch_size, point.settings.edit)
     calls = calls_of(graph, point.settings.model.plain(), point.batch_size, gpu, point.settings.edit)
@@ -76,8 +91,9 @@ def predict_point(point: Point, results: str | Path | None = "results") -> Predi
     variant = method_label(point.settings.kernels)
     kernels = kernel_predictor(gpu, variant, available_models(point.gpu, variant, results))
     overheads = overhead_model(point.gpu, point.settings.overheads, results, point.workload)
-    prediction, _ = predict_from_parts(subject, gpu, graph.table, calls, kernels, overheads)
-    return with_what_fits(prediction, gpu, lambda size: memory_of(point.settings.model, size))
+    prediction, timeline = predict_from_parts(subject, gpu, graph.table, calls, kernels, overheads)
+    fitting = with_what_fits(prediction, gpu, lambda size: memory_of(point.settings.model, size))
+    return fitting, timeline, calls
 
 
 def subject_of(point: Point, graph: Graph) -> Subject:

@@ -12,7 +12,7 @@ from pipeline.prediction import Prediction
 from pipeline.report.artifact_list import places
 from pipeline.report.catalogue import gpu_rows, model_rows, option_rows
 from pipeline.report.doctor import examine
-from pipeline.report.mlflow_tracking import serve
+from pipeline.report.mlflow_tracking import PORT, serve
 from pipeline.report.show import show
 from pipeline.schemas import read_table
 from pipeline.terminal import Json, catalogue, print_json, working
@@ -64,7 +64,7 @@ def summary(
 
 @app.command()
 def ui(
-    port: Annotated[int, typer.Option(help="port on this machine")] = 5000,
+    port: Annotated[int, typer.Option(help="port on this machine")] = PORT,
     results: Annotated[Path, typer.Option(help="results folder of the run")] = Path("results"),
 ) -> None:
     """Open the MLflow UI on the project's database, to compare kernel-model variants."""

@@ -34,7 +34,9 @@ def replay(
     rank: Annotated[
         list[Path] | None, typer.Option(help="trace of another rank of the same step; all ranks are simulated together")
     ] = None,
-    timeline: Annotated[Path | None, typer.Option(help="write the predicted timeline here, for Perfetto")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the iterations of a trace from overheads of other iterations, and compare with the measured times."""

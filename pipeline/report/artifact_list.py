@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
+from pipeline.report.mlflow_tracking import kernel_models_page
 
 
 def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
@@ -22,12 +23,15 @@ def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
     if len(predictions) == 1:
         p = predictions[0]
         folder = artifacts.point(p.gpu, p.model, p.variant, p.batch_size)
-        found = {"artifacts": folder, "timeline": f"{folder}/timeline.json.gz (open in ui.perfetto.dev)"}
+        found = {
+            "artifacts": folder,
+            "timeline": f"{folder}/timeline.html (in a browser; timeline.json.gz is for ui.perfetto.dev)",
+        }
     else:
         found = {"artifacts": f"{root}/"}
     if not Path(found["artifacts"]).is_dir():  # the table was copied elsewhere
         found = {}
     if (Path(artifacts.tracking) / "mlflow.db").is_file():
         command = "make ui" if str(root) == "results" else f"steptime ui --results {root}"
-        found["kernel models"] = f"{command} (MLflow on http://127.0.0.1:5000)"
+        found["kernel models"] = f"{command}, then {kernel_models_page(artifacts.tracking)}"
     return found

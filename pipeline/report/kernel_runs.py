@@ -20,6 +20,7 @@ from pipeline.report.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_P
 from pipeline.report.figures.kernel_errors import error_histogram, predicted_against_measured
 from pipeline.report.mlflow_tracking import (
     KERNEL_MODELS,
+    Data,
     choose_champion,
     describe_kernel_models,
     log_run,
@@ -116,7 +117,9 @@ def _track(
     title = f"{kind} on {gpu} ({variant})"
     seed, name = fitted.parameters["seed"], f"{gpu}-{kind}"
     # MLflow's charts show two decimal places: as fractions, errors of 1.9 % and 2.4 % would both be 0.02
-    percent = {f"{key}_percent": 100.0 * fitted.metrics[key] for key in ("gmae", "mape")}
+    percent = {f"{key}_percent": 100.0 * fitted.metrics[key] for key in ("gmae", "mape", "bias", "coverage")}
+    digest = _fingerprint(samples)
+    origin = ", ".join(sorted(samples["source"].astype(str).unique()))
     run = log_run(
         tracking,
         KERNEL_MODELS,
@@ -129,9 +132,11 @@ def _track(
             "dtype": dtypes,
             "variant": variant,
             "model": name,
-            "samples": _fingerprint(samples),
+            "samples": digest,
             "champion": "no",
         },
+        made_by="workflow/scripts/fit_kernels.py",
+        data=Data(f"{gpu} {kind}", digest, origin, len(samples)),
         artifacts={"model": folder} if folder is not None else {},
         figures={
             "predicted_against_measured.png": predicted_against_measured(test, title),

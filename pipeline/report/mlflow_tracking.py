@@ -10,16 +10,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import json
 import math
 import os
 import re
+import sqlite3
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from pipeline.errors import InputError
+from pipeline.report import mlflow_views
 
 KERNEL_MODELS, OVERHEADS = "kernel models", "overheads"
 EXPERIMENTS = {
@@ -29,8 +33,12 @@ EXPERIMENTS = {
 """Experiments, with the description that the UI shows above their runs."""
 
 _NOTE = "mlflow.note.content"
-LOOPBACK = "127.0.0.1"
-"""Address that the MLflow UI binds. The UI has no password, so other machines must not be able to reach it."""
+LOOPBACK, PORT = "127.0.0.1", 5000
+"""Address that the MLflow UI binds, and its port. The UI has no password, so other machines must not be able to reach
+it."""
+
+DIGITS = 4
+"""Significant digits of logged metrics. Errors of kernel models vary by more from seed to seed."""
 
 _SERVER_VARIABLES = re.compile(r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|(UVICORN|GUNICORN)_\w+")
 """Environment variables that would move MLflow's server to another address or open it to other machines."""
@@ -60,6 +68,16 @@ def _one_process_at_a_time(
     return locked
 
 
+@dataclass(frozen=True)
+class Data:
+    """The table that a run was fitted to, for the column *Dataset*: name, digest of its rows, origin, number of rows."""
+
+    name: str
+    digest: str
+    source: str
+    rows: int
+
+
 @_one_process_at_a_time
 def log_run(
     folder: str | Path,
@@ -69,6 +87,8 @@ def log_run(
     params: Mapping[str, Any],
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
+    made_by: str = "steptime",
+    data: Data | None = None,
     artifacts: Mapping[str, Path] | None = None,
     figures: Mapping[str, Any] | None = None,
 ) -> str:
@@ -76,10 +96,15 @@ def log_run(
 
     Args:
         folder: the tracking folder (`Artifacts.tracking`); created if it does not exist.
+        metrics: numbers; they are rounded to `DIGITS` significant digits, and NaN is left out.
+        made_by: what MLflow shows as the run's source.
+        data: the table that was fitted.
         artifacts: folder inside the run -> file or folder to copy there.
         figures: file name inside the run -> matplotlib figure.
     """
     import mlflow
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+    from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_SOURCE_NAME, MLFLOW_SOURCE_TYPE
 
     client = _client(Path(folder))
     owner = _experiment(client, Path(folder), experiment)
@@ -88,11 +113,15 @@ def log_run(
     for run in earlier:
         client.set_tag(run.info.run_id, "current", "no")
         client.delete_run(run.info.run_id)
-    with mlflow.start_run(experiment_id=owner, run_name=name, tags={**tags, "current": "yes"}) as run:
+    source = {MLFLOW_SOURCE_NAME: made_by, MLFLOW_SOURCE_TYPE: "LOCAL"}
+    with mlflow.start_run(experiment_id=owner, run_name=name, tags={**source, **tags, "current": "yes"}) as run:
         mlflow.log_params({key: str(value)[:480] for key, value in params.items()})
         mlflow.log_metrics(
-            {key: float(value) for key, value in metrics.items() if value is not None and value == value}
+            {key: rounded(value) for key, value in metrics.items() if value is not None and value == value}
         )
+        if data is not None:
+            about = Dataset(data.name, data.digest, "local", data.source, profile=f'{{"num_rows": {data.rows}}}')
+            client.log_inputs(run.info.run_id, [DatasetInput(about, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])])
         for place, path in (artifacts or {}).items():
             log = mlflow.log_artifacts if path.is_dir() else mlflow.log_artifact
             log(str(path), place)
@@ -101,39 +130,64 @@ def log_run(
     return str(run.info.run_id)
 
 
+def rounded(value: float) -> float:
+    """A metric with `DIGITS` significant digits; whole numbers stay as they are."""
+    return float(value) if float(value).is_integer() else float(f"{value:.{DIGITS}g}")
+
+
 @_one_process_at_a_time
-def describe_kernel_models(folder: str | Path) -> None:
-    """Write links above the kernel models' runs; each shows the variants of a family on a GPU, lowest GMAE first."""
+def describe_kernel_models(folder: str | Path) -> str:
+    """Write the views of the kernel models' table (`mlflow_views`), and links to them above it.
+
+    Returns:
+        The path of the page with all kernel models, relative to the UI's address.
+    """
     client = _client(Path(folder))
     owner = _experiment(client, Path(folder), KERNEL_MODELS)
-    families: dict[str, set[str]] = {}
-    for run in client.search_runs([owner], "tags.current = 'yes'", max_results=50_000):
-        if {"gpu", "family"} <= run.data.tags.keys():
-            families.setdefault(run.data.tags["family"], set()).add(run.data.tags["gpu"])
-    links = [
-        f"**{family}** " + " ".join(f"[{gpu}]({variants_address(owner, gpu, family)})" for gpu in sorted(families[family]))
-        for family in sorted(families)
-    ]  # fmt: skip
-    text = " Comparison of variants, smallest GMAE first: " + " · ".join(links) if links else ""
-    client.set_experiment_tag(owner, _NOTE, EXPERIMENTS[KERNEL_MODELS] + text)
+    created = int(client.get_experiment(owner).creation_time or 0)
+    runs = client.search_runs([owner], "tags.current = 'yes'", max_results=50_000)
+    tags = [run.data.tags for run in runs]
+    models = sorted({(each["family"], each["gpu"]) for each in tags if {"gpu", "family"} <= each.keys()})
+    views, links = {mlflow_views.ALL: mlflow_views.view("Kernel models, smallest error first", created)}, []
+    for family, gpu in models:
+        key, chosen = mlflow_views.of_model(gpu, family)
+        views[key] = mlflow_views.view("", created, chosen)
+        links.append(f"[{family} · {gpu}]({mlflow_views.page(owner, key)})")
+    for key, text in views.items():
+        client.set_experiment_tag(owner, mlflow_views.SHARED_VIEW + key, text)
+    # the links first: the page shows one line of the description until it is opened
+    note = ["Variants of " + ", ".join(links) + "  "] if links else []
+    client.set_experiment_tag(owner, _NOTE, "\n".join([*note, EXPERIMENTS[KERNEL_MODELS]]))
+    return mlflow_views.page(owner, mlflow_views.ALL)
 
 
-def variants_address(experiment: str, gpu: str, family: str) -> str:
-    """Path of the UI's page that compares the variants of one kernel model, relative to the UI's address."""
-    chosen = quote(f"tags.gpu = '{gpu}' and tags.family = '{family}'")
-    order = f"orderByKey={quote('metrics.`gmae`')}&orderByAsc=true"
-    return f"#/experiments/{experiment}/runs?searchFilter={chosen}&{order}&compareRunsMode=CHART"
+def kernel_models_page(folder: str | Path) -> str:
+    """Address of the page with all kernel models while `steptime ui` runs; the UI's own if no fit was logged.
+
+    This reads the database itself, because a command that only prints the address shall not import MLflow (seconds).
+    """
+    known = f"file:{quote(str((Path(folder) / 'mlflow.db').resolve()))}?mode=ro"
+    with contextlib.closing(sqlite3.connect(known, uri=True)) as database:
+        asked = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
+        try:
+            found = database.execute(asked, [KERNEL_MODELS]).fetchone()
+        except sqlite3.Error:  # it is being created, or it is no database
+            found = None
+    return f"http://{LOOPBACK}:{PORT}/" + (mlflow_views.page(str(found[0]), mlflow_views.ALL) if found else "")
 
 
 @_one_process_at_a_time
 def register_model(folder: str | Path, name: str, run_id: str, place: str, tags: Mapping[str, str]) -> str:
     """Register the model logged under `place` of a run as a new version of `name`; returns the version."""
     from mlflow.exceptions import MlflowException
+    from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_MODELS
 
     client = _client(Path(folder))
     with contextlib.suppress(MlflowException):  # it exists since an earlier fit and gets a new version
         client.create_registered_model(name, tags=dict(tags))
     run = client.get_run(run_id)
+    logged = [{"run_id": run_id, "artifact_path": place, "flavors": {"steptime": {}}}]
+    client.set_tag(run_id, MLFLOW_LOGGED_MODELS, json.dumps(logged))  # the column *Models* joins it with the version
     version = client.create_model_version(name, f"{run.info.artifact_uri}/{place}", run_id=run_id, tags=dict(tags))
     return str(version.version)
 
@@ -174,19 +228,11 @@ def serve(port: int, folder: str | Path) -> None:
     os.environ.update(_ENVIRONMENT)
     for name in [name for name in os.environ if _SERVER_VARIABLES.fullmatch(name)]:
         del os.environ[name]
-    owner = _kernel_models(folder)
-    print(
-        f"MLflow UI (stop with Ctrl-C); kernel models: http://{LOOPBACK}:{port}/#/experiments/{owner}/runs", flush=True
-    )
+    page = describe_kernel_models(folder)
+    print(f"MLflow UI (stop with Ctrl-C); kernel models: http://{LOOPBACK}:{port}/{page}", flush=True)
     # one worker: with several, a worker that needs over five seconds to import MLflow (busy machine) is killed repeatedly
     options = ["--backend-store-uri", _uri(folder), "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
-
-
-@_one_process_at_a_time
-def _kernel_models(folder: str | Path) -> str:
-    """Id of the experiment with the kernel models."""
-    return _experiment(_client(Path(folder)), Path(folder), KERNEL_MODELS)
 
 
 def _check_port(port: int) -> None:

@@ -48,6 +48,7 @@ def track_overheads(
             params={**fitted, "label": label, "workloads": ", ".join(workloads)},
             metrics=metrics,
             tags={"gpu": gpu, "estimator": settings.estimator},
+            made_by="workflow/scripts/overhead_statistics.py",
             artifacts={"statistics": table},
             figures={"overheads.png": overhead_types(observations, gpu)},
         )

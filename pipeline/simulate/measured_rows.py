@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.simulate.perfetto import metadata_event, slice_event, thread_name
+from pipeline.simulate.trace_events import process_events, row_events, slice_event, thread_name
 from pipeline.simulate.trace_program import Iteration
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.host_activity import Activity
@@ -49,10 +49,9 @@ def measured_rows(act: Activity, iterations: Sequence[tuple[Iteration, float]]) 
         iterations: pairs (iteration, time in µs at which it begins).
     """
     events = [event for iteration, begin in iterations for event in _slices(act, iteration, begin)]
-    rows = [metadata_event("process_name", HOST_PID, 0, HOST),
-            metadata_event("process_name", DEVICE_PID, 0, DEVICE_CPU if act.on_cpu else DEVICE)]  # fmt: skip
+    rows = process_events(HOST_PID, HOST, 3) + process_events(DEVICE_PID, DEVICE_CPU if act.on_cpu else DEVICE, 4)
     for pid, row in sorted({(event["pid"], event["tid"]) for event in events}):
-        rows.append(metadata_event("thread_name", pid, row, thread_name(row) if pid == HOST_PID else f"stream {row}"))
+        rows += row_events(pid, row, thread_name(row) if pid == HOST_PID else f"stream {row}")
     return rows + events
 
 

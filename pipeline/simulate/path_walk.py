@@ -70,6 +70,15 @@ class SimulatedStep(Protocol):
         """Call that each call waited for."""
 
 
+class Moment(Enum):
+    """What happens at a moment of the critical path, to a row or a call."""
+
+    ROW_END = auto()
+    ROW_START = auto()
+    CALL_END = auto()
+    CALL_BEGIN = auto()
+
+
 @dataclass(frozen=True)
 class CriticalPath:
     """The critical path of the first draw of a step. Its times, in µs, add up to the step.
@@ -83,6 +92,7 @@ class CriticalPath:
         latency_us: from the starts of launches to the starts of their calls.
         gap_us: between the ends of calls and the starts of calls that waited for them.
         return_us: from the ends of calls to the returns of host waits for them.
+        moments: the moments of the walk with their row or call, from the end of the step to its begin.
     """
 
     rows: Flags
@@ -93,19 +103,13 @@ class CriticalPath:
     latency_us: float
     gap_us: float
     return_us: float
+    moments: tuple[tuple[Moment, int], ...] = ()
 
     @property
     def parts(self) -> dict[str, float]:
         """Times of the path by kind, in µs."""
         names = ("host_us", "device_us", "queued_us", "latency_us", "gap_us", "return_us")
         return {name: getattr(self, name) for name in names}
-
-
-class _Moment(Enum):
-    ROW_END = auto()
-    ROW_START = auto()
-    CALL_END = auto()
-    CALL_BEGIN = auto()
 
 
 def critical_path(step: SimulatedStep) -> CriticalPath:
@@ -119,59 +123,61 @@ def critical_path(step: SimulatedStep) -> CriticalPath:
     row_start, row_end = step.row_start[:, 0], step.row_end[:, 0]
     begin, done = step.device_start[:, 0], step.device_end[:, 0]
     host = queued = latency = gap = returned = 0.0
+    moments: list[tuple[Moment, int]] = []
     moment, at = _last(step)  # `at` is a row or a call, negative where the path ends
     while at >= 0:
-        if moment == _Moment.ROW_END:
+        moments.append((moment, int(at)))
+        if moment == Moment.ROW_END:
             rows[at] = True
             host += float(p.tail_us[at])
             awaited = int(step.host_cause[at])
             if awaited == NO_CALL:
                 host += float(p.api_us[at])
-                moment = _Moment.ROW_START
+                moment = Moment.ROW_START
                 continue
             back = float(row_end[at] - p.tail_us[at])
             if awaited == BACKLOG:
                 queued, returned = queued + back - p.sync_return_us, returned + p.sync_return_us
             else:
                 returned += back - float(done[awaited])
-            moment, at = _Moment.CALL_END, awaited
-        elif moment == _Moment.ROW_START:
+            moment, at = Moment.CALL_END, awaited
+        elif moment == Moment.ROW_START:
             rows[at] = True
             made_room = int(step.launch_cause[at])
             if made_room != NO_CALL:
-                moment, at = _Moment.CALL_BEGIN, made_room
+                moment, at = Moment.CALL_BEGIN, made_room
                 continue
             before, lead = int(p.previous[at]), float(p.lead_us[at] + p.gap_us[at])
             end = row_end[before] if before >= 0 else 0.0
             if own[at] >= 0 and row_end[own[at]] > end + lead:
                 before, lead = own[at], 0.0
             host += lead
-            moment, at = _Moment.ROW_END, before
-        elif moment == _Moment.CALL_END:
+            moment, at = Moment.ROW_END, before
+        elif moment == Moment.CALL_END:
             calls[at] = True
-            moment = _Moment.CALL_BEGIN
+            moment = Moment.CALL_BEGIN
         else:
             awaited, launch = int(step.device_cause[at]), int(launch_row[at])
             if awaited == NO_CALL:
                 latency += float(begin[at] - row_start[launch])
-                moment, at = _Moment.ROW_START, launch
+                moment, at = Moment.ROW_START, launch
                 continue
             before_us = float(p.backlog_us[p.stream[launch]] if awaited == BACKLOG else done[awaited])
             gap += float(begin[at]) - before_us
             queued += before_us if awaited == BACKLOG else 0.0
-            moment, at = _Moment.CALL_END, awaited
+            moment, at = Moment.CALL_END, awaited
     device = float((done - begin)[calls].sum())
-    return CriticalPath(rows, calls, host, device, queued, latency, gap, returned)
+    return CriticalPath(rows, calls, host, device, queued, latency, gap, returned, tuple(moments))
 
 
-def _last(step: SimulatedStep) -> tuple[_Moment, int]:
+def _last(step: SimulatedStep) -> tuple[Moment, int]:
     """The row, or the call if one ends later, whose end is the end of the step; `NO_CALL` for an empty step."""
     row = int(np.argmax(step.row_end[:, 0])) if len(step.program) else NO_CALL
     if not np.isnan(step.device_end[:, 0]).all():
         call = int(np.nanargmax(step.device_end[:, 0]))
         if step.device_end[call, 0] > step.row_end[row, 0]:
-            return _Moment.CALL_END, call
-    return _Moment.ROW_END, row
+            return Moment.CALL_END, call
+    return Moment.ROW_END, row
 
 
 def _before_on_thread(thread: list[int]) -> list[int]:

@@ -66,7 +66,8 @@ def replay(
         path: the trace to evaluate.
         overheads: traces to take statistics from; without any, the halves of `path` predict each other.
         options: switches for ablations.
-        timeline: where to write the predicted iterations for Perfetto, with the measured trace's time axis.
+        timeline: where to write the predicted iterations, with the measured trace's time axis: a page (`.html`), or
+            Chrome JSON for Perfetto (`.json`, `.json.gz`).
         calibrate: number of iterations of `path` that give one factor on the host times of `overheads`, for traces of
             another host or workload. These iterations are not evaluated.
 
@@ -164,10 +165,13 @@ def replay_source(
 def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Path) -> None:
     trace, events = target.act.trace, target.act.call_event
     base = int(trace.metadata.get("baseTimeNanoseconds", 0))
+    if Path(path).suffix == ".html":  # the page begins at 0
+        base = min(r.iteration.start_ns for r in replayed)
     steps = [(r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
     beside = measured_rows(target.act, [(r.iteration, begin) for r, (_, begin) in zip(replayed, steps, strict=True)])
     names = [list(trace.names[events[r.iteration.calls]]) for r in replayed]
-    write_timeline(steps, path, names=names, beside=beside)
+    title = f"{Path(trace.path).name}: predicted and measured iterations"
+    write_timeline(steps, path, names=names, beside=beside, title=title)
 
 
 def _folds(target: TraceSelection, others: tuple[TraceSelection, ...], calibrate: int) -> tuple[str, list[Fold]]:

@@ -105,6 +105,16 @@ class Timeline:
         """The critical path of the first draw."""
         return critical_path(self)
 
+    @property
+    def item_times(self) -> tuple[Floats, Floats]:
+        """Begin and end of each item on the host in the first draw, µs, shape (items,)."""
+        p, count = self.program, len(self.program.items.node)
+        begin = np.where(p.previous >= 0, self.row_end[p.previous, 0], 0.0) + p.lead_us
+        first, last = np.full(count, np.inf), np.zeros(count)
+        np.minimum.at(first, p.item, np.minimum(begin, self.row_start[:, 0]))
+        np.maximum.at(last, p.item, self.row_end[:, 0])
+        return first, last
+
     def to_frame(self, calls: pd.DataFrame | None = None, predicted: pd.DataFrame | None = None) -> pd.DataFrame:
         """The timeline of the first draw as a `prediction` table: one row per call, or per host-only item.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,12 +94,13 @@ def test_the_timeline_is_a_trace_that_perfetto_opens(tmp_path: Path, capsys: pyt
     out = tmp_path / "timeline.json.gz"
     assert steptime(capsys, "replay", steps(tmp_path), "--timeline", out, "--json")[0] == 0
     events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
-    assert {event["ph"] for event in events} == {"X", "M"}
+    assert {event["ph"] for event in events} == {"X", "M", "s", "f"}
     for event in events:
         assert isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
-        assert event["ph"] == "M" or (event["ts"] >= 0 and event["dur"] >= 0)
+        assert event["ph"] != "X" or (event["ts"] >= 0 and event["dur"] >= 0)
     named = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert named == {"predicted host", "predicted GPU", "measured host (profiled)", "measured GPU (profiled)"}
+    measured = {"measured host (profiled)", "measured GPU (profiled)"}
+    assert named == {"predicted step", "predicted host", "predicted GPU"} | measured
     assert len(load_trace(out)) == sum(event["ph"] == "X" for event in events)
 
 
@@ -107,6 +109,21 @@ def test_a_timeline_is_packed_as_its_name_says(tmp_path: Path, capsys: pytest.Ca
     for out in (plain, packed):
         assert steptime(capsys, "replay", steps(tmp_path), "--timeline", out)[0] == 0
     assert plain.read_bytes() == gzip.decompress(packed.read_bytes())
+
+
+def test_a_timeline_named_html_is_a_page_that_begins_at_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "timeline.html"
+    assert steptime(capsys, "replay", steps(tmp_path), "--timeline", out)[0] == 0
+    (text,) = re.findall(r'<script id="data" type="application/json">(.*)</script>', out.read_text())
+    data = json.loads(text)
+    assert [step["name"] for step in data["steps"]] == ["step 1", "step 2", "step 3"]
+    assert min(row["begin"][0] for row in data["rows"]) == 0
+    measured = next(row for row in data["rows"] if row["group"] == "measured GPU (profiled)")
+    assert measured["begin"] == [8000, 200_000, 200_000], "ns from the first operator"
+    assert measured["length"] == [10_000] * 3
+    assert {data["names"][text] for text in measured["text"]} == {"gemm"}
 
 
 def test_overheads_of_the_trace_itself_are_no_held_out_figure(

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from pipeline.evaluation import replayed_traces as replays
 from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.prediction import Prediction
 from pipeline.report.figures.gallery import Artifacts
+from tests.report import chromium
 
 BROWSER_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                  "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
@@ -123,3 +124,12 @@ def browse(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         return run.stdout
 
     return open_page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
+    """A page of a running headless Chromium, to move the mouse in, press keys and read values."""
+    if chromium.program() is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+    with chromium.running(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened

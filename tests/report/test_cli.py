@@ -58,6 +58,30 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert said in err and err.count("\n") == 1 and err.startswith("steptime: ")
 
 
+def test_predict_writes_the_timeline_that_its_numbers_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("predict", "gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10")
+    page = tmp_path / "step.html"
+    code, out, err = run(capsys, monkeypatch, *words, "--timeline", str(page), "--json")
+    predicted = json.loads(out)
+    assert (code, err) == (0, "")
+    _, _, rest = page.read_text().partition('<script id="data" type="application/json">')
+    (step,) = json.loads(rest.partition("</script>")[0])["steps"]
+    assert step["step_us"] == pytest.approx(predicted["predicted_us"], abs=1e-3)
+    assert step["active_us"] == pytest.approx(predicted["active_us"], abs=1e-3)
+    assert run(capsys, monkeypatch, *words, "--timeline", str(page))[1].endswith(f"timeline: {page}\n")
+
+
+def test_a_timeline_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    words = ("predict", "gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10")
+    code, out, err = run(capsys, monkeypatch, *words, "--timeline", str(tmp_path / "file" / "step.html"))
+    assert code != 0 and out == "" and err.startswith("steptime: ") and err.count("\n") == 1
+
+
 def test_help_and_version_name_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = run(capsys, monkeypatch, "--help")
     assert code == 0 and "Usage: steptime " in out and "__main__" not in out

@@ -1,22 +1,41 @@
-"""The predicted timeline is a trace that Chrome and Perfetto open."""
+"""The predicted timeline is a trace that Perfetto opens, and a page that a browser opens without a network."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from pipeline.prediction import Prediction
 from pipeline.simulate import measured_rows
 from pipeline.simulate.measured_rows import measured_events
-from pipeline.simulate.perfetto import write_timeline
+from pipeline.simulate.perfetto import timeline_events, write_timeline
+from pipeline.simulate.step_rows import critical_slices, idle_slices, lanes
+from pipeline.simulate.timeline import Timeline
+from pipeline.simulate.timeline_page import page_data
+from tests.report.chromium import Page
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted step with its calls."""
+
+    prediction: Prediction
+    timeline: Timeline
+    calls: pd.DataFrame
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """The timeline of a small step, predicted with physics alone."""
+def step() -> Step:
+    """A small step, predicted with physics alone."""
     from pipeline.answers.gpu_figures import gpu_of
     from pipeline.answers.host_overheads import overhead_model
     from pipeline.answers.kernel_models import kernel_predictor
@@ -30,9 +49,14 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     calls = map_calls(graph, gpu, graph.device)
     subject = Subject(point.model, point.variant, point.batch_size, graph.memory_bytes, settings=point.settings.predict)
     overheads = overhead_model(point.gpu, point.settings.overheads, None, point.workload)
-    _, timeline = predict_from_parts(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None), overheads)
+    predicted = predict_from_parts(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None), overheads)
+    return Step(*predicted, calls)
+
+
+@pytest.fixture(scope="module")
+def trace(step: Step, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     path = tmp_path_factory.mktemp("trace") / "timeline.json.gz"
-    write_timeline(timeline, path, calls)
+    write_timeline(step.timeline, path, step.calls)
     loaded: dict[str, object] = json.loads(gzip.decompress(path.read_bytes()))
     return loaded
 
@@ -47,6 +71,9 @@ def test_events_follow_the_trace_event_format(trace: dict[str, object]) -> None:
         if event["ph"] == "X":
             assert np.isfinite(event["dur"]) and event["dur"] >= 0
             assert isinstance(event["cat"], str)
+        if event["ph"] in "sf":
+            assert isinstance(event["id"], int) and event["cat"]
+            assert event.get("bp") == ("e" if event["ph"] == "f" else None)
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "thread_name", "process_sort_index", "thread_sort_index")
             assert event["args"]
@@ -57,8 +84,16 @@ def test_every_row_that_holds_slices_has_a_name(trace: dict[str, object]) -> Non
     assert isinstance(events, list)
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} <= named
-    names = {e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert {"main", "autograd", "predicted host", "predicted GPU"} <= names
+    names = {e["args"]["name"] for e in events if e["name"] in ("process_name", "thread_name")}
+    assert {
+        "main",
+        "autograd",
+        "predicted step",
+        "predicted host",
+        "predicted GPU",
+        "critical path",
+        "GPU idle",
+    } <= names
     assert any(name.startswith("stream") for name in names)
 
 
@@ -81,7 +116,7 @@ def test_the_measured_step_lies_below_the_predicted_one(tmp_path: Path) -> None:
     file = tmp_path / "kineto.json"
     file.write_text(json.dumps({"deviceProperties": [{"id": 0, "name": "V100"}], "traceEvents": events}))
     rows = measured_events(file)
-    assert {e["args"]["name"] for e in rows if e["ph"] == "M"} == {
+    assert {e["args"]["name"] for e in rows if e["name"] in ("process_name", "thread_name")} == {
         measured_rows.HOST,
         measured_rows.DEVICE,
         "main",
@@ -126,3 +161,167 @@ def test_slices_of_one_row_nest_or_follow_each_other(trace: dict[str, object]) -
                 open_ends.pop()
             assert not open_ends or end <= open_ends[-1] + tolerance
             open_ends.append(end)
+
+
+def slices(trace: dict[str, Any], chosen: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X" and chosen(event)]
+
+
+def test_an_arrow_leads_from_each_launch_to_its_kernel(trace: dict[str, Any]) -> None:
+    launches = {e["args"]["call"]: e for e in slices(trace, lambda e: e["name"] == "launch")}
+    kernels = {e["args"]["call"]: e for e in slices(trace, lambda e: e["cat"] == "kernel")}
+    begins = {e["id"]: (e["pid"], e["tid"], e["ts"]) for e in trace["traceEvents"] if e["ph"] == "s"}
+    ends = {e["id"]: (e["pid"], e["tid"], e["ts"]) for e in trace["traceEvents"] if e["ph"] == "f"}
+    assert launches.keys() == kernels.keys() and len(kernels) == len(begins) == len(ends) > 10
+    drawn = {begins[number]: ends[number] for number in begins}
+    for call, launch in launches.items():
+        kernel = kernels[call]
+        assert drawn[launch["pid"], launch["tid"], launch["ts"]] == (kernel["pid"], kernel["tid"], kernel["ts"])
+        assert launch["ts"] < kernel["ts"]
+
+
+def test_the_critical_path_fills_the_step_without_a_gap(step: Step) -> None:
+    timeline = step.timeline
+    labels = [f"call {number}" for number in range(timeline.program.call_count)]
+    path = critical_slices(timeline, labels)
+    assert path[0][1] == 0.0 and path[-1][2] == pytest.approx(timeline.step_us[0])
+    assert [begin for _, begin, _ in path[1:]] == pytest.approx([end for *_, end in path[:-1]])
+    on_device = sum(end - begin for name, begin, end in path if name in labels)
+    assert on_device == pytest.approx(timeline.critical.device_us)
+
+
+def test_idle_gaps_add_up_to_the_idle_time(step: Step) -> None:
+    gaps = idle_slices(step.timeline)
+    assert sum(end - begin for _, begin, end in gaps) == pytest.approx(step.timeline.idle_us[0])
+    assert all(begin < end for _, begin, end in gaps)
+
+
+def test_phases_follow_each_other_in_the_order_of_a_training_step(trace: dict[str, Any]) -> None:
+    for row in ("phase on the host", "phase on the GPU"):
+        phases = [e["name"] for e in slices(trace, lambda e, row=row: e["cat"] == row)]
+        assert phases == ["inputs", "forward", "loss", "backward", "optimizer"]
+
+
+def test_rows_are_sorted_summary_first_and_measured_last(trace: dict[str, Any]) -> None:
+    order = {e["pid"]: e["args"]["sort_index"] for e in trace["traceEvents"] if e["name"] == "process_sort_index"}
+    names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert [names[pid] for pid in sorted(order, key=order.__getitem__)] == [
+        "predicted step", "predicted host", "predicted GPU",
+    ]  # fmt: skip
+
+
+def test_steps_that_overlap_get_rows_of_their_own() -> None:
+    # us   0    10    20    30
+    #      |--1--|  |--3--|
+    #         |--2--|
+    assert lanes([(0, 10), (5, 10), (15, 10)]) == [0, 1, 0]
+
+
+@pytest.fixture(scope="module")
+def html(step: Step, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "timeline.html"
+    write_timeline(step.timeline, file, step.calls, title="dlrm <small> & more")
+    return file
+
+
+GPU_ROW = "timeline.data.rows.findIndex(row => row.group === 'predicted GPU')"
+
+
+def opened(page: Page, file: Path, width: int = 1280) -> None:
+    page.size(width, 800)
+    page.open(file.as_uri())
+    page.wait("window.timeline && timeline.state.drawn > 0")
+
+
+def test_the_page_needs_no_network_and_draws_every_slice(
+    page: Page, html: Path, trace: dict[str, Any], step: Step
+) -> None:
+    assert not re.search(r"https?://", html.read_text()), "one file, nothing loaded"
+    before = len(page.requests)
+    opened(page, html)
+    assert page.errors == []
+    assert page.requests[before:] == [html.as_uri()]
+    assert page.value("document.title") == "dlrm <small> & more"
+    drawn = page.value("timeline.state.drawn")
+    assert drawn == page.value("timeline.state.slices") == len(slices(trace, lambda e: True))
+    calls = step.prediction.calls["device_start_us"].notna().sum()
+    assert page.value(f"timeline.data.rows[{GPU_ROW}].at.length") == calls, "the calls of the table"
+    assert page.value("timeline.data.arrows.length") == calls
+
+
+def test_pointing_at_a_kernel_names_it_with_its_time_and_sizes(page: Page, html: Path, step: Step) -> None:
+    opened(page, html)
+    table = step.prediction.calls.dropna(subset=["device_start_us"]).sort_values("device_start_us")
+    number = int(np.argmax(np.where(table["family"] == "gemm", table["kernel_us"], 0.0)))
+    longest = table.iloc[number]
+    at = page.value(f"timeline.place({GPU_ROW}, {number})")
+    page.mouse(at["x"], at["y"])
+    tip = page.wait(
+        "document.getElementById('tip').style.display === 'block' && document.getElementById('tip').textContent"
+    )
+    assert tip.startswith(f"{longest['family']}:{longest['op']}  ·  {longest['kernel_us']:.2f} µs")
+    sizes = step.calls.loc[int(longest["call"]), ["B", "M", "N", "K"]].astype(int)
+    for name, value in sizes.items():
+        assert f"{name}={value}" in tip
+    assert "operator: " in tip
+    page.mouse(at["x"], at["y"], "mousePressed", button="left", clickCount=1)
+    page.mouse(at["x"], at["y"], "mouseReleased", button="left", clickCount=1)
+    assert page.wait("timeline.state.chosen")[1] == number
+
+
+def test_wheel_keys_and_buttons_change_the_part_that_is_shown(page: Page, html: Path) -> None:
+    opened(page, html)
+    span = "timeline.view.to - timeline.view.from"
+    whole = page.value(span)
+    box = page.value(
+        "(b => [b.left + b.width / 4, b.top + 60])(document.getElementById('chart').getBoundingClientRect())"
+    )
+    width = "document.getElementById('chart').clientWidth"
+    time = f"(px => timeline.view.from + px / {width} * ({span}))"
+    under = page.value(f"{time}({box[0]})")
+    page.mouse(*box, "mouseWheel", deltaX=0, deltaY=-500)
+    page.wait(f"{span} < {0.6 * whole}")
+    assert page.value(f"{time}({box[0]})") == pytest.approx(under, rel=1e-6), "what lies under the mouse stays there"
+    page.wait("timeline.state.drawn < timeline.state.slices")
+    begin = page.value("timeline.view.from")
+    page.key("d")
+    page.wait(f"timeline.view.from > {begin}")
+    page.key("f")
+    assert page.wait(f"({span}) === {whole}")
+    page.value("document.getElementById('in').click()")
+    assert page.value(span) == pytest.approx(whole / 2)
+
+
+def test_a_search_finds_every_slice_of_that_name_and_goes_to_the_next(
+    page: Page, html: Path, trace: dict[str, Any]
+) -> None:
+    opened(page, html)
+    page.key("/")
+    for letter in "gemm":
+        page.key(letter)
+    expected = len(slices(trace, lambda e: "gemm" in e["name"]))
+    page.wait(f"document.getElementById('found').textContent === '{expected} found'")
+    page.key("Enter")
+    page.wait(f"document.getElementById('found').textContent === '1 of {expected}'")
+
+
+def test_the_page_fits_a_phone(page: Page, html: Path) -> None:
+    opened(page, html, 390)
+    assert page.value("document.documentElement.scrollWidth") == 390
+    assert page.errors == []
+
+
+def test_fifty_thousand_slices_are_drawn_in_time_for_a_movement(page: Page, tmp_path: Path, step: Step) -> None:
+    own = sum(len(row["begin"]) for row in page_data(timeline_events(step.timeline), "")["rows"])
+    copies = -(-50_000 // own)
+    length = float(step.timeline.step_us[0])
+    file = tmp_path / "long.html"
+    write_timeline([(step.timeline, number * length) for number in range(copies)], file)
+    assert file.stat().st_size < 4_000_000
+    opened(page, file)
+    assert page.value("timeline.state.slices") == own * copies >= 50_000
+    page.value("timeline.paintAll()")
+    took = page.value(
+        "(start => { for (let i = 0; i < 10; i++) timeline.paintAll(); return performance.now() - start })(performance.now())"
+    )
+    assert took / 10 < 500, "milliseconds a frame, on a machine that does other work too"

@@ -55,6 +55,7 @@ def test_every_stage_leaves_its_artifact(finished: Path) -> None:
     events = json.loads(gzip.decompress((point / "timeline.json.gz").read_bytes()))["traceEvents"]
     ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
     assert max(ends) == pytest.approx(predicted["predicted_us"], rel=0.05)
+    assert "dlrm_default on V100, batch 2,048" in (point / "timeline.html").read_text()
     assert len(read_table(finished / "results/summary.parquet", "summary")) == 1
 
 

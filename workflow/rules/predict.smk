@@ -14,6 +14,7 @@ rule predict:
     output:
         prediction=f"{POINT}/prediction.parquet",
         timeline=f"{POINT}/timeline.json.gz",
+        page=f"{POINT}/timeline.html",
         summary=f"{POINT}/summary.parquet",
     log:
         f"{POINT}/logs/predict.log",

@@ -11,6 +11,7 @@ from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import (
     COLOURS,
     bar_height,
+    equality,
     footnote,
     in_order,
     label_rows,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def predicted_against_measured(test: pd.DataFrame, title: str) -> Figure:
-    """Scatter on logarithmic axes, one colour per op, with the identity line.
+    """Scatter on logarithmic axes, one colour per op, with the line of equality and the band of 10 % around it.
 
     Args:
         test: held-out samples with `latency_us`, `predicted_us` and `op`.
@@ -34,12 +35,10 @@ def predicted_against_measured(test: pd.DataFrame, title: str) -> Figure:
     for colour, (op, rows) in zip(COLOURS * 4, test.groupby("op", sort=True), strict=False):
         axes.scatter(rows["latency_us"], rows["predicted_us"], s=5, alpha=0.5, color=colour, label=str(op),
                      linewidths=0, rasterized=True)  # fmt: skip
-    low = float(min(test["latency_us"].min(), test["predicted_us"].min()))
-    high = float(max(test["latency_us"].max(), test["predicted_us"].max()))
-    axes.plot([low, high], [low, high], color="black", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="measured latency (µs)", ylabel="predicted latency (µs)")
-    axes.set_title(f"{title}: {len(test):,} held-out calls", loc="left")
-    axes.legend(frameon=False, markerscale=3, fontsize=8)
+    equality(axes, test[["latency_us", "predicted_us"]].to_numpy(float))
+    axes.set(xlabel="measured latency (µs)", ylabel="predicted latency (µs)")
+    axes.set_title(f"{title}: {len(test):,} held-out calls", loc="left", fontsize=10)
+    axes.legend(frameon=False, markerscale=3, fontsize=9)
     return figure
 
 

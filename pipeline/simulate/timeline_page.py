@@ -1,0 +1,126 @@
+"""A timeline as one HTML file that opens without a network: rows of slices, to zoom, move, search and point at.
+
+Why not a library: Perfetto's viewer is 10 MB and must come from a server. Plotly (4 MB per file) and the vis-timeline
+family draw an element per slice or redraw every trace, and stall at 50,000 slices. The page draws on a canvas, slices
+narrower than a pixel together, and needs 300 lines of plain JavaScript (`timeline_page.html`).
+
+The data are columns of whole numbers, times in nanoseconds and as differences, so that 50,000 slices need 1.5 MB.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pipeline.simulate.trace_events import Event
+
+TEMPLATE = Path(__file__).with_suffix(".html")
+
+COLOURED = 7
+"""Number of kernel families, or kernels, with a colour of their own: the longest. More colours are hard to tell apart."""
+
+OTHER = "other kernels"
+
+
+class _Numbers(dict[str, int]):
+    """Numbers for texts, in order of their first use."""
+
+    def __missing__(self, text: str) -> int:
+        return self.setdefault(text, len(self))
+
+
+def page(events: Sequence[Event], title: str) -> str:
+    """The page of a list of trace events (`perfetto.timeline_events`)."""
+    data = orjson.dumps(page_data(events, title)).decode().replace("<", "\\u003c")  # no tag can end the script
+    template = TEMPLATE.read_text(encoding="utf-8")
+    return template.replace("{{title}}", html.escape(title)).replace("{{data}}", data)
+
+
+def page_data(events: Sequence[Event], title: str) -> dict[str, Any]:
+    """Columns of the page.
+
+    Returns:
+        `rows`: rows in the order of processes and threads, each with the columns of its slices by begin: `begin`
+        (differences, ns), `length` (ns), and the numbers of name, colour and detail. `arrows`: row and position of the
+        begin and the end of each arrow. `names`, `colours`, `details`: texts. `steps`: the numbers of each step.
+    """
+    group, order, label = _rows_of(events)
+    slices: dict[tuple[int, int], list[Event]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            slices.setdefault((event["pid"], event["tid"]), []).append(event)
+    kernels = _coloured([event for event in events if event.get("cat") == "kernel"])
+    names, colours, details = _Numbers(), _Numbers(), _Numbers()
+    rows, place = [], {}
+    for number, row in enumerate(sorted(slices, key=lambda key: (order.get(key[0], 99), key))):
+        own = sorted(slices[row], key=lambda event: (event["ts"], -event["dur"]))
+        begins = [round(1000 * event["ts"]) for event in own]
+        for at, event in enumerate(own):
+            place[(*row, event["ts"])] = (number, at)  # the innermost of the slices that begin together
+        rows.append({
+            "group": group.get(row[0], ""), "name": label.get(row, str(row[1])),
+            "begin": [b - a for a, b in zip([0, *begins], begins, strict=False)],
+            "length": [round(1000 * event["dur"]) for event in own],
+            "text": [names[event["name"]] for event in own],
+            "colour": [colours[_colour(event, kernels)] for event in own],
+            "detail": [details[_detail(event["args"])] for event in own],
+        })  # fmt: skip
+    ends = {(event["ph"], event["id"]): place[event["pid"], event["tid"], event["ts"]]
+            for event in events if event["ph"] in "sf"}  # fmt: skip
+    arrows = [[*begin, *ends["f", number]] for (phase, number), begin in ends.items() if phase == "s"]
+    steps = [{"name": event["name"], **event["args"]} for event in events if event.get("cat") == "step"]
+    return {"title": title, "rows": rows, "arrows": arrows, "names": list(names), "colours": list(colours),
+            "details": list(details), "steps": steps}  # fmt: skip
+
+
+def _rows_of(events: Sequence[Event]) -> tuple[dict[int, str], dict[int, int], dict[tuple[int, int], str]]:
+    """Names of processes, their order, and names of threads."""
+    named = [event for event in events if event["ph"] == "M"]
+    group = {event["pid"]: str(event["args"]["name"]) for event in named if event["name"] == "process_name"}
+    order = {event["pid"]: int(event["args"]["sort_index"]) for event in named if event["name"] == "process_sort_index"}
+    label = {(event["pid"], event["tid"]): str(event["args"]["name"])
+             for event in named if event["name"] == "thread_name"}  # fmt: skip
+    return group, order, label
+
+
+def _coloured(kernels: Sequence[Event]) -> dict[str, str]:
+    """Colour of each kernel's name: that of its family, or of itself without one; the shortest share a colour."""
+    spent: dict[str, float] = {}
+    for event in kernels:
+        spent[_family(event["name"])] = spent.get(_family(event["name"]), 0.0) + event["dur"]
+    own = set(sorted(spent, key=lambda name: -spent[name])[:COLOURED])
+    return {
+        name: _family(name) if _family(name) in own else OTHER for name in {str(event["name"]) for event in kernels}
+    }
+
+
+def _family(name: str) -> str:
+    """`gemm` of `gemm:linear`; of a kernel's C++ name, the function without namespace, templates and arguments."""
+    own = re.split(r"[<(]", name.removeprefix("void "))[0].rpartition("::")[2].strip()
+    return own.partition(":")[0] or name
+
+
+def _colour(event: Event, kernels: dict[str, str]) -> str:
+    """What a slice's colour stands for."""
+    if event["name"] in kernels and event["cat"] in ("kernel", "critical path"):
+        return kernels[event["name"]]
+    if event["cat"] in ("phase on the host", "phase on the GPU", "communication"):
+        return str(event["name"])
+    if event["cat"] == "cpu_op":
+        phase = str(event["args"].get("phase", "operator"))
+        return {"data": "inputs"}.get(phase, phase)
+    if event["cat"] == "critical path":
+        return str(event["name"]) if event["name"] in ("launch latency", "gap between calls") else "host time"
+    return str(event["cat"])
+
+
+def _detail(args: dict[str, Any]) -> str:
+    """What the page shows of a slice beside its name and times: sizes first."""
+    words = [str(args[key]) for key in ("sizes", "dtype") if args.get(key)]
+    words += [f"{key}: {args[key]}" for key in ("operator", "phase", "evidence", "bound") if args.get(key)]
+    return " · ".join([*words, *(["on the critical path"] if args.get("critical") else [])])
