@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from pipeline.graph.graph_cache import captured
 from pipeline.graph.graph_file import read_graph
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.schemas import read_table, write_table
-from pipeline.settings import Settings
+from pipeline.settings import FrozenDict, Settings
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.perfetto import write_timeline
 
@@ -105,7 +105,7 @@ def _predict(steps: Sequence[_Step], made: Callable[[PointFiles], Mapping[str, A
         return overheads_from(read_table(path, "overheads"), settings, workload)
 
     for step, end in zip(steps, ends, strict=True):
-        files, point, model = step.files, step.files.point, step.settings.model
+        files, point = step.files, step.files.point
         own = times.iloc[end - len(step.parts.calls) : end].reset_index(drop=True)
         prediction, timeline = predict_step(
             step.subject,
@@ -117,10 +117,13 @@ def _predict(steps: Sequence[_Step], made: Callable[[PointFiles], Mapping[str, A
             measured_step(files.measured, point["workload"], point["model"]) if files.measured else None,
         )
         prediction = replace(prediction, calls=timeline.to_frame(step.calls, own.iloc[step.parts.which]))
-        prediction = with_what_fits(
-            prediction, gpu, lambda size, model=model: captured(model.plain(), size).memory_bytes
-        )
+        prediction = with_what_fits(prediction, gpu, partial(_memory_bytes, step.settings.model))
         origin = made(files)
         write_timeline(timeline, files.timeline, step.calls, beside=measured_events(files.trace) if files.trace else [])
         write_table(prediction.calls, files.prediction, "prediction", origin)
         write_table(prediction.summary_row(), files.summary, "summary", origin)
+
+
+def _memory_bytes(model: FrozenDict, batch_size: int) -> int:
+    """Memory need of a workload's step."""
+    return captured(model.plain(), batch_size).memory_bytes
