@@ -7,10 +7,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from pipeline.answers.host_overheads import host_name
@@ -23,7 +25,7 @@ from pipeline.answers.sources import (
     overhead_source,
     shipped_overheads,
 )
-from pipeline.config import LOCAL_GPU, Point, expand, from_snakemake, method_label
+from pipeline.config import LOCAL_GPU, NAME, Point, expand, from_snakemake, method_label
 from pipeline.datasets.aiconfigurator import TABLES, data_dir, installed_release, table_path
 from pipeline.datasets.citations import SOURCES
 from pipeline.digest import code_digest
@@ -44,7 +46,14 @@ BANDWIDTH = "copy"
 COMPARE = "compare"
 """The `kernels` choice that fits every variant. A run with this choice reports GPUs without samples to fit."""
 
-_NEVER = "(?!)"  # a wildcard constraint that nothing matches
+GROUPED_FROM = 16
+"""Points from which a job predicts many points. Below, each has a job of its own, which takes 3 s of CPU time."""
+
+POINTS_PER_JOB = 50
+"""Most points of one job: a failed job is run again as a whole, and large grids still use many cores."""
+
+NEVER = "(?!)"
+"""A wildcard constraint that nothing matches."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,28 @@ class Flow:
         """GPUs of the grid, in order of first use."""
         return list(dict.fromkeys(point.gpu for point in self.points))
 
+    @cached_property
+    def jobs(self) -> list[tuple[Point, ...]]:
+        """The points that one job predicts together, of one GPU and method each; none in a small grid."""
+        points = [point for point in self.points if not point.local]
+        return _groups(points, self._rests_on) if len(points) >= GROUPED_FROM else []
+
+    @cached_property
+    def captures(self) -> list[tuple[Point, ...]]:
+        """The workloads that one job captures together: batch sizes of one model, a point for each workload."""
+        workloads = {(p.model, p.model_variant, p.batch_size): p for job in reversed(self.jobs) for p in reversed(job)}
+        return _groups(reversed(workloads.values()), lambda p: (p.model, p.model_variant))
+
+    def _rests_on(self, point: Point) -> str:
+        """Files that the points of one job share, beside their graphs."""
+        at = wildcards_of(point)
+        return repr((self.models_of_point(at), self.overheads_of_point(at), self.steps_of_point(at), point.gpu))
+
+    @property
+    def single(self) -> str:
+        """Wildcard constraint: GPUs whose points have jobs of their own."""
+        return re.escape(LOCAL_GPU) if self.jobs else NAME
+
     @property
     def grid(self) -> str:
         """Folder name of this grid: readable for one point, else the experiment or size with a hash of the points."""
@@ -90,7 +121,11 @@ class Flow:
             KeyError: the path belongs to no point of this grid; Snakemake then reports that no rule makes it.
         """
         key = (wildcards.gpu, wildcards.model, wildcards.variant, int(wildcards.batch))
-        return {(p.gpu, p.model, p.variant, p.batch_size): p for p in self.points}[key]
+        return self._by_key[key]
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str, str, int], Point]:
+        return {(p.gpu, p.model, p.variant, p.batch_size): p for p in self.points}
 
     def workload(self, wildcards: Any) -> Point:
         """A point with the workload that a captured graph's wildcards name; `variant` is that of the model.
@@ -121,6 +156,10 @@ class Flow:
         found = next(p for p in self.points if p.edit_variant == wildcards.edit)
         return found.section("edit")
 
+    def captured_graph(self, point: Point) -> str:
+        """The captured graph of a point's workload, before edits of its operators."""
+        return self.artifacts.graph(point.model, point.model_variant, point.batch_size)
+
     def section(self, name: str) -> Any:
         """A params function: one part of the point's configuration as plain values."""
         return lambda wildcards: self.point(wildcards).section(name)
@@ -141,7 +180,7 @@ class Flow:
         """Wildcard constraint: GPUs whose kernels (or overheads) come from one of these sources."""
         source = {"kernels": kernel_source, "overheads": overhead_source}[kind]
         names = [re.escape(gpu) for gpu in dict.fromkeys([*self.gpus, *PUBLIC_KERNEL_GPUS]) if source(gpu) in sources]
-        return "|".join(names) or _NEVER
+        return "|".join(names) or NEVER
 
     def families(self, source: Source) -> tuple[str, ...]:
         """Kernel families that a source may have samples of; they are known before any sample is taken."""
@@ -209,11 +248,7 @@ class Flow:
 
     def settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: everything about a point that its prediction depends on, as plain values."""
-        point = self.point(wildcards)
-        parts = {name: point.section(name) for name in ("gpu", "model", "kernels", "overheads", "predict")}
-        named = {"name": point.model, "variant": point.variant, "batch_size": point.batch_size}
-        named["host"] = host_name(point.gpu, point.settings.overheads)
-        return {**parts, **named, "overrides": list(point.overrides), "workload": point.workload}
+        return settings_of(self.point(wildcards))
 
     def kernel_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of a kernel-model variant."""
@@ -315,6 +350,27 @@ class Flow:
     def code(script: str, drawing: bool = False) -> str:
         """Digest of the library code that a script uses, as a param: a change of that code reruns the rule."""
         return code_digest(script, drawing)
+
+
+def wildcards_of(point: Point) -> SimpleNamespace:
+    """The wildcards of a point's files, for input and params functions."""
+    return SimpleNamespace(gpu=point.gpu, model=point.model, variant=point.variant, batch=point.batch_size)
+
+
+def settings_of(point: Point) -> dict[str, Any]:
+    """Everything about a point that its prediction depends on, as plain values."""
+    parts = {name: point.section(name) for name in ("gpu", "model", "kernels", "overheads", "predict")}
+    named = {"name": point.model, "variant": point.variant, "batch_size": point.batch_size}
+    named["host"] = host_name(point.gpu, point.settings.overheads)
+    return {**parts, **named, "overrides": list(point.overrides), "workload": point.workload}
+
+
+def _groups(points: Iterable[Point], key: Callable[[Point], object]) -> list[tuple[Point, ...]]:
+    """Points with the same key, at most `POINTS_PER_JOB` in a group."""
+    found: dict[object, list[Point]] = {}
+    for point in points:
+        found.setdefault(key(point), []).append(point)
+    return [tuple(same[i : i + POINTS_PER_JOB]) for same in found.values() for i in range(0, len(same), POINTS_PER_JOB)]
 
 
 def _check_named(variable: str, *off: str) -> None:

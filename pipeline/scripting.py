@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SteptimeError, SteptimeWarning, show_warning
 from pipeline.kernels.saved_families import DESCRIPTION
 from pipeline.packs import file_digest
+from pipeline.schemas import read_provenance
 
 
 @contextmanager
@@ -67,6 +70,32 @@ def provenance(snakemake: Any) -> dict[str, Any]:
     }
 
 
+def provenance_of(snakemake: Any, params: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    """As `provenance`, for one of the artifacts of a job that makes many: its own params and inputs."""
+    found = [path for each in map(Path, files) for path in (each, each / DESCRIPTION) if path.is_file()]
+    return {"rule": snakemake.rule, "params": dict(params), **made_from(found)}
+
+
+def is_current(paths: Sequence[str], origin: Mapping[str, Any]) -> bool:
+    """Whether a point's files exist and were made from the same params and inputs. They then count as made now, so that a
+    job of many points makes only those that have changed.
+    """
+    wanted = json.loads(json.dumps({key: origin[key] for key in ("params", "inputs")}, default=str))
+    if not all(Path(path).is_file() for path in paths):
+        return False
+    for path in paths:
+        if Path(path).suffix == ".parquet":
+            try:
+                known = read_provenance(path)
+            except SteptimeError:
+                return False
+            if {key: known.get(key) for key in wanted} != wanted:
+                return False
+    for path in paths:
+        os.utime(path)
+    return True
+
+
 def made_from(files: Sequence[Path]) -> dict[str, Any]:
     """Provenance of a file that no rule makes: digests of the files it was made from, versions, git commit."""
     import platform
@@ -81,6 +110,7 @@ def made_from(files: Sequence[Path]) -> dict[str, Any]:
     }
 
 
+@cache
 def _git_commit() -> str:
     """The checkout's commit, or `unknown` outside a checkout."""
     import subprocess

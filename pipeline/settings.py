@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -154,6 +154,32 @@ class Settings:
         """One section as plain values."""
         found = getattr(self, name)
         return found.plain() if isinstance(found, FrozenDict) else section(found)
+
+
+def packed(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Plain values of many points as one rule's param, in which a section that points share is stored once."""
+    shared: list[Any] = []
+    rows = []
+    for point in points:
+        row = {}
+        for key, value in point.items():
+            if isinstance(value, dict):
+                if value not in shared:
+                    shared.append(value)
+                row[key] = {"shared": shared.index(value)}
+            else:
+                row[key] = value
+        rows.append(row)
+    return {"shared": shared, "points": rows}
+
+
+def unpacked(param: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The points of a `packed` param."""
+    shared = param["shared"]
+    return [
+        {key: shared[value["shared"]] if isinstance(value, dict) else value for key, value in row.items()}
+        for row in param["points"]
+    ]
 
 
 def section(

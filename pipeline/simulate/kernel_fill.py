@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.hardware.occupancy import limits_of_device, resident_blocks
-from pipeline.trace.event_columns import MISSING
 from pipeline.trace.host_activity import Activity
-from pipeline.trace.kineto_fields import Category
+from pipeline.trace.kineto_fields import MISSING, Category
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -52,7 +52,15 @@ def write_timeline(
     Raises:
         SteptimeError: the file cannot be written.
     """
-    events = timeline_events(timeline, calls, names, beside)
+    write_events(timeline_events(timeline, calls, names, beside), path, title)
+
+
+def write_events(events: Sequence[Event], path: str | Path, title: str = "Predicted step") -> None:
+    """Write events as `write_timeline` does.
+
+    Raises:
+        SteptimeError: the file cannot be written.
+    """
     if Path(path).suffix == ".html":
         content = page(events, title).encode()
     else:

@@ -10,6 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from operator import itemgetter
@@ -23,12 +24,18 @@ import orjson
 
 from pipeline.errors import TraceError
 from pipeline.trace.file_scan import Batch
-from pipeline.trace.kineto_fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, TEXT_ARGS, UNNAMED_API, api_name
+from pipeline.trace.kineto_fields import (
+    CATEGORY_ALIASES,
+    COLUMNS_OF,
+    INTEGER_ARGS,
+    MISSING,
+    TEXT_ARGS,
+    UNNAMED_API,
+    api_name,
+)
+from pipeline.trace.typed_events import EventDecoder, argument_values
 
 Ints = npt.NDArray[np.int64]
-MISSING = np.iinfo(np.int64).min
-"""Value of an absent integer in this package. Tables show it as null."""
-
 _EXACT_TS = re.compile(rb'"ts"\s*:\s*(-?\d+)(?:\.(\d+))?\s*[,}]')
 _FLOAT_LIMIT_US = 2.0**42
 """Timestamp in µs above which a float64 no longer resolves nanoseconds."""
@@ -41,16 +48,39 @@ _GET_ALL = itemgetter(*_DEFAULTS)
 _DUMPS = orjson.dumps
 
 
+class _JsonCodes(dict[bytes, int]):
+    """Code of each JSON text in a vocabulary, found when it is first needed."""
+
+    def __init__(self, codes: dict[str | bytes, int]) -> None:
+        self.codes = codes
+
+    def __missing__(self, text: bytes) -> int:
+        value = orjson.loads(text) if text else None
+        code = (
+            -1 if value is None else self.codes[_DUMPS(value).decode() if isinstance(value, list) else _text_of(value)]
+        )
+        self[text] = code
+        return code
+
+
 @dataclass
 class Vocabulary:
     """Texts read so far, by code; code -1 means absent. JSON text is kept as bytes until the end."""
 
     codes: defaultdict[str | bytes, int] = field(default_factory=lambda: defaultdict(count().__next__))
+    json_codes: _JsonCodes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.json_codes = _JsonCodes(self.codes)
 
     @property
     def texts(self) -> list[str]:
         """The texts in the order of their codes. Half a surrogate pair, which a table cannot hold, becomes `?`."""
         return [(text.encode("utf-8", "replace") if isinstance(text, str) else text).decode() for text in self.codes]
+
+    def encode_json(self, values: Iterable[bytes], number: int) -> Ints:
+        """Codes of `number` values of any type as JSON text, -1 for null and for no text."""
+        return np.fromiter(map(self.json_codes.__getitem__, values), np.int32, number)
 
     def encode(self, values: Iterable[str | bytes], number: int) -> Ints:
         """Codes of `number` texts. A new text gets the next code."""
@@ -63,6 +93,7 @@ class Columns:
 
     Attributes:
         path: the file, for messages.
+        decoder: parsed the batches.
         parts: per column the arrays of the batches that contain it, each with its first row.
         rows: number of complete events so far.
         vocabulary: per text column its vocabulary.
@@ -73,6 +104,7 @@ class Columns:
     """
 
     path: Path
+    decoder: EventDecoder = field(default_factory=EventDecoder)
     parts: dict[str, list[tuple[int, Ints]]] = field(default_factory=dict)
     vocabulary: dict[str, Vocabulary] = field(default_factory=dict)
     rows: int = 0
@@ -87,6 +119,57 @@ class Columns:
         Raises:
             TraceError: an element is not an object, or misses or mistypes a field that every event needs.
         """
+        if batch.events and self.decoder.is_record(batch.events[0]):
+            self._add_records(batch)
+        else:
+            self._add_dictionaries(batch)
+
+    def _add_records(self, batch: Batch) -> None:
+        self.seen += len(batch.events)
+        fields = self.decoder.fields(batch.events)
+        if fields is None:
+            return
+        self._append("ts_ns", self._stamps(batch, fields.ts, None if self.decoder.decimals else {int}))
+        self._append("dur_ns", self._durations(batch, fields.dur, {float}))
+        names, number = fields.name, len(fields.name)
+        if UNNAMED_API in names:
+            names = [api_name(name, {"cbid": args.cbid}) for name, args in zip(names, fields.args, strict=True)]
+        self._append("name", self._encode("name", names, number))
+        for column in ("pid", "tid"):
+            ids = getattr(fields, column)
+            self._append(column, self._process(batch, ids, column, None if self.decoder.text_ids else {int}))
+        categories, kinds = self.decoder.categories(), np.flatnonzero(np.bincount(fields.kind)).tolist()
+        codes = np.zeros(len(categories), np.int64)
+        codes[kinds] = self._encode("cat", [categories[kind] for kind in kinds], len(kinds))
+        self._append("cat", codes[fields.kind])
+        columns: dict[str, Ints] = {}
+        for kind in kinds:
+            rows = np.flatnonzero(fields.kind == kind)
+            own = itemgetter(*rows.tolist(), 0)(fields.args)[:-1]  # a tuple also of one row
+            for column, values in argument_values(categories[kind], own):
+                self._fill(columns, column, number, rows, values)
+        for column, target in columns.items():
+            self._append(column, target)
+        self.rows += number
+
+    def _fill(self, columns: dict[str, Ints], column: str, number: int, rows: Ints, values: Sequence[Any]) -> None:
+        """Write the values of some rows into a column, where a newer key of the same column has none."""
+        integer = column in INTEGER_ARGS
+        if integer:
+            try:
+                found = np.fromiter(values, np.int64, len(values))
+            except OverflowError:
+                found = self._integers(column, [None if value == MISSING else value for value in values])
+        else:
+            found = self._vocabulary(column).encode_json(values, len(values))
+        absent = MISSING if integer else -1
+        if column not in columns:
+            columns[column] = np.full(number, absent, found.dtype)
+        elif (newer := columns[column][rows]).max() > absent:  # another key of this column
+            found = np.where(newer == absent, found, newer)
+        columns[column][rows] = found
+
+    def _add_dictionaries(self, batch: Batch) -> None:
         try:
             kinds = [event.get("ph") for event in batch.events]
         except AttributeError:
@@ -128,18 +211,21 @@ class Columns:
         self.parts.setdefault(column, []).append((self.rows, values))
 
     def _encode(self, column: str, values: Iterable[str | bytes], number: int) -> Ints:
+        return self._vocabulary(column).encode(values, number)
+
+    def _vocabulary(self, column: str) -> Vocabulary:
         if column not in self.vocabulary:
             self.vocabulary[column] = Vocabulary()
-        return self.vocabulary[column].encode(values, number)
+        return self.vocabulary[column]
 
-    def _stamps(self, batch: Batch, values: Sequence[Any]) -> Ints:
-        self._require_numbers(batch, values, "ts")
-        if float in set(map(type, values)):
-            stamps = np.array(values, np.float64)
-            if np.abs(stamps).max() >= _FLOAT_LIMIT_US:
-                return self._exact_stamps(batch, stamps)
-            return np.rint(stamps * 1000.0).astype(np.int64)
-        return np.array(values, np.int64) * 1000
+    def _stamps(self, batch: Batch, values: Sequence[Any], kinds: set[type] | None = None) -> Ints:
+        stamps = self._numbers(batch, values, "ts", kinds)
+        if stamps.dtype == np.int64:
+            whole: Ints = stamps * 1000
+            return whole
+        if np.abs(stamps).max() >= _FLOAT_LIMIT_US:
+            return self._exact_stamps(batch, stamps)
+        return np.rint(stamps * 1000.0).astype(np.int64)
 
     def _exact_stamps(self, batch: Batch, stamps: npt.NDArray[np.float64]) -> Ints:
         """Timestamps from the digits of the file, where a float would round them to a quarter of a microsecond.
@@ -147,31 +233,35 @@ class Columns:
         Uses the floats if the text does not contain one timestamp per event (`ts` used as a key elsewhere).
         """
         found = _EXACT_TS.findall(batch.text)
-        is_event = [isinstance(e, dict) and "ts" in e for e in batch.events]
+        events = batch.dictionaries()
+        is_event = [isinstance(e, dict) and "ts" in e for e in events]
         if len(found) != sum(is_event):
             return np.rint(stamps).astype(np.int64) * 1000 + np.rint((stamps - np.rint(stamps)) * 1000).astype(np.int64)
-        keep = [e.get("ph") == "X" for e, stamped in zip(batch.events, is_event, strict=True) if stamped]
+        keep = [e.get("ph") == "X" for e, stamped in zip(events, is_event, strict=True) if stamped]
         digits = [
             whole + fraction[:3].ljust(3, b"0") for (whole, fraction), kept in zip(found, keep, strict=True) if kept
         ]
         return np.array(digits, "S").astype(np.int64)
 
-    def _durations(self, batch: Batch, values: Sequence[Any]) -> Ints:
-        self._require_numbers(batch, values, "dur")
-        durations = np.rint(np.array(values, np.float64) * 1000.0).astype(np.int64)
+    def _durations(self, batch: Batch, values: Sequence[Any], kinds: set[type] | None = None) -> Ints:
+        durations = np.rint(self._numbers(batch, values, "dur", kinds) * 1000.0).astype(np.int64)
         self.clamped += int((durations < 0).sum())
         return np.maximum(durations, 0)
 
-    def _require_numbers(self, batch: Batch, values: Sequence[Any], key: str) -> None:
-        kinds = set(map(type, values))
+    def _numbers(self, batch: Batch, values: Sequence[Any], key: str, kinds: set[type] | None) -> npt.NDArray[Any]:
+        """Times in µs as integers, or as floats if one of them is a float; `kinds` are their types if these are known."""
+        kinds = kinds or set(map(type, values))
         if not kinds <= {int, float}:
             raise self._wrong(batch, lambda e: type(e.get(key, 0 if key == "dur" else None)) not in (int, float),
                               f"has a {key} that is not a number")  # fmt: skip
         low, high = _LIMITS_US[key]
-        if not (low <= min(values) and max(values) <= high) or (float in kinds and _has_nan(values)):
-            raise self._wrong(
-                batch, lambda e: not low <= e.get(key, 0) <= high, f"has a {key} that is not a time in microseconds"
-            )
+        with suppress(OverflowError):
+            found: npt.NDArray[Any] = np.fromiter(values, np.int64 if kinds == {int} else np.float64, len(values))
+            if low <= found.min() and found.max() <= high:  # false if there is a nan
+                return found
+        raise self._wrong(
+            batch, lambda e: not low <= e.get(key, 0) <= high, f"has a {key} that is not a time in microseconds"
+        )
 
     def _text(self, batch: Batch, values: Sequence[Any], key: str) -> None:
         absent = _DEFAULTS[key]
@@ -182,11 +272,11 @@ class Columns:
             values = values if plain else [CATEGORY_ALIASES.get(value, value) for value in values]
         self._append(key, self._encode(key, values, len(values)))
 
-    def _process(self, batch: Batch, values: Sequence[Any], key: str) -> Ints:
+    def _process(self, batch: Batch, values: Sequence[Any], key: str, kinds: set[type] | None = None) -> Ints:
         """Process or thread ids. Text ids (`Spans`) become negative numbers below any real id."""
         try:
-            if set(map(type, values)) == {int}:
-                return np.array(values, np.int64)
+            if (kinds or set(map(type, values))) == {int}:
+                return np.fromiter(values, np.int64, len(values))
         except OverflowError:
             pass
         out = np.empty(len(values), np.int64)
@@ -211,8 +301,8 @@ class Columns:
         category = self.parts["cat"][-1][1]
         names = list(self.vocabulary["cat"].codes)
         columns: dict[str, Ints] = {}
-        for code in np.unique(category):
-            wanted = COLUMNS_OF.get(names[code], ())
+        for code in np.flatnonzero(np.bincount(category)):
+            wanted = COLUMNS_OF.get(str(names[code]), ())
             if not wanted:
                 continue
             rows = np.flatnonzero(category == code)
@@ -232,7 +322,7 @@ class Columns:
         kinds = set(map(type, values))
         try:
             if kinds == {int}:
-                return np.array(values, np.int64)
+                return np.fromiter(values, np.int64, len(values))
             if kinds == {int, NoneType}:
                 return np.array([MISSING if value is None else value for value in values], np.int64)
         except OverflowError:
@@ -270,7 +360,7 @@ class Columns:
         return out
 
     def _wrong(self, batch: Batch, test: Callable[[Any], bool], what: str) -> TraceError:
-        for i, event in enumerate(batch.events):
+        for i, event in enumerate(batch.dictionaries()):
             if not isinstance(event, dict):
                 return TraceError(f"{self.path}: traceEvents[{batch.first + i}] is not an object")
             if event.get("ph") == "X" and test(event):
@@ -288,10 +378,6 @@ def _fields(events: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
 
 def _text_of(value: Any) -> str | bytes:
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()
-
-
-def _has_nan(values: Sequence[Any]) -> bool:
-    return bool(np.isnan(np.array(values, np.float64)).any())
 
 
 def _pick(args: list[dict[str, Any]], keys: list[str]) -> list[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace import nesting as tree
-from pipeline.trace.event_columns import MISSING
+from pipeline.trace.free_memory import release_memory
 from pipeline.trace.iterations import iteration_of, windows
 from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
@@ -16,13 +16,14 @@ from pipeline.trace.kineto_fields import (
     DEVICE_CATEGORIES,
     HOST_CATEGORIES,
     LOADER_MARKER,
+    MISSING,
     OPTIMIZER_PREFIX,
     OPTIMIZER_STEP,
     STEP_MARKER,
     ZERO_GRAD_MARKER,
     Category,
 )
-from pipeline.trace.launches import launches
+from pipeline.trace.launches import distinct, launches
 from pipeline.trace.linked_trace import Trace
 from pipeline.trace.phases import PHASES, phases
 
@@ -41,19 +42,16 @@ def link(trace: Trace) -> None:
     host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
     annotation = trace.is_category(Category.ANNOTATION)
     op = trace.is_category(Category.OP)
-    thread = thread_numbers(columns["pid"][host], columns["tid"][host])
-    rank = np.select([annotation[host], op[host]], [0, 1], 2)
-    order = np.lexsort((host, rank, -columns["dur_ns"][host], columns["ts_ns"][host], thread))
-    rows = host[order]
-    start, end = columns["ts_ns"][rows], trace.end_ns[rows]
+    rows, enclosing = _nested(columns, host, np.where(annotation, np.int8(0), np.where(op, np.int8(1), np.int8(2))))
     is_op, is_frame = op[rows], op[rows] | annotation[rows]
-    raw_parent = tree.enclosing(thread[order], start, end)
-    parent = tree.nearest(raw_parent, is_frame)
+    parent = tree.nearest(enclosing, is_frame)
+    del enclosing
+    release_memory()
     operator = is_op & ~_label_sections(trace, rows, parent, is_op)
 
     def to_events(local: Ints) -> Ints:
         out = np.full(len(trace), -1, np.int64)
-        out[rows] = np.where(local >= 0, rows[local], -1)
+        out[rows] = np.append(rows, -1)[local]  # position -1 means none
         return out
 
     columns["parent"] = to_events(parent)
@@ -76,9 +74,32 @@ def link(trace: Trace) -> None:
         trace.notes.append(f"{int((~found).sum())} of {len(device)} device events have no launch in the trace")
     trace.notes += _link_warnings(trace, device, launch, runtime)
     trace.device = _device_name(trace.metadata, columns, device)
+    release_memory()
     _find_iterations(trace, annotation, host, device, launch, found)
+    release_memory()
     columns["phase"] = phases(trace, rows, parent, device, launch)
     trace.vocabulary["phase"] = np.array(PHASES, object)
+
+
+def _nested(columns: dict[str, Ints], host: Ints, rank: Ints) -> tuple[Ints, Ints]:
+    """Host events in nesting order (thread, start, longer first, rank), and for each the position of the event that
+    encloses it, or -1.
+
+    Args:
+        columns: of the trace, sorted by start, then longer first.
+        host: the host events, ascending.
+        rank: of every event of the trace; of two host events with the same start and end, the lower encloses the other.
+    """
+    thread = thread_numbers(columns["pid"][host], columns["tid"][host])
+    order = np.argsort(thread, kind="stable")
+    rows, thread = host[order], thread[order]
+    start, duration = columns["ts_ns"][rows], columns["dur_ns"][rows]
+    same = (np.diff(thread) == 0) & (np.diff(start) == 0) & (np.diff(duration) == 0)
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same)) if len(rows) else rows
+    group = np.cumsum(np.append(True, ~same))[tied] if len(rows) else rows
+    rows[tied] = rows[tied][np.lexsort((rows[tied], rank[rows[tied]], group))]
+    del order, duration, same, group
+    return rows, tree.enclosing(thread, start, start + columns["dur_ns"][rows])
 
 
 def _mark_annotations(trace: Trace) -> None:
@@ -101,13 +122,18 @@ def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, 
     main = columns["pid"] == trace.process
     marks = np.flatnonzero(annotation & main)
     busy = np.concatenate([host, device])
-    span = (int(columns["ts_ns"][busy].min()), int(trace.end_ns[busy].max())) if len(busy) else (0, 0)
-    names = trace.names[marks]
+    ends = columns["ts_ns"][busy] + columns["dur_ns"][busy]
+    span = (int(columns["ts_ns"][busy].min()), int(ends.max())) if len(busy) else (0, 0)
+    names = trace.vocabulary["name"][columns["name"][marks]]
     vocabulary = [*trace.vocabulary["name"], ""]
     learns = np.array([name.startswith((BACKWARD_PREFIX, OPTIMIZER_STEP)) for name in vocabulary], bool)
     learning = host[main[host] & learns[columns["name"][host]]]
     trace.marker, trace.opens, trace.closes = windows(
-        names, columns["ts_ns"][marks], trace.end_ns[marks], span, columns["ts_ns"][learning]
+        names,
+        columns["ts_ns"][marks],
+        columns["ts_ns"][marks] + columns["dur_ns"][marks],
+        span,
+        columns["ts_ns"][learning],
     )
     if not trace.marker and any(name.startswith(ZERO_GRAD_MARKER) for name in names):
         trace.notes.append(
@@ -153,9 +179,13 @@ def thread_numbers(pid: Ints, tid: Ints) -> Ints:
     """Small consecutive number of each (process, thread), in the order of their ids, shape (events,)."""
     if not len(pid):
         return np.empty(0, np.int64)
-    pid_rank, tid_rank = np.unique(pid, return_inverse=True)[1], np.unique(tid, return_inverse=True)[1]
-    both = np.unique(pid_rank * (int(tid_rank.max()) + 1) + tid_rank, return_inverse=True)[1]
-    return np.asarray(both, np.int64)
+    threads = _ranks(tid)
+    return _ranks(_ranks(pid) * (int(threads.max()) + 1) + threads)
+
+
+def _ranks(values: Ints) -> Ints:
+    """Position of each value among the distinct values; these are few, so that a search is faster than a sort."""
+    return np.searchsorted(distinct(values), values)
 
 
 def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.event_columns import MISSING, Columns
-from pipeline.trace.kineto_fields import TEXT_ARGS, base_api_name
+from pipeline.trace.event_columns import Columns
+from pipeline.trace.kineto_fields import MISSING, TEXT_ARGS, base_api_name
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -31,14 +31,14 @@ def ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], di
 
 
 def _order(columns: dict[str, Ints]) -> Ints:
-    """Order by start, then longer first. Only rows that are equal in both are compared by their contents.
+    """Order by start, then longer first. Only rows with the same start are compared by anything else.
 
     With timestamps in whole microseconds, an op and its nested op may be equal. Ids then give the order of their
     begins.
     """
     start, longest = columns["ts_ns"], -columns["dur_ns"]
-    order = np.lexsort((longest, start))
-    same = (np.diff(start[order]) == 0) & (np.diff(longest[order]) == 0)
+    order = np.argsort(start, kind="stable")
+    same = np.diff(start[order]) == 0
     tied = np.flatnonzero(np.append(same, False) | np.append([False], same)) if len(order) else order
     rows = order[tied]
     keys = [columns[key][rows] for key in ("correlation", "stream", "name", "external_id", "tid", "pid", "category")]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +12,9 @@ import numpy.typing as npt
 
 from pipeline.errors import TableError
 from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, atomic_path
-from pipeline.trace.event_columns import MISSING
 from pipeline.trace.events_frame import absent
+from pipeline.trace.free_memory import release_memory
+from pipeline.trace.kineto_fields import MISSING
 from pipeline.trace.linked_trace import Trace
 
 if TYPE_CHECKING:
@@ -33,20 +32,13 @@ def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] |
     """
     import pyarrow.parquet as pq
 
-    _release_memory()
+    release_memory()
     text = json.dumps({"schema": "events", **(provenance or {})}, sort_keys=True, default=str)
     schema = SCHEMAS["events"].with_metadata({PROVENANCE_KEY: text.encode()})
     options = {"compression": "zstd", "use_dictionary": [name for name in schema.names if name in trace.vocabulary]}
     with atomic_path(path) as part, pq.ParquetWriter(part, schema, **options) as writer:
         for group in _groups(trace, schema):
             writer.write_table(group)
-
-
-def _release_memory() -> None:
-    """Return the memory that parsing has freed to the system before Arrow allocates its own. Only glibc needs this."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def _groups(trace: Trace, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.schemas import SCHEMAS
-from pipeline.trace.event_columns import MISSING
+from pipeline.trace.kineto_fields import MISSING
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ import codecs
 import gzip
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -21,8 +21,11 @@ import orjson
 from pipeline.errors import TraceError
 from pipeline.trace.json_repair import parse_loosely
 
-WINDOW_BYTES = 128 << 10
-"""Bytes parsed at once. The parsed objects then stay in the cache, also when other processes use the CPU."""
+WINDOW_BYTES = 256 << 10
+"""Most bytes parsed at once. Larger windows take more memory than they save time."""
+
+FIRST_WINDOW_BYTES = 64 << 10
+"""Bytes of the first windows. They are parsed into dictionaries, which take ten times the memory of records."""
 
 MAX_EVENT_BYTES = 64 << 20
 """Largest element in bytes. A larger one is no profiler event, and reading stops with an error."""
@@ -33,12 +36,21 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _ATTEMPTS = 4
 
 
+def parse_list(text: bytes) -> list[Any] | None:
+    """The elements of a list, of which `text` is the part between the brackets; None where it is not valid JSON."""
+    try:
+        parsed: list[Any] = orjson.loads(b"[" + text + b"]")
+        return parsed
+    except orjson.JSONDecodeError:
+        return None
+
+
 @dataclass
 class Batch:
     """Raw events that are adjacent in the file.
 
     Attributes:
-        events: parsed elements of the array.
+        events: parsed elements of the array, all dictionaries or all records of `typed_events`.
         text: the bytes they were parsed from, for digits that a float cannot represent.
         first: position of the first element in the array.
     """
@@ -47,6 +59,12 @@ class Batch:
     text: bytes
     first: int
 
+    def dictionaries(self) -> list[Any]:
+        """The events as dictionaries, for messages and rare forms."""
+        if all(isinstance(event, dict) for event in self.events):
+            return self.events
+        return parse_list(self.text) or self.events
+
 
 @dataclass
 class Scanner:
@@ -54,9 +72,11 @@ class Scanner:
 
     Args:
         path: a `.json` or `.json.gz` file (detected by content, not by name).
+        parse: parses elements of a list; None where their text is not valid JSON.
     """
 
     path: Path
+    parse: Callable[[bytes], list[Any] | None] = parse_list
     metadata: dict[str, Any] = field(default_factory=dict)
     bytes_read: int = 0
     repaired: bool = False
@@ -90,7 +110,8 @@ class Scanner:
         return gzip.GzipFile(fileobj=stream) if magic == _GZIP_MAGIC else stream  # type: ignore[return-value]
 
     def _read(self, stream: IO[bytes], held: int = 0) -> bytes:
-        data = stream.read(max(WINDOW_BYTES, held))  # doubling limits how often a very large element is scanned again
+        window = min(max(FIRST_WINDOW_BYTES, self.bytes_read // 4), WINDOW_BYTES)
+        data = stream.read(max(window, held))  # doubling limits how often a very large element is scanned again
         self.bytes_read += len(data)
         return data
 
@@ -98,10 +119,10 @@ class Scanner:
         buffer, ended = self._header(stream)
         count = 0
         while True:
-            cut, events = _complete_elements(buffer)
+            cut, events = self._complete_elements(buffer)
             if events is None and (end := _split_at_end(buffer)) is not None:
                 elements, tail = end
-                yield Batch(_parse_list(elements) or [], elements, count)
+                yield Batch(self.parse(elements) or [], elements, count)
                 self._tail(b"".join([tail, *iter(lambda: self._read(stream), b"")]))
                 return
             if events is None and ended:
@@ -119,6 +140,22 @@ class Scanner:
                 data = self._read(stream, len(buffer))
                 ended = not data
                 buffer += data
+
+    def _complete_elements(self, buffer: bytes) -> tuple[int, list[Any] | None]:
+        """The end of the elements up to the last boundary in the buffer, and the elements; None where that text does
+        not parse.
+        """
+        cut = len(buffer)
+        for _ in range(_ATTEMPTS):
+            cut = _last_boundary(buffer, cut)
+            if cut <= 0:
+                break
+            events = self.parse(buffer[:cut])
+            if events is not None:
+                return cut, events
+            if _split_at_end(buffer) is not None:  # the boundary was in the metadata after the array
+                break
+        return 0, None
 
     def _header(self, stream: IO[bytes]) -> tuple[bytes, bool]:
         """Read up to the event array. Returns the bytes after its bracket and whether the file ended."""
@@ -194,36 +231,11 @@ class Scanner:
         return self.bytes_read - len(buffer)
 
 
-def _parse_list(text: bytes) -> list[Any] | None:
-    try:
-        parsed: list[Any] = orjson.loads(b"[" + text + b"]")
-        return parsed
-    except orjson.JSONDecodeError:
-        return None
-
-
 def _parse_any(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return parse_loosely(text, wrap=False)[0]
-
-
-def _complete_elements(buffer: bytes) -> tuple[int, list[Any] | None]:
-    """The end of the elements up to the last boundary in the buffer, and the elements; None where that text does not
-    parse.
-    """
-    cut = len(buffer)
-    for _ in range(_ATTEMPTS):
-        cut = _last_boundary(buffer, cut)
-        if cut <= 0:
-            break
-        events = _parse_list(buffer[:cut])
-        if events is not None:
-            return cut, events
-        if _split_at_end(buffer) is not None:  # the boundary was in the metadata after the array
-            break
-    return 0, None
 
 
 def _split_at_end(buffer: bytes) -> tuple[bytes, bytes] | None:

@@ -10,6 +10,9 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 
+MISSING = -(2**63)
+"""Value of an absent integer in this package. Tables show it as null."""
+
 
 class Category(StrEnum):
     """Category of an event, in the spelling of current Kineto."""

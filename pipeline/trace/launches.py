@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.event_columns import MISSING
+from pipeline.trace.kineto_fields import MISSING
 
 Ints = npt.NDArray[np.int64]
 
@@ -31,11 +31,11 @@ def launches(
         device: device of each device event.
         process: process of each runtime call.
     """
-    processes = np.unique(process)
+    processes = distinct(process)
     if len(processes) < 2:
         return _within(device_correlation, device_start, host_correlation, host_start)
     out = np.full(len(device_correlation), -1, np.int64)
-    for gpu in np.unique(device):
+    for gpu in distinct(device):
         rows = np.flatnonzero(device == gpu)
         of_any = _within(device_correlation[rows], device_start[rows], host_correlation, host_start)
         best = (np.inf, of_any)
@@ -49,6 +49,11 @@ def launches(
                 best = min(best, (delay, np.where(linked, launch, -1)), key=lambda pair: pair[0])
         out[rows] = best[1]
     return out
+
+
+def distinct(values: Ints) -> Ints:
+    """The distinct values in order. `np.unique` without counts loads numpy.ma: 3 MB and as long as 3 MB of trace."""
+    return np.unique(values, return_counts=True)[0]
 
 
 def _within(device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints) -> Ints:

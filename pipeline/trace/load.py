@@ -19,7 +19,9 @@ from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
 from pipeline.trace.event_order import ordered, without_duplicates
 from pipeline.trace.file_scan import Scanner
+from pipeline.trace.free_memory import release_memory
 from pipeline.trace.linked_trace import Trace
+from pipeline.trace.typed_events import EventDecoder
 
 Ints = npt.NDArray[np.int64]
 
@@ -31,16 +33,19 @@ def load_trace(path: str | Path) -> Trace:
         TraceError: the file is missing, damaged, cut off or no profiler trace; the message says where.
     """
     path = Path(path)
-    scanner, raw = Scanner(path), Columns(path)
+    decoder = EventDecoder()
+    scanner, raw = Scanner(path, decoder.parse), Columns(path, decoder)
     with collector_paused():
         for batch in scanner.batches():
             raw.add(batch)
+    release_memory()
     columns = raw.finish()
     base = _base_ns(path, scanner.metadata)
     columns["ts_ns"] = columns["ts_ns"] + base
     columns["category"] = columns.pop("cat")
     columns, vocabulary = ordered(columns, raw)
     columns, copies = without_duplicates(columns)
+    release_memory()
     trace = Trace(
         path=path,
         device="",

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pipeline.config import NAME
+from pipeline.flow import NEVER
 
 
 wildcard_constraints:
@@ -25,6 +26,8 @@ rule capture_graph:
         graph=GRAPH,
     log:
         f"{Path(GRAPH).parent}/logs/capture_graph.log",
+    wildcard_constraints:
+        model=NEVER if FLOW.captures else NAME,
     params:
         model=FLOW.captured_model,
         files=FLOW.captured_files,
@@ -116,6 +119,8 @@ rule map_calls:
         calls=f"{POINT}/calls.parquet",
     log:
         f"{POINT}/logs/map_calls.log",
+    wildcard_constraints:
+        gpu=FLOW.single,
     params:
         gpu=FLOW.section("gpu"),
         code=FLOW.code("map_calls"),

@@ -18,6 +18,8 @@ rule predict:
         summary=f"{POINT}/summary.parquet",
     log:
         f"{POINT}/logs/predict.log",
+    wildcard_constraints:
+        gpu=FLOW.single,
     params:
         point=FLOW.settings,
         pack=FLOW.pack_of_point,
