@@ -78,7 +78,7 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
     known: tuple[type[BaseException], ...] = (Exception, SystemExit) if own else SIZE_ERRORS
     try:
         try:
-            return _attempt(config, batch_size, _needs_fake(config))
+            return _attempt(config, batch_size, needs_fake_tensors(config))
         except NotImplementedError as error:
             if not own or "SparseMeta" not in str(error):
                 raise
@@ -183,7 +183,8 @@ def _with_allowed_tf32(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "dtype": "tf32"} if allowed else config
 
 
-def _needs_fake(config: Mapping[str, Any]) -> bool:
+def needs_fake_tensors(config: Mapping[str, Any]) -> bool:
+    """Whether a step has sparse gradients, which tensors on the meta device cannot have."""
     return (
         config.get("embedding") in ("sparse", "joint_sparse", "joint_rows") and config.get("mode", "train") == "train"
     )

@@ -35,6 +35,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture(autouse=True)
+def no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch size is captured (`test_batch_line.py` tests what is computed instead)."""
+    monkeypatch.setattr(graph_cache, "_may_have_line", lambda config: False)
+
+
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Batch sizes of the steps that were captured."""
@@ -169,4 +175,4 @@ def test_processes_that_ask_at_once_agree(folder: Path) -> None:
     found = {process.communicate()[0] for process in running}
     assert all(process.returncode == 0 for process in running) and len(found) == 1
     left = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".parquet", ".json")]
-    assert len(entries(folder)) == 1 and not left
+    assert len(entries(folder)) == 3 and not left  # a graph, and those at the ends of its line

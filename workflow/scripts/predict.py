@@ -10,7 +10,7 @@ with job(snakemake):
     from pipeline.answers.predict_step import Subject, predict_from_parts
     from pipeline.collect.campaign_reader import measured_step
     from pipeline.config import method_label
-    from pipeline.graph.graph_cache import captured
+    from pipeline.graph.graph_cache import memory_need
     from pipeline.graph.graph_file import read_graph
     from pipeline.schemas import read_table, write_table
     from pipeline.settings import Settings
@@ -41,7 +41,7 @@ with job(snakemake):
         overheads_from(read_table(snakemake.input.overheads, "overheads"), settings.overheads, point["workload"]),
         measured_step(measured[0], point["workload"], point["model"]) if measured else None,
     )
-    prediction = with_what_fits(prediction, gpu, lambda size: captured(settings.model.plain(), size).memory_bytes)
+    prediction = with_what_fits(prediction, gpu, lambda size: memory_need(settings.model.plain(), size).total)
     made = provenance(snakemake)
     beside = measured_events(snakemake.input.trace[0]) if snakemake.input.trace else []
     write_timeline(timeline, snakemake.output.timeline, calls, beside=beside)
