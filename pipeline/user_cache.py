@@ -27,6 +27,9 @@ MAX_BYTES = 512 << 20
 KEPT_SHARE = 0.8
 """Share of `MAX_BYTES` that stays when entries are deleted, so that this happens rarely."""
 
+LISTED = "0"
+"""Last digits of keys (one of 16) whose entries bound the cache: to list 5,000 entries takes 0.04 s of CPU time."""
+
 _WARNED: set[str] = set()
 """Cache folders for which this process has already said that they cannot be written."""
 
@@ -86,7 +89,8 @@ def keep(name: str, key: str, made: Held, write: Callable[[Held, Path], None]) -
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(made, path)
-        _bound(folder)
+        if key[-1] in LISTED:
+            _bound(folder)
     except (SteptimeError, OSError) as error:
         _warn_once(str(folder), str(error))
 
