@@ -20,7 +20,7 @@ from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.predict_step import StepParts, Subject, predict_step
 from pipeline.collect.campaign_reader import measured_step
 from pipeline.config import method_label
-from pipeline.graph.graph_cache import captured
+from pipeline.graph.graph_cache import memory_need
 from pipeline.graph.graph_file import read_graph
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.schemas import read_table, write_table
@@ -129,4 +129,4 @@ def _predict(steps: Sequence[_Step], made: Callable[[PointFiles], Mapping[str, A
 
 def _memory_bytes(model: FrozenDict, batch_size: int) -> int:
     """Memory need of a workload's step."""
-    return captured(model.plain(), batch_size).memory_bytes
+    return memory_need(model.plain(), batch_size).total

@@ -22,7 +22,7 @@ from pipeline.answers.predict_step import Subject, predict_from_parts
 from pipeline.config import Point, expand, method_label
 from pipeline.config_checks import written
 from pipeline.errors import ConfigError, InputError, SteptimeWarning
-from pipeline.graph.graph_cache import NO_EDITS, calls_of, captured
+from pipeline.graph.graph_cache import NO_EDITS, calls_of, captured, memory_need
 from pipeline.graph.table import Graph
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
@@ -146,7 +146,7 @@ def _measured_here(point: Point, results: Path) -> Prediction:
 
 
 _MEMORY: dict[tuple[FrozenDict, int], int] = {}
-"""Memory need in bytes of every workload that this process has captured or read."""
+"""Memory need in bytes of every workload that this process knows."""
 
 
 def memory_of(config: FrozenDict, batch_size: int) -> int:
@@ -155,8 +155,9 @@ def memory_of(config: FrozenDict, batch_size: int) -> int:
     Raises:
         SteptimeError: the workload cannot be made at this batch size.
     """
-    known = _MEMORY.get((config, batch_size))
-    return graph_of(config, batch_size).memory_bytes if known is None else known
+    if (config, batch_size) not in _MEMORY:
+        _MEMORY[config, batch_size] = memory_need(config.plain(), batch_size).total
+    return _MEMORY[config, batch_size]
 
 
 @lru_cache(maxsize=16)

@@ -78,7 +78,7 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
     known: tuple[type[BaseException], ...] = (Exception, SystemExit) if own else SIZE_ERRORS
     try:
         try:
-            return _attempt(config, batch_size, _needs_fake(config))
+            return _attempt(config, batch_size, needs_fake_tensors(config))
         except NotImplementedError as error:
             if not own or "SparseMeta" not in str(error):
                 raise
@@ -115,44 +115,42 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
 def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:
     """Run a step twice and record the second run, or only the first if `first` is set.
 
-    The first run creates the gradients and the optimizer state.
+    The first run creates the gradients and the optimizer state. A shipped workload runs once: its state is made before.
     """
     from torch.profiler import ExecutionTraceObserver
 
     from pipeline.graph.peak_memory import WorkingSet, saved_activations
     from pipeline.workloads.own_optimizers import state_bytes, stepping, update_of
 
+    prepared = not fake and not first and _with_states(step, config)
     with run_as_on_cuda(), saved_activations(step) as saved, stepping() as stepped:
         if not step.training:
             with WorkingSet() as working:
                 step.run(0)
-            activations = max(working.bytes - step.input_bytes, 0)
-        else:
-            if not first:
-                step.run(0)
-            activations = saved.bytes
+        elif not first and not prepared:
+            step.run(0)
     made = [each for each in stepped if all(each is not one for one in step.optimizers)]
-    unused = bool(made) and len(made) == len(
-        stepped
-    )  # the step uses its own optimizer, not the one of the configuration
-    memory = Memory(
-        step.parameters_bytes + step.buffers_bytes,
-        step.gradient_bytes,
-        (0 if unused else step.optimizer_bytes) + state_bytes(made),
-        activations,
-        step.input_bytes,
-    )
+    # a step may use its own optimizer, not the one of the configuration
+    unused = bool(made) and len(made) == len(stepped)
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder, _observer_silenced():
         path = Path(folder) / "execution_trace.json"
         observer = ExecutionTraceObserver()
         observer.register_callback(str(path))
         observer.start()
         try:
-            with run_as_on_cuda():
+            with run_as_on_cuda(), saved_activations(step) if prepared else nullcontext() as recorded:
                 step.run(0)
         finally:
             observer.stop()
             observer.unregister_callback()
+        activations = (recorded or saved).bytes if step.training else max(working.bytes - step.input_bytes, 0)
+        memory = Memory(
+            step.parameters_bytes + step.buffers_bytes,
+            step.gradient_bytes,
+            (0 if unused else step.optimizer_bytes) + state_bytes(made),
+            activations,
+            step.input_bytes,
+        )
         try:
             raw = read_selected(path, prune if fake else prune_meta)
         except TraceError:  # this process wrote the file, so it can only be truncated
@@ -164,6 +162,26 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     if unused:
         config = {**config, "optimizer": update_of(made)}
     return normalise(build_nodes(raw, sequential=fake), _with_allowed_tf32(config), fake), memory
+
+
+def _with_states(step: Step, config: Mapping[str, Any]) -> bool:
+    """Create the state of a shipped workload's optimizers without a run of the step, if that is possible.
+
+    Parameters that a step does not use get a state too, which no operator reads. With `set_to_none=false` they would also
+    get a gradient, and be updated.
+    """
+    import torch
+
+    shipped = config.get("architecture", "custom") != "custom"
+    if not shipped or not step.training or not step.optimizers or not config.get("set_to_none", True):
+        return False
+    with run_as_on_cuda():
+        for optimizer in step.optimizers:
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                parameter.grad = torch.empty_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+    return True
 
 
 def _with_allowed_tf32(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -183,7 +201,8 @@ def _with_allowed_tf32(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "dtype": "tf32"} if allowed else config
 
 
-def _needs_fake(config: Mapping[str, Any]) -> bool:
+def needs_fake_tensors(config: Mapping[str, Any]) -> bool:
+    """Whether a step has sparse gradients, which tensors on the meta device cannot have."""
     return (
         config.get("embedding") in ("sparse", "joint_sparse", "joint_rows") and config.get("mode", "train") == "train"
     )

@@ -78,6 +78,7 @@ def run_as_on_cuda() -> Iterator[None]:
     from pipeline.workloads.loss_item import assumed_reads
     from pipeline.workloads.own_optimizers import foreach_on_meta, sparse_updates_shown
     from pipeline.workloads.parallel_wrappers import unwrapped
+    from pipeline.workloads.quick_shapes import quick_shapes
     from pipeline.workloads.recurrent_layers import cudnn_layers
     from pipeline.workloads.rms_norm import fused_norm
 
@@ -98,6 +99,7 @@ def run_as_on_cuda() -> Iterator[None]:
             unwrapped,
             compiled_as_written,
             grouped_products,
+            quick_shapes,
         ):
             stack.enter_context(each())
         stack.enter_context(torch.compiler.set_stance("force_eager"))

@@ -2,13 +2,20 @@
 
 A graph depends on the workload's configuration, the batch size, the code that captures it, the versions of PyTorch and
 `transformers`, and the user's own files. A step that was asked before is predicted without PyTorch.
+
+A shipped workload is captured at three batch sizes. If they show that its graph lies on a line over the batch size
+(`pipeline.graph.batch_line`), all other graphs on this line are computed, also without PyTorch. Small graphs are captured
+three times at the first question, others at the second batch size. Never computed are the user's own steps, and steps with
+sparse gradients: how many rows a batch uses is no line.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import asdict
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,21 +23,35 @@ from typing import Any
 import pandas as pd
 
 from pipeline.digest import module_digest
-from pipeline.graph.capture import capture
+from pipeline.errors import SteptimeError
+from pipeline.graph.batch_line import LOW, MIDDLE, GraphLine, MemoryLine, NotOnALineError, highest
+from pipeline.graph.capture import capture, needs_fake_tensors
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.graph_file import read_graph, write_graph
-from pipeline.graph.table import Graph
+from pipeline.graph.symbolic_batch import same_at_any_batch
+from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec
-from pipeline.schemas import read_table, write_table
+from pipeline.paths import cache_dir
+from pipeline.schemas import atomic_path, read_table, write_table
 from pipeline.settings import EditSettings
-from pipeline.user_cache import kept, key_of
+from pipeline.user_cache import find, keep, kept, key_of
 from pipeline.workloads.workload_files import file_digests
 
 NO_EDITS = EditSettings()
 
 LIBRARIES = ("torch", "transformers")
 """Packages whose code runs in a captured step."""
+
+GRAPH, LINE = "graph.parquet", "line.json"
+"""Names of entries in the cache: a graph, and what is known of a workload's line over the batch size."""
+
+SMALL_GRAPH = 1000
+"""Operators of a graph up to which a workload is captured three times at once: that takes 0.1 s of CPU time each."""
+
+LineState = MemoryLine | int | None
+"""What is known of a workload's line: its ends, False if there is none, the only batch size that was captured so far, or
+None."""
 
 
 def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO_EDITS) -> Graph:
@@ -46,9 +67,20 @@ def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO
     """
 
     def make() -> Graph:
-        return edited(captured(config, batch_size), edit) if edit else capture(config, batch_size)
+        return edited(captured(config, batch_size), edit) if edit else _made(config, batch_size)
 
-    return kept("graph.parquet", graph_key(config, batch_size, edit), make, read_graph, write_graph)
+    return kept(GRAPH, graph_key(config, batch_size, edit), make, read_graph, write_graph)
+
+
+def memory_need(config: Mapping[str, Any], batch_size: int) -> Memory:
+    """The memory need of a workload's step; its graph is only made if the memory at other batch sizes does not tell it.
+
+    Arguments and errors are those of `captured`. Edits do not change the memory need.
+    """
+    found = _line_state(config) if _may_have_line(config) else None
+    if isinstance(found, MemoryLine) and batch_size in found:
+        return found.at(batch_size)
+    return captured(config, batch_size).memory
 
 
 def calls_of(
@@ -73,6 +105,99 @@ def calls_of(
         lambda path: read_table(path, "calls"),
         lambda calls, path: write_table(calls, path, "calls"),
     )
+
+
+def _made(config: Mapping[str, Any], batch_size: int) -> Graph:
+    """The graph of a step that is not in the cache: computed from others if that is exact, else captured."""
+    if not _may_have_line(config):
+        return capture(config, batch_size)
+    state = _line_state(config)
+    if type(state) is int and state != batch_size:
+        first = find(GRAPH, graph_key(config, state), read_graph)
+        state = _find_line(config, first) if first is not None else None
+    if isinstance(state, MemoryLine) and state.low < batch_size < state.high:
+        try:
+            return _line(graph_key(config, state.low), graph_key(config, state.high), cache_dir()).at(batch_size)
+        except (LookupError, NotOnALineError):  # the graphs of its ends are gone
+            pass
+    graph = capture(config, batch_size)
+    if state is None:
+        if len(graph.table) <= SMALL_GRAPH:
+            _find_line(config, graph)
+        else:
+            _keep_state(config, batch_size)
+    return graph
+
+
+def _may_have_line(config: Mapping[str, Any]) -> bool:
+    own = config.get("architecture") == "custom"
+    return cache_dir() is not None and not own and not needs_fake_tensors(config)
+
+
+def _find_line(config: Mapping[str, Any], graph: Graph) -> LineState:
+    """Capture a step at the ends of its line, and keep the line if it is one. Says what is known then.
+
+    Args:
+        config: as for `captured`.
+        graph: the graph of the step at any batch size.
+    """
+    high = highest(graph)
+    state: LineState = False
+    if high is not None and same_at_any_batch(config):
+        try:
+            ends = [capture(config, size) for size in (LOW, high)]
+            inside = graph if LOW < graph.batch_size < high else capture(config, MIDDLE)
+            line = GraphLine(*ends)
+        except (NotOnALineError, SteptimeError):  # such as too little memory for the larger batch
+            pass
+        else:
+            if line.holds(inside):
+                state = line.memory
+                for end in ends:
+                    keep(GRAPH, graph_key(config, end.batch_size), end, write_graph)
+    _keep_state(config, state)
+    return state
+
+
+@lru_cache(maxsize=8)
+def _line(low: str, high: str, folder: Path) -> GraphLine:
+    """The line between two graphs in the cache, by their keys.
+
+    Raises:
+        LookupError: one of them is not there.
+    """
+    ends = [find(GRAPH, key, read_graph) for key in (low, high)]
+    if ends[0] is None or ends[1] is None:
+        raise LookupError("no such graph")
+    return GraphLine(ends[0], ends[1])
+
+
+def _line_state(config: Mapping[str, Any]) -> LineState:
+    return find(LINE, graph_key(config, 0), _read_state)
+
+
+def _keep_state(config: Mapping[str, Any], state: LineState) -> None:
+    keep(LINE, graph_key(config, 0), state, _write_state)
+
+
+def _read_state(path: Path) -> LineState:
+    """Read what `_write_state` wrote; every ValueError, LookupError and TypeError means damage."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    if "line" not in stored:
+        return int(stored["captured"])
+    if stored["line"] is None:
+        return False
+    low, high, *needs = stored["line"]
+    return MemoryLine(int(low), int(high), *(Memory(**need) for need in needs))
+
+
+def _write_state(state: LineState, path: Path) -> None:
+    found = None
+    if isinstance(state, MemoryLine):
+        found = [state.low, state.high, asdict(state.at_low), asdict(state.at_high)]
+    stored = {"captured": state} if type(state) is int else {"line": found}
+    with atomic_path(path) as part:
+        part.write_text(json.dumps(stored), encoding="utf-8")
 
 
 def gpu_kind(gpu: GpuSpec) -> str:

@@ -204,10 +204,10 @@ def write_nodes(nodes: Sequence[Node]) -> pd.DataFrame:
             "order": pd.array([node.order for node in ordered], dtype="int64"),
             "thread": pd.array([node.thread for node in ordered], dtype="int64"),
             "phase": [node.phase for node in ordered],
-            "input_shapes": [_dump([_shapes(a) for a in node.inputs]) for node in ordered],
-            "input_dtypes": [_dump([_dtypes(a) for a in node.inputs]) for node in ordered],
-            "output_shapes": [_dump([_shapes(a) for a in node.outputs]) for node in ordered],
-            "attributes": [_dump(_packed(node)) for node in ordered],
+            "input_shapes": [dump([_shapes(a) for a in node.inputs]) for node in ordered],
+            "input_dtypes": [dump([_dtypes(a) for a in node.inputs]) for node in ordered],
+            "output_shapes": [dump([_shapes(a) for a in node.outputs]) for node in ordered],
+            "attributes": [dump(_packed(node)) for node in ordered],
             "is_top_level": pd.array([node.is_top_level for node in ordered], dtype=bool),
         }
     )
@@ -241,7 +241,8 @@ def _flat(arguments: Sequence[Argument]) -> list[Tensor]:
     return found
 
 
-def _dump(value: Any) -> str:
+def dump(value: Any) -> str:
+    """A value as JSON text, as the columns of a graph hold it."""
     return json.dumps(value, separators=(",", ":"))
 
 

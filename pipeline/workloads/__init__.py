@@ -48,13 +48,13 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     if name not in ARCHITECTURES:
         raise UnknownNameError("model.architecture", name, list(ARCHITECTURES))
     try:
-        build = _builder(str(name))
+        build = builder(str(name))
     except ModuleNotFoundError as error:
         raise InputError(f"model {config.get('name', name)} needs {error.name}: pip install {error.name}") from None
     return build(config, batch_size, device)
 
 
-def _builder(architecture: str) -> Builder:
+def builder(architecture: str) -> Builder:
     """The function that builds a step of an architecture; importing its module imports torch."""
     match architecture:
         case "dlrm":

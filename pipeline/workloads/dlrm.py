@@ -32,7 +32,7 @@ from pipeline.workloads.fused_lookup import STATES, FusedLookup
 from pipeline.workloads.interaction import FusedInteraction
 from pipeline.workloads.interaction import width as interaction_width
 from pipeline.workloads.shape_only_ops import apply
-from pipeline.workloads.training_step import Batch, Step, is_dry
+from pipeline.workloads.training_step import Batch, Step, host_empty, is_dry
 from pipeline.workloads.workload_files import table_configs_path
 
 JOINT = ("joint_sparse", "joint_rows")
@@ -280,7 +280,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 def _pool(
     rows: Sequence[int], lookups: Sequence[int], width: int, embedding: str, batch_size: int, device: str
 ) -> list[Batch]:
-    """Make batches with uniform random indices; if nothing is computed, one batch of uninitialised memory.
+    """Make batches with uniform random indices; if nothing is computed, one batch whose memory is never touched.
 
     The shape of the indices depends on the kind of lookup:
 
@@ -288,17 +288,16 @@ def _pool(
     * joint_sparse, joint_rows: (T·B·L,), indices into the joint weight, sample-major; joint_rows has no offsets.
     * Others: (T, B·L), or flat if the number of lookups differs between tables.
     """
+    if is_dry(device):
+        return [_shapes(lookups, width, embedding, batch_size)]
     equal = len(set(lookups)) == 1
     random = torch.Generator().manual_seed(batch_size)
-    dry = is_dry(device)
 
     def indices(first: int, size: int, count: int) -> Tensor:
-        if dry:
-            return torch.empty(batch_size * count, dtype=torch.long)
         return first + torch.randint(size, (batch_size * count,), generator=random)
 
     batches: list[Batch] = []
-    for _ in range(1 if dry else 4):
+    for _ in range(4):
         joint = embedding in ("fused", *JOINT)
         starts = [sum(rows[:t]) if joint else 0 for t in range(len(rows))]
         parts = [indices(*one) for one in zip(starts, rows, lookups, strict=True)]
@@ -312,7 +311,19 @@ def _pool(
         else:
             index = torch.stack(parts) if equal else torch.cat(parts)
             offset = torch.stack([torch.arange(0, batch_size * n, n) for n in lookups])
-        dense = torch.empty(batch_size, width) if dry else torch.rand(batch_size, width, generator=random)
-        label = torch.empty(batch_size) if dry else torch.randint(2, (batch_size,), generator=random).float()
+        dense = torch.rand(batch_size, width, generator=random)
+        label = torch.randint(2, (batch_size,), generator=random).float()
         batches.append((dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label))
     return batches
+
+
+def _shapes(lookups: Sequence[int], width: int, embedding: str, batch_size: int) -> Batch:
+    """A batch of `_pool` whose memory is never touched."""
+    joint, equal = embedding in ("fused", *JOINT), len(set(lookups)) == 1
+    flat = joint or not equal
+    index = host_empty(
+        *((batch_size * sum(lookups),) if flat else (len(lookups), batch_size * lookups[0])), dtype=torch.long
+    )
+    offset = host_empty(*((batch_size * len(lookups),) if joint else (len(lookups), batch_size)), dtype=torch.long)
+    dense, label = host_empty(batch_size, width), host_empty(batch_size)
+    return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)

@@ -294,7 +294,9 @@ def _lowered(tensor: Tensor, dtype: torch.dtype, dry: bool) -> Tensor:
 
 def to_device(tensor: Tensor, device: str, waits: bool = False) -> Tensor:
     """Copy to the device; `waits` makes the host wait. Nothing is done if the device is the host."""
-    if is_fake(tensor):  # fake tensors are on one device only, so the copy is made explicitly
+    if (
+        is_fake(tensor) and device != "meta"
+    ):  # these fake tensors are on one device only, so the copy is made explicitly
         return torch.empty_like(tensor).copy_(tensor, non_blocking=not waits)
     return tensor.to(device, non_blocking=not waits)
 

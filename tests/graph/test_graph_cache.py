@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import pytest
 
 from pipeline import user_cache
 from pipeline.config import expand
-from pipeline.errors import SteptimeError, SteptimeWarning
+from pipeline.errors import SteptimeWarning
 from pipeline.graph import graph_cache
+from pipeline.graph.capture import capture
 from pipeline.graph.graph_cache import calls_of, captured, graph_key
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.schemas import to_arrow
@@ -33,6 +37,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache."""
     monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch size is captured (`test_batch_line.py` tests what is computed instead)."""
+    monkeypatch.setattr(graph_cache, "_may_have_line", lambda config: False)
 
 
 @pytest.fixture
@@ -113,24 +123,100 @@ def test_the_cache_can_be_switched_off(
     assert captures == [8, 8] and not entries(tmp_path)
 
 
-def test_a_cache_that_cannot_be_written_warns_once_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["file/cache", "/proc/steptime"])  # root may write to a read-only folder, not there
+def test_a_cache_that_cannot_be_written_warns_once_and_answers(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captures: list[int]
+) -> None:
+    if place.startswith("/proc") and not Path("/proc/self").exists():
+        pytest.skip("this system has no /proc")
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / place))
     with pytest.warns(SteptimeWarning, match=r"cannot be written .*set \$STEPTIME_CACHE") as said:
-        captured(model(), 8)
+        found = captured(model(), 8)
+        calls_of(found, model(), 8, load_gpu("V100"))
         captured(model(), 16)
-    assert len([each for each in said if each.category is SteptimeWarning]) == 1
+    assert len([each for each in said if each.category is SteptimeWarning]) == 1 and captures == [8, 16]
+    monkeypatch.setenv("STEPTIME_CACHE", "none")
+    same(found.table, captured(model(), 8).table)
 
 
-def test_a_full_disk_warns_once_and_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise SteptimeError("no space left on device")
+def test_entries_of_a_folder_that_cannot_be_written_are_still_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, captures: list[int]
+) -> None:
+    whole = captured(model(), 8)
 
-    monkeypatch.setattr(graph_cache, "write_graph", full)
-    monkeypatch.setattr(graph_cache, "write_table", full)
-    with pytest.warns(SteptimeWarning, match="no space left") as said:
-        calls = calls_of(captured(model(), 8), model(), 8, load_gpu("V100"))
-    assert len(said) == 1 and len(calls) > 10 and not entries(folder)
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    same(captured(model(), 8).table, whole.table)
+    assert captures == [8]
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[], None]]:
+    """A function after whose call no file of this process can grow beyond 1,000 bytes."""
+    resource = pytest.importorskip("resource", reason="this system has no limit of file sizes")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_warns_once_and_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, full_disk: Callable[[], None]
+) -> None:
+    graphs = {batch: capture(model(), batch) for batch in (8, 16)}
+    monkeypatch.setattr(graph_cache, "capture", lambda config, batch: graphs[batch])
+    full_disk()
+    with pytest.warns(SteptimeWarning, match="cannot be written") as said:
+        for batch, graph in graphs.items():
+            same(captured(model(), batch).table, graph.table)
+            assert len(calls_of(graph, model(), batch, load_gpu("V100"))) > 10
+    assert len(said) == 1 and not [path for path in folder.rglob("*") if path.is_file()]
+
+
+WRITER = """
+from pipeline import user_cache
+from pipeline.schemas import atomic_path
+
+def write(made, path):
+    with atomic_path(path) as part:
+        part.write_bytes(made)
+
+print("ready", flush=True)
+while True:
+    for number in range(20):
+        made = bytes([number]) * 2_000_000
+        user_cache.keep("x.bin", user_cache.key_of({"number": number}), made, write)
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_whole_entries(folder: Path) -> None:
+    chance = random.Random(1)
+    for _ in range(12):
+        writing = [subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE) for _ in range(2)]
+        for process in writing:
+            assert process.stdout is not None and process.stdout.readline()
+        time.sleep(chance.random() * 0.1)
+        for process in writing:
+            process.kill()
+            process.communicate()
+        for number in range(20):
+            key = user_cache.key_of({"number": number})
+            found = user_cache.find("x.bin", key, Path.read_bytes)
+            assert found in (None, bytes([number]) * 2_000_000)
+    assert list(folder.rglob("*.bin"))
+
+
+def test_what_killed_processes_left_counts_for_the_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured(model(), 8)
+    left = entries(folder)[0].with_name(".an-entry.parquet.1234.part")
+    left.write_bytes(b"x" * 1_000_000)
+    os.utime(left, (1000, 1000))
+    monkeypatch.setattr(user_cache, "MAX_BYTES", 500_000)
+    monkeypatch.setattr(user_cache, "LISTED", "0123456789abcdef")
+    captured(model(), 16)
+    assert not left.exists() and len(entries(folder)) == 2
 
 
 def test_the_entries_that_were_not_used_for_longest_give_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +227,7 @@ def test_the_entries_that_were_not_used_for_longest_give_way(folder: Path, monke
     size = sum(entry.stat().st_size for entry in entries(folder))
     captured(model(), 8)  # now the newest
     monkeypatch.setattr(user_cache, "MAX_BYTES", size)
+    monkeypatch.setattr(user_cache, "LISTED", "0123456789abcdef")
     captured(model(), 64)
     monkeypatch.setattr(graph_cache, "capture", lambda *_: pytest.fail("captured again"))
     captured(model(), 8)
@@ -169,4 +256,4 @@ def test_processes_that_ask_at_once_agree(folder: Path) -> None:
     found = {process.communicate()[0] for process in running}
     assert all(process.returncode == 0 for process in running) and len(found) == 1
     left = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".parquet", ".json")]
-    assert len(entries(folder)) == 1 and not left
+    assert len(entries(folder)) == 3 and not left  # a graph, and those at the ends of its line

@@ -1,0 +1,175 @@
+"""The graph of a step at one batch size, computed from its graphs at two others.
+
+Every number of a graph that depends on the batch size (a size, a stride, an argument of an operator, bytes of memory) lies
+on a straight line over it. Graphs at two sizes give this line. A third graph on the same line, and a step that decides
+nothing by its batch size (`pipeline.graph.symbolic_batch`), show that the line holds between the two sizes:
+
+* The same operators run at each size. Sizes of tensors are then sums and products of the batch size and of constants, or
+  quotients that are rounded. A third point excludes products of two batch sizes.
+* `HIGH_SIZES` minus `LOW` is a prime, so that a rounded quotient has no whole slope between the two.
+* Memory is the largest of many lines. Such a curve is convex, so three points on a line leave no bend between them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.graph.table import Graph, Memory, dump
+
+LOW, MIDDLE = 2, 61
+"""Lowest batch size of a line, and one that is used as its third point. A batch of one has other strides."""
+
+HIGH_SIZES = tuple(LOW + prime for prime in (65537, 32771, 16411, 8209, 4099, 2053, 1031, 521, 257))
+"""Candidates for the highest batch size of a line."""
+
+MAX_INPUT_BYTES = 4 << 30
+"""Largest batch that is used as the end of a line: its memory is reserved, though never touched."""
+
+TEXTS = ("input_shapes", "output_shapes", "attributes")
+"""Columns of a graph with numbers that depend on the batch size, as JSON."""
+
+
+class NotOnALineError(Exception):
+    """Two graphs differ in more than whole numbers, or in numbers without a whole slope."""
+
+
+def highest(graph: Graph) -> int | None:
+    """The highest batch size of the line of a graph's workload; None if its samples are too large."""
+    sample = -(-graph.memory.inputs // graph.batch_size)
+    return next((size for size in HIGH_SIZES if size * sample <= MAX_INPUT_BYTES), None)
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """Memory of a step between two batch sizes."""
+
+    low: int
+    high: int
+    at_low: Memory
+    at_high: Memory
+
+    def __contains__(self, batch_size: int) -> bool:
+        return self.low <= batch_size <= self.high
+
+    def at(self, batch_size: int) -> Memory:
+        """Memory at a batch size between the two."""
+        return Memory(**_on_line(asdict(self.at_low), asdict(self.at_high), _Position(self.low, self.high, batch_size)))
+
+
+class GraphLine:
+    """Graphs of a step at two batch sizes; `at` computes those between them.
+
+    Raises:
+        NotOnALineError: the graphs have different operators.
+    """
+
+    def __init__(self, low: Graph, high: Graph) -> None:
+        self.low, self.high = low, high
+        self._moving = {name: _Moving.of(low.table[name], high.table[name]) for name in TEXTS}
+        fixed = [name for name in low.table if name not in TEXTS]
+        facts = [(each.device, each.model, each.warnings) for each in (low, high)]
+        if not _equal(low.table[fixed], high.table[fixed]) or facts[0] != facts[1]:
+            raise NotOnALineError("other operators")
+
+    @property
+    def memory(self) -> MemoryLine:
+        """Memory of the step along the line."""
+        return MemoryLine(self.low.batch_size, self.high.batch_size, self.low.memory, self.high.memory)
+
+    def at(self, batch_size: int) -> Graph:
+        """The graph at a batch size between the two.
+
+        Raises:
+            NotOnALineError: the graphs differ in more than whole numbers with a whole slope.
+        """
+        place = _Position(self.low.batch_size, self.high.batch_size, batch_size)
+        table = self.low.table.assign(**{name: part.at(place) for name, part in self._moving.items()})
+        return replace(self.low, table=table, memory=self.memory.at(batch_size), batch_size=batch_size)
+
+    def holds(self, graph: Graph) -> bool:
+        """Whether a captured graph is the one that the line gives at its batch size."""
+        try:
+            found = self.at(graph.batch_size)
+        except NotOnALineError:
+            return False
+        facts = [(each.memory, each.device, each.model, each.warnings) for each in (found, graph)]
+        same = all(found.table[name].to_list() == graph.table[name].to_list() for name in TEXTS)
+        fixed = [name for name in graph.table if name not in TEXTS]
+        return same and facts[0] == facts[1] and _equal(found.table[fixed], graph.table[fixed])
+
+
+@dataclass(frozen=True)
+class _Position:
+    """A batch size between two others."""
+
+    low: int
+    high: int
+    batch: int
+
+    def number(self, low: int, high: int) -> int:
+        slope, rest = divmod(high - low, self.high - self.low)
+        if rest:
+            raise NotOnALineError(f"{low} and {high}")
+        return low + slope * (self.batch - self.low)
+
+
+@dataclass(frozen=True)
+class _Moving:
+    """A column of texts, of which some depend on the batch size."""
+
+    texts: np.ndarray
+    rows: np.ndarray
+    """Numbers of the rows that depend on it."""
+    which: np.ndarray
+    """The pair of each such row."""
+    pairs: Sequence[tuple[Any, Any]]
+    """Distinct contents at the low and at the high batch size."""
+
+    @classmethod
+    def of(cls, low: pd.Series, high: pd.Series) -> _Moving:
+        if len(low) != len(high):
+            raise NotOnALineError("other operators")
+        texts, others = (each.to_numpy(dtype=object) for each in (low, high))
+        rows = np.flatnonzero(texts != others)
+        codes: dict[tuple[str, str], int] = {}
+        which = [codes.setdefault(pair, len(codes)) for pair in zip(texts[rows], others[rows], strict=True)]
+        pairs = [(json.loads(one), json.loads(other)) for one, other in codes]
+        return cls(texts, rows, np.array(which, dtype=int), pairs)
+
+    def at(self, place: _Position) -> np.ndarray:
+        if not len(self.rows):
+            return self.texts
+        found = np.array([dump(_on_line(low, high, place)) for low, high in self.pairs], dtype=object)
+        texts = self.texts.copy()
+        texts[self.rows] = found[self.which]
+        return texts
+
+
+def _on_line(low: Any, high: Any, place: _Position) -> Any:
+    """The content between two contents, which may differ in whole numbers only."""
+    if type(low) is not type(high):
+        raise NotOnALineError(f"{low} and {high}")
+    if isinstance(low, list) and len(low) == len(high):
+        return [_on_line(one, other, place) for one, other in zip(low, high, strict=True)]
+    if isinstance(low, Mapping) and list(low) == list(high):
+        return {key: _on_line(value, high[key], place) for key, value in low.items()}
+    if low == high:
+        return low
+    if type(low) is not int:
+        raise NotOnALineError(f"{low} and {high}")
+    return place.number(low, high)
+
+
+def _equal(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    """Whether two tables have the same values; a stored table may have other dtypes of integers and texts."""
+    return all(
+        one[name].astype(object).where(one[name].notna(), None).to_list()
+        == other[name].astype(object).where(other[name].notna(), None).to_list()
+        for name in one
+    )

@@ -1,0 +1,203 @@
+"""Graphs that are computed from those at other batch sizes: they equal captured ones, or are captured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline import workloads
+from pipeline.compose import choices
+from pipeline.config import expand
+from pipeline.graph import graph_cache
+from pipeline.graph.batch_line import LOW, GraphLine, NotOnALineError
+from pipeline.graph.capture import capture
+from pipeline.graph.graph_cache import captured, memory_need
+from pipeline.graph.symbolic_batch import same_at_any_batch
+from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.schemas import to_arrow
+from pipeline.workloads.training_step import Step, host_empty
+
+SIZES = (3, 64, 513, 2000)
+"""Odd and even batch sizes, powers of two, widths of layers, and large ones."""
+
+TINY = ["model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
+        "model.top_mlp=[4,1]"]  # fmt: skip
+
+
+def model(*overrides: str) -> dict[str, Any]:
+    """The `model` section of a workload; language models have two layers."""
+    config = expand(overrides)[0].section("model")
+    return {**config, "layers": 2} if "layers" in config else config
+
+
+def same(one: Graph, other: Graph) -> bool:
+    """Equal tables, memory and descriptions."""
+    facts = [(g.memory, g.device, g.model, g.batch_size, g.warnings) for g in (one, other)]
+    return facts[0] == facts[1] and to_arrow(one.table, "graph").equals(to_arrow(other.table, "graph"))
+
+
+@pytest.fixture
+def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Batch sizes that were captured, in an empty cache."""
+    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
+    done: list[int] = []
+    monkeypatch.setattr(graph_cache, "capture", lambda config, batch: done.append(batch) or capture(config, batch))
+    return done
+
+
+@pytest.mark.parametrize("name", [name for name in choices("model") if name != "custom"])
+def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(name: str, captures: list[int]) -> None:
+    config = model(f"model={name}")
+    captured(config, 32)
+    whole = captured(config, 33)
+    assert len(captures) == 3, "the first batch size and the two ends of the line"
+    for size in SIZES if len(whole.table) < 1000 else SIZES[1:3]:
+        computed = captured(config, size)
+        assert memory_need(config, size) == computed.memory
+        assert len(captures) == 3, size
+        assert same(computed, capture(config, size)), size
+
+
+@pytest.mark.parametrize("overrides", [
+    ("model=dlrm_default", "model.embedding=dense", "model.interaction=fused", "model.dtype=fp16"),
+    ("model=dlrm_open_source", "model.precision=pure", "model.dtype=bf16", "model.optimizer=adam"),
+    ("model=bert_large", "model.attention=fused", "model.dtype=fp16", "model.mode=inference"),
+    ("model=transformer", "model.attention=fused", "model.dtype=bf16", "model.label_smoothing=0.1"),
+    ("model=gnmt", "model.normalised_attention=true", "model.shared_embedding=true", "model.dtype=tf32"),
+])  # fmt: skip
+def test_options_of_a_workload_too(overrides: Sequence[str], captures: list[int]) -> None:
+    config = model(*overrides)
+    captured(config, 7)
+    captured(config, 512)
+    assert len(captures) == 3
+    assert all(same(captured(config, size), capture(config, size)) for size in (9, 1024))
+
+
+@pytest.mark.parametrize("overrides", [
+    (*TINY, "model.embedding=sparse"), ("model=resnet50", "model.memory_format=channels_last"),
+])  # fmt: skip
+def test_a_workload_without_proof_is_captured_at_each_size(overrides: Sequence[str], captures: list[int]) -> None:
+    config = model(*overrides)
+    for size in (4, 8, 16):
+        captured(config, size)
+    assert captures == [4, 8, 16]
+
+
+def test_users_own_steps_are_captured_at_each_size(captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = model("model=custom", "model.target=tests.graph.test_batch_line:usual_step")
+    captured(config, 4)
+    captured(config, 8)
+    assert captures == [4, 8]
+
+
+def test_a_batch_of_one_and_sizes_beyond_the_line_are_captured(captures: list[int]) -> None:
+    config = model(*TINY)
+    captured(config, 8)
+    high = captures[-1]
+    assert captures == [8, LOW, high]
+    for size in (1, high + 1, LOW, high, 100):
+        assert same(captured(config, size), capture(config, size))
+    assert captures == [8, LOW, high, 1, high + 1]
+
+
+def test_a_damaged_end_of_the_line_is_made_anew(captures: list[int], tmp_path: Path) -> None:
+    config = model(*TINY)
+    captured(config, 8)
+    for entry in (tmp_path / "cache").rglob("*.parquet"):
+        entry.write_bytes(b"PAR1")
+    assert same(captured(config, 9), capture(config, 9)) and captures[-1] == 9
+    captured(config, LOW), captured(config, captures[2])
+    assert same(captured(config, 10), capture(config, 10)) and captures[-1] != 10
+
+
+def step_of(forward: Any, config: Any, batch: int, device: str) -> Step:
+    with torch.device(device):
+        layer = nn.Linear(16, 16)
+    return Step([layer], [(host_empty(batch, 16),)], lambda x: forward(layer(x)).sum(), None, device, config)
+
+
+def usual_step(config: Any, batch: int, device: str) -> Step:
+    return step_of(torch.relu, config, batch, device)
+
+
+def switching_step(config: Any, batch: int, device: str) -> Step:
+    """Runs another operator at a single batch size, as heuristics do."""
+    return step_of(lambda y: torch.relu(y) if y.shape[0] == 512 else torch.tanh(y), config, batch, device)
+
+
+def threshold_step(config: Any, batch: int, device: str) -> Step:
+    return step_of(lambda y: torch.relu(y) if y.shape[0] > 100_000 else torch.tanh(y), config, batch, device)
+
+
+def squared_step(config: Any, batch: int, device: str) -> Step:
+    return step_of(lambda y: (y @ y.T).view(-1), config, batch, device)
+
+
+def rounded_step(config: Any, batch: int, device: str) -> Step:
+    return step_of(lambda y: y[: y.shape[0] // 8 * 8], config, batch, device)
+
+
+@pytest.mark.parametrize("build, proven, computed", [
+    (usual_step, True, True), (switching_step, False, False), (threshold_step, False, False),
+    (squared_step, True, False), (rounded_step, False, False),
+])  # fmt: skip
+def test_what_depends_on_the_batch_size_otherwise_is_found(
+    build: Any, proven: bool, computed: bool, captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workloads, "builder", lambda name: build)
+    monkeypatch.setattr("pipeline.graph.symbolic_batch.builder", lambda name: build)
+    config = {"name": "one layer", "architecture": "dlrm", "optimizer": "sgd"}
+    assert same_at_any_batch(config) == proven
+    captured(config, 32)
+    del captures[:]
+    assert same(captured(config, 512), capture(config, 512))
+    assert captures == ([] if computed else [512])
+
+
+def graph(batch: int, *shape: int, text: Any = "x") -> Graph:
+    """A graph of one operator."""
+    tensor = Tensor(shape, "fp32")
+    node = Node(0, "aten::relu", inputs=(tensor,), outputs=(tensor,), values=(text,))
+    return replace(Graph(write_nodes([node])), batch_size=batch)
+
+
+def test_only_whole_numbers_with_a_whole_slope_are_on_a_line() -> None:
+    line = GraphLine(graph(2, 6, 5), graph(101, 303, 5))
+    assert same(line.at(7), graph(7, 21, 5)) and line.holds(graph(9, 27, 5)) and not line.holds(graph(9, 28, 5))
+    for other in (
+        graph(101, 304, 5),
+        graph(101, 303, 5, 1),
+        graph(101, 303, 5, text="y"),
+        graph(101, 303, 5, text=0.5),
+    ):
+        with pytest.raises(NotOnALineError):
+            GraphLine(graph(2, 6, 5), other).at(7)
+    with pytest.raises(NotOnALineError):
+        GraphLine(graph(2, 6, text=0.5), graph(101, 303, text=0.25)).at(7)
+
+
+def test_another_batch_size_loads_no_pytorch_and_predicts_what_a_capture_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "import sys; from pipeline.answers.predict_point import predict_point; from pipeline.config import expand; "
+        "found = predict_point(expand(sys.argv[1:])[0]); "
+        "print(found.predicted_us, found.p90_us, found.memory_bytes, 'torch' in sys.modules)"
+    )
+
+    def ask(batch: int, cache: str) -> list[str]:
+        monkeypatch.setenv("STEPTIME_CACHE", cache)
+        command = [sys.executable, "-c", source, *TINY, "predict.draws=16", f"batch_size={batch}"]
+        return subprocess.check_output(command, text=True).split()
+
+    ask(2048, str(tmp_path))
+    *numbers, loaded = ask(3000, str(tmp_path))
+    assert numbers == ask(3000, "none")[:-1] and loaded == "False"
