@@ -130,7 +130,7 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
 ) -> None:
     step = Prediction("V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0)
     monkeypatch.setattr(cli, "predict_points", lambda points: [Answer(point, step) for point in points])
-    monkeypatch.setattr(cli, "largest_batch", lambda point: 4)
+    monkeypatch.setattr(cli, "estimated_largest_batch", lambda point: 4)
     table = "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
     (tmp_path / "prices.yaml").write_text(table)
     monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
