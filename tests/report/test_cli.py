@@ -15,6 +15,7 @@ from pipeline import cli
 from pipeline.answers.predict_grid import Answer
 from pipeline.config import expand
 from pipeline.errors import ConfigError
+from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 
@@ -123,6 +124,16 @@ def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
     assert (done.returncode, done.stderr) == (0, "") and "dlrm_small" in done.stdout
     assert "> host-bound" in done.stdout and "##" in done.stdout and "?" not in done.stdout
     assert len({len(line) for line in done.stdout.splitlines()}) == 1  # the frame is straight
+
+
+def test_a_replay_says_where_it_wrote_the_timeline(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trace, out = project_dir() / "tests/trace/golden/drawn_gpu/input/kineto.json.gz", tmp_path / "timeline.json.gz"
+    code, shown, _ = run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out))
+    assert code == 0 and out.is_file() and f"predicted timeline -> {out}" in shown and "µs" in shown
+    told = json.loads(run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out), "--json")[1])
+    assert told["timeline"] == str(out)
 
 
 def test_a_comparison_in_json_names_the_currency_of_its_costs(
