@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperGroup
 
 from pipeline.answers.predict_grid import predict_points
-from pipeline.answers.predict_point import largest_batch, predict_point, predict_timeline
-from pipeline.config import expand
+from pipeline.answers.predict_point import estimated_largest_batch, predict_point, predict_timeline
+from pipeline.config import Point, expand
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
@@ -150,22 +150,31 @@ def compare(
         return
     found = compared(points, answers)
     predictions, unpredicted = list(found.predictions), found.unpredicted
-    largest: dict[str, int | None] = {}
+    # exact where a step does not fit, because its prediction searched for what does
+    largest = {_design(p): p.largest_batch for p in predictions if not p.fits}
+    estimated = set[str]()
     with working("searching for the largest batches"):
         for point in points:
-            key = f"{point.gpu}/{point.model}/{point.variant}"
+            key = _design(point)
             if key not in largest:
                 with suppress(SteptimeError):  # the step cannot be captured at another batch size
-                    largest[key] = largest_batch(point)
+                    largest[key] = estimated_largest_batch(point)
+                    estimated.add(key)
     if sort is not None:
         predictions = in_order(predictions, prices, sort)
     if as_json:
         rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
-        facts = {"predictions": rows, "unpredicted": [asdict(each) for each in unpredicted], "largest_batch": largest}
+        facts = {"predictions": rows, "unpredicted": [asdict(each) for each in unpredicted],
+                 "largest_batch": largest, "largest_batch_estimated": sorted(estimated)}  # fmt: skip
         print_json(facts | ({"prices": prices.to_dict("records")} if len(prices) else {}))
         return
 
-    console().print(Comparison(predictions, largest, prices, unpredicted))
+    console().print(Comparison(predictions, largest, prices, unpredicted, frozenset(estimated)))
+
+
+def _design(of: Point | Prediction) -> str:
+    """GPU, model and variant, as keys of the largest batches."""
+    return f"{of.gpu}/{of.model}/{of.variant}"
 
 
 def _costs(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:

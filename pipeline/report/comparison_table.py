@@ -95,6 +95,8 @@ class Comparison:
     prices: pd.DataFrame = field(default_factory=pd.DataFrame)
     """From `pipeline.prices.prices_of`; the table has a column of samples per price if any GPU has one."""
     unpredicted: Sequence[Unpredicted] = ()
+    estimated: frozenset[str] = frozenset()
+    """Keys of `largest` whose batch is an estimate; the others are exact."""
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -220,7 +222,9 @@ class Comparison:
         if self.largest:
             most = self.largest.get(key)
             unknown = p.gpu == LOCAL_GPU or key not in self.largest
-            cells["max batch"] = f"{most:,}" if most else "" if unknown else "none"
+            cells["max batch"] = (
+                f"{'≈ ' if key in self.estimated else ''}{most:,}" if most else "" if unknown else "none"
+            )
         if self._per_hour:
             found = self._per_price(p)
             cells[PER_PRICE] = "" if found is None else f"{compact(found)}{' ★' if self._cheapest(p) else ''}"

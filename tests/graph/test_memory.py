@@ -5,7 +5,7 @@ import torch
 import yaml
 from torch import nn
 
-from pipeline.answers.predict_point import largest_batch
+from pipeline.answers.predict_point import estimated_largest_batch
 from pipeline.config import point
 from pipeline.graph.capture import capture
 from pipeline.graph.peak_memory import WorkingSet
@@ -34,5 +34,5 @@ def test_inference_needs_less_than_training_and_more_with_each_sample():
 
 
 def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds():
-    found = largest_batch(point(["gpu=H100", "model=bert_large", "model.mode=inference"]))
+    found = estimated_largest_batch(point(["gpu=H100", "model=bert_large", "model.mode=inference"]))
     assert found is not None and 100 < found < 10_000  # 13 million where inputs alone count

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.kernel_models import kernel_predictor
-from pipeline.answers.predict_point import first_digits, largest_batch, predict
+from pipeline.answers.predict_point import estimated_largest_batch, first_digits, predict
 from pipeline.config import expand
 from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec
@@ -79,7 +79,7 @@ def test_the_largest_batch_fits_and_one_more_unit_does_not() -> None:
     from pipeline.graph.capture import capture
 
     point = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "gpu.memory_gib=1"])[0]
-    most = largest_batch(point)
+    most = estimated_largest_batch(point)
     assert most is not None
     unit = 10 ** (len(str(most)) - 2)
     need, more = (capture(point.settings.model.plain(), batch).memory_bytes for batch in (most, most + unit))

@@ -15,6 +15,7 @@ from pipeline import cli
 from pipeline.answers.predict_grid import Answer
 from pipeline.config import expand
 from pipeline.errors import ConfigError
+from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 
@@ -149,12 +150,22 @@ def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
     assert len({len(line) for line in done.stdout.splitlines()}) == 1  # the frame is straight
 
 
+def test_a_replay_says_where_it_wrote_the_timeline(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trace, out = project_dir() / "tests/trace/golden/drawn_gpu/input/kineto.json.gz", tmp_path / "timeline.json.gz"
+    code, shown, _ = run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out))
+    assert code == 0 and out.is_file() and f"predicted timeline -> {out}" in shown and "µs" in shown
+    told = json.loads(run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out), "--json")[1])
+    assert told["timeline"] == str(out)
+
+
 def test_a_comparison_in_json_names_the_currency_of_its_costs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     step = Prediction("V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0)
     monkeypatch.setattr(cli, "predict_points", lambda points: [Answer(point, step) for point in points])
-    monkeypatch.setattr(cli, "largest_batch", lambda point: 4)
+    monkeypatch.setattr(cli, "estimated_largest_batch", lambda point: 4)
     table = "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
     (tmp_path / "prices.yaml").write_text(table)
     monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from pipeline import cli
 from pipeline.answers.predict_grid import Answer
+from pipeline.answers.predict_point import first_digits
 from pipeline.config import Point, expand
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
@@ -93,6 +94,26 @@ def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: in
     assert f"{found[0].samples_per_s:,.0f}" in body and "EUR per hour" not in text
 
 
+def test_the_largest_batch_is_that_of_a_prediction_or_marked_as_an_estimate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU with 1 GiB: a batch that does not fit is searched for exactly, as in `predict`; otherwise two digits."""
+    words = ("compare", "gpu=V100", "model=dlrm_small", "gpu.memory_gib=1", "--json")
+    both = json.loads(run(capsys, monkeypatch, *words, "batch_size=64,100000")[1])
+    exact = next(p["largest_batch"] for p in both["predictions"] if not p["fits"])
+    assert list(both["largest_batch"].values()) == [exact] and both["largest_batch_estimated"] == []
+    one = json.loads(run(capsys, monkeypatch, *words, "batch_size=64")[1])
+    assert one["largest_batch_estimated"] == list(one["largest_batch"])
+    assert list(one["largest_batch"].values()) == [first_digits(exact)]
+
+
+def test_an_estimated_batch_is_marked() -> None:
+    (p,) = found = rows({})
+    key = f"{p.gpu}/{p.model}/{p.variant}"
+    assert "≈ 1,200" in "\n".join(shown(Comparison(found, {key: 1200}, estimated=frozenset([key])), 160))
+    assert "≈" not in "\n".join(shown(Comparison(found, {key: 1234}), 160))
+
+
 def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
     failed = [Unpredicted("P100", "custom", batch, STEP.overrides, "bf16 on P100: refused") for batch in (512, 2048)]
     lines = shown(Comparison(rows({}), unpredicted=failed), 120)
@@ -147,7 +168,7 @@ def test_a_failing_point_does_not_end_the_grid(
         return Answer(point, dataclasses.replace(STEP, gpu=point.gpu))
 
     monkeypatch.setattr(cli, "predict_points", lambda points: map(answer, points))
-    monkeypatch.setattr(cli, "largest_batch", lambda point: 4)
+    monkeypatch.setattr(cli, "estimated_largest_batch", lambda point: 4)
     grid = ("compare", "gpu=P100,V100", "model=dlrm_small")
     code, out, _ = run(capsys, monkeypatch, *grid, "--json")
     facts = json.loads(out)
