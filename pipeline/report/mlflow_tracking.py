@@ -38,7 +38,7 @@ LOOPBACK, PORT = "127.0.0.1", 5000
 it."""
 
 DIGITS = 4
-"""Significant digits of logged metrics. Errors of kernel models vary by more from seed to seed."""
+"""Significant digits of logged metrics; MLflow's table shows all that are stored."""
 
 _SERVER_VARIABLES = re.compile(r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|(UVICORN|GUNICORN)_\w+")
 """Environment variables that would move MLflow's server to another address or open it to other machines."""

@@ -45,7 +45,7 @@ with job(snakemake):
     made = provenance(snakemake)
     beside = measured_events(snakemake.input.trace[0]) if snakemake.input.trace else []
     title = f"{prediction.model} on {prediction.gpu}, batch {prediction.batch_size:,}"
-    write_timeline(timeline, snakemake.output.timeline, calls, beside=beside)
-    write_timeline(timeline, snakemake.output.page, calls, beside=beside, title=title)
+    files = [snakemake.output.timeline, snakemake.output.page]
+    write_timeline(timeline, files, calls, beside=beside, title=title)
     write_table(prediction.calls, snakemake.output.prediction, "prediction", made)
     write_table(prediction.summary_row(), snakemake.output.summary, "summary", made)
