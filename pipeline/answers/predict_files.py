@@ -26,7 +26,7 @@ from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.schemas import read_table, write_table
 from pipeline.settings import FrozenDict, Settings
 from pipeline.simulate.measured_rows import measured_events
-from pipeline.simulate.perfetto import timeline_events, write_events
+from pipeline.simulate.perfetto import write_timeline
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ def _predict(steps: Sequence[_Step], made: Callable[[PointFiles], Mapping[str, A
         prediction = replace(prediction, calls=timeline.to_frame(step.calls, own.iloc[step.parts.which]))
         prediction = with_what_fits(prediction, gpu, partial(_memory_bytes, step.settings.model))
         origin = made(files)
-        events = timeline_events(timeline, step.calls, beside=measured_events(files.trace) if files.trace else [])
-        write_events(events, files.timeline)
-        write_events(events, files.page, f"{prediction.model} on {prediction.gpu}, batch {prediction.batch_size:,}")
+        beside = measured_events(files.trace) if files.trace else []
+        title = f"{prediction.model} on {prediction.gpu}, batch {prediction.batch_size:,}"
+        write_timeline(timeline, [files.timeline, files.page], step.calls, beside=beside, title=title)
         write_table(prediction.calls, files.prediction, "prediction", origin)
         write_table(prediction.summary_row(), files.summary, "summary", origin)
 

@@ -16,8 +16,9 @@ import os
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
@@ -33,12 +34,15 @@ EXPERIMENTS = {
 """Experiments, with the description that the UI shows above their runs."""
 
 _NOTE = "mlflow.note.content"
+MAX_NOTE = 5000
+"""Number of characters that every supported version of MLflow stores in a tag of an experiment."""
+
 LOOPBACK, PORT = "127.0.0.1", 5000
 """Address that the MLflow UI binds, and its port. The UI has no password, so other machines must not be able to reach
 it."""
 
 DIGITS = 4
-"""Significant digits of logged metrics. Errors of kernel models vary by more from seed to seed."""
+"""Significant digits of logged metrics; MLflow's table shows all that are stored."""
 
 _SERVER_VARIABLES = re.compile(r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|(UVICORN|GUNICORN)_\w+")
 """Environment variables that would move MLflow's server to another address or open it to other machines."""
@@ -155,10 +159,23 @@ def describe_kernel_models(folder: str | Path) -> str:
         links.append(f"[{family} · {gpu}]({mlflow_views.page(owner, key)})")
     for key, text in views.items():
         client.set_experiment_tag(owner, mlflow_views.SHARED_VIEW + key, text)
-    # the links first: the page shows one line of the description until it is opened
-    note = ["Variants of " + ", ".join(links) + "  "] if links else []
-    client.set_experiment_tag(owner, _NOTE, "\n".join([*note, EXPERIMENTS[KERNEL_MODELS]]))
+    client.set_experiment_tag(owner, _NOTE, _note(links))
     return mlflow_views.page(owner, mlflow_views.ALL)
+
+
+def _note(links: Sequence[str]) -> str:
+    """The description of the kernel models, with as many links as it holds.
+
+    The links come first, because the page shows one line of the description until it is opened.
+    """
+    shown = [link for link, size in zip(links, accumulate(len(link) + 2 for link in links), strict=True)
+             if size < MAX_NOTE - 200]  # fmt: skip
+    if not shown:
+        return EXPERIMENTS[KERNEL_MODELS]
+    rest = (
+        f" and {len(links) - len(shown)} more (search for tags.family and tags.gpu)" if len(shown) < len(links) else ""
+    )
+    return f"Variants of {', '.join(shown)}{rest}  \n{EXPERIMENTS[KERNEL_MODELS]}"
 
 
 def kernel_models_page(folder: str | Path) -> str:

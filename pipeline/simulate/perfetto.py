@@ -33,7 +33,7 @@ HOST_PID, DEVICE_PID = 900_001, 900_002
 
 def write_timeline(
     timeline: Timeline | Sequence[tuple[Timeline, float]],
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     calls: pd.DataFrame | None = None,
     names: Sequence[Sequence[str]] | None = None,
     beside: Sequence[Event] = (),
@@ -43,7 +43,8 @@ def write_timeline(
 
     Args:
         timeline: a step, or pairs (step, begin in µs); the begin aligns predicted iterations with measured ones.
-        path: the file to write: a page if its name ends in `.html`, else Chrome JSON, compressed if it ends in `.gz`.
+        path: the file or files to write: a page if a name ends in `.html`, else Chrome JSON, compressed if it ends in
+            `.gz`.
         calls: `calls` table for the kernels' family, op and sizes, where there is one.
         names: kernel names per step, in the order of its calls.
         beside: events of other rows on the same time axis, such as the measured step.
@@ -52,21 +53,14 @@ def write_timeline(
     Raises:
         SteptimeError: the file cannot be written.
     """
-    write_events(timeline_events(timeline, calls, names, beside), path, title)
-
-
-def write_events(events: Sequence[Event], path: str | Path, title: str = "Predicted step") -> None:
-    """Write events as `write_timeline` does.
-
-    Raises:
-        SteptimeError: the file cannot be written.
-    """
-    if Path(path).suffix == ".html":
-        content = page(events, title).encode()
-    else:
-        content = orjson.dumps({"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": events})
-    with atomic_path(path) as part:
-        part.write_bytes(gzip.compress(content, 5, mtime=0) if Path(path).suffix == ".gz" else content)
+    events = timeline_events(timeline, calls, names, beside)
+    for file in [Path(path)] if isinstance(path, (str, Path)) else map(Path, path):
+        if file.suffix == ".html":
+            content = page(events, title).encode()
+        else:
+            content = orjson.dumps({"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": events})
+        with atomic_path(file) as part:
+            part.write_bytes(gzip.compress(content, 5, mtime=0) if file.suffix == ".gz" else content)
 
 
 def timeline_events(

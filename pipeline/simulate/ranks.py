@@ -8,7 +8,6 @@ Arrivals depend on earlier collectives. All ranks are simulated in repeated pass
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,15 +29,11 @@ from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.simulate.unforeseen import unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.iterations import step_number
+from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
 from pipeline.trace.load import load_trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-COLLECTIVE = re.compile(r"(void )?[nr]ccl\w*kernel", re.IGNORECASE)
-"""Names of kernels of collectives. In NCCL: `ncclAllReduceRingLLKernel_sum_f32` until 2.7, then
-`ncclKernel_AllReduce_...`, since 2.19 `ncclDevKernel_...`, and since 2.27 also `ncclSymkDevKernel_...`. RCCL's names
-begin with `nccl` or `rccl`."""
 
 MAX_PASSES = 20
 """Largest number of passes over all ranks."""
@@ -229,7 +224,7 @@ def _paired(sources: Sequence[TraceSelection], steps: Sequence[Iteration]) -> li
     calls, kinds = [], []
     for source, step in zip(sources, steps, strict=True):
         name = [str(text).partition("(")[0] for text in source.act.trace.names[source.act.call_event[step.calls]]]
-        found = sorted((i for i, text in enumerate(name) if COLLECTIVE.match(text)), key=lambda i: (name[i], i))
+        found = sorted((i for i, text in enumerate(name) if COLLECTIVE_KERNELS.match(text)), key=lambda i: (name[i], i))
         calls.append(np.array(found, np.int64))
         kinds.append(Counter(name[i] for i in found))
     for source, kind in zip(sources[1:], kinds[1:], strict=True):

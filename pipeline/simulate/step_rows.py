@@ -10,8 +10,10 @@ import numpy.typing as npt
 from pipeline.simulate.path_walk import Moment
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_events import Event, process_events, row_events, slice_event
+from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Texts = npt.NDArray[np.object_]
 
 PID = 900_000
@@ -46,7 +48,7 @@ def step_rows(step: Timeline, begin: float, name: str, labels: list[str], lane: 
              "bound": step.bound}  # fmt: skip
     events = [slice_event(name, "step", PID, STEP + LANE * lane, begin, whole, facts)]
     slices = [(row, each) for row, part in ((HOST_PHASE, _host_phases(step)), (GPU_PHASE, _gpu_phases(step)),
-                                            (COMMUNICATION, _communication(step)),
+                                            (COMMUNICATION, _communication(step, labels)),
                                             (PATH, critical_slices(step, labels)), (IDLE, idle_slices(step)))
               for each in part]  # fmt: skip
     return events + [
@@ -97,32 +99,38 @@ def _host_phases(step: Timeline) -> Iterator[tuple[str, float, float]]:
 
 
 def _gpu_phases(step: Timeline) -> Iterator[tuple[str, float, float]]:
-    phase, start, end = _calls(step)
+    call, phase = _calls(step)
     rest = phase != "communication"
-    return _bands(phase[rest], start[rest], end[rest])
+    return _bands(phase[rest], step.device_start[call[rest], 0], step.device_end[call[rest], 0])
 
 
-def _communication(step: Timeline) -> Iterator[tuple[str, float, float]]:
-    phase, start, end = _calls(step)
-    sent = phase == "communication"
-    return _bands(phase[sent], start[sent], end[sent])
+def _communication(step: Timeline, labels: list[str]) -> Iterator[tuple[str, float, float]]:
+    """Intervals in which at least one collective runs; the backward phase runs some too."""
+    call, phase = _calls(step)
+    moving = np.array([text.startswith("collective:") or bool(COLLECTIVE_KERNELS.match(text)) for text in labels], bool)
+    sent = call[(phase == "communication") | moving[call]] if len(call) else call
+    if not len(sent):
+        return
+    start, until = step.device_start[sent, 0], np.maximum.accumulate(step.device_end[sent, 0])
+    first = np.flatnonzero(np.append(True, start[1:] > until[:-1]))
+    last = np.append(first[1:], len(start)) - 1
+    for low, high in zip(start[first].tolist(), until[last].tolist(), strict=True):
+        yield "communication", low, high
 
 
-def _calls(step: Timeline) -> tuple[Texts, Floats, Floats]:
-    """Phase, begin and end of every call that runs, by begin."""
+def _calls(step: Timeline) -> tuple[Ints, Texts]:
+    """The calls by begin, and the phase of each."""
     p = step.program
     rows = np.flatnonzero(p.call >= 0)
-    call, phase = p.call[rows], p.items.phase[p.item[rows]]
-    start, end = step.device_start[call, 0], step.device_end[call, 0]
-    order = np.argsort(start, kind="stable")
-    return phase[order], start[order], end[order]
+    rows = rows[np.argsort(step.device_start[p.call[rows], 0], kind="stable")]
+    return p.call[rows], p.items.phase[p.item[rows]]
 
 
 def idle_slices(step: Timeline) -> list[tuple[str, float, float]]:
     """Intervals of the step in which no call runs: (name, begin, end) in µs. Their sum is the step's idle time."""
-    _, start, end = _calls(step)
-    busy_until = np.maximum.accumulate(np.append(0.0, end))
-    next_begin = np.append(start, float(step.step_us[0]))
+    call, _ = _calls(step)
+    busy_until = np.maximum.accumulate(np.append(0.0, step.device_end[call, 0]))
+    next_begin = np.append(step.device_start[call, 0], float(step.step_us[0]))
     empty = np.flatnonzero(next_begin > busy_until)
     return [("idle", low, high) for low, high in zip(busy_until[empty], next_begin[empty], strict=True)]
 
@@ -132,38 +140,44 @@ def critical_slices(step: Timeline, labels: list[str]) -> list[tuple[str, float,
 
     They are host operators, calls, launch latencies, gaps between calls, returns of waits, and earlier work.
     """
-    p, path = step.program, step.critical
+    path = step.critical
     times = {
         Moment.ROW_END: step.row_end[:, 0], Moment.ROW_START: step.row_start[:, 0],
         Moment.CALL_END: step.device_end[:, 0], Moment.CALL_BEGIN: step.device_start[:, 0],
     }  # fmt: skip
-    found: list[tuple[str, float, float]] = []
+    found: list[tuple[str, int, float, float]] = []  # with the item of host time, else -1
     after: tuple[Moment, int] | None = None
     for moment, at in path.moments:  # from the end of the step to its begin
         time = float(times[moment][at])
         if after is not None:
-            found.append((_between(step, (moment, at), after, labels), time, float(times[after[0]][after[1]])))
+            found.append((*_between(step, moment, after, labels), time, float(times[after[0]][after[1]])))
         after = moment, at
     if after is not None:
-        before = "host" if after[0] in (Moment.ROW_START, Moment.ROW_END) else "work from before the step"
-        name = str(p.items.name[p.item[after[1]]]) if before == "host" else before
-        found.append((name, 0.0, float(times[after[0]][after[1]])))
-    out: list[tuple[str, float, float]] = []
-    for name, low, high in reversed(found):
-        if out and out[-1][0] == name and name not in labels:  # an operator is one slice, from its gap to its end
-            out[-1] = (name, out[-1][1], high)
+        on_host = after[0] in (Moment.ROW_START, Moment.ROW_END)
+        first = _host(step, after[1]) if on_host else ("work from before the step", -1)
+        found.append((*first, 0.0, float(times[after[0]][after[1]])))
+    out: list[tuple[str, int, float, float]] = []
+    for name, item, low, high in reversed(found):
+        if out and item >= 0 and out[-1][1] == item:  # an operator is one slice, from the gap before it to its end
+            out[-1] = (name, item, out[-1][2], high)
         elif high > low:
-            out.append((name, low, high))
-    return out
+            out.append((name, item, low, high))
+    return [(name, low, high) for name, _, low, high in out]
 
 
-def _between(step: Timeline, first: tuple[Moment, int], second: tuple[Moment, int], labels: list[str]) -> str:
-    """What takes the time between two moments of the path that follow each other."""
-    (was, _), (now, other) = first, second
+def _between(step: Timeline, first: Moment, second: tuple[Moment, int], labels: list[str]) -> tuple[str, int]:
+    """What takes the time between two moments of the path that follow each other: its name, and its item on the host."""
+    now, at = second
     if now == Moment.CALL_END:
-        return labels[other]
+        return labels[at], -1
     if now == Moment.CALL_BEGIN:
-        return "launch latency" if was == Moment.ROW_START else "gap between calls"
-    if was == Moment.CALL_END:
-        return "return of a wait"
-    return str(step.program.items.name[step.program.item[other]])
+        return ("launch latency" if first == Moment.ROW_START else "gap between calls"), -1
+    if first == Moment.CALL_END:
+        return "return of a wait", -1
+    return _host(step, at)
+
+
+def _host(step: Timeline, row: int) -> tuple[str, int]:
+    """Operator of a row: its name and its item."""
+    item = int(step.program.item[row])
+    return str(step.program.items.name[item]), item

@@ -88,6 +88,11 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
 """Argument columns that an event of each category may have. Other categories have none."""
 
 KERNEL_LAUNCH = "cudaLaunchKernel"
+COLLECTIVE_KERNELS = re.compile(r"(void )?[nr]ccl\w*kernel", re.IGNORECASE)
+"""Names of kernels of collectives. In NCCL: `ncclAllReduceRingLLKernel_sum_f32` until 2.7, then
+`ncclKernel_AllReduce_...`, since 2.19 `ncclDevKernel_...`, and since 2.27 also `ncclSymkDevKernel_...`. RCCL's names
+begin with `nccl` or `rccl`."""
+
 KERNEL_LAUNCHES = re.compile(r"_*(cuda|cu|hip)\w*Launch\w*Kernel")
 """Calls that launch one kernel each: in whole traces of V100, A100 and RTX 2080 Ti, each of these calls has its kernel.
 Since Hopper, libraries launch the kernels of an operator by a different API than before. All these calls are therefore

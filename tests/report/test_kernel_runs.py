@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from mlflow import MlflowClient
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import fit_gpu as fitting
 from pipeline.report.kernel_runs import fit_and_track
-from pipeline.report.mlflow_tracking import KERNEL_MODELS
+from pipeline.report.mlflow_tracking import KERNEL_MODELS, kernel_models_page
 from pipeline.schemas import read_provenance
 
 ERRORS = {"auto": 0.02, "trees": 0.03, "roofline": 0.4}
@@ -96,6 +97,24 @@ def test_another_seed_is_another_run_and_other_samples_another_contest(fit: Call
     client = fit(samples("T4", 40), "auto", seed=1)
     assert sorted(runs(client, "T4")) == ["T4 softmax auto", "T4 softmax auto seed 1"]
     assert champion(fit(samples("T4", 30), "roofline"), "T4") == "T4 softmax roofline"
+
+
+def test_a_run_names_its_data_and_script_and_has_a_place_in_the_table(fit: Callable[..., Any], folder: Path) -> None:
+    client = fit(samples("P4", 40), "auto", "trees")
+    found = runs(client, "P4")["P4 softmax auto"]
+    (data,) = found.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.source) == ("P4 softmax", "drawn")
+    assert json.loads(data.dataset.profile) == {"num_rows": 40}
+    assert found.data.tags["mlflow.source.name"] == "workflow/scripts/fit_kernels.py"
+    assert all(len(f"{abs(value):.10g}".replace(".", "").lstrip("0")) <= 4 for value in found.data.metrics.values()
+               if not value.is_integer())  # fmt: skip
+    tags = client.get_experiment_by_name(KERNEL_MODELS).tags
+    whole, own = (json.loads(tags[f"mlflow.sharedViewState.{key}"]) for key in ("kernel_models", "softmax.P4"))
+    assert json.loads(whole["state"])["orderByKey"] == own["orderByKey"] == "metrics.`gmae_percent`"
+    assert own["searchFilter"] == "tags.gpu = 'P4' and tags.family = 'softmax'"
+    assert "[softmax · P4](#/experiments/" in tags["mlflow.note.content"]
+    assert max(len(text) for text in tags.values()) < 5000, "MLflow refuses longer tags"
+    assert kernel_models_page(folder / "mlflow").endswith("viewStateShareKey=kernel_models")
 
 
 def test_the_predictions_behind_an_error_say_what_made_them(tmp_path: Path) -> None:

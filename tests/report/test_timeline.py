@@ -15,13 +15,15 @@ import pandas as pd
 import pytest
 
 from pipeline.prediction import Prediction
-from pipeline.simulate import measured_rows
+from pipeline.simulate import measured_rows, perfetto
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.perfetto import timeline_events, write_timeline
+from pipeline.simulate.replay import replay
 from pipeline.simulate.step_rows import critical_slices, idle_slices, lanes
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.timeline_page import page_data
 from tests.report.chromium import Page
+from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
 
 @dataclass(frozen=True)
@@ -174,10 +176,10 @@ def test_an_arrow_leads_from_each_launch_to_its_kernel(trace: dict[str, Any]) ->
     ends = {e["id"]: (e["pid"], e["tid"], e["ts"]) for e in trace["traceEvents"] if e["ph"] == "f"}
     assert launches.keys() == kernels.keys() and len(kernels) == len(begins) == len(ends) > 10
     drawn = {begins[number]: ends[number] for number in begins}
-    for call, launch in launches.items():
-        kernel = kernels[call]
-        assert drawn[launch["pid"], launch["tid"], launch["ts"]] == (kernel["pid"], kernel["tid"], kernel["ts"])
-        assert launch["ts"] < kernel["ts"]
+    for call, begin in launches.items():
+        end = kernels[call]
+        assert drawn[begin["pid"], begin["tid"], begin["ts"]] == (end["pid"], end["tid"], end["ts"])
+        assert begin["ts"] < end["ts"]
 
 
 def test_the_critical_path_fills_the_step_without_a_gap(step: Step) -> None:
@@ -188,6 +190,13 @@ def test_the_critical_path_fills_the_step_without_a_gap(step: Step) -> None:
     assert [begin for _, begin, _ in path[1:]] == pytest.approx([end for *_, end in path[:-1]])
     on_device = sum(end - begin for name, begin, end in path if name in labels)
     assert on_device == pytest.approx(timeline.critical.device_us)
+
+
+def test_two_operators_of_one_name_are_two_slices_of_the_path(step: Step) -> None:
+    timeline = step.timeline
+    operators = [name for name, *_ in critical_slices(timeline, [""] * timeline.program.call_count) if "::" in name]
+    on_path = np.unique(timeline.program.item[timeline.critical.rows])
+    assert len(operators) >= 0.9 * len(on_path) > 10, "some operators take no time of the path"
 
 
 def test_idle_gaps_add_up_to_the_idle_time(step: Step) -> None:
@@ -208,6 +217,22 @@ def test_rows_are_sorted_summary_first_and_measured_last(trace: dict[str, Any]) 
     assert [names[pid] for pid in sorted(order, key=order.__getitem__)] == [
         "predicted step", "predicted host", "predicted GPU",
     ]  # fmt: skip
+
+
+def test_collectives_of_the_backward_phase_are_communication(tmp_path: Path) -> None:
+    # us         0         10        20        30
+    # main       |-- mm --||-- mm --|
+    # stream 7        |--- gemm ---||-- ncclDevKernel --|
+    events: list[dict[str, object]] = [annotation("ProfilerStep#0", 0, 190)]
+    for number, (name, begin, end) in enumerate((("gemm", 5, 18), ("ncclDevKernel_AllReduce_Sum_f32", 19, 39))):
+        events += [op("aten::mm", 1 + 10 * number, 10 + 10 * number), launch(3 + 10 * number, 4 + 10 * number, number + 1),
+                   kernel(name, begin, end, number + 1)]  # fmt: skip
+    out = tmp_path / "timeline.json"
+    replay(write(tmp_path, events), timeline=out)
+    trace = json.loads(out.read_text())
+    (moving,) = slices(trace, lambda e: e["cat"] == "communication")
+    (collective,) = slices(trace, lambda e: e["name"].startswith("nccl") and e["pid"] == perfetto.DEVICE_PID)
+    assert (moving["ts"], moving["dur"]) == (collective["ts"], collective["dur"]) == (pytest.approx(1019, abs=3), 20.0)
 
 
 def test_steps_that_overlap_get_rows_of_their_own() -> None:

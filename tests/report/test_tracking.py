@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from pipeline.report.mlflow_tracking import KERNEL_MODELS, OVERHEADS, log_run
+from pipeline.report.mlflow_tracking import KERNEL_MODELS, OVERHEADS, describe_kernel_models, log_run
 
 
 def log(folder: Path, experiment: str, name: str) -> None:
@@ -30,3 +30,18 @@ def test_processes_that_log_first_at_once_share_one_database(tmp_path: Path) -> 
         assert owner is not None and owner.artifact_location.startswith(folder.as_uri())
         runs = client.search_runs([owner.experiment_id])
         assert {run.info.run_name for run in runs} == {name for kind, name in names if kind == experiment}
+
+
+def test_a_description_holds_as_many_links_as_mlflow_stores(tmp_path: Path) -> None:
+    describe_kernel_models(tmp_path)
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    owner = client.get_experiment_by_name(KERNEL_MODELS).experiment_id
+    for number in range(80):
+        client.create_run(owner, tags={"gpu": f"GPU{number}", "family": "embedding_backward", "current": "yes"})
+    describe_kernel_models(tmp_path)
+    tags = client.get_experiment(owner).tags
+    note = tags["mlflow.note.content"]
+    assert len(note) <= 5000 and note.endswith("One run per GPU, kernel family and variant.")
+    shown = note.count("](#/experiments/")
+    assert 20 < shown < 80 and f"and {80 - shown} more" in note
+    assert sum(key.startswith("mlflow.sharedViewState.") for key in tags) == 81

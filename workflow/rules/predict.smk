@@ -2,6 +2,17 @@
 
 from pipeline.report.grid_inputs import pack_digests
 
+MAX_TIMELINES = 12
+TIMELINE = f"{POINT}/timeline.html"
+
+if len(FLOW.points) <= MAX_TIMELINES:  # the report holds a copy of each page, 0.1 to 1 MB
+    TIMELINE = report(
+        TIMELINE,
+        caption="../report/timeline.rst",
+        category="Timeline",
+        labels={"step": "{model} on {gpu}, batch {batch}"},
+    )
+
 
 rule predict:
     input:
@@ -14,7 +25,7 @@ rule predict:
     output:
         prediction=f"{POINT}/prediction.parquet",
         timeline=f"{POINT}/timeline.json.gz",
-        page=f"{POINT}/timeline.html",
+        page=TIMELINE,
         summary=f"{POINT}/summary.parquet",
     log:
         f"{POINT}/logs/predict.log",
