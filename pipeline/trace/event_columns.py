@@ -39,6 +39,9 @@ Ints = npt.NDArray[np.int64]
 _EXACT_TS = re.compile(rb'"ts"\s*:\s*(-?\d+)(?:\.(\d+))?\s*[,}]')
 _FLOAT_LIMIT_US = 2.0**42
 """Timestamp in µs above which a float64 no longer resolves nanoseconds."""
+RECORDS_AT_ONCE = 2048
+"""Records from which columns are made: many share the cost of a call of NumPy, and 2,048 take 2 MB."""
+
 _LIMITS_US = {"ts": (-1e15, 4e15), "dur": (-1e15, 1e15)}
 """Range of timestamps (to the year 2096) and durations (31 years), in µs. The sum of two and a base fits int64 in
 ns."""
@@ -112,6 +115,7 @@ class Columns:
     clamped: int = 0
     unlinked: int = 0
     ignored: int = 0
+    _held: list[Batch] = field(default_factory=list)
 
     def add(self, batch: Batch) -> None:
         """Append one batch.
@@ -120,9 +124,23 @@ class Columns:
             TraceError: an element is not an object, or misses or mistypes a field that every event needs.
         """
         if batch.events and self.decoder.is_record(batch.events[0]):
-            self._add_records(batch)
+            self._held.append(batch)
+            if sum(len(held.events) for held in self._held) >= RECORDS_AT_ONCE:
+                self.add_held()
         else:
+            self.add_held()
             self._add_dictionaries(batch)
+
+    def add_held(self) -> None:
+        """Append the records that wait for more.
+
+        Raises:
+            TraceError: as `add`.
+        """
+        held, self._held = self._held, []
+        if held:
+            events = [event for batch in held for event in batch.events]
+            self._add_records(Batch(events, b",".join([batch.text for batch in held]), held[0].first))
 
     def _add_records(self, batch: Batch) -> None:
         self.seen += len(batch.events)
@@ -192,7 +210,12 @@ class Columns:
         self.rows += len(events)
 
     def finish(self) -> dict[str, Ints]:
-        """One array per column. Each batch is released when it has been joined."""
+        """One array per column. Each batch is released when it has been joined.
+
+        Raises:
+            TraceError: as `add`.
+        """
+        self.add_held()
         out: dict[str, Ints] = {}
         for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
             parts = self.parts.pop(name, [])

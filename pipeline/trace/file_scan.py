@@ -21,11 +21,11 @@ import orjson
 from pipeline.errors import TraceError
 from pipeline.trace.json_repair import parse_loosely
 
-WINDOW_BYTES = 256 << 10
-"""Most bytes parsed at once. Larger windows take more memory than they save time."""
+WINDOW_BYTES = 128 << 10
+"""Most bytes parsed at once. The parsed objects then stay in the cache, also when other processes use the CPU."""
 
 FIRST_WINDOW_BYTES = 64 << 10
-"""Bytes of the first windows. They are parsed into dictionaries, which take ten times the memory of records."""
+"""Bytes of the first windows. With a new category of events they become dictionaries, which take more memory than records."""
 
 MAX_EVENT_BYTES = 64 << 20
 """Largest element in bytes. A larger one is no profiler event, and reading stops with an error."""

@@ -36,8 +36,13 @@ def load_trace(path: str | Path) -> Trace:
     decoder = EventDecoder()
     scanner, raw = Scanner(path, decoder.parse), Columns(path, decoder)
     with collector_paused():
-        for batch in scanner.batches():
-            raw.add(batch)
+        try:
+            for batch in scanner.batches():
+                raw.add(batch)
+        except TraceError:
+            raw.add_held()  # an error in an earlier event comes first
+            raise
+        raw.add_held()
     release_memory()
     columns = raw.finish()
     base = _base_ns(path, scanner.metadata)

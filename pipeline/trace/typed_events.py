@@ -75,7 +75,7 @@ class EventDecoder:
     """Parses windows of the event array.
 
     Attributes:
-        types: the record types so far, by class.
+        types: the record types so far, by class; some are no longer used.
         text_ids: whether ids of processes or threads may be text.
         decimals: whether timestamps may have decimals.
     """
@@ -117,7 +117,7 @@ class EventDecoder:
     def fields(self, records: Sequence[Any]) -> Fields | None:
         """The fields of the records that are read; None where there is none."""
         number = {each: i for i, each in enumerate(self.types)}
-        kind = np.fromiter(map(number.__getitem__, map(type, records)), np.int8, len(records))
+        kind = np.fromiter(map(number.__getitem__, map(type, records)), np.int16, len(records))
         is_read = np.array([each.is_read for each in self.types.values()], bool)[kind]
         if not is_read.any():
             return None
@@ -147,11 +147,12 @@ class EventDecoder:
             self._make_types()
 
     def _make_types(self) -> None:
-        self.types = {
+        current = {
             _record(tag, is_read, self.text_ids, self.decimals): RecordType(CATEGORY_ALIASES.get(tag, tag), is_read)
             for tag, is_read in self._is_read.items() if is_read is not None
         }  # fmt: skip
-        self._decoder = _decoder(tuple(self.types)) if self.types else None
+        self.types |= current  # records of earlier types may wait for their columns
+        self._decoder = _decoder(tuple(current)) if current else None
 
 
 @lru_cache(256)

@@ -61,6 +61,7 @@ def test_a_usual_trace_is_parsed_into_records(file: Path) -> None:
     columns = Columns(file, decoder)
     for batch in batches:
         columns.add(batch)
+    columns.add_held()
     assert columns.rows == len(EVENTS)
     _same(RAW, file)
 
