@@ -1,6 +1,6 @@
 """Steptime: how long one training step takes, on a GPU you may not have.
 
-    from pipeline import advise, load_trace, predict, predict_grid, track
+    from pipeline import advise, load_trace, plan, predict, predict_grid, track
 
 Importing this package loads neither torch nor mlflow. The functions are imported at first use.
 """
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.answers.advice import advise
+    from pipeline.answers.plan import plan
     from pipeline.answers.predict_grid import predict_grid
     from pipeline.answers.predict_point import predict
     from pipeline.answers.tracker import load_trace, track
 
-__all__ = ["advise", "load_trace", "predict", "predict_grid", "track"]
+__all__ = ["advise", "load_trace", "plan", "predict", "predict_grid", "track"]
 
 _HOMES = {
     "advise": "pipeline.answers.advice",
+    "plan": "pipeline.answers.plan",
     "predict": "pipeline.answers.predict_point",
     "predict_grid": "pipeline.answers.predict_grid",
     "load_trace": "pipeline.answers.tracker",
