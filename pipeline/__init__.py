@@ -1,6 +1,6 @@
 """Steptime: how long one training step takes, on a GPU you may not have.
 
-    from pipeline import advise, compare, load_trace, predict, predict_grid, track
+    from pipeline import advise, compare, load_trace, plan, predict, predict_grid, track
 
     predict(gpu="A100", model="resnet50").plot()
 
@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.answers.advice import advise
+    from pipeline.answers.plan import plan
     from pipeline.answers.predict_grid import predict_grid
     from pipeline.answers.predict_point import predict
     from pipeline.answers.tracker import load_trace, track
     from pipeline.report.compare_points import compare
     from pipeline.report.figures.python_plots import draw_step, draw_steps
 
-__all__ = ["advise", "compare", "draw_step", "draw_steps", "load_trace", "predict", "predict_grid", "track"]
+__all__ = ["advise", "compare", "draw_step", "draw_steps", "load_trace", "plan", "predict", "predict_grid", "track"]
 
 _HOMES = {
     "advise": "pipeline.answers.advice",
+    "plan": "pipeline.answers.plan",
     "predict": "pipeline.answers.predict_point",
     "predict_grid": "pipeline.answers.predict_grid",
     "compare": "pipeline.report.compare_points",

@@ -39,6 +39,7 @@ LOADED_WHEN_ASKED = {
     "gpus": LISTING,
     "models": LISTING,
     "doctor": LISTING,
+    "plan": CODESIGN,
     "replay": TRACE,
     "trace": TRACE,
     "kernels": LATENCY,

@@ -1,27 +1,25 @@
-"""The command that says what would make a training step faster."""
+"""Commands of co-design: what would make a step faster, and which point of a space is best."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pipeline.answers.advice import Advice, advice_for
+from pipeline.answers.plan import Limits, Objective, make_plan, seconds
 from pipeline.answers.predict_grid import Answer, predict_points
 from pipeline.answers.tracker import load_trace
-from pipeline.config import Point, point
+from pipeline.config import Point, expand, point
 from pipeline.errors import InputError
 from pipeline.report.advice_table import show_advice
+from pipeline.report.plan_table import show_plan
 from pipeline.terminal import Json, Overrides, print_json, progress, split_results, working
 
 app = typer.Typer()
-
-
-@app.callback()
-def _several() -> None:
-    """Typer makes a group of a single command only if it has a callback."""
 
 
 @app.command()
@@ -50,6 +48,46 @@ def advise(
         return
 
     show_advice(found, everything)
+
+
+@app.command()
+def plan(
+    objective: Annotated[Objective, typer.Argument(help="what is best")],
+    space: Overrides = None,
+    samples: Annotated[int | None, typer.Option(help="samples of an epoch")] = None,
+    memory: Annotated[float | None, typer.Option(help="largest memory need, GiB")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="largest cost of an epoch, in the currency of the prices")
+    ] = None,
+    deadline: Annotated[str | None, typer.Option(help="longest time of an epoch: 90s, 30min, 2h or 1.5d")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="samples of one update of the weights; smaller batches are accumulated")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the best GPU, batch size and options for an objective, with the front of time against cost."""
+    given, results = split_results(space)
+    if not given:
+        raise InputError("the space is empty: give its axes, for example gpu=V100,A100 batch_size=512,1024")
+    room = None if memory is None else int(memory * 2**30) if isfinite(memory) else 0
+    limits = Limits(samples, room, budget, None if deadline is None else seconds(deadline), global_batch)
+    points = expand(given)
+    with working(f"searching {len(points):,} points") as say:
+        done = 0
+
+        def predicting(asked: Sequence[Point], keep_draws: bool) -> Iterable[Answer]:
+            nonlocal done
+            for answer in predict_points(asked, **results, keep_draws=keep_draws):
+                done += 1
+                say(f"searching {len(points):,} points; {done:,} predicted")
+                yield answer
+
+        found = make_plan(objective, points, limits, predicting)
+    if as_json:
+        print_json(found.as_dict())
+        return
+
+    show_plan(found)
 
 
 def _of_point(asked: Point, same_results: bool, results: dict[str, Any]) -> Advice:
