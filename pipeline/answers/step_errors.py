@@ -62,7 +62,7 @@ NORMAL_P90 = 1.2815515594457412
 
 MAIN_ERRORS = np.array([-1.55, -1.0, 1.0, 1.55])
 """Values of the main error (`StepErrors.direction`), in standard deviations, at which a step is simulated: on both
-sides of its p10 and p90. Values farther apart moved p10 by 0.4 % where a step is nearly host-bound."""
+sides of its p10 and p90. Values farther apart (-2, -0.85, 0.85, 2) moved p10 by 0.4 % where a step is nearly host-bound."""
 
 QUANTILES_PER_DRAW = 64
 """Values of the main error for which the time is interpolated in each draw of the other errors."""
@@ -156,8 +156,8 @@ class StepErrors:
     def direction(self, timeline: Timeline, which: Ints) -> Floats:
         """The combination of errors that changes the step most, as a unit vector over the sources.
 
-        It is the derivative of the step time along the critical path of the first draw: a step on the path of kernels
-        takes longer by the errors of these kernels, and a step on the path of the host by the error of host times.
+        It is the derivative of the step time along the critical path of the first draw. Only the kernels and the host
+        time on this path count.
 
         Args:
             timeline: the simulated step.
