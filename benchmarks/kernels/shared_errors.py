@@ -1,4 +1,4 @@
-"""Correlation of kernel errors within a step, which sets the intervals of steps (`pipeline/answers/predict_step.py`).
+"""Correlation of kernel errors within a step, which sets the intervals of steps (`pipeline/answers/step_errors.py`).
 
     python benchmarks/kernels/shared_errors.py [DATASETS_DIR] [--folds FOLDS]
 
@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.kernel_models import kernel_predictor
-from pipeline.answers.predict_step import NORMAL_P90
+from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.datasets.neusight import read_samples
 from pipeline.evaluation.language_passes import predict_passes
 from pipeline.evaluation.surfer_pairs import CASE_COLUMNS, MODELLED_FAMILIES, model_calls

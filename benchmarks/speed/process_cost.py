@@ -44,10 +44,10 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def steptime(*words: str) -> list[str]:
-    """The command that runs `steptime` of this code, without its output."""
+def steptime(*words: str, out: str = "/dev/null") -> list[str]:
+    """The command that runs `steptime` of this code and writes its output to a file."""
     return python(
-        f"import sys; sys.argv = ['steptime', *{list(words)!r}]; sys.stdout = open('/dev/null', 'w'); "
+        f"import sys; sys.argv = ['steptime', *{list(words)!r}]; sys.stdout = open({out!r}, 'w'); "
         "from pipeline.cli import main; main()"
     )
 

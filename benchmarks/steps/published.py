@@ -77,7 +77,7 @@ def right_order(rows: pd.DataFrame) -> tuple[int, int]:
 
 
 def level_of_seen(rows: pd.DataFrame) -> float:
-    """Root mean square over workloads and precisions of the mean log error of seen rows: `MAX_STEP_SIGMA` of predict_step.py."""
+    """Root mean square over workloads and precisions of the mean log error of seen rows: `MAX_STEP_SIGMA` of step_errors.py."""
     seen = rows[rows["seen"]]
     level = np.log1p(seen["error"]).groupby([seen["model"], seen["dtype_of_table"]]).mean()
     return float(np.sqrt(np.mean(level**2)))

@@ -97,7 +97,7 @@ class AlteredPredictor(KernelPredictor):
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
         model = load_models().get(family)
         forward = without_phase(family, calls)
-        rows = covered(forward).to_numpy(dtype=bool)
+        rows = covered(forward)
         if model is not None and self.gpu.limits is not None and rows.any():
             ratio[rows] = ratio_between(model, forward[rows], self.gpu, self.stated.gpu)
         if family in TENSOR_FAMILIES:

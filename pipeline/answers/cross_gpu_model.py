@@ -28,7 +28,7 @@ class TransferredModel(KernelModel):
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that the cross-GPU models cover."""
-        return covered(without_phase(self.family, calls)).to_numpy(dtype=bool)
+        return covered(without_phase(self.family, calls))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times from the cross-GPU models; NaN for rows they do not cover."""

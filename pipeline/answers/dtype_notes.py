@@ -11,21 +11,28 @@ UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent 
 """Kernel families that have no bf16 kernels on GPUs without bf16; PyTorch runs separate operators in their place."""
 
 
-def dtype_notes(gpu: GpuSpec, graph: pd.DataFrame, calls: pd.DataFrame) -> list[str]:
+def asks_tf32(graph: pd.DataFrame) -> bool:
+    """Whether the attributes of an operator (`graph` schema) allow TF32."""
+    return bool(graph["attributes"].drop_duplicates().astype(str).str.contains('"tf32"').any())
+
+
+def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
     """One sentence for each dtype that the step asks for and that the GPU does not have.
 
     Args:
         gpu: the device.
-        graph: operators, `graph` schema; they state whether TF32 is allowed.
+        tf32: whether an operator asks for TF32 (`asks_tf32`).
         calls: device calls, `calls` schema.
     """
     notes: list[str] = []
     if gpu.limits is None:  # a CPU
         return notes
-    if not has_tf32(gpu) and graph["attributes"].astype(str).str.contains('"tf32"').any():
+    if tf32 and not has_tf32(gpu):
         notes.append(f"{gpu.name} has no TF32: what runs, and is predicted, is fp32")
+    if has_bf16(gpu):
+        return notes
     half = calls[calls["dtype"] == "bf16"]
-    if not has_bf16(gpu) and len(half):
+    if len(half):
         text = f"{gpu.name} has no bf16: PyTorch stores 2 bytes and computes in fp32"
         if (half["op"] == "im2col").any():
             text += ", convolutions one sample at a time without cuDNN"

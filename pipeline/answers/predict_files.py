@@ -27,6 +27,7 @@ from pipeline.schemas import read_table, write_table
 from pipeline.settings import FrozenDict, Settings
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.perfetto import write_timeline
+from pipeline.simulate.program import assemble
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,12 @@ def _predict(steps: Sequence[_Step], made: Callable[[PointFiles], Mapping[str, A
             step.parts,
             own,
             kernels.folders,
-            overheads(files.overheads, step.settings.overheads, point["workload"]),
+            assemble(
+                step.parts.sequence,
+                overheads(files.overheads, step.settings.overheads, point["workload"]),
+                len(step.parts.which),
+                workload=point["workload"],
+            ),
             measured_step(files.measured, point["workload"], point["model"]) if files.measured else None,
         )
         prediction = replace(prediction, calls=timeline.to_frame(step.calls, own.iloc[step.parts.which]))

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
 from pipeline.simulate.compiled_walk import load_if_it_pays
+from pipeline.simulate.program import assemble
+from pipeline.simulate.step_program import Program
 
 Made = TypeVar("Made")
 
@@ -125,7 +128,7 @@ def predict_points(
     Args:
         points: points of one grid or of several.
         results: as for `predict_point`.
-        keep_draws: whether predictions hold the step time of each draw (32 kB each), except those measured here.
+        keep_draws: whether predictions hold the step time of each draw (8 kB each), except those measured here.
     """
     shared = _Shared(results, keep_draws)
     by_workload: dict[object, list[Point]] = {}
@@ -145,7 +148,7 @@ def predict_points(
                 yield Answer(point, error=error)
                 continue
             steps.append(step)
-        rows += sum(len(each.calls) for each in known.values())
+        rows += sum(len(each.calls) for each in {id(each): each for each in known.values()}.values())
         if rows >= CALLS_AT_ONCE:
             yield from _predicted(steps, shared)
             steps, rows = [], 0
@@ -184,10 +187,14 @@ class _Shared:
     def overheads(self, point: Point) -> OverheadModel:
         settings = point.settings.overheads
         workload = point.workload if settings.observations == "own" else ""
-        return self.once(
-            ("overheads", point.gpu, settings, workload),
-            lambda: overhead_model(point.gpu, settings, self.results, point.workload),
-        )
+
+        def known() -> OverheadModel:
+            """The model, or the equal one of another GPU: many GPUs have the overheads of one host."""
+            model = overhead_model(point.gpu, settings, self.results, point.workload)
+            others = (each for each in self.made.values() if isinstance(each, OverheadModel))
+            return next((other for other in others if other.equals(model)), model)
+
+        return self.once(("overheads", point.gpu, settings, workload), known)
 
 
 @dataclass(frozen=True)
@@ -224,7 +231,7 @@ def _step(point: Point, shared: _Shared, known: dict[str, _Mapped]) -> _Step:
     if kind not in known:
         calls = calls_of(graph, config.plain(), point.batch_size, gpu, edit)
         # kinds of GPUs mostly launch the same kernels
-        same = next((each for each in known.values() if each.calls.equals(calls)), None)
+        same = next((each for each in known.values() if each.calls is calls or each.calls.equals(calls)), None)
         known[kind] = same or _Mapped(calls, StepParts.of(graph.table, calls))
     return _Step(point, subject_of(point, graph), known[kind].parts)
 
@@ -239,11 +246,21 @@ def _predicted(steps: Sequence[_Step], shared: _Shared) -> Iterator[Answer]:
     for device, own in devices.items():
         with suppress(SteptimeError):  # raised again by the points of this GPU
             times[device] = _kernel_times(shared.kernels(own[0].point), [step.parts for step in own])
+    programs: dict[tuple[int, int, str | None], Program] = {}  # of GPUs with the same calls and the same host
     for step in steps:
         try:
             kernels, device = shared.kernels(step.point), device_key(step.point)
             own_times = times[device][id(step.parts)] if device in times else kernels.predict(step.parts.calls)
-            yield Answer(step.point, _prediction(step, shared, kernels, own_times))
+            overheads, workload = shared.overheads(step.point), step.subject.workload
+            key = id(step.parts), id(overheads), workload
+            if key not in programs:
+                calls = len(step.parts.which)
+                programs[key] = assemble(step.parts.sequence, overheads, calls, workload=workload)
+            gpu, config = shared.gpu(step.point), step.point.settings.model
+            prediction, _ = predict_step(
+                step.subject, gpu, step.parts, own_times, kernels.folders, programs[key], keep_draws=shared.keep_draws
+            )
+            yield Answer(step.point, with_what_fits(prediction, gpu, partial(memory_of, config)))
         except SteptimeError as error:
             yield Answer(step.point, error=error)
 
@@ -254,11 +271,3 @@ def _kernel_times(kernels: KernelPredictor, parts: Sequence[StepParts]) -> Mappi
     found = kernels.predict(pd.concat([each.calls for each in distinct], ignore_index=True))
     ends = np.cumsum([len(each.calls) for each in distinct])
     return {id(each): found.iloc[end - len(each.calls) : end] for each, end in zip(distinct, ends, strict=True)}
-
-
-def _prediction(step: _Step, shared: _Shared, kernels: KernelPredictor, times: pd.DataFrame) -> Prediction:
-    gpu, overheads = shared.gpu(step.point), shared.overheads(step.point)
-    prediction, _ = predict_step(
-        step.subject, gpu, step.parts, times, kernels.folders, overheads, keep_draws=shared.keep_draws
-    )
-    return with_what_fits(prediction, gpu, lambda size: memory_of(step.point.settings.model, size))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.answers.advice import MIN_GAIN, SAME, Advice, Gain, Line, Refused
-from pipeline.answers.predict_step import draw_host_scale
+from pipeline.answers.step_errors import host_sigma, keyed_normals
 from pipeline.prediction import Prediction
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.cuda_graph import as_cuda_graphs
@@ -141,7 +141,7 @@ def _step_us(step: ChangeableStep) -> float:
 def _predicted(step: ChangeableStep, traced: Prediction, scale: float) -> Prediction:
     """The prediction of a changed step, with its draws. `scale` is the ratio of the traced to the simulated step."""
     timeline = simulate(step.program, step.kernel_us)
-    host = draw_host_scale(HOST_EVIDENCE, DRAWS, 0)
+    host = np.exp(host_sigma(HOST_EVIDENCE) * keyed_normals(["host"], DRAWS, 0)[0])
     times = np.repeat(step.kernel_us[:, None], DRAWS, axis=1)
     drawn = step_times(step.program, times, np.arange(len(step.kernel_us)), host) * scale
     us = float(timeline.step_us[0]) * scale

@@ -167,7 +167,7 @@ def _ratios(
     waves = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
     both = waves.copy()
     there = here = 0.0
-    usable, family = covered(part).to_numpy(dtype=bool), part["family"].astype(str).to_numpy()
+    usable, family = covered(part), part["family"].astype(str).to_numpy()
     for name, model in models.items():
         at = np.flatnonzero(usable & (family == name))
         if len(at):

@@ -11,6 +11,7 @@ sparse gradients: how many rows a batch uses is no line.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Mapping
@@ -102,7 +103,7 @@ def calls_of(
         f"{gpu_kind(gpu)}.parquet",
         graph_key(config, batch_size, edit),
         lambda: map_calls(graph, gpu, graph.device),
-        lambda path: read_table(path, "calls"),
+        _read_calls,
         lambda calls, path: write_table(calls, path, "calls"),
     )
 
@@ -198,6 +199,24 @@ def _write_state(state: LineState, path: Path) -> None:
     stored = {"captured": state} if type(state) is int else {"line": found}
     with atomic_path(path) as part:
         part.write_text(json.dumps(stored), encoding="utf-8")
+
+
+def _read_calls(path: Path) -> pd.DataFrame:
+    """A table of calls; files with equal content give the same table, because many kinds of GPUs launch the same kernels."""
+    content = hashlib.sha256(path.read_bytes()).digest()
+    if content not in _LAST_READ:
+        table = read_table(path, "calls")
+        while len(_LAST_READ) >= TABLES_KEPT:
+            _LAST_READ.pop(next(iter(_LAST_READ)))
+        _LAST_READ[content] = table
+    return _LAST_READ[content]
+
+
+TABLES_KEPT = 4
+"""Tables of calls that stay in memory. The calls of a step differ between about two kinds of GPUs."""
+
+_LAST_READ: dict[bytes, pd.DataFrame] = {}
+"""The tables that were read last, by the hash of their files."""
 
 
 def gpu_kind(gpu: GpuSpec) -> str:

@@ -16,14 +16,15 @@ Intervals widen by `SPREAD`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from pipeline.kernels.estimate import Estimate, KernelModel, merge
+from pipeline.kernels.estimate import ESTIMATE_COLUMNS, Estimate, KernelModel, merge
 from pipeline.kernels.families import Law
 from pipeline.kernels.grouped_convolution import grouped
+from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.tensor_core_convolution import on_tensor_cores
 from pipeline.kernels.work import Array, Dims, implicit_product
@@ -104,9 +105,10 @@ def _on_fp32_cores(
     found: Estimate | None = None
     evidence = ""
     if "gemm" in models:
-        product = models["gemm"].predict(_implicit_product(name, calls))
+        larger = [_larger(calls, factors) for factors in LARGER]
+        product, *bounds = _products(name, [calls, *larger], models["gemm"])
         found, evidence = product.scale(np.where(product.inside, 1.0, np.nan)), models["gemm"].evidence
-        found = found.scale(np.fmin(1.0, _longest(name, calls, models["gemm"], physics) / found.kernel))
+        found = found.scale(np.fmin(1.0, _longest(name, larger, bounds, physics) / found.kernel))
     forward = models.get("conv2d_forward")
     if forward is not None:
         alike = calls.assign(family="conv2d_forward", op="conv", phase="forward", dtype="fp32")
@@ -126,20 +128,43 @@ def _on_fp32_cores(
     return found.widen(SPREAD), evidence
 
 
-def _longest(name: str, calls: pd.DataFrame, model: KernelModel, physics: Physics) -> Array:
+def _larger(calls: pd.DataFrame, factors: Mapping[str, float]) -> pd.DataFrame:
+    """The calls with some dims multiplied."""
+    d = Dims(calls)
+    return calls.assign(**{dim: factor * d(dim) for dim, factor in factors.items()})
+
+
+def _longest(name: str, larger: Sequence[pd.DataFrame], products: Sequence[Estimate], physics: Physics) -> Array:
     """Upper bound of the time of implicit products, us, shape (rows,): `OVERLAP` times the p90 of `LARGER` convolutions.
 
     A learned model can be several times too long in a corner of its range (few columns, a long reduction), where no
     product was sampled. More images or channels never take less time.
+
+    Args:
+        name: family of the convolutions.
+        larger: the larger convolutions, one table for each entry of `LARGER`.
+        products: estimates of their implicit products.
+        physics: figures of the GPU.
     """
     bounds = []
-    d = Dims(calls)
-    for factors in LARGER:
-        larger = calls.assign(**{dim: factor * d(dim) for dim, factor in factors.items()})
-        product = model.predict(_implicit_product(name, larger))
-        by_physics = PHYSICS_SPREAD[Law.COMPUTE] * physics.kernel_us(name, larger)
+    for calls, product in zip(larger, products, strict=True):
+        by_physics = PHYSICS_SPREAD[Law.COMPUTE] * physics.kernel_us(name, calls)
         bounds.append(np.where(product.inside, product.widen(SPREAD).p90, by_physics))
     return np.asarray(OVERLAP * np.min(bounds, axis=0))
+
+
+def _products(name: str, tables: Sequence[pd.DataFrame], model: KernelModel) -> list[Estimate]:
+    """Estimates of the implicit products of tables of convolutions. Equal products of all tables are predicted once."""
+    products = pd.concat([_implicit_product(name, calls) for calls in tables], ignore_index=True)
+    sizes = products[["M", "N", "K"]].to_numpy()
+    _, first, which = np.unique(sizes, axis=0, return_index=True, return_inverse=True)
+    distinct = products.iloc[first]
+    blocks = [distinct.iloc[at : at + ROWS_IN_DOUBLE] for at in range(0, len(distinct), ROWS_IN_DOUBLE)]
+    found = [model.predict(block) for block in blocks]
+    joined = Estimate(*(np.concatenate([getattr(part, column) for part in found]) for column in ESTIMATE_COLUMNS))
+    ends = np.cumsum([len(calls) for calls in tables])
+    places = np.split(which.ravel(), ends[:-1])
+    return [joined.rows(place) for place in places]
 
 
 def _implicit_product(name: str, calls: pd.DataFrame) -> pd.DataFrame:

@@ -37,8 +37,8 @@ class Estimate:
         ends = np.maximum(rest + low, np.minimum(floor, latency)), np.maximum(rest + high, latency)
         return cls(latency, kernel, low, high, np.ones(len(kernel), dtype=bool), *ends)
 
-    def rows(self, kept: npt.NDArray[np.bool_]) -> Estimate:
-        """Select the rows of a mask of shape (rows,)."""
+    def rows(self, kept: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Estimate:
+        """Select the rows of a mask of shape (rows,), or rows by their places."""
         return Estimate(*(getattr(self, name)[kept] for name in ESTIMATE_COLUMNS))
 
     def scale(self, factor: Array | float, spread: Array | float = 1.0) -> Estimate:

@@ -49,21 +49,24 @@ class Dims:
 
     def __call__(self, name: str, default: float | Array = np.nan) -> Array:
         """Column `name` as float64 of length `rows`; `default` where it is missing or null."""
-        fallback = np.broadcast_to(np.asarray(default, dtype=np.float64), (self.rows,))
         if name not in self.table.columns:
-            return fallback.copy()
+            return np.broadcast_to(np.asarray(default, dtype=np.float64), (self.rows,)).copy()
         column = self.table[name]
-        if not pd.api.types.is_numeric_dtype(column):
-            column = pd.to_numeric(column, errors="coerce")
-        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        return np.where(np.isnan(values), fallback, values)
+        if column.dtype != np.float64:
+            if not pd.api.types.is_numeric_dtype(column):
+                column = pd.to_numeric(column, errors="coerce")
+            column = column.astype(np.float64)
+        values = column.to_numpy()
+        missing = np.isnan(values)
+        return np.where(missing, default, values) if missing.any() else values.copy()
 
     def text(self, name: str, default: str = "") -> npt.NDArray[np.object_]:
         """Column `name` as text; `default` where it is missing or null."""
         if name not in self.table.columns:
             return np.full(self.rows, default, dtype=object)
-        column = self.table[name]
-        return np.where(column.notna().to_numpy(), column.to_numpy(dtype=object), np.array(default, dtype=object))
+        values = self.table[name].to_numpy(dtype=object)
+        missing = pd.isna(values)
+        return np.where(missing, np.array(default, dtype=object), values) if missing.any() else values.copy()
 
     def element_bytes(self) -> Array:
         """Bytes of one element, from the `dtype` column; 4 where it is missing."""

@@ -51,6 +51,10 @@ class OverheadModel:
         self.table = table.reset_index(drop=True)
         self.scale = scale
 
+    def equals(self, other: OverheadModel) -> bool:
+        """Whether another model has the same statistics and the same factor."""
+        return self.scale == other.scale and self.table.equals(other.table)
+
     def scaled(self, scale: float) -> OverheadModel:
         """The same statistics with host times multiplied by a factor."""
         return OverheadModel(self.table, self.scale * scale)

@@ -138,7 +138,7 @@ def by_auto(
     result = by_wave(samples, origin, destination, origin_gamma=True)
     if origin == destination:
         return result.assign(method="same_gpu", evidence="measured")
-    usable = covered(samples).to_numpy(dtype=bool)
+    usable = covered(samples)
     family = samples["family"].astype(str).to_numpy()
     for name, model in (load_models() if models is None else models).items():
         at = np.flatnonzero(usable & (family == name))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.grouped_convolution import grouped
 from pipeline.kernels.min_duration import raised_to_min_duration
-from pipeline.kernels.work import Dims
+from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.probes import Calibration
@@ -30,24 +31,21 @@ def load_models() -> dict[str, UtilisationModel]:
     return {name: load_cached(path) for name, path in files.items() if path is not None}
 
 
-def covered(calls: pd.DataFrame) -> pd.Series:
-    """Whether the cross-GPU models cover each call: forward, in fp32, of a covered family, with all its dims.
+def covered(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Whether the cross-GPU models cover each call, shape (rows,): forward, in fp32, of a covered family, with all dims.
 
     Convolutions with several groups run in other kernels than those of the samples.
     """
-    found = calls["family"].astype(str).isin(COVERED_FAMILIES)
-    if "dtype" in calls.columns:
-        found &= calls["dtype"].isna() | (calls["dtype"].astype(str) == "fp32")
-    if "phase" in calls.columns:
-        found &= calls["phase"].isna() | (calls["phase"].astype(str) != "backward")
-    found &= ~grouped(Dims(calls))
+    d = Dims(calls)
+    family = d.text("family")
+    found = is_one_of(family, COVERED_FAMILIES) & is_one_of(d.text("dtype", "fp32"), ("fp32",))
+    found &= ~d.backward() & ~grouped(d)
     for name in COVERED_FAMILIES:
-        rows = found & (calls["family"].astype(str) == name)
+        rows = found & (family == name)
         if rows.any():
-            missing = [dim for dim in FAMILIES[name].required if dim not in calls.columns]
-            present = calls.loc[rows, list(FAMILIES[name].required)].notna().all(axis=1) if not missing else False
-            found = found.where(~rows, present)
-    return found
+            complete = np.all([~np.isnan(d(dim)) for dim in FAMILIES[name].required], axis=0)
+            found &= ~rows | complete
+    return np.asarray(found, dtype=bool)
 
 
 def estimate(
@@ -86,7 +84,7 @@ def predict_calls(
     """
     models = load_models() if models is None else models
     result = pd.DataFrame(np.nan, index=calls.index, columns=list(COLUMNS))
-    known = covered(calls).to_numpy(dtype=bool)
+    known = covered(calls)
     family = calls["family"].astype(str).to_numpy()
     for name, model in models.items():
         at = np.flatnonzero(known & (family == name))

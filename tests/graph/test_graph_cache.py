@@ -257,3 +257,13 @@ def test_processes_that_ask_at_once_agree(folder: Path) -> None:
     assert all(process.returncode == 0 for process in running) and len(found) == 1
     left = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".parquet", ".json")]
     assert len(entries(folder)) == 3 and not left  # a graph, and those at the ends of its line
+
+
+def test_equal_calls_of_several_gpus_are_one_table(folder: Path) -> None:
+    graph, gpus = captured(model(), 8), [load_gpu(name) for name in ("V100", "P100", "T4")]
+    for gpu in gpus:
+        calls_of(graph, model(), 8, gpu)  # stores them
+    first, *others = (calls_of(graph, model(), 8, gpu) for gpu in gpus)
+    assert any(each is first for each in others)
+    for gpu, table in zip(gpus, (first, *others), strict=True):
+        same(table, graph_cache.map_calls(graph, gpu, graph.device))

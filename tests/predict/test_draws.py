@@ -6,15 +6,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.predict_step import (
+from pipeline.answers.step_errors import (
     FAMILY_VARIANCE_SHARE,
     MAX_STEP_SIGMA,
     NORMAL_P90,
     OTHER_VARIANCE_SHARE,
     STEP_SIGMA_RATIO,
-    draw_kernel_times,
+    ErrorSources,
+    StepErrors,
     keyed_normals,
+    step_interval,
 )
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.timeline import Timeline
+from tests.predict.programs import HOST, program, row
 
 SPREAD = 1.6
 SIGMA = np.log(SPREAD) / NORMAL_P90
@@ -26,9 +31,13 @@ Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 def drawn_of(calls: pd.DataFrame, centre: np.ndarray, spread: float = SPREAD, draws: int = 20_000) -> Table:
     """Draws of calls with given predictions."""
+    errors = errors_of(calls, centre, spread)
+    return errors.times(keyed_normals(errors.sources.names, draws, 0)).T
+
+
+def errors_of(calls: pd.DataFrame, centre: np.ndarray, spread: float = SPREAD) -> StepErrors:
     predicted = pd.DataFrame({"kernel_us": centre, "p10_us": centre / spread, "p90_us": centre * spread})
-    drawn = draw_kernel_times(calls, predicted, draws, 0)
-    return drawn.times[drawn.which].T
+    return StepErrors.of(ErrorSources.of(calls), predicted, {"transferred": 1.0})
 
 
 def different(families: list[str]) -> pd.DataFrame:
@@ -110,3 +119,50 @@ def test_seeds_and_keys_have_draws_of_their_own_and_each_has_the_quantiles_of_a_
         pytest.approx(np.array([[-NORMAL_P90, 0, NORMAL_P90]] * 3), abs=0.01)
         == np.percentile(found, [10, 50, 90], axis=1).T
     )
+
+
+def serial(kernels: np.ndarray, host_us: float = 0.0) -> Timeline:
+    """A step of kernels one after another, beside a host that takes `host_us`."""
+    rows = [row(latency=0.0, kernel_gap=0.0) for _ in kernels]
+    return simulate(program(*rows, row(HOST, gap=host_us)), kernels)
+
+
+def test_the_interval_of_kernels_that_err_together_is_that_of_their_distribution() -> None:
+    calls, centre = different(["softmax"]), np.array([100.0])
+    errors, share = errors_of(calls, centre), OTHER_VARIANCE_SHARE
+    found = step_interval(errors, serial(centre), np.array([0]), 1024, 0)
+    width = NORMAL_P90 * np.hypot(SIGMA, MAX_STEP_SIGMA)
+    middle = 100.0 * np.exp(-(1 - share) * SIGMA**2 / 2)
+    assert found == pytest.approx((middle * np.exp(-width), middle * np.exp(width)), rel=1e-3)
+
+
+def many(families: int, spread: float = SPREAD) -> tuple[StepErrors, np.ndarray]:
+    """Errors and times of forty calls of some families."""
+    calls = different([f"family{i % families}" for i in range(40)])
+    centre = np.random.default_rng(0).lognormal(3.0, 1.0, 40)
+    return errors_of(calls, centre, spread), centre
+
+
+@pytest.mark.parametrize("host_share", [0.0, 0.5, 0.9])
+def test_an_interval_agrees_with_plain_draws_of_all_errors(host_share: float) -> None:
+    """Also where the host takes nearly as long as the device, so that either may end last."""
+    errors, centre = many(4)
+    timeline = serial(centre, host_share * centre.sum())
+    found = np.mean([step_interval(errors, timeline, np.arange(40), 1024, seed) for seed in range(5)], axis=0)
+    normals = keyed_normals(errors.sources.names, 60_000, 7)
+    host = host_share * centre.sum() * np.exp(errors.host * normals[1])
+    wanted = np.percentile(np.maximum(errors.times(normals).sum(axis=0), host), [10, 90])
+    assert found == pytest.approx(wanted, rel=6e-3 if host_share == 0.9 else 3e-3)
+
+
+def test_intervals_hardly_depend_on_the_seed() -> None:
+    """Four times as many plain draws of all errors scatter more than twice as much."""
+    errors, centre = many(4, spread=1.4)
+    timeline, which, sources = serial(centre), np.arange(40), errors.sources.names
+    ours, plain = [], []
+    for seed in range(12):
+        ours.append(step_interval(errors, timeline, which, 1024, seed))
+        drawn = errors.times(keyed_normals(sources, 4096, seed))
+        plain.append(np.percentile(drawn.sum(axis=0), [10, 90]))
+    scatter, plainly = (np.std(np.array(each) / centre.sum(), axis=0, ddof=1) for each in (ours, plain))
+    assert (scatter < 1e-3).all() and (scatter < plainly / 2).all()

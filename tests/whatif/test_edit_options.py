@@ -156,4 +156,4 @@ def test_one_prediction_and_a_grid_agree_on_an_edited_step():
     assert table["predicted_us"][1] == alone.predicted_us < table["predicted_us"][0]
     assert table["predicted_us"][0] == predict("V100", **wanted).predicted_us
     assert "near are aten::relu" in table["unpredicted"][2]
-    assert "(edit.remove-aten.relu_predict.draws-64)" in str(alone)
+    assert "(predict.draws=64 edit.remove=aten::relu)" in str(alone)

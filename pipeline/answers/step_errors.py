@@ -1,0 +1,305 @@
+"""What a predicted step may be wrong by: the sources of error of its times, and the interval that they give.
+
+Kernel times are log-normal. Three errors add up in log time:
+
+- Calls of one family share a part of their variance (`FAMILY_VARIANCE_SHARE`). The three directions of a convolution
+  are one family here, because one library computes them by the same methods.
+- The rest is independent for each call and has mean one, so that it averages out over a step. Calls with the same
+  launch (`launch_keys`) share it, because a model has the same error for a shape in every launch.
+- All kernels of a step share one error: `STEP_SIGMA_RATIO` times a kernel's standard deviation, at most
+  `MAX_STEP_SIGMA`.
+
+Host times share one error, with a width by the kind of their evidence. Each source draws from a generator of its own,
+whose key is the seed and the name of the source. Other calls, their order and the last digits of predicted times
+therefore do not change what a source draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.schemas import DIMS
+from pipeline.simulate.critical_path import Form
+from pipeline.simulate.step_draws import step_times
+from pipeline.simulate.step_program import Program
+from pipeline.simulate.timeline import Timeline
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+HOST_SIGMA = {"measured": 0.05, "shared": 0.15, "transferred": 0.30}
+"""Standard deviation of log host time by evidence. Overheads shared between workloads of calibrated hosts were within
+10 to 16 % of those measured, overheads of another host within 41 %."""
+
+FAMILY_VARIANCE_SHARE = {"gemm": 0.9, "bmm": 0.9, "conv2d": 0.2}
+OTHER_VARIANCE_SHARE = 0.4
+"""Share of a kernel's log-variance that all calls of its family have in common, because the errors of one model have
+the same sign. Set from the errors of sums over a family on held-out GPUs (`benchmarks/kernels/shared_errors.py`)."""
+
+STEP_SIGMA_RATIO = 1.5
+"""Ratio of the standard deviation that all kernels of a step share to that of one kernel (log time). A GPU's
+clocks differ from run to run. Set from the errors of sums over whole models that were measured in another run on the
+GPUs of the packs (`benchmarks/kernels/shared_errors.py`)."""
+
+MAX_STEP_SIGMA = 0.10
+"""Upper bound of that shared standard deviation (log time). It covers what a step has beyond its kernels: libraries
+that fuse or add operators. Set from the mean errors by workload of the published steps that were used for tuning
+(`benchmarks/steps/published.py` prints it). That figure has been 0.07 since BERT's steps are predicted with the
+optimizers that ran; the bound was kept."""
+
+MAX_KERNEL_SIGMA = 1.5
+"""Upper bound of the standard deviation of one kernel's log time."""
+
+NORMAL_P90 = 1.2815515594457412
+"""90th percentile of the standard normal distribution."""
+
+MAIN_ERRORS = np.array([-1.55, -1.0, 1.0, 1.55])
+"""Values of the main error (`StepErrors.direction`), in standard deviations, at which a step is simulated: on both
+sides of its p10 and p90. Values farther apart (-2, -0.85, 0.85, 2) moved p10 by 0.4 % where a step is nearly host-bound."""
+
+QUANTILES_PER_DRAW = 64
+"""Values of the main error for which the time is interpolated in each draw of the other errors."""
+
+STEP, HOST = 0, 1
+"""Places of the sources that are not families or launches."""
+
+
+@dataclass(frozen=True)
+class ErrorSources:
+    """Which calls of a step share an error.
+
+    Attributes:
+        names: the sources: the step, the host, families and launches.
+        family: place in `names` of the family of each call, shape (calls,).
+        launch: place in `names` of the launch of each call, shape (calls,).
+        share: share of each call's variance that its family has in common, shape (calls,).
+    """
+
+    names: tuple[str, ...]
+    family: Ints
+    launch: Ints
+    share: Floats
+
+    @classmethod
+    def of(cls, calls: pd.DataFrame) -> ErrorSources:
+        """From a `calls` table."""
+        names = calls["family"].astype(str).to_numpy(object)
+        group, families = pd.factorize(
+            np.array(["conv2d" if name.startswith("conv2d") else name for name in names], object)
+        )
+        launch, keys = pd.factorize(np.array(launch_keys(calls), object))
+        shares = np.array([FAMILY_VARIANCE_SHARE.get(name, OTHER_VARIANCE_SHARE) for name in families], float)
+        first = HOST + 1 + len(families)
+        named = (*(f"family {name}" for name in families), *(f"launch {key}" for key in keys))
+        return cls(("step", "host", *named), group + HOST + 1, launch + first, shares[group])
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """Widths of the errors of predicted times, as standard deviations of log time.
+
+    Attributes:
+        sources: which calls share an error.
+        centre: predicted time of each call, µs, shape (calls,).
+        common, own, step: widths of the errors of the family, the launch and the step, shape (calls,).
+        host: width of the error of host times.
+    """
+
+    sources: ErrorSources
+    centre: Floats
+    common: Floats
+    own: Floats
+    step: Floats
+    host: float
+
+    @classmethod
+    def of(
+        cls, sources: ErrorSources, predicted: pd.DataFrame, host_evidence: Mapping[str, float] | None = None
+    ) -> StepErrors:
+        """From what the kernel models predict for the calls, and the shares of host time by evidence."""
+        low, high = predicted["p10_us"].to_numpy(float), predicted["p90_us"].to_numpy(float)
+        centre = predicted["kernel_us"].to_numpy(float)
+        width = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
+        sigma = np.where(centre > 0, np.clip(width, 0.0, MAX_KERNEL_SIGMA), 0.0)
+        return cls(
+            sources, centre, np.sqrt(sources.share) * sigma, np.sqrt(1 - sources.share) * sigma,
+            np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA),
+            host_sigma(host_evidence or {}),
+        )  # fmt: skip
+
+    def log_errors(self, normals: Floats) -> Floats:
+        """Errors of log times, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
+        found = normals[self.sources.family]
+        found *= self.common[:, None]
+        own = normals[self.sources.launch]
+        own *= self.own[:, None]
+        found += own
+        found += np.multiply(self.step[:, None], normals[STEP], out=own)
+        return found
+
+    def times(self, normals: Floats) -> Floats:
+        """Kernel times in µs, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
+        found = self.log_errors(normals)
+        found -= (self.own**2 / 2)[:, None]  # mean one
+        np.exp(found, out=found)
+        found *= self.centre[:, None]
+        return found
+
+    def direction(self, timeline: Timeline, which: Ints) -> Floats:
+        """The combination of errors that changes the step most, as a unit vector over the sources.
+
+        It is the derivative of the step time along the critical path of the first draw. Only the kernels and the host
+        time on this path count.
+
+        Args:
+            timeline: the simulated step.
+            which: row of these errors for each device call of the step.
+        """
+        path = timeline.critical
+        on_path = np.bincount(which, weights=path.calls * self.centre[which], minlength=len(self.centre))
+        found = np.zeros(len(self.sources.names))
+        np.add.at(found, self.sources.family, on_path * self.common)
+        np.add.at(found, self.sources.launch, on_path * self.own)
+        found[STEP], found[HOST] = on_path @ self.step, path.host_us * self.host
+        length = float(np.linalg.norm(found))
+        return found / length if length > 0 else np.eye(1, len(found), STEP)[0]
+
+
+def step_interval(
+    errors: StepErrors, timeline: Timeline, which: Ints, draws: int, seed: int, form: Form = "full"
+) -> tuple[float, float]:
+    """p10 and p90 of the step time, µs.
+
+    Most of the variance comes from one combination of errors, `StepErrors.direction`. All other errors are drawn; the
+    step is simulated for `MAIN_ERRORS` with each draw of them, and interpolated in between. So only the rest of the
+    variance is random: 1,024 simulations give a steadier interval than 4,096 draws of all errors
+    (docs/kernels.md#how-sure-is-a-step).
+
+    Args:
+        errors: of the times of distinct calls and of the host.
+        timeline: the simulated step with its predicted times.
+        which: row of `errors` for each device call.
+        draws: number of simulations.
+        seed: of the draws.
+        form: form of the critical path.
+    """
+    direction = errors.direction(timeline, which)
+    rest = keyed_normals(errors.sources.names, max(draws // len(MAIN_ERRORS), 1), seed)
+    along = direction @ rest
+    slope = errors.log_errors(direction[:, None])[:, 0]
+    times = errors.times(rest)
+    times *= np.exp(-np.outer(slope, along))  # without the main error
+    times = (times[:, :, None] * np.exp(np.outer(slope, MAIN_ERRORS))[:, None, :]).reshape(len(times), -1)
+    host = rest[HOST][:, None] + direction[HOST] * (MAIN_ERRORS - along[:, None])
+    steps = step_times(timeline.program, times, which, np.exp(errors.host * host).ravel(), form)
+    low, high = np.percentile(_interpolated(np.log(np.maximum(steps, 1e-9).reshape(-1, len(MAIN_ERRORS)))), [10, 90])
+    return float(np.exp(low)), float(np.exp(high))
+
+
+def host_sigma(evidence: Mapping[str, float]) -> float:
+    """Width of the error of host times, from the shares of host time by evidence."""
+    return sum(share * HOST_SIGMA.get(kind, max(HOST_SIGMA.values())) for kind, share in evidence.items())
+
+
+def paired_draws(
+    errors: StepErrors, program: Program, which: Ints, draws: int, seed: int, form: Form = "full"
+) -> Floats:
+    """Step times in µs of draws of all errors, shape (draws,).
+
+    A source has the same values in the draws of every step, so that the draws of two steps are pairs: an error that both
+    steps share does not widen the difference between them.
+
+    Args:
+        errors: of the times of distinct calls and of the host.
+        program: the step.
+        which: row of `errors` for each device call.
+        draws: number of draws.
+        seed: of the draws.
+        form: form of the critical path.
+    """
+    normals = keyed_normals(errors.sources.names, draws, seed)
+    return step_times(program, errors.times(normals), which, np.exp(errors.host * normals[HOST]), form)
+
+
+def _interpolated(log_times: Floats) -> Floats:
+    """Log times at quantiles of the main error, from those at `MAIN_ERRORS`, shape (draws, 4); linear beyond the ends."""
+    left, part = _places(len(log_times))
+    rows = np.arange(len(log_times))[:, None]
+    return np.asarray(log_times[rows, left] * (1 - part) + log_times[rows, left + 1] * part)
+
+
+@lru_cache(maxsize=4)
+def _places(draws: int) -> tuple[Ints, Floats]:
+    """Where the quantiles of the main error lie among `MAIN_ERRORS`: the value to the left, and the way to the next.
+
+    Each draw has other quantiles, which lie evenly between those of the other draws.
+    """
+    shift = (np.arange(draws) + 0.5) * ((5**0.5 - 1) / 2) % 1.0
+    inverse = NormalDist().inv_cdf
+    chances = (np.arange(QUANTILES_PER_DRAW) + np.clip(shift, 1e-3, 1 - 1e-3)[:, None]) / QUANTILES_PER_DRAW
+    values = np.array([inverse(chance) for chance in chances.ravel()]).reshape(chances.shape)
+    left = np.clip(np.searchsorted(MAIN_ERRORS, values) - 1, 0, len(MAIN_ERRORS) - 2)
+    return left, (values - MAIN_ERRORS[left]) / np.diff(MAIN_ERRORS)[left]
+
+
+def launch_keys(calls: pd.DataFrame) -> list[str]:
+    """A key for each call from what a kernel model reads: family, op, phase, dtype, sizes and attributes.
+
+    Calls without sizes (operators that the map does not know) are distinguished by their bytes.
+    """
+    words = [name for name in ("family", "op", "phase", "dtype", "attributes") if name in calls]
+    sizes = [name for name in DIMS if name in calls]
+    traffic = [name for name in ("bytes_read", "bytes_written") if name in calls]
+    present = {name: calls[name].notna().to_numpy() for name in (*words, *sizes, *traffic)}
+    named, sized, moved = (
+        [_stated(calls[name], present[name], form) for name in names if present[name].any()]
+        for names, form in ((words, "{}={}"), (sizes, "{}={:.0f}"), (traffic, "{}={:.0f}"))
+    )
+    keys = []
+    for row in range(len(calls)):
+        told = [column[row] for column in sized if column[row]] or [column[row] for column in moved if column[row]]
+        keys.append(";".join([*(column[row] for column in named if column[row]), *told]))
+    return keys
+
+
+def _stated(column: pd.Series, present: npt.NDArray[np.bool_], form: str) -> list[str]:
+    """The values of a column with its name; empty where a value is missing."""
+    values = zip(column.astype(object).tolist(), present.tolist(), strict=True)
+    return [form.format(column.name, value) if known else "" for value, known in values]
+
+
+def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
+    """Standard normal draws, shape (keys, draws); a key's row depends on the seed and the key alone.
+
+    Each row holds the same values, the middles of `draws` equally likely ranges, each in a different order (a
+    Latin hypercube). Percentiles of a sum over many keys vary less from seed to seed than with independent draws.
+    The array cannot be changed, because the draws of the keys that were asked for last are kept.
+    """
+    return _keyed_normals(tuple(keys), draws, seed)
+
+
+@lru_cache(maxsize=32)
+def _keyed_normals(keys: tuple[str, ...], draws: int, seed: int) -> Floats:
+    values = _normal_quantiles(draws)
+    found = np.empty((len(keys), draws))
+    for row, key in zip(found, keys, strict=True):
+        digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=16).digest()
+        generator = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8")))
+        row[:] = generator.permutation(values)
+    found.setflags(write=False)
+    return found
+
+
+@lru_cache(maxsize=4)
+def _normal_quantiles(count: int) -> Floats:
+    """Quantiles of the standard normal distribution at the middles of `count` equally likely ranges."""
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse((place + 0.5) / count) for place in range(count)])
