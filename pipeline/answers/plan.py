@@ -358,21 +358,22 @@ class _Search:
     def run(self, prune: bool) -> None:
         """Predict points, those with the lowest bounds first, until each of the others is ruled out."""
         self.open.sort(key=lambda each: self._key(*self._time_cost(each, each.bound_us)))
-        while self.open:
-            # what is ruled out stays open: a lower ratio may bring it back
-            beaten = self._beaten(self.open) if prune else np.zeros(len(self.open), dtype=bool)
-            next_ones = set(np.flatnonzero(~beaten)[:POINTS_AT_ONCE].tolist())
-            if not next_ones:
+        bounds = np.array([self._time_cost(each, each.bound_us) for each in self.open]).reshape(-1, 2)
+        left = np.ones(len(self.open), dtype=bool)
+        while True:
+            rows = np.flatnonzero(left)
+            if prune:  # what is ruled out stays: a lower ratio may bring it back
+                rows = rows[~self._beaten(bounds[rows] * self.ratio)]
+            if not len(rows):
                 break
-            self._predict([self.open[at] for at in sorted(next_ones)])
-            self.open = [each for at, each in enumerate(self.open) if at not in next_ones]
-        if self.open:
-            self.lost["ruled out by its bound"] += len(self.open)
+            self._predict([self.open[row] for row in rows[:POINTS_AT_ONCE]])
+            left[rows[:POINTS_AT_ONCE]] = False
+        if left.any():
+            self.lost["ruled out by its bound"] += int(left.sum())
 
-    def _beaten(self, rest: Sequence[_Open]) -> npt.NDArray[np.bool_]:
-        """Whether a predicted point is at least as fast and as cheap as the bounds of each point."""
+    def _beaten(self, bounds: Floats) -> npt.NDArray[np.bool_]:
+        """Whether a predicted point is at least as fast and as cheap as the bounds, shape (points, 2), of each point."""
         known = np.array([(each.time, each.cost) for each in _front(self.choices)]).reshape(-1, 2)
-        bounds = np.array([self._time_cost(each, each.bound_us * self.ratio) for each in rest])
         as_good = (known[None, :, :] <= bounds[:, None, :]).all(axis=2)
         return np.asarray(np.any(as_good, axis=1), dtype=bool)
 

@@ -1,8 +1,8 @@
 """What would make a traced step faster: changes of its program, simulated with the kernel times of the trace.
 
-A trace does not hold the code of the step, so that only changes of its launches and waits can be predicted: CUDA graphs,
-waits of the host that are left away, and operators that are removed. Kernel times stay as traced. The interval comes from
-host times, which are drawn with the width of measured ones.
+A trace does not hold the code of the step. Only changes of its launches and waits can be predicted: CUDA graphs, fewer
+waits of the host, and removed operators. Kernel times stay as traced. The interval comes from host times, which are drawn
+with the width of measured ones.
 """
 
 from __future__ import annotations

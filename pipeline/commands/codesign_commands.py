@@ -16,6 +16,7 @@ from pipeline.answers.tracker import load_trace
 from pipeline.config import Point, expand, point
 from pipeline.errors import InputError
 from pipeline.report.advice_table import show_advice
+from pipeline.report.figures.plan_front import check_figure, write_plan_front
 from pipeline.report.plan_table import show_plan
 from pipeline.terminal import Json, Overrides, print_json, progress, split_results, working
 
@@ -63,6 +64,7 @@ def plan(
     global_batch: Annotated[
         int | None, typer.Option(help="samples of one update of the weights; smaller batches are accumulated")
     ] = None,
+    figure: Annotated[Path | None, typer.Option(help="draw time against cost to this .svg or .png file")] = None,
     as_json: Json = False,
 ) -> None:
     """Find the best GPU, batch size and options for an objective, with the front of time against cost."""
@@ -72,6 +74,8 @@ def plan(
     room = None if memory is None else int(memory * 2**30) if isfinite(memory) else 0
     limits = Limits(samples, room, budget, None if deadline is None else seconds(deadline), global_batch)
     points = expand(given)
+    if figure is not None:
+        check_figure(figure)
     with working(f"searching {len(points):,} points") as say:
         done = 0
 
@@ -83,6 +87,8 @@ def plan(
                 yield answer
 
         found = make_plan(objective, points, limits, predicting)
+    if figure is not None:
+        write_plan_front(found, figure)
     if as_json:
         print_json(found.as_dict())
         return

@@ -18,6 +18,7 @@ from pipeline.config import expand
 from pipeline.errors import InputError
 from pipeline.graph.graph_cache import calls_of
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.report.figures.plan_front import plan_front, write_plan_front
 
 SPACE = ["gpu=V100,A100,H100,T4,L4,A10", "model=dlrm_small", "batch_size=64,256,1024,4096", "model.dtype=fp32,fp16",
          "predict.cuda_graph=false,true", "predict.draws=64"]  # fmt: skip
@@ -152,6 +153,23 @@ def test_wrong_words_are_refused(monkeypatch):
     monkeypatch.setattr("sys.argv", ["steptime"])
     empty = CliRunner().invoke(app, ["plan", "step"])
     assert "the space is empty" in str(empty.exception)
+
+
+def test_the_figure_shows_the_front(pool, tmp_path, monkeypatch):
+    predicting, _ = known(pool)
+    found = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
+    write_plan_front(found, tmp_path / "plan.svg")
+    text = (tmp_path / "plan.svg").read_text()
+    assert "cost of a million samples (USD)" in text and found.best.point.gpu in text
+    line = next(each for each in plan_front(found).axes[0].lines if each.get_label() == "front")
+    assert list(line.get_xdata()) == [each.us_per_sample for each in found.front]
+    with pytest.raises(InputError, match="ends in"):
+        write_plan_front(found, tmp_path / "plan.txt")
+    with pytest.raises(InputError, match="there is no folder"):
+        write_plan_front(found, tmp_path / "none" / "plan.svg")
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
+    with pytest.raises(InputError, match="needs prices"):
+        plan_front(make_plan(Objective.samples_per_s, pool[0], Limits(), predicting))
 
 
 def test_a_cost_needs_a_price_with_its_currency(tmp_path, monkeypatch):

@@ -1,0 +1,72 @@
+"""The figure of a plan: time and cost of the best points, with the front that no other point beats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.answers.plan import Choice, Plan
+from pipeline.errors import InputError
+from pipeline.report.figures.style import ACTIVE, COLOURS, MARKERS, footnote, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = ("svg", "png")
+
+
+def check_figure(path: Path) -> None:
+    """Refuse a file that cannot be written, before the search.
+
+    Raises:
+        InputError: the suffix is no kind of figure, or the folder does not exist.
+    """
+    if path.suffix.removeprefix(".") not in KINDS:
+        raise InputError(f"--figure {path}: give a name that ends in .svg or .png")
+    if not path.parent.is_dir():
+        raise InputError(f"--figure {path}: there is no folder {path.parent}")
+
+
+def write_plan_front(plan: Plan, path: Path) -> None:
+    """Draw a plan to an SVG or PNG file.
+
+    Raises:
+        InputError: as `check_figure`, or no point has a cost.
+    """
+    check_figure(path)
+    save(plan_front(plan), path.parent, path.stem, (path.suffix.removeprefix("."),))
+
+
+def plan_front(plan: Plan) -> Figure:
+    """Time against cost of a million samples: the front as a line, and the other best points.
+
+    Raises:
+        InputError: no point has a cost.
+    """
+    shown = list({id(each.point): each for each in (*plan.front, *plan.contenders)}.values())
+    priced = [each for each in shown if each.cost_per_sample is not None]
+    if not priced:
+        raise InputError("the figure of a plan needs prices: none of its GPUs has one (docs/prices.md)")
+    figure, axes = new_figure(grid="both")
+    gpus = list(dict.fromkeys(each.point.gpu for each in priced))
+    for number, gpu in enumerate(gpus):
+        places = [_place(each) for each in priced if each.point.gpu == gpu]
+        marker = MARKERS[number % len(MARKERS)]
+        axes.plot(*zip(*places, strict=True), marker, color=COLOURS[number % len(COLOURS)], label=gpu)
+    line = [_place(each) for each in plan.front if each.cost_per_sample is not None]
+    axes.plot(*zip(*line, strict=True), "-", color=ACTIVE, linewidth=1, zorder=1, label="front")
+    if plan.best.cost_per_sample is not None:
+        axes.annotate("best", _place(plan.best), xytext=(6, 6), textcoords="offset points", fontsize=9)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("time of a million samples (s)")
+    axes.set_ylabel(f"cost of a million samples ({plan.currency})")
+    axes.legend(fontsize=8)
+    footnote(figure, f"{plan.points:,} points, objective {plan.objective}. {'; '.join(plan.prices)}")
+    return figure
+
+
+def _place(choice: Choice) -> tuple[float, float]:
+    """Seconds and cost of a million samples."""
+    assert choice.cost_per_sample is not None
+    return choice.us_per_sample, 1e6 * choice.cost_per_sample
