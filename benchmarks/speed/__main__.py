@@ -2,8 +2,9 @@
 
     python -m benchmarks.speed [PART ...] [--rounds 3] [--page docs/speed.md]
 
-Without names, all parts are measured. A part is a module of this folder with a function `section(rounds)`. It returns the
-text between `<!-- PART -->` and `<!-- /PART -->` of the page. All other text of the page is written by hand.
+Without names, all parts are measured, except those that take many minutes (`ON_REQUEST`). A part is a module of this
+folder with a function `section(rounds)`. It returns the text between `<!-- PART -->` and `<!-- /PART -->` of the page.
+All other text of the page is written by hand.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.speed import grid
+from benchmarks.speed import fits, grid
 from pipeline.paths import project_dir
 from pipeline.report.markdown import rewrite
 
-PARTS: dict[str, Callable[[int], str]] = {"grid": grid.section}
+PARTS: dict[str, Callable[[int], str]] = {"grid": grid.section, "fits": fits.section}
 """What measures each section of the page: the number of rounds in, Markdown out."""
+
+ON_REQUEST = ("fits",)
+"""Parts that are measured only if they are named."""
 
 
 def main() -> None:
@@ -29,7 +33,7 @@ def main() -> None:
     unknown = set(given.parts) - set(PARTS)
     if unknown:
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    for name in given.parts or PARTS:
+    for name in given.parts or [part for part in PARTS if part not in ON_REQUEST]:
         text = PARTS[name](given.rounds)
         print(f"\n{text}", flush=True)
         rewrite(given.page, {name: text})  # after each part: the next one takes minutes
