@@ -28,6 +28,7 @@ CHOICES = {
     "model.embedding": ("fused", "joint_sparse", "joint_rows", "sparse", "dense"),
     "model.interaction": ("by_parts", "fused"),
     "predict.critical_path": ("full", "published"),
+    "kernels.effort": ("quick", "long"),
     "overheads.observations": ("all", "own", "pooled"),
     "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
 }

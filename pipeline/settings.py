@@ -62,6 +62,7 @@ class KernelSettings:
     name: str
     variants: tuple[str, ...]
     seed: int
+    effort: str
     workers: int
 
 

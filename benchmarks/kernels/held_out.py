@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from pipeline.datasets.neusight import read_samples
 from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.effort import EFFORTS
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.families import family as family_of
 from pipeline.kernels.features import raw_features
@@ -38,7 +41,7 @@ from pipeline.paths import datasets_dir, packs_dir
 
 VARIANTS = ("roofline", "mlp_paper", "auto")
 SHOWN = ("gmae", "mape", "coverage", "above_floor_gmae", "fit_s")
-KEYS = ("gpu", "family", "variant", "seed")
+KEYS = ("gpu", "family", "variant", "seed", "effort")
 
 
 def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[str, float]:
@@ -63,13 +66,15 @@ def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[st
     }
 
 
-def errors(samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str, seed: int) -> dict[str, float]:
+def errors(samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str, seed: int, effort: str) -> dict[str, float]:
     """Errors of one fit on its held-out shapes."""
     held = split_by_shape(samples, 0.2, seed)
     if variant == "mlp_paper":
         return paper_mlp(samples, name, held, seed)
     memory, offset_us, _ = calibrate_physics(samples[~held], gpu)
-    return fit_family(samples, gpu, name, variant, seed, memory=memory, offset_us=offset_us, held_out=held).metrics
+    return fit_family(
+        samples, gpu, name, variant, seed, effort=effort, memory=memory, offset_us=offset_us, held_out=held
+    ).metrics
 
 
 def show(path: Path) -> str:
@@ -107,12 +112,33 @@ def shipped() -> str:
     return "\n".join(lines)
 
 
+def complete(out: Path, gpus: Iterable[str], fits: Iterable[tuple[int, str, str, str]]) -> None:
+    """Fit what the table lacks, and append its rows: of each GPU, every (seed, family, variant, effort) of `fits`."""
+    root, fits = datasets_dir(), list(fits)
+    if root is None:
+        raise SystemExit("the public data are not found: set $STEPTIME_DATASETS")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for gpu in map(load_gpu, gpus):
+        samples = read_samples(root, gpu.name)
+        for seed, name, variant, effort in fits:
+            done = pd.read_csv(out) if out.is_file() else pd.DataFrame(columns=[*KEYS, *SHOWN])
+            key = (gpu.name, name, variant, seed, effort)
+            if key in set(done[list(KEYS)].itertuples(index=False, name=None)):
+                continue
+            found = errors(samples, gpu, name, variant, seed, effort)
+            row = dict(zip(KEYS, key, strict=True)) | {k: round(found.get(k, np.nan), 5) for k in SHOWN}
+            print(row, flush=True)
+            done = pd.read_csv(out) if out.is_file() else done
+            pd.concat([done, pd.DataFrame([row])]).to_csv(out, index=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", nargs="+", default=["V100", "P100", "P4", "T4", "A100"])
     parser.add_argument("--families", nargs="+", default=list(PUBLIC_FAMILIES), choices=PUBLIC_FAMILIES)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--efforts", nargs="+", default=["long"], choices=EFFORTS)
     parser.add_argument("--out", type=Path, help="table (CSV) that is completed")
     parser.add_argument("--show", type=Path, help="print an existing table as Markdown")
     parser.add_argument("--packs", action="store_true", help="print the errors of the shipped models")
@@ -123,23 +149,9 @@ def main() -> None:
     if chosen.show:
         print(show(chosen.show))
         return
-    root = datasets_dir()
-    if root is None or chosen.out is None:
-        raise SystemExit("give --out, and $STEPTIME_DATASETS where the public data are not found")
-    for gpu in map(load_gpu, chosen.gpus):
-        samples = read_samples(root, gpu.name)
-        for seed in chosen.seeds:
-            for name in chosen.families:
-                for variant in chosen.variants:
-                    done = pd.read_csv(chosen.out) if chosen.out.is_file() else pd.DataFrame(columns=[*KEYS, *SHOWN])
-                    key = (gpu.name, name, variant, seed)
-                    if key in set(done[list(KEYS)].itertuples(index=False, name=None)):
-                        continue
-                    found = errors(samples, gpu, name, variant, seed)
-                    row = dict(zip(KEYS, key, strict=True)) | {k: round(found.get(k, np.nan), 5) for k in SHOWN}
-                    print(row, flush=True)
-                    done = pd.read_csv(chosen.out) if chosen.out.is_file() else done
-                    pd.concat([done, pd.DataFrame([row])]).to_csv(chosen.out, index=False)
+    if chosen.out is None:
+        raise SystemExit("give --out")
+    complete(chosen.out, chosen.gpus, product(chosen.seeds, chosen.families, chosen.variants, chosen.efforts))
 
 
 if __name__ == "__main__":

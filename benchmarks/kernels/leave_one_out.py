@@ -32,6 +32,7 @@ from pipeline.kernels import cublas_choice_fit as choice_fit
 from pipeline.kernels import cublas_choice_teachers as choice_teachers
 from pipeline.kernels import distillation as distil
 from pipeline.kernels import learned_variants as learned
+from pipeline.kernels.effort import LONG
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.fit_family import AUTO_CHOICE_FAMILIES, Fitter, with_predictions
 from pipeline.kernels.fit_gpu import calibrate_physics
@@ -81,7 +82,7 @@ class Trial:
         self.steps = Fitter(table[~marked].reset_index(drop=True), gpu, name, seed, memory, offset_us, TrainingPool())
         self.base = self.steps.base
         self.baseline = self.base.baseline(self.steps.clamped)
-        self.drift, self.clean = self.steps.undisturbed(self.baseline)
+        self.drift, self.clean = self.steps.without_drift(self.baseline)
         self.problem = self.steps.problem(self.base, self.clean, self.baseline)
         self.test_calls = self.base.scope.clamp(self.test, gpu.l2_bytes)[0]
         self.asked = self.base.features(self.test_calls)
@@ -115,7 +116,7 @@ class Trial:
 
 def products(trial: Trial) -> dict[str, float]:
     """Errors of products whose kernel is known."""
-    observed = trial.steps.observed()
+    observed = trial.steps.observed_choices()
     if observed is None:
         raise SystemExit("these samples do not name their kernels")
     problem, menu, made = trial.problem, observed.menu, observed.choice
@@ -192,7 +193,7 @@ def average(trial: Trial, students: bool) -> dict[str, float]:
     problem = trial.problem
     rows = len(problem.target)
     recipe = learned.member_recipe(rows, problem.law)
-    count = learned.FOLDS if rows < learned.SMALL_FAMILY_SAMPLES else distil.NETWORK_FOLDS
+    count = learned.FOLDS if rows < learned.SMALL_FAMILY_SAMPLES else LONG.network_folds
     by_trees, trees = trial.folds(train_trees, learned.FOLDS)
     by_networks, networks = trial.folds(partial(learned.train_by_recipe, recipe), count)
     shipped = trial.mix(by_trees, by_networks)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.speed [PART ...] [--rounds 3] [--page docs/speed.md]
 
-Without names, all parts are measured. A part is a module of this folder with a function `section(rounds)`. It returns the
-text between `<!-- PART -->` and `<!-- /PART -->` of the page. All other text of the page is written by hand.
+Without names, all parts are measured, except those that take many minutes (`ON_REQUEST`). A part is a module of this
+folder with a function `section(rounds)`. It returns the text between `<!-- PART -->` and `<!-- /PART -->` of the page.
+All other text of the page is written by hand.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.speed import draws, grid, products, snakemake_grid, traces
+from benchmarks.speed import draws, fits, grid, products, snakemake_grid, traces
 from pipeline.paths import project_dir
 from pipeline.report.markdown import rewrite
 
@@ -22,8 +23,12 @@ PARTS: dict[str, Callable[[int], str]] = {
     "draws": draws.section,
     "snakemake": snakemake_grid.section,
     "traces": traces.section,
+    "fits": fits.section,
 }
 """What measures each section of the page: the number of rounds in, Markdown out."""
+
+ON_REQUEST = ("fits",)
+"""Parts that are measured only if they are named."""
 
 
 def main() -> None:
@@ -35,7 +40,7 @@ def main() -> None:
     unknown = set(given.parts) - set(PARTS)
     if unknown:
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    for name in given.parts or PARTS:
+    for name in given.parts or [part for part in PARTS if part not in ON_REQUEST]:
         text = PARTS[name](given.rounds)
         print(f"\n{text}", flush=True)
         rewrite(given.page, {name: text})  # after each part: the next one takes minutes

@@ -16,6 +16,7 @@ from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.effort import DEFAULT_EFFORT, effort_of
 from pipeline.kernels.families import OP_NAMES, family
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
@@ -78,6 +79,7 @@ def fit_command(
     out: str | Path,
     seed: int = 0,
     workers: int | None = None,
+    effort: str = DEFAULT_EFFORT,
     on_fit: Callable[[FittedFamily], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Fit families of one GPU on a file of samples, into `out/<family>/`.
@@ -88,6 +90,7 @@ def fit_command(
         families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
         seed: of folds and weights.
+        effort: `long` or `quick`: processor time of the fit.
         workers: processes; None takes the number of processors, at most `MAX_WORKERS`.
         on_fit: called after each family.
 
@@ -103,8 +106,11 @@ def fit_command(
     wanted = [OP_NAMES.get(name, name) for name in families or ()]
     for name in wanted:
         family(name)
+    effort_of(effort)
     count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
-    best = fit_gpu(samples, spec, out, list(dict.fromkeys(wanted)) or None, seed=seed, workers=count, on_fit=on_fit)
+    best = fit_gpu(
+        samples, spec, out, list(dict.fromkeys(wanted)) or None, seed=seed, effort=effort, workers=count, on_fit=on_fit
+    )
     return [
         {"gpu": spec.name, "family": name, "variant": fitted.model.variant,
          "samples": fitted.model.description["samples"],

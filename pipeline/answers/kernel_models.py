@@ -29,7 +29,7 @@ from pipeline.kernels.saved_families import DESCRIPTION, find_families
 from pipeline.packs import MANIFEST, check_pack, list_packs
 from pipeline.paths import Artifacts, packs_dir
 
-CHOOSING_VARIANTS = ("auto", "compare")
+CHOOSING_VARIANTS = ("auto", "long", "compare")
 """Variants that choose among the other variants. The shipped packs hold such a choice."""
 
 

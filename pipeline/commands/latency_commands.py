@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.answers.kernel_commands import fit_command, predict_command
+from pipeline.kernels.effort import DEFAULT_EFFORT
 from pipeline.kernels.fit_gpu import FittedFamily
 from pipeline.readable import shares
 from pipeline.terminal import Json, catalogue, print_json, working
@@ -24,6 +25,9 @@ def kernels_fit(
     gpu: Annotated[str, typer.Option(help="the GPU whose rows are fitted")],
     out: Annotated[Path, typer.Option(help="folder for the models")],
     family: Annotated[list[str] | None, typer.Option(help="fit only this family; may be repeated")] = None,
+    effort: Annotated[
+        str, typer.Option(help="long, or quick: about a third of the processor time, with larger errors")
+    ] = DEFAULT_EFFORT,
     as_json: Json = False,
 ) -> None:
     """Fit a kernel model per family and report its error on shapes that were not used for training."""
@@ -34,7 +38,7 @@ def kernels_fit(
             done.append(fitted.model.family)
             say(f"{what}; done: {', '.join(done)}")
 
-        rows = fit_command(samples, gpu, family, out, on_fit=tell)
+        rows = fit_command(samples, gpu, family, out, effort=effort, on_fit=tell)
     if not as_json:
         percent = {"gmae": "GMAE %", "mape": "MAPE %", "coverage": "in p10-p90 %"}
         rows = [{percent.get(k, k): _percent(v) if k in percent else v for k, v in row.items()} for row in rows]

@@ -69,19 +69,22 @@ def fit_choice(problem: Problem, observed: ObservedChoices, seed: int) -> Outcom
     periodic = replace(recipe, width=width, layers=layers, frequencies=INPUT_FREQUENCIES)
     # without sines, a student's error is larger than its teachers': on two splits of the V100, 1.86 and 1.99 %
     # against 1.85 and 1.88 %
-    student = replace(student_recipe(recipe), frequencies=INPUT_FREQUENCIES)
+    effort = problem.effort
+    student = replace(student_recipe(recipe, effort=effort), frequencies=INPUT_FREQUENCIES)
+    if effort.warm_student:
+        student = replace(student, width=width, layers=layers)
     known = choices >= 0  # other rows are predicted but not trained on
     choice_inputs = menu.inputs(problem.features, choices)
     synthetic = synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed)
     features = problem.featurise(synthetic)
     folds = assign_folds(problem.calls, FOLDS, seed)
-    numbers = np.unique(folds)
+    numbers = np.unique(folds)[: effort.choice_folds]
     calls = []
     for number in numbers:
         held = folds == number
         fit = ~held & known
         samples = FoldSamples(problem.features[fit], choice_inputs[fit], choices[fit], problem.target[fit])
-        kind = recipe if number % 2 == 0 else periodic
+        kind = effort.member(recipe if number % 2 == 0 else periodic, kernel_known=True)
         calls.append((menu, samples, kind, seed + int(number), problem.features[held], features))
     by_trees, by_networks = np.full(len(choices), np.nan), np.full(len(choices), np.nan)
     right = []
@@ -93,7 +96,14 @@ def fit_choice(problem: Problem, observed: ObservedChoices, seed: int) -> Outcom
     shares, out_of_fold = Shares.best(problem, by_trees, by_networks)
     mean_probabilities = np.mean([found.probabilities for found in members], axis=0)
     chooser = problem.training_pool.start(
-        _train_chooser, menu, problem.features[known], choices[known], features, mean_probabilities, seed
+        _train_chooser,
+        menu,
+        problem.features[known],
+        choices[known],
+        features,
+        mean_probabilities,
+        effort.chooser(CHOOSER),
+        seed,
     )
     synthetic_inputs = menu.inputs(features, _draw_choices(mean_probabilities, seed))
     student_data = StudentData(choice_inputs[known], problem.target[known], synthetic, synthetic_inputs)
@@ -149,7 +159,13 @@ def _train_fold(
 
 
 def _train_chooser(
-    menu: Menu, sampled: Array, choices: Labels, synthetic: Array, mean_probabilities: Float32, seed: int
+    menu: Menu,
+    sampled: Array,
+    choices: Labels,
+    synthetic: Array,
+    mean_probabilities: Float32,
+    recipe: Recipe,
+    seed: int,
 ) -> Network:
     """Train on the samples' choices, shape (samples,), and on the teachers' odds at synthetic sizes (rows, choices)."""
     sharp = mean_probabilities**SHARPENING_POWER
@@ -157,7 +173,7 @@ def _train_chooser(
         *[np.eye(len(menu.choices), dtype=np.float32)[choices]] * LABEL_REPEATS, sharp / sharp.sum(axis=1, keepdims=True)
     ])  # fmt: skip
     inputs = np.vstack([*[menu.sizes(sampled)] * LABEL_REPEATS, menu.sizes(synthetic)])
-    return train_network(inputs, probabilities.astype(np.float32), CHOOSER, seed)
+    return train_network(inputs, probabilities.astype(np.float32), recipe, seed)
 
 
 def _draw_choices(probabilities: Float32, seed: int) -> Labels:

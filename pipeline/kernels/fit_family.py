@@ -19,6 +19,7 @@ from pipeline.kernels import latency_floor as floors
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.effort import LONG, Effort
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family
@@ -73,10 +74,10 @@ class Fitter:
 
     def __init__(
         self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float,
-        training_pool: TrainingPool,
+        training_pool: TrainingPool, effort: Effort = LONG,
     ) -> None:  # fmt: skip
         self.train, self.gpu, self.name, self.seed, self.training_pool = train, gpu, name, seed, training_pool
-        self.memory, self.offset_us = memory, offset_us
+        self.memory, self.offset_us, self.effort = memory, offset_us, effort
         self.notes: dict[str, Any] = {}
         physics = Physics.of(gpu)
         if memory is not None:
@@ -154,7 +155,7 @@ class Fitter:
         target = clean if base.inputs == "raw" else clean - baseline
         return learned.Problem(
             self.clamped, base.features(self.clamped), target, baseline, self.folds, family(self.name).law,
-            base.features, self._log_over_floor, self.training_pool,
+            base.features, self._log_over_floor, self.training_pool, self.effort,
         )  # fmt: skip
 
     def calibrate(
@@ -264,7 +265,9 @@ class Fitter:
         tables = []
         for row in range(len(self.train)):
             others = self.train.drop(index=row).reset_index(drop=True)
-            fitter = Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us, self.training_pool)
+            fitter = Fitter(
+                others, self.gpu, self.name, self.seed, self.memory, self.offset_us, self.training_pool, self.effort
+            )
             tables.append(with_predictions(fitter.fit(variant)[0], self.train.iloc[[row]]))
         return pd.concat(tables, ignore_index=True)
 

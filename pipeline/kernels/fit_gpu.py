@@ -22,6 +22,7 @@ from pipeline.kernels import features
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.effort import DEFAULT_EFFORT, effort_of
 from pipeline.kernels.error_metrics import gmae_by_size, metrics
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family, work_of
@@ -93,6 +94,7 @@ def fit_family(
     seed: int = 0,
     *,
     test_share: float = 0.0,
+    effort: str = DEFAULT_EFFORT,
     memory: BandwidthCurve | None = None,
     offset_us: float = DEFAULT_OFFSET_US,
     evidence: str = "fitted",
@@ -108,6 +110,7 @@ def fit_family(
         variant: one of `VARIANTS`.
         seed: of split, folds and weights; the same seed gives the same model on one machine.
         test_share: share of the family's shapes held out for the metrics.
+        effort: name of one of `effort.EFFORTS`.
         memory: bandwidth curve fitted on this GPU's samples; if None, that of the spec.
         offset_us: microseconds that event timing adds to a kernel.
         evidence: label of the predictions: fitted, pack or measured.
@@ -115,7 +118,7 @@ def fit_family(
         pool: processes that train members; if None, this thread trains them.
 
     Raises:
-        UnknownNameError: no such family or variant.
+        UnknownNameError: no such family, variant or effort.
         TableError: no usable sample, or samples faster than the GPU (`sample_sanity.check_rates`).
         InputError: no training shape is left, or there are too many samples for the variant `process`.
     """
@@ -137,7 +140,7 @@ def fit_family(
             f"{name}: {len(train)} samples, but the variant process takes at most "
             f"{MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES}; fit auto"
         )
-    steps = Fitter(train, gpu, name, seed, memory, offset_us, training_pool)
+    steps = Fitter(train, gpu, name, seed, memory, offset_us, training_pool, effort_of(effort))
     model, out_of_fold = steps.fit(variant)
     if not test.empty:
         scores = with_predictions(model, test)
@@ -156,7 +159,14 @@ def fit_family(
         found |= dict.fromkeys(("gmae", "mape", "bias", "coverage", "above_floor_gmae"), float("nan"))
     description = _describe(table, train, test, found, evidence, seed, steps.notes)
     model = replace(model, description=description)
-    parameters = {"gpu": gpu.name, "family": name, "variant": model.variant, "seed": seed, **steps.notes}
+    parameters = {
+        "gpu": gpu.name,
+        "family": name,
+        "variant": model.variant,
+        "seed": seed,
+        "effort": effort,
+        **steps.notes,
+    }
     return FittedFamily(model, found, scores, parameters)
 
 
@@ -193,6 +203,7 @@ def fit_gpu(
     seed: int = 0,
     *,
     test_share: float = 0.0,
+    effort: str = DEFAULT_EFFORT,
     evidence: str = "fitted",
     workers: int = 1,
     on_fit: Callable[[FittedFamily], None] | None = None,
@@ -205,7 +216,7 @@ def fit_gpu(
         out_dir: receives one folder per family, and `copy` with the bandwidth curve where it can be fitted.
         families: families to fit; if None, all that have samples.
         variants: variants to fit; the one with the smallest `FittedFamily.rank` is saved.
-        seed, test_share, evidence: as for `fit_family`.
+        seed, test_share, effort, evidence: as for `fit_family`.
         workers: number of processes that train members of all families.
         on_fit: called in this process after every fit (for tracking).
 
@@ -222,7 +233,7 @@ def fit_gpu(
         own = (samples["family"] == name).to_numpy()
         return fit_family(
             samples[own], gpu, name, variant, seed, memory=memory, offset_us=offset_us, evidence=evidence,
-            held_out=held[own], pool=pool,
+            held_out=held[own], pool=pool, effort=effort,
         )  # fmt: skip
 
     # the longest fits start first, so that none runs alone at the end; families with a predicted kernel take longest

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from threadpoolctl import threadpool_limits
+
 from pipeline.errors import SteptimeError
 
 T = TypeVar("T")
@@ -45,7 +47,7 @@ class TrainingPool:
     def start(self, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:
         """Start a call of a function that a new process can import; the returned function waits for the result."""
         if self.pool is None:
-            answer = function(*arguments)
+            answer = _on_one_thread(function, arguments)
             return lambda: answer
         running = self.pool.submit(_timed, function, arguments)
 
@@ -65,8 +67,17 @@ class TrainingPool:
 def _timed(function: Callable[..., T], arguments: Sequence[Any]) -> tuple[T, float]:
     """The result of a call, and its processor time in seconds."""
     started = time.thread_time()
-    answer = function(*arguments)
+    answer = _on_one_thread(function, arguments)
     return answer, time.thread_time() - started
+
+
+def _on_one_thread(function: Callable[..., T], arguments: Sequence[Any]) -> T:
+    """The result of a call whose matrix products use one thread, because the processes already use all processors.
+
+    Thus neither the number of processors nor that of the processes changes the last digits of a model.
+    """
+    with threadpool_limits(limits=1):
+        return function(*arguments)
 
 
 def run_jobs(jobs: Sequence[Job[T]], workers: int) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""Gaussian processes (scikit-learn), the model for families with few samples.
+"""Gaussian processes: the model for families with few samples, and members of averages that are fitted the quick way.
 
 A Gaussian process predicts similar times for two calls whose features are close. Each feature has a length scale, in
 which its distances are measured. The length scales maximise the likelihood of the samples times a prior (Rasmussen and
@@ -14,7 +14,7 @@ and T4, 60 to 150 samples).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -47,8 +47,8 @@ be factored."""
 TYPICAL_NOISE = 0.02
 """Median of the prior of the noise variance, as a share of the samples' variance."""
 
-BOUNDS = (np.exp(-12.0), np.exp(12.0))
-"""Minimum and maximum of a hyperparameter, so that the optimiser's steps do not overflow."""
+BOUNDS = (-12.0, 12.0)
+"""Minimum and maximum of the log of a hyperparameter, so that the optimiser's steps do not overflow."""
 
 MIN_FEATURE_DEVIATION = 1e-9
 """Standard deviation below which a feature counts as constant and is ignored."""
@@ -159,8 +159,7 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
 
     If there are more than `MAX_HYPERPARAMETER_SAMPLES` rows, that many are drawn at random with the seed.
     """
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
+    from scipy.optimize import minimize
 
     if len(target) > MAX_HYPERPARAMETER_SAMPLES:
         kept = np.sort(np.random.default_rng(seed).permutation(len(target))[:MAX_HYPERPARAMETER_SAMPLES])
@@ -170,38 +169,68 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     if not moves.any():
         return Hyperparameters(lengths, TYPICAL_NOISE)
     rows = _standardise(features[:, moves], *_mean_and_deviation(features[:, moves]))
-    typical = np.full(rows.shape[1], np.sqrt(rows.shape[1]))
-    kernel = ConstantKernel(1.0, BOUNDS) * _matern(typical, BOUNDS) + WhiteKernel(TYPICAL_NOISE, BOUNDS)
-    # prior standard deviations of log variance, log length scales and log noise, in the kernel's parameter order
-    spread = np.array([1.5, *[LENGTH_SPREAD] * len(typical), 2.0])
-    regressor = GaussianProcessRegressor(kernel, alpha=MIN_NOISE, optimizer=partial(_optimise, spread))
-    regressor.fit(rows, (target - np.median(target)) / max(float(target.std()), 1e-6))
-    found = np.exp(regressor.kernel_.theta)
+    target = (target - np.median(target)) / max(float(target.std()), 1e-6)
+    count = rows.shape[1]
+    start = np.log([1.0, *[np.sqrt(count)] * count, TYPICAL_NOISE])
+    # prior standard deviations of log variance, log length scales and log noise, in the order of `start`
+    spread = np.array([1.5, *[LENGTH_SPREAD] * count, 2.0])
+    best = minimize(
+        partial(_penalised, rows, target, start, spread), start, jac=True, method="L-BFGS-B",
+        bounds=[BOUNDS] * len(start), options={"maxiter": MAX_ITERATIONS, "ftol": 1e-6},
+    )  # fmt: skip
+    found = np.exp(best.x)
     lengths[moves] = found[1:-1]
     return Hyperparameters(lengths, float((found[-1] + MIN_NOISE) / found[0]))
 
 
-def _optimise(
-    spread: Array, objective: Callable[[Array], tuple[float, Array]], start: Array, bounds: Array
-) -> tuple[Array, float]:
-    """Minimise scikit-learn's objective plus the penalty of a normal prior on each parameter, centred on `start`."""
-    from scipy.optimize import minimize
-
-    def penalised(theta: Array) -> tuple[float, Array]:
-        value, gradient = objective(theta)
-        off = (theta - start) / spread
-        return value + 0.5 * float(off @ off), gradient + off / spread
-
-    limits = {"maxiter": MAX_ITERATIONS, "ftol": 1e-6}
-    best = minimize(penalised, start, jac=True, method="L-BFGS-B", bounds=bounds, options=limits)
-    return best.x, float(best.fun)
+def _penalised(rows: Array, target: Array, centre: Array, spread: Array, theta: Array) -> tuple[float, Array]:
+    """`negative_log_likelihood`, plus the penalty of a normal prior on each parameter with that centre and spread."""
+    value, gradient = negative_log_likelihood(rows, target, theta)
+    off = (theta - centre) / spread
+    return value + 0.5 * float(off @ off), gradient + off / spread
 
 
-def _matern(lengths: Array, bounds: tuple[float, float] | str = "fixed") -> Kernel:
+def negative_log_likelihood(rows: Array, target: Array, theta: Array) -> tuple[float, Array]:
+    """Negative log marginal likelihood up to a constant, and its gradient (Rasmussen and Williams, section 5.4.1).
+
+    scikit-learn computes the same, but makes a matrix of all pairs of samples for each feature. Here the gradient needs
+    only products of matrices. A search over 30 features takes a sixth of the time and ends at the same lengths.
+
+    Args:
+        rows: standardised features, shape (samples, columns).
+        target: standardised log times, shape (samples,).
+        theta: log variance, log length scales and log noise variance, shape (columns + 2,).
+    """
+    from scipy.linalg import cho_solve, lapack
+
+    variance, noise = np.exp(theta[0]), np.exp(theta[-1])
+    scaled = rows / np.exp(theta[1:-1])
+    norms = np.einsum("ij,ij->i", scaled, scaled)
+    distance = np.sqrt(3.0 * np.maximum(norms[:, None] + norms[None, :] - 2.0 * scaled @ scaled.T, 0.0))
+    decay = variance * np.exp(-distance)
+    signal = (1.0 + distance) * decay
+    covariance = signal + (noise + MIN_NOISE) * np.eye(len(target))
+    factor, failed = lapack.dpotrf(covariance, lower=1, clean=1)
+    if failed:
+        return np.inf, np.zeros_like(theta)
+    weights = cho_solve((factor, True), target)
+    value = 0.5 * float(target @ weights) + float(np.log(np.diag(factor)).sum())
+    inverse = lapack.dpotri(factor, lower=1)[0]
+    slope = inverse + np.tril(inverse, -1).T - np.outer(weights, weights)  # twice the derivative by the covariance
+    gradient = np.empty_like(theta)
+    gradient[0] = 0.5 * np.vdot(slope, signal)
+    gradient[-1] = 0.5 * noise * np.trace(slope)
+    # the derivative by a log length is 3 x decay x squared scaled difference, summed over pairs with these factors
+    slope *= 3.0 * decay
+    gradient[1:-1] = slope.sum(axis=1) @ (scaled * scaled) - np.einsum("ij,ij->j", scaled, slope @ scaled)
+    return value, gradient
+
+
+def _matern(lengths: Array) -> Kernel:
     """Matern kernel of order 3/2. Smoother kernels (order 5/2, rational quadratic) had equal or larger errors."""
     from sklearn.gaussian_process.kernels import Matern
 
-    return Matern(lengths, bounds, nu=1.5)
+    return Matern(lengths, "fixed", nu=1.5)
 
 
 def _mean_and_deviation(features: Array) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.kernels.cublas_choice import ChosenKernel
+from pipeline.kernels.effort import Effort
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.families import Law
 from pipeline.kernels.fit_workers import TrainingPool
@@ -74,7 +75,9 @@ STEPS = (1200, 4500)
 
 T = TypeVar("T")
 
-Trainer = Callable[[Array, Array, int], Network | Trees]
+Member = Network | Trees | GaussianProcess
+
+Trainer = Callable[[Array, Array, int], Member]
 """Trains a member from features (rows, columns), log times (rows,) and a seed; a new process can import it."""
 
 
@@ -94,6 +97,7 @@ class Problem:
     featurise: Callable[[pd.DataFrame], Array]
     log_over_floor: Callable[[pd.DataFrame], Array]  # log of the baseline over the floor, shape (rows,)
     training_pool: TrainingPool = field(default_factory=TrainingPool)
+    effort: Effort = field(default_factory=Effort)
 
     def at_floor(self, calls: pd.DataFrame, learned: Array) -> npt.NDArray[np.bool_]:
         """Whether each call is at the latency floor; `learned` are the members' predictions, without the baseline."""
@@ -124,9 +128,7 @@ def member_recipe(rows: int, law: Law, base: Recipe | None = None) -> Recipe:
     return replace(recipe, steps=steps)
 
 
-def cross_validate(
-    problem: Problem, train: Trainer, seed: int, folds: int = FOLDS
-) -> tuple[Array, list[Network | Trees]]:
+def cross_validate(problem: Problem, train: Trainer, seed: int, folds: int = FOLDS) -> tuple[Array, list[Member]]:
     """Train one member per fold on the other folds: (out-of-fold predictions, members)."""
     return _fold_by_fold(problem, partial(_train_and_predict, train), seed, folds)
 
@@ -159,10 +161,15 @@ def _fold_by_fold(
 
 def _train_and_predict(
     train: Trainer, features: Array, target: Array, seed: int, held_out: Array
-) -> tuple[Network | Trees, Array]:
+) -> tuple[Member, Array]:
     """Train a member on features and log times: (member, its predictions for the features `held_out`)."""
     member = train(features, target, seed)
     return member, member.predict(held_out)
+
+
+def train_one_process(features: Array, target: Array, seed: int) -> GaussianProcess:
+    """Train a single Gaussian process, as a member of an average."""
+    return train_gaussian_process(features, target, [find_hyperparameters(features, target, seed)])
 
 
 def train_by_recipe(recipe: Recipe, features: Array, target: Array, seed: int) -> Network:

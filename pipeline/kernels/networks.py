@@ -11,7 +11,7 @@ for Numerical Features in Tabular Deep Learning", NeurIPS 2022).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,12 @@ class Recipe:
     frequencies: int = 0
     spread: float = 0.5
     units: int = 6
+
+    def has_form(self, network: Network) -> bool:
+        """Whether a network has the width, layers and frequencies of this recipe."""
+        frequencies = 0 if network.periodic is None else network.periodic.frequency.shape[1]
+        hidden = {weight.shape[1] for weight in network.weights[:-1]}
+        return (hidden, len(network.weights) - 1, frequencies) == ({self.width}, self.layers, self.frequencies)
 
 
 @dataclass(frozen=True)
@@ -234,30 +240,30 @@ def _silu(x: Floats) -> Floats:
     return np.asarray(np.divide(x, y, out=y))
 
 
-def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> Network:
+def train_network(features: Array, target: Array, recipe: Recipe, seed: int, start: Network | None = None) -> Network:
     """Train on features (rows, columns) and log times (rows,); with the loss `odds`, on odds (rows, choices) instead.
 
-    On one machine, the same seed gives the same network.
+    On one machine, the same seed gives the same network. With `start`, training goes on from that network, whose form
+    replaces that of the recipe.
     """
     import torch
 
-    mean = features.mean(axis=0).astype(np.float32)
-    scale = (features.std(axis=0) + 1e-6).astype(np.float32)
-    # if all targets are equal, the minimum scale avoids a division by 0, and the network predicts their mean
     chooses = recipe.loss == "odds"
-    target_mean, target_scale = (0.0, 1.0) if chooses else (float(target.mean()), max(float(target.std()), 1e-6))
+    if start is None:
+        mean = features.mean(axis=0).astype(np.float32)
+        scale = (features.std(axis=0) + 1e-6).astype(np.float32)
+        # if all targets are equal, the minimum scale avoids a division by 0, and the network predicts their mean
+        target_mean, target_scale = (0.0, 1.0) if chooses else (float(target.mean()), max(float(target.std()), 1e-6))
+    else:
+        mean, scale, target_mean, target_scale = start.mean, start.scale, start.target_mean, start.target_scale
     x = torch.from_numpy(standardise(features, mean, scale))
     y = torch.from_numpy(((target - target_mean) / target_scale).astype(np.float32))
     generator = torch.Generator().manual_seed(seed)
-    columns = features.shape[1]
-    embedding = _periodic_parameters(columns, recipe, generator) if recipe.frequencies else []
-    first = columns * (1 + recipe.units) if recipe.frequencies else columns
-    sizes = [first, *([recipe.width] * recipe.layers), target.shape[1] if chooses else 1]
-    parameters: list[torch.Tensor] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
-        parameters += [uniform(shape, inputs**-0.5, generator) for shape in ((inputs, outputs), (outputs,))]
-    parameters[-2].zero_()
-    parameters[-1].zero_()
+    if start is None:
+        embedding, parameters = _new_parameters(features.shape[1], target.shape[1] if chooses else 1, recipe, generator)
+    else:
+        embedding, parameters = _parameters_of(start)
+        recipe = replace(recipe, residual=start.residual)
     batches = shuffled_batches(len(y), recipe.batch, generator)
 
     def loss() -> torch.Tensor:
@@ -273,6 +279,32 @@ def train_network(features: Array, target: Array, recipe: Recipe, seed: int) -> 
     return Network(
         mean, scale, target_mean, target_scale, tuple(arrays[::2]), tuple(arrays[1::2]), recipe.residual, periodic
     )
+
+
+def _new_parameters(
+    columns: int, outputs: int, recipe: Recipe, generator: torch.Generator
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Random initial values of the periodic embedding, and of the weights and biases of all layers."""
+    embedding = _periodic_parameters(columns, recipe, generator) if recipe.frequencies else []
+    first = columns * (1 + recipe.units) if recipe.frequencies else columns
+    sizes = [first, *([recipe.width] * recipe.layers), outputs]
+    parameters: list[torch.Tensor] = []
+    for rows, units in zip(sizes[:-1], sizes[1:], strict=True):
+        parameters += [uniform(shape, rows**-0.5, generator) for shape in ((rows, units), (units,))]
+    parameters[-2].zero_()
+    parameters[-1].zero_()
+    return embedding, parameters
+
+
+def _parameters_of(network: Network) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Copies of a network's periodic embedding, and of its weights and biases."""
+    import torch
+
+    periodic = network.periodic
+    embedding = [] if periodic is None else [periodic.frequency, periodic.weight, periodic.bias]
+    layers = [values for layer in zip(network.weights, network.biases, strict=True) for values in layer]
+    copies = [[torch.from_numpy(np.array(values, dtype=np.float32)) for values in part] for part in (embedding, layers)]
+    return copies[0], copies[1]
 
 
 def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generator) -> list[torch.Tensor]:

@@ -48,7 +48,7 @@ def fit_and_track(
     Args:
         samples: `samples` table of one GPU.
         gpu: its canonical name.
-        settings: the `kernels` section of the configuration: name, variants, seed.
+        settings: the `kernels` section of the configuration: name, variants, seed, effort.
         models: one folder per family, named `<family>/<name>`; a family without samples gets a note instead.
         tracking: MLflow folder.
         workers: number of processes.
@@ -70,6 +70,7 @@ def fit_and_track(
             scratch,
             variants=tuple(settings["variants"]),
             seed=int(settings["seed"]),
+            effort=str(settings["effort"]),
             workers=workers,
             on_fit=keep,
         )

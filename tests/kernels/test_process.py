@@ -5,6 +5,9 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import approx_fprime
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from pipeline.errors import InputError, PackError
 from pipeline.kernels import fit_family as fitter
@@ -17,6 +20,7 @@ from pipeline.kernels.gaussian_process import (
     GaussianProcess,
     Hyperparameters,
     find_hyperparameters,
+    negative_log_likelihood,
     train_gaussian_process,
 )
 from pipeline.kernels.intervals import fit_quantiles
@@ -55,6 +59,19 @@ def test_a_feature_that_is_constant_in_the_samples_is_ignored(wave):
     elsewhere = features.copy()
     elsewhere[:, 3] = 1000.0
     np.testing.assert_array_equal(learned.predict(elsewhere), learned.predict(features))
+
+
+def test_the_likelihood_is_that_of_scikit_learn_and_its_gradient_that_of_differences():
+    features = np.random.default_rng(5).normal(0.0, 1.0, (40, 4))
+    target = np.sin(features[:, 0]) + 0.3 * features[:, 1]
+    theta = np.log([0.8, 1.5, 2.5, 0.9, 4.0, 0.05])
+    kernel = ConstantKernel(0.8) * Matern([1.5, 2.5, 0.9, 4.0], nu=1.5) + WhiteKernel(0.05)
+    theirs = GaussianProcessRegressor(kernel, alpha=process.MIN_NOISE, optimizer=None).fit(features, target)
+    value, gradient = negative_log_likelihood(features, target, theta)
+    constant = 0.5 * len(target) * np.log(2.0 * np.pi)
+    assert value + constant == pytest.approx(-theirs.log_marginal_likelihood(theirs.kernel_.theta), rel=1e-9)
+    by_differences = approx_fprime(theta, lambda at: negative_log_likelihood(features, target, at)[0], 1e-6)
+    np.testing.assert_allclose(gradient, by_differences, rtol=1e-4, atol=1e-4)
 
 
 def test_a_narrow_prior_fixes_the_lengths_at_its_median(wave, monkeypatch):

@@ -5,7 +5,7 @@ PACK = f"{FLOW.packs}/{{gpu}}/pack.json"
 
 rule pack:
     input:
-        models=FLOW.models("{gpu}", "auto", Source.PUBLIC),
+        models=FLOW.models("{gpu}", "long", Source.PUBLIC),
         overheads=FLOW.pack_overheads,
     output:
         manifest=PACK,
@@ -58,7 +58,7 @@ use rule fit_kernels as fit_half with:
 
 use rule pack as half_pack with:
     input:
-        models=[f"{HALF}/gemm/auto"],
+        models=[f"{HALF}/gemm/long"],
         overheads=[],
     output:
         manifest=HALF_PACK,

@@ -1,0 +1,89 @@
+"""How much processor time a fit may take: `long`, the default, with which the shipped models were made, or `quick`.
+
+Both ways make models of the same form. The quick way trains fewer members on fewer batches, and its student starts from
+the weights of a member. `docs/speed.md` compares their errors and times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pipeline.errors import UnknownNameError
+from pipeline.kernels.networks import Recipe
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Sizes of a fit that decide how long it takes.
+
+    Attributes:
+        folds: cross-validation folds, of `learned_variants.FOLDS`, for which trees or Gaussian processes are trained.
+        network_folds: folds for which networks are trained. Rows of other folds have no out-of-fold prediction of a
+            network.
+        small_family_network_folds: the same for families with fewer than `learned_variants.SMALL_FAMILY_SAMPLES`.
+        choice_folds: folds, of `cublas_choice_fit.FOLDS`, for which members are trained where the kernel is known.
+        gaussian_process_samples: largest number of samples for which Gaussian processes replace the trees of an average.
+        network_steps: factor on the optimiser steps of member networks.
+        network_batch: factor on their samples per step, where the kernel is not known.
+        synthetic_rows: factor on the sizes that the members of an average label for its student.
+        warm_student: whether a student starts from the weights of a member. Where the kernel is known, it then has the
+            width and layers of the periodic members.
+        student_steps: factor on the optimiser steps of a student.
+        chooser_steps: factor on the optimiser steps of the network that predicts the choice of a kernel.
+    """
+
+    folds: int = 5
+    network_folds: int = 3
+    small_family_network_folds: int = 5
+    choice_folds: int = 8
+    gaussian_process_samples: int = 0
+    network_steps: float = 1.0
+    network_batch: float = 1.0
+    synthetic_rows: float = 1.0
+    warm_student: bool = False
+    student_steps: float = 1.0
+    chooser_steps: float = 1.0
+
+    def member(self, recipe: Recipe, kernel_known: bool = False) -> Recipe:
+        """The recipe of a member network, from that of the long way."""
+        return _scaled(recipe, self.network_steps, 1.0 if kernel_known else self.network_batch)
+
+    def student(self, recipe: Recipe) -> Recipe:
+        """The recipe of a student, from that of the long way."""
+        return _scaled(recipe, self.student_steps, 1.0)
+
+    def chooser(self, recipe: Recipe) -> Recipe:
+        """The recipe of the network that predicts the choice of a kernel, from that of the long way."""
+        return _scaled(recipe, self.chooser_steps, 1.0)
+
+
+def _scaled(recipe: Recipe, steps: float, batch: float) -> Recipe:
+    return replace(recipe, steps=max(1, round(steps * recipe.steps)), batch=max(1, round(batch * recipe.batch)))
+
+
+LONG = Effort()
+"""The long way: sizes beyond which more did not pay (`docs/notes/kernels.md`)."""
+
+QUICK = Effort(
+    folds=3, network_folds=2, small_family_network_folds=3, choice_folds=4, gaussian_process_samples=5000,
+    network_steps=0.67, network_batch=0.5, synthetic_rows=0.5, warm_student=True, student_steps=0.5, chooser_steps=0.5,
+)  # fmt: skip
+"""The quick way."""
+
+EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "long": LONG}
+"""Efforts by name."""
+
+DEFAULT_EFFORT = "long"
+"""Effort of a fit that names none. Errors of the quick way are more than 3 % larger in matrix products (`docs/speed.md`)."""
+
+
+def effort_of(name: str) -> Effort:
+    """Look an effort up.
+
+    Raises:
+        UnknownNameError: no effort has that name; the message lists the names.
+    """
+    if name not in EFFORTS:
+        raise UnknownNameError("effort of a fit", name, list(EFFORTS))
+    return EFFORTS[name]
