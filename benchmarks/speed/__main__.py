@@ -12,11 +12,11 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.speed import grid
+from benchmarks.speed import captures, grid
 from pipeline.paths import project_dir
 from pipeline.report.markdown import rewrite
 
-PARTS: dict[str, Callable[[int], str]] = {"grid": grid.section}
+PARTS: dict[str, Callable[[int], str]] = {"grid": grid.section, "captures": captures.section}
 """What measures each section of the page: the number of rounds in, Markdown out."""
 
 
