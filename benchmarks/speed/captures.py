@@ -1,0 +1,48 @@
+"""CPU time and peak memory of a first question with an empty cache, of the same question again, and of another batch size."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from statistics import median
+
+from benchmarks.speed.process_cost import IMPORTS, Cost, cost_table, measured, python, steptime
+from pipeline.compose import choices
+
+MODEL = "dlrm_default"
+"""The workload that is asked again."""
+
+FIRST, AGAIN, OTHER = (f"{MODEL}: {what}" for what in ("first question", "asked again", "another batch size"))
+"""Questions about one workload, in this order."""
+
+
+def section(rounds: int) -> str:
+    """Costs of each question as medians over the rounds. Every round starts with an empty cache for each workload."""
+    found = [_round(number) for number in range(rounds)]
+    medians = {
+        name: Cost(median(each[name].cpu_s for each in found), median(each[name].peak_mb for each in found))
+        for name in found[0]
+    }
+    tables = list(medians.values())[1]
+    return (
+        f"{cost_table(medians)}\n\n"
+        f"Asked again, a question takes {medians[AGAIN].cpu_s / tables.cpu_s:.1f} times the CPU time of importing pandas and "
+        f"pyarrow. With a batch size that was never asked, it takes {medians[OTHER].cpu_s / tables.cpu_s:.1f} times."
+    )
+
+
+def _round(number: int) -> Mapping[str, Cost]:
+    found = {name: measured(python(code)) for name, code in IMPORTS.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {FIRST: 2048, AGAIN: 2048, OTHER: 3000 + number}
+        found |= {name: _asked(MODEL, folder, f"batch_size={size}") for name, size in sizes.items()}
+    for model in choices("model"):
+        if model not in ("custom", MODEL):
+            with tempfile.TemporaryDirectory() as folder:
+                found[f"{model}: first question"] = _asked(model, folder)
+    return found
+
+
+def _asked(model: str, cache: str, *overrides: str) -> Cost:
+    """Cost of a question with a cache folder."""
+    return measured(steptime("predict", "--json", "gpu=V100", f"model={model}", *overrides), {"STEPTIME_CACHE": cache})
