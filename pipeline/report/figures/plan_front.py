@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.answers.plan import Choice, Plan
 from pipeline.errors import InputError
-from pipeline.report.figures.style import ACTIVE, COLOURS, MARKERS, footnote, new_figure, save
+from pipeline.report.figures.style import ACTIVE, COLOURS, MARKERS, footnote, new_figure, plain_ticks, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,6 +59,7 @@ def plan_front(plan: Plan) -> Figure:
         axes.annotate("best", _place(plan.best), xytext=(6, 6), textcoords="offset points", fontsize=9)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    plain_ticks(axes.xaxis, axes.yaxis)
     axes.set_xlabel("time of a million samples (s)")
     axes.set_ylabel(f"cost of a million samples ({plan.currency})")
     axes.legend(fontsize=8)
