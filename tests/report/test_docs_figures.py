@@ -92,7 +92,7 @@ def test_kernels_of_a_linear_layer_and_of_lookups() -> None:
     assert told is not None
     assert [float(text) for text in told.groups()] == pytest.approx(step[1:], abs=1.0)
     sizes = {"op": ["embedding_forward", "embedding_backward"], "B": 2048, "T": 8, "E": 1_000_000, "L": 100, "D": 64}
-    both = re.search(r"V100: (\d+) and (\d+) us of kernel time", page("docs/kernels.md"))
+    both = re.search(r"V100: (\d+) and (\d+) µs of kernel time", page("docs/kernels.md"))
     assert both is not None
     times = kernels(sizes)["kernel_us"].to_list()
     assert times == pytest.approx([float(text) for text in both.groups()], rel=NEAR)
