@@ -27,12 +27,13 @@ import pandas as pd
 
 from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.plan_bounds import step_bound_us
-from pipeline.answers.predict_grid import Answer, device_key, in_order, predict_points
+from pipeline.answers.predict_grid import Answer, in_order, predict_points
 from pipeline.answers.predict_point import graph_of
 from pipeline.config import Point, expand
 from pipeline.config_checks import written
 from pipeline.errors import InputError, SteptimeError
 from pipeline.graph.graph_cache import calls_of, gpu_kind
+from pipeline.hardware.spec import GpuSpec
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
 from pipeline.readable import gibibytes, html_table, milliseconds
@@ -331,9 +332,13 @@ class _Search:
             self.lost[f"no prediction: {error}"] += len(same)
             return
         calls: dict[str, pd.DataFrame] = {}
-        bounds: dict[object, tuple[float, float]] = {}
+        bounds: dict[FrozenDict, tuple[float, float]] = {}
+        known: dict[FrozenDict, GpuSpec] = {}
         for point in same:
-            gpu, price = gpu_of(point.settings.gpu), per_us.get(point.gpu)
+            figures, price = point.settings.gpu, per_us.get(point.gpu)
+            if figures not in known:
+                known[figures] = gpu_of(figures)
+            gpu = known[figures]
             room = min(gpu.memory_bytes, self.limits.memory_bytes or gpu.memory_bytes)
             if graph.memory_bytes > room:
                 self.lost["does not fit"] += 1
@@ -349,9 +354,9 @@ class _Search:
             except SteptimeError as error:
                 self.lost[f"no prediction: {error}"] += 1
                 continue
-            if device_key(point) not in bounds:
-                bounds[device_key(point)] = step_bound_us(calls[kind], gpu)
-            whole, part = bounds[device_key(point)]
+            if figures not in bounds:
+                bounds[figures] = step_bound_us(calls[kind], gpu)
+            whole, part = bounds[figures]
             batches = 1 if total is None else total // batch
             self.open.append(_Open(point, batches, price, whole + (batches - 1) * part))
 
