@@ -25,6 +25,11 @@ def compact(number: float) -> str:
     return rate(number)
 
 
+def amount(money: float) -> str:
+    """An amount of money: two decimals, below 1 three digits."""
+    return f"{money:,.2f}" if money >= 1 else f"{money:.3g}"
+
+
 def gibibytes(size: float) -> str:
     """Bytes as KiB, MiB or GiB."""
     if size >= 2**30:

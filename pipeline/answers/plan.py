@@ -36,7 +36,7 @@ from pipeline.graph.graph_cache import calls_of, gpu_kind
 from pipeline.hardware.spec import GpuSpec
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
-from pipeline.readable import gibibytes, html_table, milliseconds
+from pipeline.readable import amount, compact, gibibytes, html_table, milliseconds, rate
 from pipeline.settings import FrozenDict
 
 Floats = npt.NDArray[np.float64]
@@ -174,14 +174,14 @@ class Plan:
                 "options": " ".join(each.point.overrides),
             }
             row |= {"accumulated": f"{each.batches} ×"} if self.limits.global_batch else {}
-            row |= {"step": milliseconds(each.prediction.predicted_us), "samples/s": f"{values['samples_per_s']:,.4g}"}
+            row |= {"step": milliseconds(each.prediction.predicted_us), "samples/s": rate(values["samples_per_s"])}
             if self.currency:
                 dollars = values["samples_per_dollar"]
-                row["samples per " + self.currency] = "" if dollars is None else f"{dollars:,.4g}"
+                row["samples per " + self.currency] = "" if dollars is None else compact(dollars)
             if values["time_per_epoch_s"] is not None:
                 row["epoch"] = duration(values["time_per_epoch_s"])
                 cost = values["cost_per_epoch"]
-                row |= {f"{self.currency} an epoch": "" if cost is None else f"{cost:,.4g}"} if self.currency else {}
+                row |= {f"{self.currency} an epoch": "" if cost is None else amount(cost)} if self.currency else {}
             row |= {"memory": gibibytes(each.prediction.memory_bytes), "bound": each.prediction.bound}
             found.append(row | {"wins": "" if each.wins is None else f"{each.wins:.0%}"})
         return found
@@ -434,7 +434,7 @@ class _Search:
             ((self.excess(each) or (1.0, ""), each) for each in self.choices), key=lambda pair: pair[0][0]
         )
         values = choice.as_dict(self.limits.samples)
-        has = duration(values["time_per_epoch_s"]) if name == "--deadline" else f"{values['cost_per_epoch']:,.4g}"
+        has = duration(values["time_per_epoch_s"]) if name == "--deadline" else amount(values["cost_per_epoch"])
         where = " ".join((choice.point.gpu, f"batch_size={choice.point.batch_size}", *choice.point.overrides))
         return f"no point meets {name}; the nearest is {where} with {has} an epoch, {ratio:.2f} times as much"
 
