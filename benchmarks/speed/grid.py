@@ -74,7 +74,8 @@ def section(rounds: int) -> str:
 def largest_difference(together: dict[str, Any], alone: list[dict[str, Any]]) -> float:
     """Largest relative difference of a number between the grid and single predictions."""
     grid = {(each["gpu"], each["model"], each["batch_size"]): each for each in together["predictions"]}
-    return max(difference(each, grid[each["gpu"], each["model"], each["batch_size"]]) for each in alone)
+    pairs = ((each, grid[each["gpu"], each["model"], each["batch_size"]]) for each in alone)
+    return max(difference(one, {key: row.get(key) for key in one}) for one, row in pairs)  # rows have prices besides
 
 
 def difference(one: Any, other: Any) -> float:
