@@ -19,22 +19,13 @@ import pandas as pd
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.evaluation.bars import TRANSFER_MAPE
 from pipeline.evaluation.replayed_traces import mean_errors
+from pipeline.palette import SERIES
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures.layout import Page, board, finish, footnote, label_rows, legend_of, panel_title
 from pipeline.report.figures.published_errors import published
-from pipeline.report.figures.style import (
-    COLOURS,
-    FAMILY_ORDER,
-    MARKERS,
-    footnote,
-    label_rows,
-    legend_above,
-    new_figure,
-    new_panels,
-    plain_ticks,
-    save,
-)
+from pipeline.report.figures.style import FAMILY_ORDER, MARKERS, number_ticks, plain_ticks, save
 from pipeline.report.grid_inputs import PAIR_ERRORS
 from pipeline.report.readme_tables import shipped_families
 
@@ -63,13 +54,13 @@ METHODS = {
 
 def kernels() -> Figure:
     """Held-out errors of the shipped models by family, and predicted throughput of a linear layer by batch size."""
-    figure, (left, right) = new_panels(2, width=11.0, height=4.2, grid="both", share_y=False)
+    figure, (left, right) = board([3.4, 3.4], Page(11.0, 2, 1.5), grid="both")
     errors = tables.kernel_errors(shipped_families())
     errors = errors[errors["family"].isin(FAMILY_ORDER)]
     half = errors["gpu"].astype(str).str.endswith("(bf16)")
     series = errors["gpu"].astype(str).where(~half, "nine newer GPUs: bf16")
     colours: dict[str, str] = {}
-    for (gpu, own), colour, marker in zip(errors.groupby(series, sort=True), COLOURS, MARKERS, strict=False):
+    for (gpu, own), colour, marker in zip(errors.groupby(series, sort=True), SERIES, MARKERS, strict=False):
         colours[str(gpu)] = colour
         where = [FAMILY_ORDER.index(str(name)) for name in own["family"]]
         left.plot(100 * own["gmae"], where, marker, color=colour, label=str(gpu))
@@ -80,9 +71,9 @@ def kernels() -> Figure:
     plain_ticks(left.xaxis)
     left.grid(visible=False, axis="y")
     left.legend(frameon=False, fontsize=7, loc="lower right")  # right of the bound
-    left.set_title("Held-out error by family", loc="left", fontsize=10)
+    panel_title(left, "Held-out error by family")
     _sweep(right, colours)
-    return figure
+    return finish(figure)
 
 
 def _sweep(axes: Axes, colours: dict[str, str]) -> None:
@@ -107,8 +98,9 @@ def _sweep(axes: Axes, colours: dict[str, str]) -> None:
         xlabel=f"rows of the input (batch) of a {LAYER_WIDTH} × {LAYER_WIDTH} linear layer", ylabel="TFLOP/s (fp32)"
     )
     axes.set(xlim=(0, MAX_ROWS), ylim=(0, None))
-    axes.legend(frameon=False, fontsize=7, loc="lower right")
-    axes.set_title("Predicted throughput: a new wave begins at each drop", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=7, loc="lower right", ncols=2)
+    number_ticks(axes.xaxis, 4.0)
+    panel_title(axes, "Predicted throughput: a new wave begins at each drop")
 
 
 def transfer(errors: pd.DataFrame) -> Figure:
@@ -118,19 +110,22 @@ def transfer(errors: pd.DataFrame) -> Figure:
         errors: `pair_errors.csv`: family, origin, destination, method, mape (%).
     """
     means = errors.groupby(["family", "method"])["mape"].mean().unstack()
-    figure, axes = new_figure(8.0, 3.8, grid="x")
-    colours = ("#999999", COLOURS[1], COLOURS[4], COLOURS[0], COLOURS[2])
+    figure, (axes,) = board([2.4], Page(8.0, 1, 1.5))
+    handles = []
+    colours = ("#999999", SERIES[1], SERIES[4], SERIES[0], SERIES[2])
     for (method, label), colour, marker in zip(METHODS.items(), colours, ("x", "^", "s", "o", "D"), strict=True):
-        axes.plot(means[method].reindex(FAMILY_ORDER), range(len(FAMILY_ORDER)), marker, color=colour, label=label)
+        handles += axes.plot(
+            means[method].reindex(FAMILY_ORDER), range(len(FAMILY_ORDER)), marker, color=colour, label=label
+        )
     bars = [TRANSFER_MAPE[name] for name in FAMILY_ORDER]
-    axes.plot(bars, range(len(FAMILY_ORDER)), "|", color="black", markersize=16, label="bar for auto")
+    handles += axes.plot(bars, range(len(FAMILY_ORDER)), "|", color="black", markersize=16, label="bar for auto")
     label_rows(axes, FAMILY_ORDER)
     axes.set(xscale="log", xlabel="MAPE above twice the latency floor (%)")
     plain_ticks(axes.xaxis)
-    legend_above(figure, axes, columns=3)
+    legend_of(figure, handles, [str(mark.get_label()) for mark in handles])
     footnote(figure, "Mean over the ordered pairs of V100, P100, P4, T4 and A100; the destination was left out of "
                      "training.")  # fmt: skip
-    return figure
+    return finish(figure)
 
 
 def main() -> None:

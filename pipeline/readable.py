@@ -12,6 +12,14 @@ def milliseconds(us: float) -> str:
     return f"{ms:.3f} ms" if ms < 1 else f"{ms:.2f} ms" if ms < 100 else f"{ms:,.0f} ms"
 
 
+def short_time(us: float) -> str:
+    """Time in µs below a millisecond, else in ms, with three digits or all whole ones; for labels in figures."""
+    if us < 999.5:
+        return f"{us:.3g} µs"
+    ms = us / 1000
+    return f"{ms:.2f} ms" if ms < 9.995 else f"{ms:.1f} ms" if ms < 99.95 else f"{ms:,.0f} ms"
+
+
 def rate(per_second: float) -> str:
     """Samples per second: a whole number from 100 on, else three digits, as large models need seconds per sample."""
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"

@@ -22,9 +22,20 @@ import pandas as pd
 from pipeline import predict
 from pipeline.evaluation.published_step_errors import PYTORCH_2_GPUS, with_errors
 from pipeline.evaluation.published_steps import read_networks, read_resnet50, read_training
+from pipeline.palette import series_colours
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
-from pipeline.report.figures.style import COLOURS, MARKERS, footnote, label_rows, new_panels, save
+from pipeline.report.figures.layout import (
+    Page,
+    board,
+    finish,
+    footnote,
+    label_rows,
+    legend_of,
+    panel_title,
+    rows_height,
+)
+from pipeline.report.figures.style import MARKERS, number_ticks, save
 from pipeline.report.markdown import rewrite
 from pipeline.report.published_step_tables import coverage, summary, table
 
@@ -85,23 +96,30 @@ def level_of_seen(rows: pd.DataFrame) -> float:
 
 def picture(rows: pd.DataFrame) -> Figure:
     """Errors of training steps by GPU, a panel per precision."""
+    from matplotlib.lines import Line2D
+
     training = rows[(rows["mode"] == "train") & (rows["source"] == "lambda")]
     order = sorted(training["gpu"].unique())
     reach = 105 * training["error"].abs().max()
-    figure, panels = new_panels(2, width=9.0, height=4.6)
+    page = Page(9.0, 2, 2.0)
+    figure, panels = board([rows_height(order, page)] * 2, page)
+    models = sorted(training["model"].unique())
+    colours, marks = series_colours(models), dict(zip(models, MARKERS, strict=False))
     for axes, (precision, group) in zip(panels, training.groupby("dtype_of_table"), strict=True):
-        for (model, own), colour, marker in zip(group.groupby("model"), COLOURS, MARKERS, strict=False):
+        for model, own in group.groupby("model"):
             where = [order.index(gpu) for gpu in own["gpu"]]
-            axes.plot(100 * own["error"], where, marker, color=colour, label=str(model))
+            axes.plot(100 * own["error"], where, marks[model], color=colours[model])
         axes.axvline(0, color="black", linewidth=0.8)
         axes.axvspan(-20, 20, color="0.93", zorder=0)
         axes.set_xlim(-reach, reach)
-        axes.set_title(str(precision), loc="left", fontsize=10)
-        axes.set_xlabel("predicted over measured − 1 (%)")
-    label_rows(panels[0], order)
-    panels[1].legend(frameon=False, fontsize=8, loc="upper right")
+        axes.set_xlabel("predicted / measured − 1 (%)")
+        number_ticks(axes.xaxis, 3.0)
+        label_rows(axes, order)
+        panel_title(axes, str(precision))
+    handles = [Line2D([], [], color=colours[model], marker=marks[model], linestyle="none") for model in models]
+    legend_of(figure, handles, models)
     footnote(figure, "Measured: Lambda Labs' benchmark. Grey: within 20 %.")
-    return figure
+    return finish(figure)
 
 
 def main() -> int:

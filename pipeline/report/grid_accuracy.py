@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
+from pathlib import Path
 
 import pandas as pd
 
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.report.figures.published_errors import PUBLISHED
 from pipeline.report.markdown import markdown as table
+from pipeline.schemas import atomic_path
 
 Cell = Callable[[pd.Series], str]
 
@@ -73,6 +76,20 @@ def markdown(title: str, parts: Sequence[Section]) -> str:
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
+def write_sections(parts: Sequence[Section], path: str | Path) -> None:
+    """Write the sections as JSON, for the report of the grid."""
+    with atomic_path(Path(path)) as part:
+        part.write_text(json.dumps([asdict(each) for each in parts], indent=1) + "\n", encoding="utf-8")
+
+
+def read_sections(path: str | Path) -> list[Section]:
+    """Read what `write_sections` wrote."""
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    return [
+        Section(each["title"], each["says"], tuple(each["header"]), tuple(map(tuple, each["rows"]))) for each in found
+    ]
+
+
 def html(title: str, parts: Sequence[Section]) -> str:
     """The report as a single HTML page without other files."""
     body = [f"<h1>{escape(title)}</h1>"]
@@ -80,8 +97,8 @@ def html(title: str, parts: Sequence[Section]) -> str:
         body += [f"<h2>{escape(part.title)}</h2>", f"<p>{escape(part.says)}</p>" if part.says else ""]
         if part.rows:
             head = "".join(f"<th>{escape(name)}</th>" for name in part.header)
-            rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in part.rows)
-            body.append(f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
+            rows = "".join(f"<tr>{_cells(part.header, row)}</tr>" for row in part.rows)
+            body.append(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
@@ -89,14 +106,22 @@ def html(title: str, parts: Sequence[Section]) -> str:
     )
 
 
+def _cells(header: Sequence[str], row: Sequence[str]) -> str:
+    return "".join(
+        f"<td data-name='{escape(name)}'>{escape(cell)}</td>" for name, cell in zip(header, row, strict=True)
+    )
+
+
 _STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem auto;max-width:75rem;padding:0 1rem;color:#222}"
-    "h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}.wide{overflow-x:auto}"
-    "table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}"
-    "th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;white-space:nowrap}"
-    "td{vertical-align:top}"
-    "td:only-child{white-space:normal}th{color:#555;font-weight:600}"
-    "@media(max-width:700px){td:nth-child(-n+3){white-space:normal;overflow-wrap:anywhere;min-width:5rem}}"
+    ":root{color-scheme:light dark}"
+    "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem auto;max-width:70rem;padding:0 1rem}"
+    "h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.86rem;width:100%}"
+    "th,td{text-align:left;vertical-align:top;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #8886;overflow-wrap:anywhere}"
+    # on a phone a row becomes a block: every value beside its heading
+    "@media(max-width:760px){thead{display:none}tr{display:block;padding:.5rem 0;border-bottom:1px solid #8886}"
+    "td{display:flex;gap:.8rem;border:0;padding:.05rem 0}td::before{content:attr(data-name);flex:0 0 44%;opacity:.7}"
+    "td:empty{display:none}}"
 )
 
 
@@ -122,8 +147,7 @@ _STEP: Mapping[str, Cell] = {
     "batch": lambda r: f"{r['batch_size']:,}",
     "step (ms)": lambda r: _ms(r["predicted_us"]),
     "p10 to p90 (ms)": lambda r: f"{_ms(r['p10_us'])} to {_ms(r['p90_us'])}",
-    "active (ms)": lambda r: _ms(r["active_us"]),
-    "idle (ms)": lambda r: _ms(r["idle_us"]),
+    "active, idle (ms)": lambda r: f"{_ms(r['active_us'])}, {_ms(r['idle_us'])}",
     "measured (ms)": lambda r: _ms(r["measured_us"]),
     "error": _error,
     "device time rests on": lambda r: str(r["device_evidence"]),

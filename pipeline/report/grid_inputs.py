@@ -14,6 +14,7 @@ from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.config import LOCAL_GPU, method_label
 from pipeline.errors import TableError
 from pipeline.flow import Flow
+from pipeline.graph.graph_file import read_graph
 from pipeline.hardware.altered_figures import is_altered
 from pipeline.kernels.collective_bandwidth import FILE
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
@@ -47,6 +48,27 @@ def shipped_models(flow: Flow) -> list[str]:
 def host_observations(flow: Flow) -> list[str]:
     """Overhead observations of the grid's hosts, without duplicates: several GPUs may use the same substitute host."""
     return list(dict.fromkeys(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in flow.gpus))
+
+
+def step_graphs(flow: Flow) -> list[str]:
+    """One graph per model of the grid: which operators a step calls hardly depends on the batch size."""
+    points = {point.model: point for point in reversed(flow.points)}
+    return [
+        f"{flow.folder(point)}/graph.parquet"
+        if point.local
+        else flow.artifacts.graph(point.model, point.model_variant, point.batch_size)
+        for point in reversed(points.values())
+    ]
+
+
+def read_operators(paths: Sequence[str]) -> pd.DataFrame:
+    """Number of calls of each top-level operator in a step, from graphs: model, op, calls."""
+    parts = []
+    for path in paths:
+        graph = read_graph(path).table
+        calls = graph.loc[graph["is_top_level"], "name"].value_counts().rename_axis("op").rename("calls").reset_index()
+        parts.append(calls.assign(model=Path(path).parts[-4]))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["model", "op", "calls"])
 
 
 def error_parts(flow: Flow) -> list[str]:

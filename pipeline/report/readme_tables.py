@@ -7,8 +7,6 @@ replaces the text between markers, and draws the pictures under `docs/images/`.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +23,10 @@ from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.style import save
 from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from pipeline.report.markdown import rewrite
+from pipeline.report.rule_graph import mermaid
 from pipeline.report.run_snakemake import run_snakemake
 
-RULE_GRAPH_GRID = ("gpu=local", "model=dlrm_small", "results=no-results")
+RULE_GRAPH_GRID = {"gpu": "local", "model": "dlrm_small", "results": "no-results"}
 """Grid whose rule graph is drawn: the only one in which every stage runs. No artifact of an earlier run is in its folder."""
 
 README, README_MARKER = "README.md", "accuracy"
@@ -82,24 +81,15 @@ def write(found: Evidence, root: Path) -> list[Path]:
 
 
 def rule_graph() -> str:
-    """Snakemake's graph of the rules up to the report, as a Mermaid block. No rule runs.
+    """Snakemake's graph of the rules up to the report, as a Mermaid block.
 
     Raises:
         SteptimeError: Snakemake could not draw it; the message says why.
     """
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(project_dir() / "Snakefile"), "--nolock",
-               "--rulegraph", "mermaid-js", "--config", *RULE_GRAPH_GRID, "--", "report"]  # fmt: skip
-    # rules are printed in the order of a set: with a fixed seed, the same graph gives the same text
-    environment = {**os.environ, "STEPTIME_DATASETS": "none", "PYTHONHASHSEED": "0"}
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    _, head, graph = run.stdout.partition("flowchart")
-    if run.returncode != 0 or not head:
-        lines = [line.strip() for line in (run.stderr or run.stdout).splitlines() if line.strip()] or ["no output"]
-        raise SteptimeError(f"rule graph: Snakemake could not draw it: {lines[-1]}")
-    shown = [
-        line for line in graph.splitlines() if not line.strip().startswith("style ")
-    ]  # a colour per rule says nothing
-    return "\n".join(["```mermaid", head + shown[0], *shown[1:], "```"])
+    graph = mermaid(str(project_dir() / "Snakefile"), RULE_GRAPH_GRID, ["report"], STEPTIME_DATASETS="none")
+    # a colour per rule says nothing
+    shown = [line for line in graph.splitlines() if not line.strip().startswith("style ")]
+    return "\n".join(["```mermaid", *shown, "```"])
 
 
 def refresh(results: Path) -> None:

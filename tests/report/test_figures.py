@@ -9,16 +9,20 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 
 from pipeline.evaluation import error_parts as parts
 from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
+from pipeline.palette import FAMILIES, luminance
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures import step_times as drawn_steps
 from pipeline.report.figures import style
-from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw_all
+from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw, draw_all
+from pipeline.report.figures.layout import WIDE, notes_of
 from pipeline.report.figures.published_errors import PUBLISHED, published
+from pipeline.report.figures.sentences import step_sentence
 from pipeline.report.figures.value_for_money import value_for_money
 from pipeline.report.grid_inputs import price_table, with_distinct_names, with_gpus
 
@@ -34,11 +38,15 @@ def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(artifa
     assert draw_all(artifacts, one) == {}
     for entry in GALLERY:
         ElementTree.parse(one / f"{entry.name}.svg")
+        ElementTree.parse(one / "narrow" / f"{entry.name}.svg")
         assert (one / f"{entry.name}.png").read_bytes().startswith(b"\x89PNG")
         assert len(pd.read_csv(one / f"{entry.name}.csv").dropna(how="all")) >= 1
     assert list(json.loads((one / INDEX).read_text())["drawn"]) == [entry.name for entry in GALLERY]
     draw_all(artifacts, two)
-    assert {path.name: path.read_bytes() for path in one.iterdir()} == {p.name: p.read_bytes() for p in two.iterdir()}
+    files = [
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")} for folder in (one, two)
+    ]
+    assert files[0] == files[1]
 
 
 def test_a_figure_without_data_is_listed_with_the_reason(summary: pd.DataFrame, tmp_path: Path) -> None:
@@ -46,12 +54,12 @@ def test_a_figure_without_data_is_listed_with_the_reason(summary: pd.DataFrame, 
     absent = draw_all(unmeasured, tmp_path)
     assert "measured step" in absent["predicted_against_measured"]
     assert not (tmp_path / "predicted_against_measured.svg").exists()
-    assert (tmp_path / "utilisation.svg").exists()
+    assert (tmp_path / "step_times.svg").exists() and (tmp_path / "narrow" / "step_times.svg").exists()
     assert json.loads((tmp_path / INDEX).read_text())["not_drawn"] == absent
 
 
 def test_active_and_idle_add_up_to_the_step(summary: pd.DataFrame) -> None:
-    steps = tables.steps(summary)
+    steps = tables.steps(Prediction.all_of(summary))
     assert (steps["active_us"] + steps["idle_us"]).to_list() == pytest.approx(steps["predicted_us"].to_list())
 
 
@@ -111,7 +119,23 @@ def test_dominant_operators_are_those_with_most_time(artifacts: Artifacts) -> No
     extra = artifacts.observations.head(1).assign(type="T5", op="aten::huge", value_us=1e6)
     found = tables.dominant_operators(pd.concat([artifacts.observations, extra], ignore_index=True))
     assert found["op"].iloc[0] == "aten::huge"
-    assert found["op"].nunique() == tables.OPERATORS_PER_HOST
+    assert found["op"].nunique() == tables.OPERATORS_PER_STEP
+
+
+def test_dominant_operators_of_a_grid_are_those_of_its_steps(artifacts: Artifacts) -> None:
+    calls = pd.DataFrame({"model": ["m", "m", "n"], "op": ["aten::op1", "aten::op2", "aten::op3"], "calls": [1, 50, 2]})
+    found = tables.dominant_operators(artifacts.observations, calls)
+    assert list(dict.fromkeys(zip(found["model"], found["op"], strict=True))) == [
+        ("m", "aten::op2"), ("m", "aten::op1"), ("n", "aten::op3")]  # fmt: skip
+
+
+def test_ranks_of_a_workload_are_pooled_and_the_own_workloads_are_shown_alone() -> None:
+    names = ["x8_rank0", "x8_rank1", "x8_rank1", "one/default/b8"]
+    seen = pd.DataFrame({"gpu": "V100", "type": "T1", "op": "a", "workload": names, "value_us": [1.0, 2.0, 3.0, 9.0]})
+    found = tables.t1_by_workload(seen).set_index("workload")
+    assert found["count"].to_dict() == {"one/default/b8": 1, "x8 (2 ranks)": 3}
+    assert found.loc["x8 (2 ranks)", "mean_us"] == 2.0
+    assert tables.t1_by_workload(seen, ["one/default/b8", "two"])["workload"].to_list() == ["one/default/b8"]
 
 
 def test_published_figures_name_their_source() -> None:
@@ -128,19 +152,69 @@ def test_every_figure_has_a_caption_in_the_report() -> None:
 
 
 def steps(**points: float) -> pd.DataFrame:
-    """A step in µs by GPU, of one model at one batch size."""
+    """A step in µs by GPU, of one model at one batch size; device-bound from 3 ms."""
     rows = [{"gpu": gpu, "workload": "m b8", "model_variant": "m", "batch_size": 8, "predicted_us": us, "p10_us": us,
-             "p90_us": us, "kernels_us": us, "measured_us": float("nan"), "samples_per_s": 8e6 / us,
-             "fits": True} for gpu, us in points.items()]  # fmt: skip
+             "p90_us": us, "active_us": 0.5 * us, "measured_us": float("nan"), "samples_per_s": 8e6 / us, "fits": True,
+             "bound": "device" if us >= 3000 else "host"}
+            for gpu, us in points.items()]  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def test_gpus_are_compared_on_one_scale_unless_a_bar_would_vanish() -> None:
-    slow, fast = drawn_steps.step_times(steps(T4=4000.0, V100=1000.0)).axes
-    assert slow.get_xlim() == fast.get_xlim()
-    slower, fastest = drawn_steps.step_times(steps(P4=90_000.0, B200=1000.0)).axes
-    assert slower.get_xlim()[1] > 10 * fastest.get_xlim()[1]
-    assert "its own scale" in fastest.get_figure().get_supxlabel()
+def test_models_have_panels_of_their_own_so_that_none_vanishes_beside_another() -> None:
+    both = pd.concat([steps(V100=1000.0), steps(V100=1e6).assign(model_variant="n")], ignore_index=True)
+    short, long = drawn_steps.step_times(both).axes
+    assert long.get_xlim()[1] > 500 > short.get_xlim()[1] / 1000
+    assert [axes.get_title(loc="left").partition(",")[0] for axes in (short, long)] == ["m", "n"]
+
+
+def test_the_lighter_tail_of_a_bar_is_the_idle_time() -> None:
+    (axes,) = drawn_steps.step_times(steps(V100=4000.0)).axes
+    active, idle = axes.patches
+    assert (active.get_width(), idle.get_x(), idle.get_width()) == pytest.approx((2.0, 2.0, 2.0))
+    assert luminance(to_hex(idle.get_facecolor())) > 2 * luminance(to_hex(active.get_facecolor()))
+
+
+def test_a_kernel_family_has_the_same_colour_in_every_panel() -> None:
+    rows = [
+        ("V100", "m", "gemm", 90.0),
+        ("V100", "m", "softmax", 10.0),
+        ("V100", "n", "softmax", 60.0),
+        ("V100", "n", "gemm", 40.0),
+    ]
+    table = pd.DataFrame(rows, columns=["gpu", "model_variant", "family", "device_us"]).assign(
+        workload="w", batch_size=8
+    )
+    first, second = drawn_steps.breakdown(table).axes
+    colours = [[to_hex(bar.get_facecolor()).upper() for bar in axes.patches][:2] for axes in (first, second)]
+    assert colours == [[FAMILIES["gemm"], FAMILIES["softmax"]], [FAMILIES["softmax"], FAMILIES["gemm"]]]
+    assert [text.get_text() for text in first.texts if text.get_text()] == ["gemm 90", "10", "100 µs"]
+
+
+@pytest.mark.parametrize(
+    ("points", "says"),
+    [
+        ({"V100": 2000.0, "H100": 1950.0}, "H100 gains nothing over V100: the step is host-bound"),
+        ({"V100": 9000.0, "H100": 8900.0}, "H100 gains nothing over V100"),
+        ({"T4": 9000.0, "V100": 6000.0, "H100": 3000.0}, "H100 is 3.0 times as fast as T4"),
+        ({"V100": 4000.0}, "V100 is busy 50 % of the step, device-bound"),
+    ],
+)
+def test_the_title_of_steps_is_computed(points: dict[str, float], says: str) -> None:
+    assert step_sentence(steps(**points)) == says
+
+
+def test_a_title_names_the_batch_sizes_at_which_a_gpu_gains_nothing() -> None:
+    small = steps(V100=2000.0, H100=1990.0).assign(batch_size=4)
+    large = steps(V100=9000.0, H100=3000.0)
+    says = "H100 is 3.0 times as fast as V100; it gains nothing at batch 4: the step is host-bound"
+    assert step_sentence(pd.concat([small, large])) == says
+
+
+def test_gpus_without_fitted_models_are_named(artifacts: Artifacts) -> None:
+    (entry,) = (each for each in GALLERY if each.name == "kernel_errors")
+    assert "P100" in notes_of(draw(entry, artifacts, entry.table(artifacts), WIDE)), (
+        "its models are not among the artifacts"
+    )
 
 
 def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
@@ -174,12 +248,6 @@ def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.Dat
         parts.label(dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,)))
         == "dlrm_default v0123456789 b512"
     )
-
-
-def test_many_gpus_are_drawn_in_rows_that_fit_a_page() -> None:
-    figure = drawn_steps.step_times(steps(**{f"G{number}": 1000.0 for number in range(7)}))
-    assert [axes.get_visible() for axes in figure.axes] == [True] * 7 + [False] * 2
-    assert figure.get_size_inches()[0] < 12
 
 
 def test_the_throughput_of_a_single_batch_size_is_a_bar_per_gpu() -> None:

@@ -43,13 +43,14 @@ rule figures:
     input:
         summary=rules.summary.output.table,
         hosts=GRID.host_observations(FLOW),
+        graphs=GRID.step_graphs(FLOW),
         models=GRID.fitted_models(FLOW),
         parts=GRID.error_parts(FLOW),
         prices=GRID.price_table(),
     output:
         folder=report(
             directory(FIGURES),
-            patterns=["{figure}.svg"],
+            patterns=["{figure,[a-z0-9_]+}.svg"],
             caption="../report/figures.rst",
             category=lambda wildcards: category_of(wildcards.figure),
             labels={"figure": "{figure}"},
@@ -59,6 +60,7 @@ rule figures:
     params:
         shipped=GRID.shipped_models(FLOW),
         checks=GRID.available_checks(FLOW.artifacts.root),
+        workloads=sorted({point.workload for point in FLOW.points}),
         code=FLOW.code("figures", drawing=True),
     message:
         "Draw the figures of the grid"
@@ -78,6 +80,7 @@ rule accuracy:
         ),
         steps=f"{ACCURACY}.steps.parquet",
         kernels=f"{ACCURACY}.kernels.parquet",
+        sections=f"{ACCURACY}.json",
     log:
         f"{FLOW.artifacts.root}/accuracy/logs/{FLOW.grid}.log",
     params:
@@ -92,15 +95,17 @@ rule accuracy:
 
 rule report:
     input:
+        summary=rules.summary.output.table,
         figures=rules.figures.output.folder,
-        accuracy=rules.accuracy.output.page,
+        sections=rules.accuracy.output.sections,
+        kernels=rules.accuracy.output.kernels,
+        timelines=FLOW.of_points("timeline.html") if len(FLOW.points) <= MAX_TIMELINES else [],
     output:
         page=f"{FLOW.artifacts.root}/reports/{FLOW.grid}.html",
     log:
         f"{FLOW.artifacts.root}/reports/logs/{FLOW.grid}.log",
     params:
         snakefile=str(workflow.main_snakefile),
-        targets=["figures", "accuracy"],
         code=FLOW.code("report", drawing=True),
     message:
         "Write the report of the grid: one page that opens offline"

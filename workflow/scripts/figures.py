@@ -6,7 +6,7 @@ from pipeline.scripting import job
 
 with job(snakemake):
     from pipeline.report.figures.gallery import Artifacts, draw_all
-    from pipeline.report.grid_inputs import read_any, read_observations, with_distinct_names, with_gpus
+    from pipeline.report.grid_inputs import read_any, read_observations, read_operators, with_distinct_names, with_gpus
     from pipeline.schemas import read_table
 
     given = snakemake.input
@@ -14,6 +14,8 @@ with job(snakemake):
         read_table(given.summary, "summary"),
         read_observations(given.hosts),
         with_distinct_names(with_gpus([*given.models, *snakemake.params.shipped])),
+        operators=read_operators(given.graphs),
+        workloads=tuple(snakemake.params.workloads),
         parts=read_any(given.parts),
         **{kind: read_any(list(files)) for kind, files in snakemake.params.checks.items()},
     )

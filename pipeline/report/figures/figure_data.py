@@ -21,8 +21,11 @@ METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
 """File of a model folder with its held-out rows: measured and predicted latency."""
 
-OPERATORS_PER_HOST = 8
-"""Number of operators per host in the figure of T2, T3 and T5."""
+OPERATORS_PER_STEP = 8
+"""Number of operators per host and model in the figure of T2, T3 and T5."""
+
+_RANK = r"^(?P<name>.*?)(?P<rank>_rank\d+)?$"
+"""Name of a profiled workload, and the rank of the process at its end, if any."""
 
 ERROR_QUANTILES = "error_quantiles.csv"
 QUANTILES = 201
@@ -31,11 +34,11 @@ QUANTILES = 201
 HISTOGRAM_BINS = 40
 
 
-def steps(summary: pd.DataFrame) -> pd.DataFrame:
-    """One row per grid point.
+def steps(points: Iterable[Prediction]) -> pd.DataFrame:
+    """One row per predicted point.
 
     Args:
-        summary: `summary` table.
+        points: predictions, of a `summary` table (`Prediction.all_of`) or in memory.
 
     Returns:
         A table of these columns.
@@ -53,7 +56,7 @@ def steps(summary: pd.DataFrame) -> pd.DataFrame:
             "fits": p.fits, "bound": p.bound, "device_evidence": shares(p.evidence),
             "host_evidence": shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
         }
-        for p in Prediction.all_of(summary)
+        for p in points
     ]  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -83,14 +86,15 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
     return found.reset_index(drop=True) if found["price_per_hour"].notna().any() else found.iloc[:0]
 
 
-def families(summary: pd.DataFrame) -> pd.DataFrame:
-    """Device time by kernel family of every grid point: gpu, workload, family, device_us."""
+def families(points: Iterable[Prediction]) -> pd.DataFrame:
+    """Device time by kernel family of every predicted point: gpu, workload, model_variant, batch_size, family, device_us."""
     rows = [
-        {"gpu": p.gpu, "workload": label(p), "family": family, "device_us": us}
-        for p in Prediction.all_of(summary)
+        {"gpu": p.gpu, "workload": label(p), "model_variant": label(p).rpartition(" b")[0], "batch_size": p.batch_size,
+         "family": family, "device_us": us}
+        for p in points
         for family, us in p.families_us.items()
-    ]
-    return pd.DataFrame(rows, columns=["gpu", "workload", "family", "device_us"])
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["gpu", "workload", "model_variant", "batch_size", "family", "device_us"])
 
 
 def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -104,9 +108,23 @@ def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return quantiles.assign(mean_us=groups.mean(), count=groups.size()).reset_index()
 
 
-def t1_by_workload(observations: pd.DataFrame) -> pd.DataFrame:
-    """Spread of T1 per host and profiled workload; `observations` is `overhead_samples` with a gpu column."""
-    return spread(observations[observations["type"] == "T1"], ["gpu", "workload"])
+def t1_by_workload(observations: pd.DataFrame, workloads: Iterable[str] = ()) -> pd.DataFrame:
+    """Spread of T1 per host and profiled workload, over all ranks of a workload together.
+
+    Args:
+        observations: `overhead_samples` with a gpu column.
+        workloads: the grid's own workloads. A host that has observations of any of them shows these alone.
+    """
+    own = observations[observations["type"] == "T1"]
+    asked = own["workload"].isin(set(workloads))
+    own = own[asked | ~own["gpu"].isin(set(own.loc[asked, "gpu"]))]
+    parts = own["workload"].str.extract(_RANK)
+    ranks = own.assign(name=parts["name"]).groupby(["gpu", "name"])["workload"].nunique()
+    pooled = spread(own.assign(workload=parts["name"]), ["gpu", "workload"])
+    count = ranks.reindex(pd.MultiIndex.from_frame(pooled[["gpu", "workload"]])).to_numpy()
+    return pooled.assign(
+        workload=[f"{name} ({n} ranks)" if n > 1 else name for name, n in zip(pooled["workload"], count, strict=True)]
+    )
 
 
 def t4_by_api(observations: pd.DataFrame) -> pd.DataFrame:
@@ -114,14 +132,29 @@ def t4_by_api(observations: pd.DataFrame) -> pd.DataFrame:
     return spread(observations[observations["type"] == "T4"], ["gpu", "api"])
 
 
-def dominant_operators(observations: pd.DataFrame) -> pd.DataFrame:
-    """Spread of T2, T3 and T5, per host, of the operators with the largest total of them, largest first."""
+def dominant_operators(observations: pd.DataFrame, operators: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Spread of T2, T3 and T5, per host and model, of the operators with the most such time in a step, largest first.
+
+    Args:
+        observations: `overhead_samples` with a gpu column.
+        operators: number of calls in a step, with the columns model, op, calls. Without it, the operators with the most time
+            in the observations, and no model.
+
+    Returns:
+        The columns of `spread` by gpu, model, op and type.
+    """
     own = observations[observations["type"].isin(["T2", "T3", "T5"])]
     total = own.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
-    total = total.sort_values(["gpu", "total_us"], ascending=[True, False], kind="stable")
-    largest = total.groupby("gpu", sort=False).head(OPERATORS_PER_HOST).assign(rank=lambda t: range(len(t)))
-    found = spread(own.merge(largest[["gpu", "op"]]), ["gpu", "op", "type"])
-    order = found.merge(largest[["gpu", "op", "rank"]]).sort_values(["rank", "type"], kind="stable")
+    if operators is None or operators.empty:
+        total = total.assign(model="")
+    else:
+        seen = own[own["type"] == "T2"].groupby(["gpu", "op"]).size().rename("seen").reset_index()
+        total = total.merge(seen).merge(operators, on="op")
+        total["total_us"] *= total["calls"] / total["seen"]
+    total = total.sort_values(["gpu", "model", "total_us"], ascending=[True, True, False], kind="stable")
+    largest = total.groupby(["gpu", "model"], sort=False).head(OPERATORS_PER_STEP).assign(rank=lambda t: range(len(t)))
+    found = spread(own.merge(largest[["gpu", "op"]].drop_duplicates()), ["gpu", "op", "type"])
+    order = largest[["gpu", "model", "op", "rank"]].merge(found).sort_values(["rank", "type"], kind="stable")
     return order.drop(columns="rank").reset_index(drop=True)
 
 

@@ -8,18 +8,25 @@ import numpy as np
 import pandas as pd
 
 from pipeline.overheads.op_names import HOST_TYPES
-from pipeline.report.figures.style import (
-    COLOURS,
-    bar_height,
+from pipeline.palette import MEASURED
+from pipeline.report.figures.layout import (
+    NOTE,
+    WIDE,
+    Page,
+    board,
+    finish,
     footnote,
+    headline,
     label_rows,
-    legend_above,
-    new_figure,
-    new_panels,
-    plain_ticks,
+    legend_of,
+    panel_title,
+    rows_height,
+    value_label,
 )
+from pipeline.report.figures.style import number_ticks, plain_ticks
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -27,99 +34,123 @@ AS_PROFILED = "As profiled: recording an event costs the host time, which the st
 MIN_DRAWN_US = 0.5
 """Smallest time that is drawn, in µs: half the resolution of older profilers. A logarithmic axis has no zero."""
 
-TYPE_NAMES = {"T2": "T2: before the first launch", "T3": "T3: after the last launch", "T5": "T5: between launches"}
+TYPE_NAMES = {"T2": "before the first launch", "T3": "after the last launch", "T5": "between launches"}
+"""Types of host time inside an operator."""
+
 SHORT_PREFIXES = {"autograd::engine::evaluate_function: ": "autograd: ", "torch::autograd::": "", "aten::": ""}
 """Prefixes of operators' names and their short forms in figures, so that the panels have enough space."""
+
+BOX = "#9ECAE9"
+"""Colour of boxes and ranges; black lines and marks on it stay visible in grey."""
 
 
 def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
     """One box per overhead type (T1 to T5) on a logarithmic axis; whiskers go from the 5th to the 95th percentile."""
-    figure, axes = new_figure()
     types = [name for name in HOST_TYPES if (observations["type"] == name).any()]
-    values = [observations.loc[observations["type"] == name, "value_us"].clip(lower=0.05).to_numpy() for name in types]
+    values = [
+        observations.loc[observations["type"] == name, "value_us"].clip(lower=MIN_DRAWN_US).to_numpy() for name in types
+    ]
+    labels = [f"{name} ({len(v):,} seen)" for name, v in zip(types, values, strict=True)]
+    page = Page(5.5, 1, 2.0)
+    figure, (axes,) = board([1.3 * rows_height(labels, page)], page)
     if types:
-        boxes = axes.boxplot(values, whis=(5, 95), showfliers=False, patch_artist=True, widths=0.6)
-        for patch, colour in zip(boxes["boxes"], COLOURS, strict=False):
-            patch.set(facecolor=colour, alpha=0.7)
+        boxes = axes.boxplot(values, positions=range(len(types)), orientation="horizontal", whis=(5, 95), showfliers=False,
+                             patch_artist=True, widths=0.6, manage_ticks=False)  # fmt: skip
+        for patch in boxes["boxes"]:
+            patch.set(facecolor=BOX)
         for line in boxes["medians"]:
-            line.set_color("black")
-        axes.set_xticks(range(1, len(types) + 1), [f"{n}\n{len(v):,} seen" for n, v in zip(types, values, strict=True)])
-    axes.set_yscale("log")
-    axes.set_ylabel("time (µs), as profiled")
-    axes.set_title(f"Host overheads, {title}", loc="left")
-    return figure
+            line.set(color="black", linewidth=1.5)
+        axes.set_xscale("log")
+        plain_ticks(axes.xaxis)
+    label_rows(axes, labels)
+    axes.set_xlabel("host time (µs), as profiled")
+    headline(figure, f"Host overheads, {title}")
+    return finish(figure)
 
 
-def t1_by_workload(spread: pd.DataFrame) -> Figure:
+def t1_by_workload(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     """T1, the host time between top-level operators, with a box per profiled workload and a panel per host.
 
     Args:
         spread: `spread` table of `pipeline.report.figures.figure_data` by gpu and workload.
+        page: what the figure is drawn for.
     """
-    return _boxes(spread, "workload", "T1: host time between operators (µs)")
+    return _boxes(spread, "workload", "T1: host time between operators (µs)", "an operator follows another after", page)
 
 
-def t4_by_api(spread: pd.DataFrame) -> Figure:
+def t4_by_api(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     """T4, the host time of a runtime call, with a box per call and a panel per host."""
-    return _boxes(spread, "api", "T4: host time of the call (µs)")
+    return _boxes(spread, "api", "T4: host time of the call (µs)", "a runtime call takes", page)
 
 
-def dominant_operators(spread: pd.DataFrame) -> Figure:
+def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     """T2, T3 and T5 of the operators with the most host time in them: mean, median, 5th to 95th percentile.
 
     Args:
-        spread: `spread` table by gpu, type and op.
+        spread: `dominant_operators` table of `pipeline.report.figures.figure_data`.
+        page: what the figure is drawn for.
     """
-    hosts = list(dict.fromkeys(spread["gpu"]))
+    from matplotlib.lines import Line2D
+
     types = [name for name in TYPE_NAMES if (spread["type"] == name).any()]
-    most = max(spread.groupby("gpu")["op"].nunique())
-    figure, panels = new_panels(len(types), len(hosts), width=10.0, height=(bar_height(most) + 0.2) * len(hosts))
-    for row, gpu in enumerate(hosts):
-        own = spread[spread["gpu"] == gpu]
-        labels = list(dict.fromkeys(own["op"]))
-        for axes, kind in zip(panels[row * len(types) :], types, strict=False):
-            part = own[own["type"] == kind]
-            where = [labels.index(op) for op in part["op"]]
-            axes.hlines(where, part["p5_us"], part["p95_us"], color=COLOURS[4], linewidth=5)
-            axes.plot(part["median_us"], where, "|", color="black", markersize=9, markeredgewidth=1.5, label="median")
-            axes.plot(part["mean_us"], where, "o", color=COLOURS[5], markersize=4, label="mean")
-            title = TYPE_NAMES[kind].replace(": ", "\n", 1) + (f", host of {gpu}" if len(hosts) > 1 else "")
+    steps = list(dict.fromkeys(zip(spread["gpu"], spread["model"], strict=True)))
+    parts = [spread[(spread["gpu"] == gpu) & (spread["model"] == model)] for gpu, model in steps]
+    labels = [[shorter(name) for name in dict.fromkeys(own["op"])] for own in parts]
+    figure, panels = board([rows_height(names, page) for names in labels for _ in types], page, columns=len(types))
+    for row, ((gpu, model), own, names) in enumerate(zip(steps, parts, labels, strict=True)):
+        order = list(dict.fromkeys(own["op"]))
+        step = f"{model}, " if model else ""
+        for place, kind in enumerate(types):
+            axes, part = panels[row * len(types) + place], own[own["type"] == kind]
+            where = [order.index(op) for op in part["op"]]
+            axes.hlines(where, part["p5_us"], part["p95_us"], color=BOX, linewidth=6)
+            axes.plot(part["median_us"], where, "|", color="black", markersize=9, markeredgewidth=1.5)
+            axes.plot(part["mean_us"], where, "o", color=MEASURED, markersize=4)
             axes.set(xlabel="host time (µs)")
-            axes.set_title(title, fontsize=9)
             axes.set_xlim(left=0)
-            label_rows(axes, [_shorter(name) for name in labels])
-    legend_above(figure, panels[0], columns=2)
-    footnote(figure, f"Bar: 5th to 95th percentile. {AS_PROFILED}")
-    return figure
+            number_ticks(axes.xaxis, 0.5 * page.width / min(page.columns, len(types)))
+            label_rows(axes, names if place == 0 or page.columns == 1 else [""] * len(names))
+            first = place == 0 or page.columns == 1
+            panel_title(
+                axes, f"{step}host of {gpu}\n{kind}: {TYPE_NAMES[kind]}" if first else f"{kind}: {TYPE_NAMES[kind]}"
+            )
+    said = [f"{f'{model} on ' if model else ''}the host of {gpu}: most in {shorter(own['op'].iloc[0])}"
+            for (gpu, model), own in zip(steps, parts, strict=True)]  # fmt: skip
+    said[0] = f"Host time of {said[0]}"
+    headline(figure, "; ".join(said))
+    handles: list[Artist] = [Line2D([], [], color=BOX, linewidth=6), Line2D([], [], color="black", marker="|", linestyle="none"),
+                             Line2D([], [], color=MEASURED, marker="o", linestyle="none", markersize=4)]  # fmt: skip
+    legend_of(figure, handles, ["5th to 95th percentile", "median", "mean"])
+    footnote(figure, AS_PROFILED)
+    return finish(figure)
 
 
-def _shorter(name: str) -> str:
+def shorter(name: str) -> str:
+    """Name of an operator without the prefixes that most operators have."""
     for long, short in SHORT_PREFIXES.items():
         name = name.replace(long, short)
     return name
 
 
-def _boxes(spread: pd.DataFrame, by: str, what: str) -> Figure:
+def _boxes(spread: pd.DataFrame, by: str, what: str, says: str, page: Page) -> Figure:
     """Horizontal boxes from quantiles, on a logarithmic axis because overheads cover several decades."""
     hosts = list(dict.fromkeys(spread["gpu"]))
-    labels = list(dict.fromkeys(spread[by]))
-    figure, panels = new_panels(
-        len(hosts), width=max(2.6 + 3.2 * len(hosts), 7.0), height=bar_height(len(labels)) + 0.4
-    )
-    for axes, gpu in zip(panels, hosts, strict=True):
-        part = spread[spread["gpu"] == gpu]
-        _draw(axes, part, [labels.index(label) for label in part[by]])
-        axes.set(xscale="log", xlabel=what, title=f"host of {gpu}")
-        low, high = axes.get_xlim()
-        axes.set_xlim(low, high * (high / low) ** 0.08)  # space for the numbers after the longest whiskers
+    parts = [spread[spread["gpu"] == gpu] for gpu in hosts]
+    figure, panels = board([rows_height(list(part[by]), page) for part in parts], page, columns=1)
+    for axes, gpu, part in zip(panels, hosts, parts, strict=True):
+        _draw(axes, part)
+        axes.set(xscale="log", xlabel=what)
         plain_ticks(axes.xaxis)
-        label_rows(axes, labels)
+        label_rows(axes, list(part[by]))
+        low, high = float(part["median_us"].min()), float(part["median_us"].max())
+        between = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
+        panel_title(axes, f"Host of {gpu}: {says} {between} µs in the median")
     footnote(figure, "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times seen. "
                      f"Times below {MIN_DRAWN_US:g} µs are drawn there. {AS_PROFILED}")  # fmt: skip
-    return figure
+    return finish(figure)
 
 
-def _draw(axes: Axes, part: pd.DataFrame, where: list[int]) -> None:
+def _draw(axes: Axes, part: pd.DataFrame) -> None:
     names = {
         "whislo": "p5_us",
         "q1": "p25_us",
@@ -131,10 +162,11 @@ def _draw(axes: Axes, part: pd.DataFrame, where: list[int]) -> None:
     values = {key: np.maximum(part[column].to_numpy(float), MIN_DRAWN_US) for key, column in names.items()}
     stats = [{key: float(column[i]) for key, column in values.items()} for i in range(len(part))]
     axes.bxp(
-        stats, positions=where, orientation="horizontal", showfliers=False, showmeans=True, patch_artist=True,
-        widths=0.6,
-        boxprops={"facecolor": COLOURS[4], "linewidth": 0.8}, medianprops={"color": "black", "linewidth": 1.5},
-        meanprops={"marker": "o", "markersize": 4, "markerfacecolor": COLOURS[5], "markeredgecolor": COLOURS[5]},
+        stats, positions=range(len(part)), orientation="horizontal", showfliers=False, showmeans=True, patch_artist=True,
+        widths=0.6, manage_ticks=False,
+        boxprops={"facecolor": BOX, "linewidth": 0.8}, medianprops={"color": "black", "linewidth": 1.5},
+        meanprops={"marker": "o", "markersize": 4, "markerfacecolor": MEASURED, "markeredgecolor": MEASURED},
     )  # fmt: skip
-    for y, (end, count) in zip(where, zip(values["whishi"], part["count"], strict=True), strict=True):
-        axes.annotate(f"{count:,}", (end, y), (4, 0), "data", "offset points", va="center", fontsize=7, color="#555555")
+    ends = np.maximum(values["whishi"], values["mean"])
+    for y, (end, count) in enumerate(zip(ends, part["count"], strict=True)):
+        value_label(axes, float(end), y, f"{count:,}", size=NOTE)

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from pipeline.answers.plan import Choice, Plan
 from pipeline.errors import InputError
-from pipeline.report.figures.style import ACTIVE, COLOURS, MARKERS, footnote, new_figure, plain_ticks, save
+from pipeline.palette import ACTIVE, series_colours
+from pipeline.report.figures.layout import WIDE, Page, board, finish, footnote, legend_of
+from pipeline.report.figures.style import MARKERS, plain_ticks, save
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 KINDS = ("svg", "png")
@@ -37,7 +40,7 @@ def write_plan_front(plan: Plan, path: Path) -> None:
     save(plan_front(plan), path.parent, path.stem, (path.suffix.removeprefix("."),))
 
 
-def plan_front(plan: Plan) -> Figure:
+def plan_front(plan: Plan, page: Page = WIDE) -> Figure:
     """Time against cost of a million samples: the front as a line, and the other best points.
 
     Raises:
@@ -47,14 +50,14 @@ def plan_front(plan: Plan) -> Figure:
     priced = [each for each in shown if each.cost_per_sample is not None]
     if not priced:
         raise InputError("the figure of a plan needs prices: none of its GPUs has one (docs/prices.md)")
-    figure, axes = new_figure(grid="both")
-    gpus = list(dict.fromkeys(each.point.gpu for each in priced))
-    for number, gpu in enumerate(gpus):
+    figure, (axes,) = board([3.2], page, grid="both")
+    handles: list[Artist] = []
+    colours = series_colours(each.point.gpu for each in priced)
+    for (gpu, colour), marker in zip(colours.items(), MARKERS * len(colours), strict=False):
         places = [_place(each) for each in priced if each.point.gpu == gpu]
-        marker = MARKERS[number % len(MARKERS)]
-        axes.plot(*zip(*places, strict=True), marker, color=COLOURS[number % len(COLOURS)], label=gpu)
+        handles += axes.plot(*zip(*places, strict=True), marker, color=colour, label=gpu)
     line = [_place(each) for each in plan.front if each.cost_per_sample is not None]
-    axes.plot(*zip(*line, strict=True), "-", color=ACTIVE, linewidth=1, zorder=1, label="front")
+    handles += axes.plot(*zip(*line, strict=True), "-", color=ACTIVE, linewidth=1, zorder=1, label="front")
     if plan.best.cost_per_sample is not None:
         axes.annotate("best", _place(plan.best), xytext=(6, 6), textcoords="offset points", fontsize=9)
     axes.set_xscale("log")
@@ -62,9 +65,9 @@ def plan_front(plan: Plan) -> Figure:
     plain_ticks(axes.xaxis, axes.yaxis)
     axes.set_xlabel("time of a million samples (s)")
     axes.set_ylabel(f"cost of a million samples ({plan.currency})")
-    axes.legend(fontsize=8)
+    legend_of(figure, handles, [str(handle.get_label()) for handle in handles])
     footnote(figure, f"{plan.points:,} points, objective {plan.objective}. {'; '.join(plan.prices)}")
-    return figure
+    return finish(figure)
 
 
 def _place(choice: Choice) -> tuple[float, float]:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from pipeline.palette import IDLE, MEASURED, OTHER, family_colour
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.report.figures.figure_data import steps
-from pipeline.report.figures.step_times import step_times
-from pipeline.report.figures.style import COLOURS, IDLE, MEASURED, footnote, label_rows, new_figure
+from pipeline.report.figures.layout import (
+    WIDE,
+    board,
+    finish,
+    footnote,
+    label_rows,
+    legend_of,
+    panel_title,
+    rows_height,
+    segment_label,
+)
+from pipeline.report.figures.step_times import MIN_LABEL, step_times
+from pipeline.report.figures.style import number_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,38 +46,44 @@ def draw_step(prediction: Prediction) -> Figure:
     Kernels of several streams may overlap. Their segments are then scaled to the active time, and a line below says so.
     """
     p = prediction
-    figure, axes = new_figure(8.0, 2.6, grid="x")
+    rows = ["device", "host"]
+    figure, (axes,) = board([1.5 * rows_height(rows, WIDE)])
+    handles: list[Any] = []
     left = 0.0
-    for (name, us), colour in zip(device_parts(p).items(), (*COLOURS[: NAMED + 1], IDLE), strict=False):
-        shade = IDLE if name == "idle" else COLOURS[7] if name == OTHERS else colour
-        axes.barh(0, us / 1000, left=left / 1000, height=0.6, color=shade, label=name)
-        if us >= 0.08 * p.predicted_us:
-            ink = "black" if name == "idle" else "white"
-            axes.text(
-                (left + us / 2) / 1000, 0, f"{us / p.predicted_us:.0%}", va="center", ha="center", fontsize=8, color=ink
-            )
+    for name, us in device_parts(p).items():
+        shade = IDLE if name == "idle" else OTHER if name == OTHERS else family_colour(name)
+        bar = axes.barh(
+            0, us / 1000, left=left / 1000, height=0.6, color=shade, edgecolor="white", linewidth=0.8, label=name
+        )
+        handles.append(bar[0])
+        if 100 * us >= MIN_LABEL * p.predicted_us:
+            segment_label(axes, left / 1000, (left + us) / 1000, 0, (f"{100 * us / p.predicted_us:.0f} %",), shade)
         left += us
-    axes.barh(1, p.host_us / 1000, height=0.6, color=HOST, label="host")
+    handles.append(axes.barh(1, p.host_us / 1000, height=0.6, color=HOST, label="host")[0])
     low, high = p.predicted_us - p.p10_us, p.p90_us - p.predicted_us
-    axes.errorbar(p.predicted_us / 1000, 0, xerr=[[max(low, 0) / 1000], [max(high, 0) / 1000]], fmt="none",
-                  ecolor="black", capsize=3, label="p10 to p90")  # fmt: skip
+    handles.append(
+        axes.errorbar(p.predicted_us / 1000, 0, xerr=[[max(low, 0) / 1000], [max(high, 0) / 1000]], fmt="none",
+                      ecolor="black", capsize=3, label="p10 to p90")
+    )  # fmt: skip
+    names = [*device_parts(p), "host", "p10 to p90"]
     if p.measured_us is not None:
-        axes.plot(p.measured_us / 1000, 0, "D", color=MEASURED, markersize=6, label="measured")
-    label_rows(axes, ["device", "host"])
+        handles += axes.plot(p.measured_us / 1000, 0, "D", color=MEASURED, markersize=6)
+        names.append("measured")
+    label_rows(axes, rows)
     axes.set_xlim(0, 1.03 * max(p.p90_us, p.host_us, p.measured_us or 0.0) / 1000)
     axes.set_xlabel("time of one step (ms)")
+    number_ticks(axes.xaxis, 4.0)
     named = f" ({p.named})" if p.named else ""
-    axes.set_title(f"{p.title}{named}: {milliseconds(p.predicted_us)}, {verdict(p)}", loc="left", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    panel_title(axes, f"{p.title}{named}: {milliseconds(p.predicted_us)}, {verdict(p)}")
+    legend_of(figure, handles, names)
     if sum(p.families_us.values()) > OVERLAP * p.active_us:
         footnote(figure, "Kernels overlap: their times are scaled to the time in which any of them runs.")
-    return _shown_by_notebooks(figure)
+    return _shown_by_notebooks(finish(figure))
 
 
 def draw_steps(predictions: Sequence[Prediction]) -> Figure:
     """Several predicted steps as bars with their intervals; see `step_times`."""
-    summary = pd.concat([p.summary_row() for p in predictions], ignore_index=True)
-    return _shown_by_notebooks(step_times(steps(summary)))
+    return _shown_by_notebooks(step_times(steps(predictions)))
 
 
 def _shown_by_notebooks(figure: Figure) -> Figure:
