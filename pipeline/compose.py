@@ -1,7 +1,7 @@
 """Reads overrides and composes configurations with Hydra.
 
-Each text is parsed once. Hydra composes each choice of groups (GPU, model, kernels, overheads) once; the other overrides
-of a point are applied to a copy of the result.
+Each text is parsed once. Hydra composes each file of a group (GPU, model, kernels, overheads) once, with one choice of the
+other groups: a file's values do not depend on them. The other overrides of a point are applied to a copy of the result.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -54,6 +53,12 @@ class Override:
     """The override as it can be given again."""
     plus: str = ""
     """`+` if the key is new, `++` if it may be."""
+
+
+def forget() -> None:
+    """Forget what was composed in this process, so that changed files are read again."""
+    _KNOWN.clear()
+    _changed.cache_clear()
 
 
 def choices(group: str) -> list[str]:
@@ -111,14 +116,35 @@ def configuration(
     return _configuration(tuple(chosen.items()), tuple(overrides), config_dir().resolve())
 
 
-@lru_cache(maxsize=256)
 def _configuration(chosen: Chosen, overrides: tuple[Override, ...], directory: Path) -> Composed:
+    values, missing = _of_files(chosen, directory)
     if not overrides:
-        return _files_alone(chosen, directory)
+        return values, missing
+    names = {**_default_choices(directory), **dict(chosen)}
+    touched = {_section(each.key) for each in overrides}
+    if any("$" in each.text for each in overrides):  # such a value may come from any section
+        touched = set(values)
+    files = tuple((each, names.get(each)) for each in sorted(touched))
+    changed, absent = _changed(files, overrides, directory)
+    kept = [key for key in missing if _section(key) not in touched]
+    return {**values, **changed}, tuple(sorted({*kept, *absent}))
+
+
+def _section(key: str) -> str:
+    return key.partition(".")[0]
+
+
+@lru_cache(maxsize=4096)
+def _changed(files: Chosen, overrides: tuple[Override, ...], directory: Path) -> Composed:
+    """Sections after overrides; `files` are their names, each with the name of its file if it is a group."""
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-    config = deepcopy(_compose(chosen, directory))
+    rest = _KNOWN[directory, "", None][0]
+    whole = {section: _KNOWN[directory, section, name][0] if name else rest[section]
+             for section, name in files if name or section in rest}  # fmt: skip
+    config = OmegaConf.create(whole)
+    OmegaConf.set_struct(config, True)
     try:
         for each in overrides:
             exists = OmegaConf.select(config, each.key, throw_on_missing=False) is not None
@@ -135,6 +161,25 @@ def _configuration(chosen: Chosen, overrides: tuple[Override, ...], directory: P
         return _plain(config)
     except OmegaConfBaseException as error:
         raise ConfigError(f"configuration: {_first_line(error)}") from None
+
+
+_KNOWN: dict[tuple[Path, str, str | None], tuple[Any, tuple[str, ...]]] = {}
+"""Values of each file of a group that was composed, and its keys without a value; the rest has the group `""`."""
+
+
+def _of_files(chosen: Chosen, directory: Path) -> Composed:
+    """The configuration of the chosen files, put together from files that were composed before where all were."""
+    names: dict[str, str | None] = {"": None, **_default_choices(directory), **dict(chosen)}
+    places = [(directory, group, name) for group, name in names.items()]
+    if not all(place in _KNOWN for place in places):
+        values, missing = _files_alone(chosen, directory)
+        for place in places:
+            inside = [key for key in missing if (key.partition(".")[0] if "." in key else "") == place[1]]
+            own = values.get(place[1]) if place[1] else {key: values[key] for key in values if key not in GROUPS}
+            _KNOWN[place] = own, tuple(inside)
+    found = [_KNOWN[place] for place in places]
+    groups = {place[1]: part for place, (part, _) in zip(places, found, strict=True) if place[1] and place[2]}
+    return {**groups, **found[0][0]}, tuple(sorted(key for _, inside in found for key in inside))
 
 
 def _files_alone(chosen: Chosen, directory: Path) -> Composed:
@@ -236,7 +281,6 @@ def _parse(text: str) -> Any:
         raise ConfigError(f"cannot read the override {text!r}: {close}write key=value, several values as a,b") from None
 
 
-@lru_cache(maxsize=256)
 def _compose(chosen: Chosen, directory: Path) -> DictConfig:
     """The chosen files, composed by Hydra; None leaves a group out."""
     from hydra import compose, initialize_config_dir

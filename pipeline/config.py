@@ -112,10 +112,15 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         given = {text.partition("=")[0].lstrip("+") for text in rest}
         sweeps = experiment_overrides(named[0])
         rest = [f"{key}={values}" for key, values in sweeps.items() if key not in given] + rest
-    points = [_point(each) for each in parse_grid(rest)]
+    shared: dict[tuple[str, ...], _Shared] = {}
     seen: dict[tuple[str, str, str, int], Point] = {}
-    for each in points:
-        seen.setdefault((each.gpu, each.model, each.variant, each.batch_size), each)
+    for one in parse_grid(rest):
+        others = tuple(each for each in one if each.key != "batch_size")
+        texts = tuple(each.text for each in others)
+        if texts not in shared:
+            shared[texts] = _all_but_batch_size(others)
+        found = _at_batch_size(shared[texts], one)
+        seen.setdefault((found.gpu, found.model, found.variant, found.batch_size), found)
     return list(seen.values())
 
 
@@ -134,31 +139,54 @@ def point(overrides: Sequence[str]) -> Point:
 
 
 def _point(given: Sequence[Override]) -> Point:
-    chosen = {each.key: _name_in_group(each) for each in given if each.key in GROUPS}
-    values = [each for each in given if each.key not in (*GROUPS, "batch_size")]
-    config, base = _composed(chosen, values)
+    return _at_batch_size(_all_but_batch_size(tuple(each for each in given if each.key != "batch_size")), given)
+
+
+def _at_batch_size(shared: _Shared, given: Sequence[Override]) -> Point:
     sizes = [each.value for each in given if each.key == "batch_size"]
-    config["batch_size"] = base["batch_size"] = _batch_size(*sizes or [config["model"].get("batch_size")])
+    batch = _batch_size(*sizes or [shared.usual_batch])
+    kept = tuple(each.text for each in given if each.key not in _NOT_IN_VARIANT)
+    return Point(
+        shared.settings.gpu["name"], shared.settings.model["name"], shared.variant, batch, shared.settings, kept,
+        shared.model_variant, shared.edit_variant,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What points that differ in their batch size have in common."""
+
+    settings: Settings
+    variant: str
+    model_variant: str
+    edit_variant: str
+    usual_batch: Any
+    """Batch size of the model's file, or None."""
+
+
+def _all_but_batch_size(given: tuple[Override, ...]) -> _Shared:
+    chosen = {each.key: _name_in_group(each) for each in given if each.key in GROUPS}
+    values = [each for each in given if each.key not in GROUPS]
+    config, base = _composed(chosen, values)
+    usual_batch = config["model"].get("batch_size")
     for each in (config, base):
+        each.pop("batch_size", None)
         each["model"] = {key: value for key, value in each["model"].items() if key != "batch_size"}
-    gpu, model = str(config["gpu"]["name"]), str(config["model"]["name"])
+    gpu = str(config["gpu"]["name"])
     if config["model"].get("architecture") != base["model"].get("architecture"):
         raise ConfigError(
-            f"model.architecture={config['model'].get('architecture')}: model={model} is of another; take model=NAME of "
-            "that architecture (steptime models), or copy its file to a name of your own"
+            f"model.architecture={config['model'].get('architecture')}: model={config['model']['name']} is of another; "
+            "take model=NAME of that architecture (steptime models), or copy its file to a name of your own"
         )
     check_values(config, base)
     usual = default_choices()
     named = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
-    kept = tuple(each.text for each in given if each.key not in _NOT_IN_VARIANT)
     model_variant = _variant({"model": config["model"]}, {"model": base["model"]})
     settings = Settings.of(config)
     if settings.edit and gpu == LOCAL_GPU:
         raise ConfigError(f"{settings.edit.texts[0]}: gpu=local is measured as it is; name a GPU, such as gpu=V100")
     edit_variant = _variant({"edit": config["edit"]}, {"edit": base["edit"]}) if settings.edit else ""
-    return Point(
-        gpu, model, _variant(config, base, named), config["batch_size"], settings, kept, model_variant, edit_variant
-    )
+    return _Shared(settings, _variant(config, base, named), model_variant, edit_variant, usual_batch)
 
 
 def from_snakemake(config: Mapping[str, Any]) -> list[str]:

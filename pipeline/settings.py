@@ -17,10 +17,11 @@ FUSE_ALL = "elementwise"
 class FrozenDict(Mapping[str, Any]):
     """An immutable, hashable mapping. Nested mappings and lists are frozen too (lists become tuples)."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_hash", "_values")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = {str(key): _frozen(value) for key, value in values.items()}
+        self._hash: int | None = None
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]
@@ -32,7 +33,15 @@ class FrozenDict(Mapping[str, Any]):
         return len(self._values)
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._values.items()))
+        if self._hash is None:
+            self._hash = hash(frozenset(self._values.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or super().__eq__(other)
+
+    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
+        return FrozenDict, (self._values,)  # without the hash: those of texts differ between processes
 
     def __repr__(self) -> str:
         return f"FrozenDict({self._values!r})"

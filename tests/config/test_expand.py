@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -199,8 +198,7 @@ def test_a_copied_file_is_refused_until_it_has_a_name_of_its_own(copied: Path) -
         expand(["gpu=MY_GPU", "model=my-Model"])
     model = copied / "model" / "my-Model.yaml"
     model.write_text(model.read_text().replace("name: dlrm_small\n", "name: my-Model\n"))
-    compose._compose.cache_clear()
-    compose._configuration.cache_clear()
+    compose.forget()
     (point,) = expand(["gpu=MY_GPU", "model=my-Model"])
     assert (point.gpu, point.model, point.variant) == ("MY_GPU", "my-Model", "default")
 
@@ -287,12 +285,29 @@ def test_hydra_composes_each_choice_of_files_once(monkeypatch: pytest.MonkeyPatc
 
     composed = []
     monkeypatch.setenv("STEPTIME_CACHE", "none")
-    compose._compose.cache_clear()
-    compose._configuration.cache_clear()
+    compose.forget()
     usual = hydra.compose
     monkeypatch.setattr(hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw))
     points = expand(["gpu=V100,T4", "model.embedding=sparse,dense", "batch_size=8,16,32", "overheads.host_scale=1,2"])
     assert len(points) == 24 and len(composed) == 2
+
+
+def test_files_of_two_groups_are_not_composed_in_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hydra
+
+    composed = []
+    monkeypatch.setenv("STEPTIME_CACHE", "none")
+    compose.forget()
+    usual = hydra.compose
+    monkeypatch.setattr(hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw))
+    sweep = ["gpu=V100,T4,A100", "model=dlrm_small,resnet50,bert_large", "predict.draws=10,20", "batch_size=8,16"]
+    points = expand(sweep)
+    assert len(points) == 36 and len(composed) == 5
+    assert points[0].settings is points[1].settings  # they differ in their batch size
+    for each in points[::5]:
+        compose.forget()
+        alone = [f"gpu={each.gpu}", f"model={each.model}", f"batch_size={each.batch_size}", *each.overrides]
+        assert expand(alone) == [each]
 
 
 @pytest.mark.parametrize(
@@ -319,14 +334,13 @@ def test_a_composition_is_kept_until_a_file_changes(
     point = ["gpu=V100", "model=dlrm_small"]
 
     def asked() -> object:
-        compose._compose.cache_clear()
-        compose._configuration.cache_clear()
+        compose.forget()
         return expand(point)[0]
 
     (copied / "gpu" / "MY_GPU.yaml").unlink()
     (copied / "model" / "my-Model.yaml").unlink()
     first = asked()
-    monkeypatch.setattr(compose, "_compose", cache(lambda *_: pytest.fail("composed again")))
+    monkeypatch.setattr(compose, "_compose", lambda *_: pytest.fail("composed again"))
     assert asked() == first
     monkeypatch.undo()
     monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
