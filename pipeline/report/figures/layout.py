@@ -372,7 +372,7 @@ def _fit_height(figure: Figure, layout: _Layout) -> bool:
     if abs(missing) < 0.02:
         return False
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, max(height + missing, 0.5))
+    figure.set_size_inches(width, round(max(height + missing, 0.5), 3))
     return True
 
 

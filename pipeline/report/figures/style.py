@@ -84,11 +84,22 @@ def in_order(families: Iterable[str]) -> list[str]:
 
 
 def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = ("svg", "png")) -> None:
-    """Write `<name>.svg` and `<name>.png`; the same figure gives the same bytes."""
+    """Write `<name>.svg` and `<name>.png`; the same figure gives the same bytes. Its layout is final then."""
     import matplotlib as mpl
+
+    _settle(figure)
 
     if "svg" in kinds:
         with mpl.rc_context({"svg.hashsalt": name}):
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
     if "png" in kinds:
         figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})
+
+
+def _settle(figure: Figure) -> None:
+    """Place the panels for the last time, on rounded positions: those of the layout's solver differ in their last bits."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        x, y, width, height = (round(float(value), 6) for value in axes.get_position().bounds)
+        axes.set_position((x, y, width, height))
