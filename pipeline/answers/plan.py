@@ -243,8 +243,9 @@ def _objective(name: str) -> Objective:
 
 
 def make_plan(
-    objective: Objective, points: Sequence[Point], limits: Limits, predicting: Predict | None = None, prune: bool = True
-) -> Plan:
+    objective: Objective, points: Sequence[Point], limits: Limits, predicting: Predict | None = None, prune: bool = True,
+    decided: Callable[[int], object] = lambda _: None,
+) -> Plan:  # fmt: skip
     """Search a space.
 
     Args:
@@ -253,6 +254,8 @@ def make_plan(
         limits: constraints.
         predicting: predicts points, with or without their draws; by default `predict_points`.
         prune: whether bounds rule points out.
+        decided: called with the number of points that are predicted or ruled out so far. A lower ratio of predictions to
+            bounds makes it smaller again.
 
     Raises:
         InputError: the space is empty, the objective needs what is not given, or no point meets the constraints.
@@ -263,7 +266,7 @@ def make_plan(
         raise InputError(f"{objective}: give the --samples of an epoch")
     search = _Search(objective, limits, predicting or _predicted)
     search.look_at(points)
-    search.run(prune)
+    search.run(prune, lambda left: decided(len(points) - left))
     feasible = [each for each in search.choices if search.excess(each) is None]
     if not feasible:
         raise InputError(search.nothing())
@@ -403,8 +406,11 @@ class _Search:
             batches = 1 if total is None else total // batch
             self.open.append(_Open(point, batches, price, whole + (batches - 1) * part))
 
-    def run(self, prune: bool) -> None:
-        """Predict points, those with the lowest bounds first, until each of the others is ruled out."""
+    def run(self, prune: bool, still_open: Callable[[int], object]) -> None:
+        """Predict points, those with the lowest bounds first, until each of the others is ruled out.
+
+        `still_open` is called with the number of points that are neither predicted nor ruled out.
+        """
         self.open.sort(key=lambda each: self._key(*self._time_cost(each, each.bound_us)))
         bounds = np.array([self._time_cost(each, each.bound_us) for each in self.open]).reshape(-1, 2)
         left = np.ones(len(self.open), dtype=bool)
@@ -412,6 +418,7 @@ class _Search:
             rows = np.flatnonzero(left)
             if prune:  # what is ruled out stays: a lower ratio may bring it back
                 rows = rows[~self._beaten(bounds[rows] * self.ratio)]
+            still_open(len(rows))
             if not len(rows):
                 break
             self._predict([self.open[row] for row in rows[:POINTS_AT_ONCE]])

@@ -81,6 +81,12 @@ def test_bounds_are_below_the_predictions(pool):
         assert 0 < part <= whole <= pool[1][alike(point)].prediction.predicted_us
 
 
+def test_progress_counts_points_until_all_are_decided():
+    points, decided = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64", "predict.draws=64"]), []
+    make_plan(Objective.step, points, Limits(), decided=decided.append)
+    assert decided[0] == 0 and decided[-1] == len(points)
+
+
 def test_bounds_of_many_batch_sizes_come_from_three(monkeypatch):
     points = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64,72,80,88,96"])
     sizes = [64, 72, 80, 88, 96]
