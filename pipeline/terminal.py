@@ -209,3 +209,20 @@ def progress(items: Iterable[Item], total: int, text: str) -> Iterable[Item]:
     from rich.progress import track
 
     return track(items, text, total, console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def counting(text: str, total: int) -> Iterator[Callable[[int], object]]:
+    """Show a progress bar for work that is done in several parts, only on a terminal; it is removed afterwards.
+
+    Yields a function that sets how much of `total` is done.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda done: bar.update(task, completed=done)

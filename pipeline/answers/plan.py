@@ -16,30 +16,31 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.gpu_figures import gpu_of
-from pipeline.answers.plan_bounds import step_bound_us
+from pipeline.answers.plan_bounds import CallSizes, sizes_between, step_bounds_us
 from pipeline.answers.predict_grid import Answer, in_order, predict_points
-from pipeline.answers.predict_point import graph_of
+from pipeline.answers.predict_point import graph_of, memory_of
 from pipeline.config import Point, expand
 from pipeline.config_checks import written
 from pipeline.errors import InputError, SteptimeError
-from pipeline.graph.graph_cache import calls_of, gpu_kind
+from pipeline.graph.graph_cache import calls_of
 from pipeline.hardware.spec import GpuSpec
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
 from pipeline.readable import amount, compact, gibibytes, html_table, milliseconds, rate
-from pipeline.settings import FrozenDict
+from pipeline.settings import EditSettings, FrozenDict
 
 Floats = npt.NDArray[np.float64]
+Made = TypeVar("Made")
 Predict = Callable[[Sequence[Point], bool], Iterable[Answer]]
 
 SEARCH_DRAWS = 10
@@ -50,6 +51,10 @@ POINTS_AT_ONCE = 32
 
 CONTENDERS = 12
 """Number of points, best first, among which the draws decide how often the winner wins."""
+
+
+LISTED = 3
+"""Batch sizes up to which a step is bounded from its calls at each."""
 
 
 class Objective(StrEnum):
@@ -238,8 +243,9 @@ def _objective(name: str) -> Objective:
 
 
 def make_plan(
-    objective: Objective, points: Sequence[Point], limits: Limits, predicting: Predict | None = None, prune: bool = True
-) -> Plan:
+    objective: Objective, points: Sequence[Point], limits: Limits, predicting: Predict | None = None, prune: bool = True,
+    decided: Callable[[int], object] = lambda _: None,
+) -> Plan:  # fmt: skip
     """Search a space.
 
     Args:
@@ -248,6 +254,8 @@ def make_plan(
         limits: constraints.
         predicting: predicts points, with or without their draws; by default `predict_points`.
         prune: whether bounds rule points out.
+        decided: called with the number of points that are predicted or ruled out so far. A lower ratio of predictions to
+            bounds makes it smaller again.
 
     Raises:
         InputError: the space is empty, the objective needs what is not given, or no point meets the constraints.
@@ -258,7 +266,7 @@ def make_plan(
         raise InputError(f"{objective}: give the --samples of an epoch")
     search = _Search(objective, limits, predicting or _predicted)
     search.look_at(points)
-    search.run(prune)
+    search.run(prune, lambda left: decided(len(points) - left))
     feasible = [each for each in search.choices if search.excess(each) is None]
     if not feasible:
         raise InputError(search.nothing())
@@ -290,6 +298,58 @@ class _Open:
     """Lower bound of the time of one update."""
 
 
+class _StepBounds:
+    """Memory needs and bounds of one step at several batch sizes, each computed once. A failure is raised again."""
+
+    def __init__(self, model: FrozenDict, edit: EditSettings, batch_sizes: Sequence[int]) -> None:
+        self.model, self.edit, self.batch_sizes = model, edit, batch_sizes
+        self._known: dict[object, Any] = {}
+
+    def gpu(self, figures: FrozenDict) -> GpuSpec:
+        """The GPU of a composed configuration."""
+        return self._once(figures, lambda: gpu_of(figures))
+
+    def memory_bytes(self, batch_size: int) -> int:
+        """Memory need; an edit that matches no operator is refused here."""
+        if self.edit:
+            self._once("edit", lambda: graph_of(self.model, batch_size, self.edit))
+        return self._once(batch_size, lambda: memory_of(self.model, batch_size))
+
+    def bounds(self, figures: FrozenDict, batch_size: int) -> tuple[float, float]:
+        """Bounds of `step_bounds_us` in µs."""
+        gpu = self.gpu(figures)
+        # sizes of calls hardly depend on the number of multiprocessors
+        kind = gpu.architecture, gpu.compute_capability
+        line = self._once(("line", kind), lambda: self._line(kind, gpu)) if len(self.batch_sizes) > LISTED else None
+        sizes = line[batch_size] if line is not None else self._calls(kind, gpu, batch_size)
+        found = self._once((figures, batch_size), lambda: step_bounds_us(sizes, gpu).reshape(2))
+        return float(found[0]), float(found[1])
+
+    def _line(self, kind: object, gpu: GpuSpec) -> Mapping[int, CallSizes] | None:
+        try:
+            return sizes_between(self.batch_sizes, lambda size: self._calls(kind, gpu, size), gpu)
+        except SteptimeError:  # of one batch size: it is raised again by the points that have it
+            return None
+
+    def _calls(self, kind: object, gpu: GpuSpec, batch_size: int) -> CallSizes:
+        def make() -> CallSizes:
+            graph = graph_of(self.model, batch_size, self.edit)
+            return CallSizes.of(calls_of(graph, self.model.plain(), batch_size, gpu, self.edit))
+
+        return self._once((kind, batch_size), make)
+
+    def _once(self, key: object, make: Callable[[], Made]) -> Made:
+        if key not in self._known:
+            try:
+                self._known[key] = make()
+            except SteptimeError as error:
+                self._known[key] = error
+        if isinstance(self._known[key], SteptimeError):
+            raise self._known[key]
+        found: Made = self._known[key]
+        return found
+
+
 @dataclass
 class _Search:
     objective: Objective
@@ -313,55 +373,44 @@ class _Search:
         self.currency = "" if prices.empty else str(prices["currency"].iloc[0])
         if not per_us and (self.objective.of_cost or self.limits.budget is not None):
             raise InputError(f"{self.objective}: none of these GPUs has a price (docs/prices.md)")
-        workloads: dict[object, list[Point]] = {}
+        steps: dict[tuple[FrozenDict, EditSettings], list[Point]] = {}
         for point in points:
             if point.local:
                 raise InputError("plan predicts points: name GPUs instead of gpu=local")
-            workloads.setdefault((point.settings.model, point.batch_size, point.settings.edit), []).append(point)
-        for same in workloads.values():
-            self._look_at_workload(same, per_us)
+            steps.setdefault((point.settings.model, point.settings.edit), []).append(point)
+        for (model, edit), same in steps.items():
+            self._look_at_step(_StepBounds(model, edit, sorted({each.batch_size for each in same})), same, per_us)
 
-    def _look_at_workload(self, same: Sequence[Point], per_us: dict[str, float]) -> None:
-        batch, total = same[0].batch_size, self.limits.global_batch
-        if total is not None and total % batch:
-            self.lost["batch does not divide the global batch"] += len(same)
-            return
-        try:
-            graph = graph_of(same[0].settings.model, batch, same[0].settings.edit)
-        except SteptimeError as error:
-            self.lost[f"no prediction: {error}"] += len(same)
-            return
-        calls: dict[str, pd.DataFrame] = {}
-        bounds: dict[FrozenDict, tuple[float, float]] = {}
-        known: dict[FrozenDict, GpuSpec] = {}
+    def _look_at_step(self, step: _StepBounds, same: Sequence[Point], per_us: dict[str, float]) -> None:
+        total = self.limits.global_batch
         for point in same:
-            figures, price = point.settings.gpu, per_us.get(point.gpu)
-            if figures not in known:
-                known[figures] = gpu_of(figures)
-            gpu = known[figures]
-            room = min(gpu.memory_bytes, self.limits.memory_bytes or gpu.memory_bytes)
-            if graph.memory_bytes > room:
-                self.lost["does not fit"] += 1
-                text = f"{point.gpu} batch_size={batch} needs {gibibytes(graph.memory_bytes)} of {gibibytes(room)}"
-                self.nearest = min((graph.memory_bytes / room, text), self.nearest or (np.inf, ""))
-                continue
-            if price is None and (self.objective.of_cost or self.limits.budget is not None):
-                self.lost["no price"] += 1
+            batch, price = point.batch_size, per_us.get(point.gpu)
+            if total is not None and total % batch:
+                self.lost["batch does not divide the global batch"] += 1
                 continue
             try:
-                if (kind := gpu_kind(gpu)) not in calls:
-                    calls[kind] = calls_of(graph, point.settings.model.plain(), batch, gpu, point.settings.edit)
+                need, gpu = step.memory_bytes(batch), step.gpu(point.settings.gpu)
+                room = min(gpu.memory_bytes, self.limits.memory_bytes or gpu.memory_bytes)
+                if need > room:
+                    self.lost["does not fit"] += 1
+                    text = f"{point.gpu} batch_size={batch} needs {gibibytes(need)} of {gibibytes(room)}"
+                    self.nearest = min((need / room, text), self.nearest or (np.inf, ""))
+                    continue
+                if price is None and (self.objective.of_cost or self.limits.budget is not None):
+                    self.lost["no price"] += 1
+                    continue
+                whole, part = step.bounds(point.settings.gpu, batch)
             except SteptimeError as error:
                 self.lost[f"no prediction: {error}"] += 1
                 continue
-            if figures not in bounds:
-                bounds[figures] = step_bound_us(calls[kind], gpu)
-            whole, part = bounds[figures]
             batches = 1 if total is None else total // batch
             self.open.append(_Open(point, batches, price, whole + (batches - 1) * part))
 
-    def run(self, prune: bool) -> None:
-        """Predict points, those with the lowest bounds first, until each of the others is ruled out."""
+    def run(self, prune: bool, still_open: Callable[[int], object]) -> None:
+        """Predict points, those with the lowest bounds first, until each of the others is ruled out.
+
+        `still_open` is called with the number of points that are neither predicted nor ruled out.
+        """
         self.open.sort(key=lambda each: self._key(*self._time_cost(each, each.bound_us)))
         bounds = np.array([self._time_cost(each, each.bound_us) for each in self.open]).reshape(-1, 2)
         left = np.ones(len(self.open), dtype=bool)
@@ -369,6 +418,7 @@ class _Search:
             rows = np.flatnonzero(left)
             if prune:  # what is ruled out stays: a lower ratio may bring it back
                 rows = rows[~self._beaten(bounds[rows] * self.ratio)]
+            still_open(len(rows))
             if not len(rows):
                 break
             self._predict([self.open[row] for row in rows[:POINTS_AT_ONCE]])

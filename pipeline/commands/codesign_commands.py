@@ -18,7 +18,7 @@ from pipeline.errors import InputError
 from pipeline.report.advice_table import show_advice
 from pipeline.report.figures.plan_front import check_figure, write_plan_front
 from pipeline.report.plan_table import show_plan
-from pipeline.terminal import Json, Overrides, print_json, progress, split_results, working
+from pipeline.terminal import Json, Overrides, counting, print_json, progress, split_results, working
 
 app = typer.Typer()
 
@@ -76,17 +76,12 @@ def plan(
     points = expand(given)
     if figure is not None:
         check_figure(figure)
-    with working(f"searching {len(points):,} points") as say:
-        done = 0
+    with counting(f"searching {len(points):,} points", len(points)) as decided:
 
         def predicting(asked: Sequence[Point], keep_draws: bool) -> Iterable[Answer]:
-            nonlocal done
-            for answer in predict_points(asked, **results, keep_draws=keep_draws):
-                done += 1
-                say(f"searching {len(points):,} points; {done:,} predicted")
-                yield answer
+            return predict_points(asked, **results, keep_draws=keep_draws)
 
-        found = make_plan(objective, points, limits, predicting)
+        found = make_plan(objective, points, limits, predicting, decided=decided)
     if figure is not None:
         write_plan_front(found, figure)
     if as_json:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pipeline.answers import plan as planning
 from pipeline.answers.plan import Limits, Objective, make_plan, plan, seconds
-from pipeline.answers.plan_bounds import step_bound_us
+from pipeline.answers.plan_bounds import CallSizes, sizes_between, step_bounds_us
 from pipeline.answers.predict_grid import predict_points
 from pipeline.answers.predict_point import graph_of
 from pipeline.cli import app
@@ -77,8 +77,46 @@ def test_bounds_are_below_the_predictions(pool):
         calls = calls_of(
             graph_of(point.settings.model, point.batch_size), point.section("model"), point.batch_size, gpu
         )
-        whole, part = step_bound_us(calls, gpu)
+        whole, part = step_bounds_us(CallSizes.of(calls), gpu)
         assert 0 < part <= whole <= pool[1][alike(point)].prediction.predicted_us
+
+
+def test_progress_counts_points_until_all_are_decided():
+    points, decided = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64", "predict.draws=64"]), []
+    make_plan(Objective.step, points, Limits(), decided=decided.append)
+    assert decided[0] == 0 and decided[-1] == len(points)
+
+
+def test_bounds_of_many_batch_sizes_come_from_three(monkeypatch):
+    points = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64,72,80,88,96"])
+    sizes = [64, 72, 80, 88, 96]
+    mapped = []
+
+    def counted(graph, *given):
+        mapped.append(graph.batch_size)
+        return calls_of(graph, *given)
+
+    monkeypatch.setattr(planning, "calls_of", counted)
+    step = planning._StepBounds(points[0].settings.model, points[0].settings.edit, sizes)
+    for point in points:
+        graph, gpu = graph_of(point.settings.model, point.batch_size), load_gpu(point.gpu)
+        calls = calls_of(graph, point.section("model"), point.batch_size, gpu)
+        found = step.bounds(point.settings.gpu, point.batch_size)
+        assert found == pytest.approx(step_bounds_us(CallSizes.of(calls), gpu), rel=0.01)
+        assert step.memory_bytes(point.batch_size) == graph.memory_bytes
+    assert sorted(mapped) == [64, 64, 80, 80, 96, 96]  # for each of two architectures
+
+
+def test_batch_sizes_with_other_kernels_have_no_line():
+    def at(size):
+        names = np.array(["gemm"] * (2 if size > 100 else 1), dtype=object)
+        numbers = np.full(len(names), float(size))
+        return CallSizes(names, np.full(len(names), "fp32", dtype=object), numbers < 0, numbers, numbers, numbers)
+
+    gpu = load_gpu("V100")
+    line = sizes_between([10, 20, 30, 50], at, gpu)
+    assert line is not None and line[20].flops.item() == pytest.approx(20)
+    assert sizes_between([10, 20, 30, 500], at, gpu) is None
 
 
 def test_bounds_that_are_too_high_are_lowered_by_what_the_search_sees(pool, monkeypatch):
@@ -88,9 +126,9 @@ def test_bounds_that_are_too_high_are_lowered_by_what_the_search_sees(pool, monk
     for factor in (3.0, 1000.0):
 
         def high(*given, factor=factor):
-            return tuple(factor * each for each in step_bound_us(*given))
+            return factor * step_bounds_us(*given)
 
-        monkeypatch.setattr(planning, "step_bound_us", high)
+        monkeypatch.setattr(planning, "step_bounds_us", high)
         assert keys([make_plan(Objective.samples_per_s, pool[0], Limits(), predicting).best]) == keys([whole.best])
 
 
