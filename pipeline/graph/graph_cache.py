@@ -29,6 +29,7 @@ from pipeline.graph.batch_line import LOW, MIDDLE, GraphLine, MemoryLine, NotOnA
 from pipeline.graph.capture import capture, needs_fake_tensors
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
+from pipeline.graph.equal_layers import memory_by_layers
 from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.symbolic_batch import same_at_any_batch
 from pipeline.graph.table import Graph, Memory
@@ -44,8 +45,9 @@ NO_EDITS = EditSettings()
 LIBRARIES = ("torch", "transformers")
 """Packages whose code runs in a captured step."""
 
-GRAPH, LINE = "graph.parquet", "line.json"
-"""Names of entries in the cache: a graph, and what is known of a workload's line over the batch size."""
+GRAPH, LINE, MEMORY = "graph.parquet", "line.json", "memory.json"
+"""Names of entries in the cache: a graph, what is known of a workload's line over the batch size, and the memory need of a
+step whose graph is not known."""
 
 SMALL_GRAPH = 1000
 """Operators of a graph up to which a workload is captured three times at once: that takes 0.1 s of CPU time each."""
@@ -74,13 +76,24 @@ def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO
 
 
 def memory_need(config: Mapping[str, Any], batch_size: int) -> Memory:
-    """The memory need of a workload's step; its graph is only made if the memory at other batch sizes does not tell it.
+    """The memory need of a workload's step; its graph is only made if nothing else tells its memory need.
 
-    Arguments and errors are those of `captured`. Edits do not change the memory need.
+    That is the memory at other batch sizes, or that of a few layers (`pipeline.graph.equal_layers`). Arguments and errors
+    are those of `captured`. Edits do not change the memory need.
     """
-    found = _line_state(config) if _may_have_line(config) else None
-    if isinstance(found, MemoryLine) and batch_size in found:
-        return found.at(batch_size)
+    state = _line_state(config) if _may_have_line(config) else None
+    if isinstance(state, MemoryLine) and batch_size in state:
+        return state.at(batch_size)
+    if type(state) is int and state != batch_size:
+        key = graph_key(config, batch_size)
+        found = find(MEMORY, key, _read_memory)
+        first = find(GRAPH, graph_key(config, state), read_graph) if found is None else None
+        if first is not None:
+            found = memory_by_layers(config, batch_size, first)
+            if found is not None:
+                keep(MEMORY, key, found, _write_memory)
+        if found is not None:
+            return found
     return captured(config, batch_size).memory
 
 
@@ -199,6 +212,15 @@ def _write_state(state: LineState, path: Path) -> None:
     stored = {"captured": state} if type(state) is int else {"line": found}
     with atomic_path(path) as part:
         part.write_text(json.dumps(stored), encoding="utf-8")
+
+
+def _read_memory(path: Path) -> Memory:
+    return Memory(**{part: int(size) for part, size in json.loads(path.read_text(encoding="utf-8")).items()})
+
+
+def _write_memory(memory: Memory, path: Path) -> None:
+    with atomic_path(path) as part:
+        part.write_text(json.dumps(asdict(memory)), encoding="utf-8")
 
 
 def _read_calls(path: Path) -> pd.DataFrame:
