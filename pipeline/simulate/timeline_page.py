@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from pipeline.palette import FAMILIES
 from pipeline.simulate.trace_events import Event
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -47,7 +48,8 @@ def page_data(events: Sequence[Event], title: str) -> dict[str, Any]:
     Returns:
         `rows`: rows in the order of processes and threads, each with the columns of its slices by begin: `begin`
         (differences, ns), `length` (ns), and the numbers of name, colour and detail. `arrows`: row and position of the
-        begin and the end of each arrow. `names`, `colours`, `details`: texts. `steps`: the numbers of each step.
+        begin and the end of each arrow. `names`, `colours`, `details`: texts. `steps`: the numbers of each step. `families`:
+        the colour of each kernel family, as in the figures.
     """
     group, order, label = _rows_of(events)
     slices: dict[tuple[int, int], list[Event]] = {}
@@ -75,7 +77,8 @@ def page_data(events: Sequence[Event], title: str) -> dict[str, Any]:
     arrows = [[*begin, *ends["f", number]] for (phase, number), begin in ends.items() if phase == "s"]
     steps = [{"name": event["name"], **event["args"]} for event in events if event.get("cat") == "step"]
     return {"title": title, "rows": rows, "arrows": arrows, "names": list(names), "colours": list(colours),
-            "details": list(details), "steps": steps}  # fmt: skip
+            "details": list(details), "steps": steps,
+            "families": {name: FAMILIES[name] for name in colours if name in FAMILIES}}  # fmt: skip
 
 
 def _rows_of(events: Sequence[Event]) -> tuple[dict[int, str], dict[int, int], dict[tuple[int, int], str]]:

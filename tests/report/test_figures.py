@@ -22,7 +22,7 @@ from pipeline.report.figures import style
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw, draw_all
 from pipeline.report.figures.layout import WIDE, notes_of
 from pipeline.report.figures.published_errors import PUBLISHED, published
-from pipeline.report.figures.sentences import step_sentence
+from pipeline.report.figures.sentences import step_sentence, within_sentence
 from pipeline.report.figures.value_for_money import value_for_money
 from pipeline.report.grid_inputs import price_table, with_distinct_names, with_gpus
 
@@ -208,6 +208,11 @@ def test_a_title_names_the_batch_sizes_at_which_a_gpu_gains_nothing() -> None:
     large = steps(V100=9000.0, H100=3000.0)
     says = "H100 is 3.0 times as fast as V100; it gains nothing at batch 4: the step is host-bound"
     assert step_sentence(pd.concat([small, large])) == says
+
+
+def test_the_title_of_measured_steps_counts_those_within_ten_percent() -> None:
+    assert within_sentence(pd.Series([0.05, -0.09, 0.3]), "measured steps") == "2 of 3 measured steps are within 10 %"
+    assert within_sentence(pd.Series([-0.034]), "measured steps") == "The measured step is predicted 3 % too short"
 
 
 def test_gpus_without_fitted_models_are_named(artifacts: Artifacts) -> None:

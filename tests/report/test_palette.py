@@ -9,6 +9,7 @@ import pytest
 from pipeline.kernels.families import FAMILIES
 from pipeline.palette import ACTIVE, IDLE, MEASURED, OTHER, family_colour, luminance, series_colours, text_on
 from pipeline.palette import FAMILIES as COLOURS
+from pipeline.simulate.timeline_page import TEMPLATE, page_data
 
 NEIGHBOURS = (("gemm", "bmm"), ("conv2d_forward", "conv2d_backward_data"), ("conv2d_backward_data", "conv2d_backward_weight"),
               ("embedding_forward", "embedding_backward"), ("tril_index_forward", "tril_index_backward"),
@@ -49,3 +50,9 @@ def test_series_keep_their_colours_whatever_follows() -> None:
     assert all(many[name] == colour for name, colour in few.items())
     for one, two in itertools.pairwise(list(many.values())):
         assert one != two
+
+
+def test_the_timeline_has_the_colours_of_the_figures() -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm:linear", "pid": 1, "tid": 1, "ts": 0.0, "dur": 2.0, "args": {}}
+    assert page_data([kernel], "a step")["families"] == {"gemm": COLOURS["gemm"]}
+    assert "data.families[name]" in TEMPLATE.read_text(encoding="utf-8")

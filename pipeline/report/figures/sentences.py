@@ -74,7 +74,8 @@ def within_sentence(errors: pd.Series, what: str, bound: float = 0.1) -> str:
     """How many relative errors are within a bound: `3 of 4 measured steps are within 10 %`."""
     inside = int((errors.abs() <= bound).sum())
     if len(errors) == 1:
-        return f"The {what.removesuffix('s')} is predicted {100 * float(errors.iloc[0]):+.0f} % off"
+        error = 100 * float(errors.iloc[0])
+        return f"The {what.removesuffix('s')} is predicted {abs(error):.0f} % too {'short' if error < 0 else 'long'}"
     return f"{inside} of {len(errors)} {what} are within {100 * bound:.0f} %"
 
 
