@@ -8,9 +8,10 @@ import pytest
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
-from pipeline import compare, predict
+from pipeline import compare, draw_steps, predict
 from pipeline.errors import SteptimeError, SteptimeWarning
 from pipeline.prediction import Prediction
+from tests.report.test_figure_layout import problems
 
 STEP = Prediction(
     "V100", "m", "dtype-fp16", 64, 10_000.0, 6_000.0, 9_000.0, 9_000.0, 12_000.0, 0, True, {}, {}, 0.0,
@@ -74,3 +75,12 @@ def test_a_point_that_cannot_be_predicted_is_a_row_with_its_reason() -> None:
 def test_a_comparison_without_any_prediction_raises_its_error() -> None:
     with pytest.raises(SteptimeError, match="bf16"):
         compare(gpu="P100,P4", model="dlrm_small", batch_size=64, model__dtype="bf16")
+
+
+@pytest.mark.parametrize("name", ["m", "a_model_with_a_very_long_name_" * 3])
+def test_no_text_of_a_plot_overlaps_another_or_leaves_it(name: str) -> None:
+    families = {f"embedding_backward_{number}": 1_000.0 * (10 - number) for number in range(10)}
+    steps = [
+        dataclasses.replace(STEP, model=name, families_us=families, batch_size=64 * 4**place) for place in range(5)
+    ]
+    assert problems(steps[0].plot()) == [] and problems(draw_steps(steps)) == []

@@ -19,6 +19,7 @@ from pipeline.errors import InputError
 from pipeline.graph.graph_cache import calls_of
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.report.figures.plan_front import plan_front, write_plan_front
+from tests.report.test_figure_layout import problems
 
 SPACE = ["gpu=V100,A100,H100,T4,L4,A10", "model=dlrm_small", "batch_size=64,256,1024,4096", "model.dtype=fp32,fp16",
          "predict.cuda_graph=false,true", "predict.draws=64"]  # fmt: skip
@@ -201,6 +202,7 @@ def test_the_figure_shows_the_front(pool, tmp_path, monkeypatch):
     assert "cost of a million samples (USD)" in text and found.best.point.gpu in text
     line = next(each for each in plan_front(found).axes[0].lines if each.get_label() == "front")
     assert list(line.get_xdata()) == [each.us_per_sample for each in found.front]
+    assert problems(plan_front(found)) == []
     with pytest.raises(InputError, match="ends in"):
         write_plan_front(found, tmp_path / "plan.txt")
     with pytest.raises(InputError, match="there is no folder"):
