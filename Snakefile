@@ -4,6 +4,7 @@
 #   snakemake --config gpu=V100 model=dlrm_default
 #   snakemake --config gpu=V100,P100 model=dlrm_default,dlrm_ddp batch_size=512,2048
 #   snakemake --config experiment=paper_dlrm -- figures
+#   snakemake --config plan=samples_per_dollar gpu='glob(*)' model=dlrm_ddp batch_size=512,2048 -- plan
 
 from pipeline.answers.sources import Source
 from pipeline.flow import Flow
@@ -21,12 +22,18 @@ include: "workflow/rules/predict.smk"
 include: "workflow/rules/grid.smk"
 include: "workflow/rules/packs.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/plan.smk"
+
+
+localrules:
+    all,
+    summary,
 
 
 rule all:
     default_target: True
     input:
-        rules.summary.output.table,
+        rules.plan.output.table if FLOW.plan.asked else rules.summary.output.table,
         FLOW.of_points("events.parquet", "local"),
 
 

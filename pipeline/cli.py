@@ -28,10 +28,10 @@ from pipeline.report.grid_file import write_answers
 from pipeline.report.show import show
 from pipeline.report.terminal_tables import console
 from pipeline.simulate.perfetto import write_timeline
-from pipeline.terminal import Json, Overrides, print_json, progress, run_app, split_results, working
+from pipeline.terminal import Json, Overrides, examples, print_json, progress, run_app, split_results, working
 
-LISTING, TRACE, LATENCY, CODESIGN = (
-    f"pipeline.commands.{name}_commands" for name in ("listing", "trace", "latency", "codesign")
+LISTING, TRACE, LATENCY, CODESIGN, PIPELINE = (
+    f"pipeline.commands.{name}_commands" for name in ("listing", "trace", "latency", "codesign", "pipeline")
 )
 
 LOADED_WHEN_ASKED = {
@@ -40,12 +40,13 @@ LOADED_WHEN_ASKED = {
     "models": LISTING,
     "doctor": LISTING,
     "plan": CODESIGN,
+    "run": PIPELINE,
     "replay": TRACE,
     "trace": TRACE,
     "kernels": LATENCY,
     "transfer": LATENCY,
-    "summary": LISTING,
-    "ui": LISTING,
+    "summary": PIPELINE,
+    "ui": PIPELINE,
 }
 """Modules of the commands that are not in this module. A prediction does not load them: they take 0.2 s."""
 
@@ -71,7 +72,6 @@ app = typer.Typer(
     name="steptime",
     cls=CommandsLoadedWhenAsked,
     no_args_is_help=True,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
@@ -88,7 +88,13 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    epilog=examples(
+        "predict gpu=V100 model=dlrm_default batch_size=2048",
+        "compare gpu=V100,A100,T4 model=dlrm_default batch_size=512,2048",
+        "gpus",
+    )
+)
 def options(
     version: Annotated[
         bool, typer.Option("--version", help="print the version", callback=_version, is_eager=True)
@@ -97,7 +103,12 @@ def options(
     """How long does one training step take, on a GPU you may not have?"""
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "predict gpu=V100 model=dlrm_default batch_size=2048",
+        "predict gpu=H100 model=resnet50 batch_size=64 --timeline step.html",
+    )
+)
 def predict(
     overrides: Overrides = None,
     timeline: Annotated[
@@ -124,7 +135,12 @@ def predict(
     show([prediction], {"timeline": str(timeline)} if timeline is not None else None)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "compare gpu=V100,A100,T4 model=dlrm_default batch_size=512,2048",
+        "compare 'gpu=glob(*)' model=bert_large --sort cost",
+    )
+)
 def compare(
     overrides: Overrides = None,
     sort: Annotated[

@@ -6,7 +6,6 @@ other groups: a file's values do not depend on them. The other overrides of a po
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.digest import module_digest
-from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
+from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
+from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import config_dir
-from pipeline.schemas import atomic_path
 from pipeline.user_cache import kept
-from pipeline.yaml_text import load_yaml
+from pipeline.yaml_text import YamlError, load_yaml
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -35,7 +34,7 @@ Chosen = tuple[tuple[str, str | None], ...]
 Composed = tuple[dict[str, Any], tuple[str, ...]]
 """Plain values, and the keys without a value."""
 
-_VALUE = r"(?:[A-Za-z_][\w-]*|[1-9]\d*)"
+_VALUE = r"(?:[A-Za-z_][\w-]*|[1-9]\d{0,17})"
 _PLAIN = re.compile(rf"(?P<key>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)=(?P<values>{_VALUE}(?:,{_VALUE})*)", re.ASCII)
 """Overrides with plain names and whole numbers only. They need no parser: importing Hydra takes 0.1 s."""
 
@@ -96,8 +95,31 @@ def default_choices() -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _default_choices(directory: Path) -> dict[str, str]:
-    stated = load_yaml((directory / "config.yaml").read_text(encoding="utf-8"))["defaults"]
-    return {group: name for each in stated if isinstance(each, dict) for group, name in each.items()}
+    file = directory / "config.yaml"
+    try:
+        values = load_yaml(_text_of(file))
+    except YamlError as error:
+        raise ConfigError(f"{file}: not readable as YAML ({_first_line(error)})") from None
+    stated = values.get("defaults") if isinstance(values, dict) else None
+    named = [each for each in stated if isinstance(each, dict)] if isinstance(stated, list) else []
+    found = {group: name for each in named for group, name in each.items()}
+    if wrong := [group for group in GROUPS if not isinstance(found.get(group), str)]:
+        raise ConfigError(
+            f"{file}: its list `defaults` names no file of {wrong[0]}; write for example `- {wrong[0]}: NAME`"
+        )
+    return found
+
+
+def _text_of(file: Path) -> str:
+    """The text of a configuration file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not readable ({getattr(error, 'strerror', None) or error})") from None
 
 
 def configuration(
@@ -187,7 +209,7 @@ def _files_alone(chosen: Chosen, directory: Path) -> Composed:
     names = {**_default_choices(directory), **dict(chosen)}
     files = [directory / "config.yaml", *(directory / group / f"{name}.yaml" for group, name in names.items() if name)]
     parts = {
-        "files": [file.read_text(encoding="utf-8") for file in files if file.is_file()],
+        "files": [_text_of(file) for file in files if file.is_file()],
         "chosen": chosen,
         "code": module_digest("pipeline.compose"),
     }
@@ -195,13 +217,12 @@ def _files_alone(chosen: Chosen, directory: Path) -> Composed:
 
 
 def _read(path: Path) -> Composed:
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored = read_json(path, "it is made anew", (DIGEST_KEY, "values", "missing"))
     return stored["values"], tuple(stored["missing"])
 
 
 def _write(made: Composed, path: Path) -> None:
-    with atomic_path(path) as part:
-        part.write_text(json.dumps({"values": made[0], "missing": made[1]}), encoding="utf-8")
+    write_json(path, {"values": made[0], "missing": made[1]}, sealed=True)
 
 
 def _plain(config: DictConfig) -> Composed:
@@ -275,14 +296,21 @@ def _parse(text: str) -> Any:
 
     try:
         return OverridesParser.create().parse_override(text)
-    except HydraException:
+    except (HydraException, ValueError, RecursionError):  # Python converts no number of thousands of digits
         key, options = text.partition("=")[0], (*GROUPS, "experiment", "batch_size", "overrides", "results")
         close = "" if key in options else did_you_mean(key, options)
-        raise ConfigError(f"cannot read the override {text!r}: {close}write key=value, several values as a,b") from None
+        raise ConfigError(
+            f"cannot read the override {shown(text)}: {close}write key=value, several values as a,b"
+        ) from None
 
 
 def _compose(chosen: Chosen, directory: Path) -> DictConfig:
-    """The chosen files, composed by Hydra; None leaves a group out."""
+    """The chosen files, composed by Hydra; None leaves a group out.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    import yaml
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -294,3 +322,8 @@ def _compose(chosen: Chosen, directory: Path) -> DictConfig:
             return compose("config", overrides=[f"~{key}" if name is None else f"{key}={name}" for key, name in chosen])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"configuration: {_first_line(error)}") from None
+    except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        names = ", ".join(f"{group}/{name}.yaml" for group, name in chosen if name)
+        raise ConfigError(
+            f"{directory}: {names or 'a file'} is damaged ({' '.join(str(error).split())[:300]})"
+        ) from None

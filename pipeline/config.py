@@ -26,7 +26,7 @@ from pipeline.compose import (
     parse_grid,
     refuse_repeated,
 )
-from pipeline.config_checks import check_values, example, flatten
+from pipeline.config_checks import check_sections, check_values, example, flatten
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import is_known_key
@@ -213,6 +213,7 @@ def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[di
     # the values of `local` come from the machine
     local = {"gpu": {"name": LOCAL_GPU}} if chosen.get("gpu") == LOCAL_GPU else {}
     base = configuration(files)[0] | local
+    check_sections(base)
     _check_names(chosen, base)
     try:
         found, missing = configuration(files, values)

@@ -76,6 +76,51 @@ MIN_VALUES = {"predict.draws": 10}
 """Least allowed values by key. With fewer than 10 draws, p10 and p90 are not distinct draws and mean nothing."""
 
 
+def check_sections(config: Mapping[str, Any]) -> None:
+    """Check that files hold the sections and keys that settings are made of, with values of their kinds.
+
+    Raises:
+        ConfigError: a section or key is missing, unknown, or of another kind.
+    """
+    for name in (*SECTIONS, "edit"):
+        if not isinstance(config.get(name), Mapping):
+            raise ConfigError(f"configuration: section {name} has no keys; compare its file with the one that ships")
+    for name in ("gpu", "model", "kernels", "overheads"):
+        if not isinstance(config[name].get("name"), str):
+            raise ConfigError(f"configuration: {name}.name is missing, the name of its file")
+    for name, kinds in SECTION_TYPES.items():
+        for key, kind in kinds.items():
+            if key not in config[name] and key not in HAVE_DEFAULTS:
+                raise ConfigError(f"configuration: {name}.{key} is missing; compare its file with the one that ships")
+            if key in config[name] and not _is_of(kind, value := config[name][key]):
+                raise ConfigError(f"configuration: {name}.{key}={written(value)}: {KINDS[kind]} is needed")
+        if unknown := [key for key in config[name] if key not in kinds]:
+            raise ConfigError(f"configuration: {name}.{unknown[0]}: there is no such option")
+
+
+KINDS = {
+    str: "a name",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple[str, ...]: "a list of names",
+}
+"""Kinds of settings, in words."""
+
+HAVE_DEFAULTS = ("host_scale",)
+"""Settings that a file may leave out."""
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether a value of a file is of a kind."""
+    if kind in (int, float):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return number and (kind is float or value == int(value))
+    if kind in (str, bool):
+        return isinstance(value, kind)
+    return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
+
+
 def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     """Check every value that differs from the value in the files.
 

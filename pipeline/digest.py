@@ -11,7 +11,12 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from pipeline.paths import project_dir
+
 ROOT = Path(__file__).resolve().parents[1]
+
+SCRIPTS = project_dir() / "workflow" / "scripts"
+"""Folder of the rules' scripts."""
 
 PLUMBING = frozenset(
     f"pipeline/{name}.py"
@@ -60,7 +65,7 @@ def module_digest(module: str) -> str:
 
 def code_of(script: str, drawing: bool = False) -> list[Path]:
     """The files that `code_digest` hashes: modules and the data files beside them (such as `opmap.yaml`), in a fixed order."""
-    return _code_behind(ROOT / "workflow" / "scripts" / f"{script}.py", drawing)
+    return _code_behind(SCRIPTS / f"{script}.py", drawing)
 
 
 def _hash(paths: Iterable[Path]) -> str:
@@ -74,7 +79,7 @@ def _hash(paths: Iterable[Path]) -> str:
 def _code_behind(start: Path, drawing: bool) -> list[Path]:
     """Modules that a file imports, directly or indirectly, and the data files beside them."""
     waiting = [start]
-    found = {start} if start.is_relative_to(ROOT / "pipeline") else set[Path]()
+    found = set[Path]() if start.parent == SCRIPTS else {start}
     while waiting:
         for path in _imported(waiting.pop()):
             name = path.relative_to(ROOT).as_posix()

@@ -27,7 +27,7 @@ class UnknownNameError(InputError):
 
     def __init__(self, kind: str, name: object, choices: list[str]) -> None:
         super().__init__(
-            f"unknown {kind} {name!r}: {did_you_mean(name, choices)}choose one of {', '.join(sorted(choices))}"
+            f"unknown {kind} {shown(name)}: {did_you_mean(name, choices)}choose one of {', '.join(sorted(choices))}"
         )
 
 
@@ -55,6 +55,16 @@ def collected_warnings() -> Iterator[list[str]]:
     for each in said:
         if each.category is not SteptimeWarning:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+LONGEST_SHOWN = 120
+"""Largest number of characters of a value in a message; a longer one is cut."""
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: in quotes, on one line, and cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.answers.host_overheads import host_name
 from pipeline.answers.kernel_models import shipped_models
+from pipeline.answers.plan_request import PlanRequest
 from pipeline.answers.sources import (
     HAS_MODELS,
     PUBLIC_KERNEL_GPUS,
@@ -49,8 +50,11 @@ COMPARE = "compare"
 GROUPED_FROM = 16
 """Points from which a job predicts many points. Below, each has a job of its own, which takes 3 s of CPU time."""
 
-POINTS_PER_JOB = 50
-"""Most points of one job: a failed job is run again as a whole, and large grids still use many cores."""
+POINTS_PER_JOB = 125
+"""Most points of one job. A job starts in 1 s of CPU time, which a hundred points share; large grids still use many cores."""
+
+SHIPPED_OVERHEADS = (Source.PACK, Source.TRANSFER)
+"""Sources of overheads whose observations ship with Steptime."""
 
 NEVER = "(?!)"
 """A wildcard constraint that nothing matches."""
@@ -63,6 +67,7 @@ class Flow:
     points: tuple[Point, ...]
     artifacts: Artifacts
     experiment: str = ""
+    plan: PlanRequest = field(default_factory=PlanRequest)
     started: float = field(default_factory=time.time)
 
     @classmethod
@@ -72,8 +77,12 @@ class Flow:
             root = _usable(str(config.get("results") or "results"))
             _check_named("STEPTIME_DATASETS", "", "none")
             _check_named("STEPTIME_MEASUREMENTS", "")
-            given = {key: value for key, value in config.items() if key != "results"}
-            return cls(tuple(expand(from_snakemake(given))), Artifacts(root), str(config.get("experiment") or ""))
+            plan = PlanRequest.of(config)
+            given = {key: value for key, value in plan.without(config).items() if key != "results"}
+            points = tuple(expand(from_snakemake(given)))
+            if plan.asked and any(point.local for point in points):
+                raise InputError("plan predicts points: name GPUs instead of gpu=local")
+            return cls(points, Artifacts(root), str(config.get("experiment") or ""), plan)
         except SteptimeError as error:
             print(f"steptime: {error}", file=sys.stderr)
             sys.exit(error.exit_code)
@@ -85,9 +94,18 @@ class Flow:
 
     @cached_property
     def jobs(self) -> list[tuple[Point, ...]]:
-        """The points that one job predicts together, of one GPU and method each; none in a small grid."""
-        points = [point for point in self.points if not point.local]
-        return _groups(points, self._rests_on) if len(points) >= GROUPED_FROM else []
+        """The points that one job predicts together, workload by workload; none in a small grid, and in a plan.
+
+        GPUs whose models were fitted here, or whose steps were measured, have jobs of their own: other GPUs need not wait
+        for them. All others share jobs, and so what their points have in common.
+        """
+        points = [point for point in self.points if not point.local and not self.plan.asked]
+        if len(points) < GROUPED_FROM:
+            return []
+        workloads: dict[str, list[Point]] = {}
+        for point in points:
+            workloads.setdefault(self.graph_of_point(wildcards_of(point)), []).append(point)
+        return _groups((point for same in workloads.values() for point in same), self._rests_on)
 
     @cached_property
     def captures(self) -> list[tuple[Point, ...]]:
@@ -96,9 +114,23 @@ class Flow:
         return _groups(reversed(workloads.values()), lambda p: (p.model, p.model_variant))
 
     def _rests_on(self, point: Point) -> str:
-        """Files that the points of one job share, beside their graphs."""
+        """Fitted models and measured steps that the points of one job share."""
         at = wildcards_of(point)
-        return repr((self.models_of_point(at), self.overheads_of_point(at), self.steps_of_point(at), point.gpu))
+        return repr((self.models_of_point(at), self.steps_of_point(at)))
+
+    @cached_property
+    def shipped_statistics(self) -> list[SimpleNamespace]:
+        """Wildcards of the overhead statistics that one job computes from shipped observations; none in a small grid."""
+        points = [point for job in self.jobs for point in job]
+        files = dict.fromkeys((p.gpu, self.overheads_of_point(wildcards_of(p))) for p in points)
+        shipped = [(gpu, path) for gpu, path in files if overhead_source(gpu) in SHIPPED_OVERHEADS]
+        return [SimpleNamespace(gpu=gpu, overheads=Path(path).stem) for gpu, path in shipped]
+
+    @property
+    def single_statistics(self) -> str:
+        """Wildcard constraint: GPUs whose overhead statistics have jobs of their own."""
+        together = {re.escape(each.gpu) for each in self.shipped_statistics}
+        return f"(?!(?:{'|'.join(sorted(together))})/){NAME}" if together else NAME
 
     @property
     def single(self) -> str:
@@ -113,6 +145,32 @@ class Flow:
             return f"{p.gpu}-{p.model}-{p.variant}-b{p.batch_size}"
         keys = repr([(p.gpu, p.model, p.variant, p.batch_size) for p in self.points])
         return f"{self.experiment or f'{len(self.points)}-points'}-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
+
+    @cached_property
+    def plan_files(self) -> str:
+        """Path of a plan's files without suffix: objective, number of points, and a hash of these and of the constraints."""
+        keys = repr([(p.gpu, p.model, p.variant, p.batch_size) for p in self.points]) + repr(self.plan.limits)
+        digest = hashlib.sha256(keys.encode()).hexdigest()[:8]
+        return self.artifacts.plan(f"{self.plan.objective}-{len(self.points)}-points-{digest}")
+
+    def models_of_plan(self, _wildcards: Any) -> list[str]:
+        """Input function: the fitted families of all GPUs of a plan."""
+        return list(dict.fromkeys(path for at in self._devices for path in self.models_of_point(at)))
+
+    def overheads_of_plan(self, _wildcards: Any) -> list[str]:
+        """Input function: the overhead statistics of all hosts of a plan."""
+        return list(dict.fromkeys(self.overheads_of_point(at) for at in self._devices))
+
+    @cached_property
+    def _devices(self) -> list[SimpleNamespace]:
+        """Wildcards of a point for each GPU and method."""
+        found = {(p.gpu, p.settings.kernels, p.settings.overheads): p for p in self.points}
+        return [wildcards_of(point) for point in found.values()]
+
+    def files_of_plan(self) -> dict[str, str]:
+        """Digests of the files that the workloads of a plan name, such as the user's own module."""
+        models = {point.settings.model: point for point in self.points}
+        return {name: digest for p in models.values() for name, digest in file_digests(p.section("model")).items()}
 
     def point(self, wildcards: Any) -> Point:
         """The point that a rule's wildcards name.
@@ -219,8 +277,8 @@ class Flow:
 
     def overhead_samples(self, wildcards: Any) -> str:
         """Input function: observations of a GPU's host from traces; the shipped ones if there are no traces here."""
-        if overhead_source(wildcards.gpu) in (Source.PACK, Source.TRANSFER):
-            return str(shipped_overheads(wildcards.gpu))
+        if overhead_source(wildcards.gpu) in SHIPPED_OVERHEADS:
+            return on_this_machine(shipped_overheads(wildcards.gpu))
         return self.artifacts.overhead_samples(wildcards.gpu)
 
     def steps_of_point(self, wildcards: Any) -> list[str]:
@@ -239,7 +297,7 @@ class Flow:
 
     def campaign(self, gpu: str) -> str:
         """The manifest of a GPU's campaign; the GPU may be a wildcard."""
-        return str(measurements_dir() / gpu / CAMPAIGN)
+        return on_this_machine(measurements_dir() / gpu / CAMPAIGN)
 
     def trace_of_point(self, wildcards: Any) -> list[str]:
         """Input function: the profiler trace of a point on this machine, to be drawn below its predicted timeline."""
@@ -292,7 +350,9 @@ class Flow:
     def public(self, name: str) -> str:
         """Path of public data. Without public data, a path that does not exist and whose name says what to do."""
         found = datasets_dir()
-        return str(found / name) if found else f"public data is not available: set $STEPTIME_DATASETS/{name}"
+        return on_this_machine(
+            found / name if found else f"public data is not available: set $STEPTIME_DATASETS/{name}"
+        )
 
     @property
     def packs(self) -> str:
@@ -311,7 +371,7 @@ class Flow:
 
     def bf16_table(self, wildcards: Any) -> str:
         """Input function: the public bf16 matrix products of a GPU, if their package is installed."""
-        return str(table_path(wildcards.gpu))
+        return on_this_machine(table_path(wildcards.gpu))
 
     def newer_provenance(self, wildcards: Any) -> dict[str, Any]:
         """Params function: provenance of the public data of bf16 matrix products and collectives."""
@@ -355,6 +415,13 @@ class Flow:
 def wildcards_of(point: Point) -> SimpleNamespace:
     """The wildcards of a point's files, for input and params functions."""
     return SimpleNamespace(gpu=point.gpu, model=point.model, variant=point.variant, batch=point.batch_size)
+
+
+def on_this_machine(path: str | Path) -> str:
+    """A file that ships or that the user has: it stays a path of this machine when results are in an object store."""
+    from snakemake.io import local
+
+    return local(str(path))  # type: ignore[no-any-return]
 
 
 def settings_of(point: Point) -> dict[str, Any]:

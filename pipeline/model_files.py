@@ -6,6 +6,7 @@ names the file and says what to do.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackError, SteptimeError
+from pipeline.paths import is_checkout
 from pipeline.schemas import atomic_path
 
 FORMAT = 1
@@ -25,8 +27,11 @@ FORMAT = 1
 FORMAT_KEY = "steptime_format"
 """Key of the format version in the metadata of arrays (`format` has another meaning in safetensors files)."""
 
-RESTORE = "restore it with `git checkout packs`"
-REBUILD = "rebuild with `make packs`"
+DIGEST_KEY = "steptime_sha256"
+"""Key of a SHA-256: of arrays in their metadata, of a sealed JSON object's other values. Older files have none."""
+
+RESTORE = "restore it with `git checkout packs`" if is_checkout() else "install Steptime again"
+REBUILD = "rebuild with `make packs`" if is_checkout() else RESTORE
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -45,15 +50,22 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
         raise (error if str(path) in str(error) else PackError(f"{path}: {error}")) from None
     except KeyError as error:
         raise PackError(f"{path}: {error.args[0]!r} is missing; {remedy}") from None
-    except (OSError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (OSError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise PackError(f"{path}: not readable ({reason}); {remedy}") from None
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write an object as indented JSON."""
+def write_json(path: Path, values: Mapping[str, Any], sealed: bool = False) -> None:
+    """Write an object as indented JSON.
+
+    A sealed object has its SHA-256 in it, which `read_json` checks, and keeps the order of its keys: a configuration that comes
+    from the cache must look to Snakemake as the one that was composed.
+    """
+    if sealed:
+        values = json.loads(json.dumps(values, default=str))
+        values = {**values, DIGEST_KEY: _values_digest(values)}
     with atomic_path(path) as part:
-        part.write_text(json.dumps(values, indent=1, sort_keys=True, default=str) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(values, indent=1, sort_keys=not sealed, default=str) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, Any]:
@@ -67,6 +79,8 @@ def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, An
         missing = [key for key in keys if key not in values]
         if missing:
             raise PackError(f"{path}: {', '.join(missing)} is missing; {remedy}")
+        if values.pop(DIGEST_KEY, None) not in (None, _values_digest(values)):
+            raise PackError(f"{path}: damaged: its values are not those that were written; {remedy}")
         return values
 
 
@@ -104,7 +118,8 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, Any] | None 
     bad = _not_finite(arrays)
     if bad:
         raise SteptimeError(f"{path}: not written, because array {bad!r} has NaN or infinite values; refit the model")
-    texts = {key: json.dumps(value, sort_keys=True) for key, value in {**(metadata or {}), FORMAT_KEY: FORMAT}.items()}
+    facts = {**(metadata or {}), FORMAT_KEY: FORMAT, DIGEST_KEY: _digest(arrays)}
+    texts = {key: json.dumps(value, sort_keys=True) for key, value in facts.items()}
     with atomic_path(path) as part:
         part.write_bytes(save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata=texts))
 
@@ -113,7 +128,7 @@ def read_arrays(path: Path, remedy: str) -> tuple[dict[str, npt.NDArray[Any]], d
     """The arrays of a safetensors file, and its metadata.
 
     Raises:
-        PackError: the file is missing or damaged, has another format version, or holds NaN or infinite values.
+        PackError: the file is missing, damaged or changed, has another format version, or holds NaN or infinite values.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -125,6 +140,8 @@ def read_arrays(path: Path, remedy: str) -> tuple[dict[str, npt.NDArray[Any]], d
         except SafetensorError as error:
             raise ValueError(str(error)) from None
     check_format(path, metadata.pop(FORMAT_KEY, FORMAT), remedy)
+    if metadata.pop(DIGEST_KEY, None) not in (None, _digest(arrays)):
+        raise PackError(f"{path}: damaged: its numbers are not those that were written; {remedy}")
     bad = _not_finite(arrays)
     if bad:
         raise PackError(f"{path}: array {bad!r} has NaN or infinite values; {remedy}")
@@ -166,6 +183,19 @@ def check_shapes(what: str, arrays: Arrays, shapes: Shapes) -> dict[str, int]:
                 f"({wanted}); rebuild it"
             )
     return sizes
+
+
+def _values_digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(arrays: Arrays) -> str:
+    """SHA-256 over names, types, shapes and numbers of arrays."""
+    found = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
 def _not_finite(arrays: Arrays) -> str | None:

@@ -18,12 +18,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.errors import PackError, SteptimeError
-from pipeline.model_files import FORMAT, check_format, read_json, write_json
-from pipeline.paths import packs_dir, transfer_dir
+from pipeline.model_files import FORMAT, REBUILD, RESTORE, check_format, read_json, reading, write_json
+from pipeline.paths import is_checkout, packs_dir, transfer_dir
 
 MANIFEST = "pack.json"
 
@@ -39,9 +39,34 @@ def list_packs() -> list[str]:
     return sorted(path.parent.name for path in packs_dir().glob(f"*/{MANIFEST}") if path.parent.name != TRANSFER)
 
 
+def check_if_shipped(path: str | Path) -> None:
+    """Check the pack that a file belongs to; files outside the shipped packs are not looked at.
+
+    Raises:
+        PackError: as `check_pack`.
+    """
+    folder = Path(path).resolve().parent
+    if folder.parent == packs_dir().resolve():
+        check_pack(folder.name)
+
+
+def pack_models(pack: str) -> Path:
+    """The folder of a pack's models, after a check of every file of the pack.
+
+    Raises:
+        PackError: as `check_pack`.
+    """
+    check_pack(pack)
+    return packs_dir() / pack / "kernels"
+
+
 def model_folders(pack: str) -> list[Path]:
-    """Model folders of a pack, by family."""
-    return sorted(path for path in (packs_dir() / pack / "kernels").iterdir() if path.is_dir())
+    """Model folders of a pack, by family, after a check of every file of the pack.
+
+    Raises:
+        PackError: as `check_pack`.
+    """
+    return sorted(path for path in pack_models(pack).iterdir() if path.is_dir())
 
 
 @cache
@@ -51,19 +76,34 @@ def check_pack(gpu: str) -> dict[str, Any]:
     Files are read once per process.
 
     Raises:
-        PackError: there is no pack, or a file is missing, cut off or changed.
+        PackError: there is no pack, a file is missing, cut off or changed, or a model is not in the manifest.
     """
     folder = packs_dir() / gpu
-    remedy = "restore it with `git checkout packs`, or rebuild it with `make packs`"
+    remedy = f"{RESTORE}, or {REBUILD}" if is_checkout() else RESTORE
     manifest = read_json(folder / MANIFEST, remedy, ("files", "format"))
     check_format(folder / MANIFEST, manifest["format"], remedy)
-    for name, facts in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise PackError(f"{path}: missing from the pack; {remedy}")
-        if path.stat().st_size != facts["bytes"] or file_digest(path) != facts["sha256"]:
-            raise PackError(f"{path}: damaged ({path.stat().st_size} bytes, {facts['bytes']} expected); {remedy}")
+    with reading(folder / MANIFEST, remedy):
+        for name, facts in manifest["files"].items():
+            _check_file(folder, name, facts, remedy)
+    for path in sorted((folder / "kernels").rglob("*")):  # models are found by their folders
+        if path.is_file() and path.relative_to(folder).as_posix() not in manifest["files"]:
+            raise PackError(f"{path}: not in {folder / MANIFEST}; delete it")
     return manifest
+
+
+def _check_file(folder: Path, name: str, facts: Mapping[str, Any], remedy: str) -> None:
+    """Check a file of a pack against its entry in the manifest.
+
+    Raises:
+        PackError: the file is missing, damaged, or outside the pack.
+    """
+    path = folder / name
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise PackError(f"{folder / MANIFEST}: {name!r} is outside the pack; {remedy}")
+    if not path.is_file():
+        raise PackError(f"{path}: missing from the pack; {remedy}")
+    if path.stat().st_size != facts["bytes"] or file_digest(path) != facts["sha256"]:
+        raise PackError(f"{path}: damaged ({path.stat().st_size} bytes, {facts['bytes']!r} expected); {remedy}")
 
 
 def shipped_file(pack: str, name: str) -> Path | None:
@@ -79,7 +119,7 @@ def shipped_file(pack: str, name: str) -> Path | None:
     if name in check_pack(pack)["files"]:
         return path
     if path.is_file():
-        raise PackError(f"{path}: not in {folder / MANIFEST}; restore both with `git checkout packs`")
+        raise PackError(f"{path}: not in {folder / MANIFEST}; {RESTORE}")
     return None
 
 
@@ -94,9 +134,7 @@ def record_file(path: Path, *, new: bool = True) -> None:
         return
     with _locked(path.parent):
         manifest_path = path.parent / MANIFEST
-        known = (
-            read_json(manifest_path, "restore it with `git checkout packs`")["files"] if manifest_path.is_file() else {}
-        )
+        known = read_json(manifest_path, RESTORE)["files"] if manifest_path.is_file() else {}
         facts = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         manifest = {"format": FORMAT, "files": {**known, path.name: facts}}
         write_json(manifest_path, manifest)
@@ -141,7 +179,8 @@ def build_pack(
             shutil.copytree(source, stage / "kernels" / family, ignore=shutil.ignore_patterns("*.parquet", ".*"))
             description = stage / "kernels" / family / "family.json"
             # predictions use a pack, not a fit of this machine
-            write_json(description, {**read_json(description, remedy="fit the family again"), "evidence": "pack"})
+            values = read_json(description, remedy="fit the family again")
+            write_json(description, {**values, "evidence": "pack"}, sealed=True)
         for table in overheads:
             shutil.copy2(table, stage / table.name)
         names = sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file())

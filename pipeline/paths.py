@@ -20,9 +20,14 @@ KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
 """The two trace files of a measured step."""
 
 
+def is_checkout() -> bool:
+    """Whether this code runs from a checkout; else from an installed wheel."""
+    return (_PACKAGE.parent / "config" / "config.yaml").is_file()
+
+
 def project_dir() -> Path:
-    """The folder that holds `config/` and `packs/`: the checkout, or the data installed inside the package."""
-    return _PACKAGE.parent if (_PACKAGE.parent / "config" / "config.yaml").is_file() else _PACKAGE / "_data"
+    """The folder with `config/`, `packs/` and the Snakefile: the checkout, or the data inside the installed package."""
+    return _PACKAGE.parent if is_checkout() else _PACKAGE / "_data"
 
 
 def config_dir() -> Path:
@@ -95,6 +100,10 @@ class Artifacts:
         if choice == "{overheads}":
             return f"{self.root}/{gpu}/{{overheads}}.parquet"
         return f"{self.root}/{gpu}/{'overheads' if choice == 'shared' else f'overheads-{choice}'}.parquet"
+
+    def plan(self, name: str) -> str:
+        """Files of a plan, without suffix."""
+        return f"{self.root}/plans/{name}"
 
     @property
     def tracking(self) -> str:

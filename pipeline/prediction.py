@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.errors import TableError
 from pipeline.paths import project_dir
 from pipeline.readable import gibibytes, html_table, milliseconds, rate, shares
 
@@ -238,9 +239,24 @@ class Prediction:
         return pd.DataFrame({key: [value] for key, value in self.summary_values().items()})
 
     @classmethod
-    def all_of(cls, summary: pd.DataFrame) -> list[Prediction]:
-        """Every row of a `summary` table."""
-        return [cls.from_summary({str(key): value for key, value in row.items()}) for row in summary.to_dict("records")]
+    def all_of(cls, summary: pd.DataFrame, where: str | Path = "summary table") -> list[Prediction]:
+        """Every row of a `summary` table.
+
+        Args:
+            summary: the table.
+            where: its file, for messages.
+
+        Raises:
+            TableError: a row holds text that no prediction writes.
+        """
+        found = []
+        for number, row in enumerate(summary.to_dict("records")):
+            try:
+                found.append(cls.from_summary({str(key): value for key, value in row.items()}))
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                reason = str(error).splitlines()[0]
+                raise TableError(f"{where}: row {number} is damaged ({reason}); run the pipeline again") from None
+        return found
 
     @classmethod
     def from_summary(cls, row: dict[str, Any]) -> Prediction:
@@ -257,19 +273,19 @@ class Prediction:
             p90_us=row["p90_us"],
             memory_bytes=int(row["memory_bytes"]),
             fits=bool(row["fits"]),
-            evidence=json.loads(row["evidence"]),
-            host_evidence=json.loads(row["host_evidence"]),
+            evidence=_by_name(row["evidence"]),
+            host_evidence=_by_name(row["host_evidence"]),
             unmodelled_share=row["unmodelled_share"],
-            families_us=_read(row.get("families")),
-            unmodelled_us=_read(row.get("unmodelled")),
+            families_us=_by_name(row.get("families")),
+            unmodelled_us=_by_name(row.get("unmodelled")),
             bound=_text(row.get("bound"), "device"),
             measured_us=_number(row.get("measured_us")),
             host=_text(row.get("host")),
             device_bound_from=_number(row.get("device_bound_from")),
             largest_batch=None if (largest := _number(row.get("largest_batch"))) is None else int(largest),
-            fitting_gpus=tuple(json.loads(_text(row.get("fitting_gpus"), "[]"))),
-            overrides=tuple(json.loads(_text(row.get("overrides"), "[]"))),
-            warnings=tuple(json.loads(_text(row.get("warnings"), "[]"))),
+            fitting_gpus=_names(row.get("fitting_gpus")),
+            overrides=_names(row.get("overrides")),
+            warnings=_names(row.get("warnings")),
         )
 
 
@@ -301,7 +317,19 @@ def _number(value: Any) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def _read(text: object) -> dict[str, float]:
-    """A column that holds times by name; empty if a file of an earlier version has no such column."""
-    found: dict[str, float] = json.loads(text) if isinstance(text, str) else {}
-    return found
+def _by_name(text: object) -> dict[str, float]:
+    """A column that holds numbers by name; empty if a file of an earlier version has no such column."""
+    found = json.loads(text) if isinstance(text, str) else {}
+    return {name: float(value) for name, value in found.items()}
+
+
+def _names(text: object) -> tuple[str, ...]:
+    """A column that holds a list of texts; empty if a file of an earlier version has no such column.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    found = json.loads(_text(text, "[]"))
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{str(text)[:40]} is no list of texts")
+    return tuple(found)

@@ -1,9 +1,12 @@
-"""Numbers as short text for people, and rows of text as an HTML table for notebooks."""
+"""Numbers as short text for people, a time that people wrote as a number, and rows of text as an HTML table for notebooks."""
 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
+
+from pipeline.errors import InputError
 
 
 def milliseconds(us: float) -> str:
@@ -49,6 +52,29 @@ def shares(parts: Mapping[str, float]) -> str:
     """Shares as text such as `fitted 92%, roofline 8%`, largest first."""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "none"
+
+
+UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
+"""Units of time, in seconds."""
+
+
+def seconds(text: str) -> float:
+    """Seconds of a text such as `90s`, `30min`, `2h` or `1.5d`.
+
+    Raises:
+        InputError: the text is no time.
+    """
+    parts = re.fullmatch(r"([\d.]+) ?(d|h|min|s)", text.strip())
+    try:
+        return float(parts[1]) * UNITS[parts[2]] if parts else float("")
+    except ValueError:
+        raise InputError(f"{text!r} is no time: write for example 90s, 30min, 2h or 1.5d") from None
+
+
+def duration(time_s: float) -> str:
+    """A time as text in days, hours, minutes or seconds."""
+    unit = next((unit for unit, size in UNITS.items() if time_s >= 2 * size), "s")
+    return f"{time_s / UNITS[unit]:.3g} {unit}"
 
 
 def html_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:

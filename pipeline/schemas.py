@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import InputError, SteptimeError, TableError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 PROVENANCE_KEY = b"steptime"
 """Key of the provenance JSON in a parquet file's metadata."""
+
+WRITTEN_AS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+"""Options of every parquet file that is written. Readers check the checksums, so that no damaged page is read as numbers."""
 
 DIMS = (
     # gemm, bmm: (B x) M x N times N x K, where N is the reduction dimension
@@ -116,6 +120,13 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
 }  # fmt: skip
 
+SCHEMAS["plan"] = _schema(
+    {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "overrides": _S, "accumulated": _I, "step_us": _F,
+     "p10_us": _F, "p90_us": _F, "samples_per_s": _F, "memory_bytes": _I, "bound": _S, "evidence": _S, "on_front": _B},
+    {"rank": _I, "wins": _F, "samples_per_dollar": _F, "time_per_epoch_s": _F, "cost_per_epoch": _F},
+)  # fmt: skip
+"""One row per point of a plan's front, and per point of its best. `rank` counts the best from 1."""
+
 _NAMES = {name: _I if name == "batch_size" else _S for name in ("gpu", "model", "variant", "batch_size")}
 SCHEMAS["grid"] = _schema(
     _NAMES, {field.name: field.type for field in SCHEMAS["summary"] if field.name not in _NAMES} | {"unpredicted": _S}
@@ -127,7 +138,8 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
     """Cast a table to a named schema; missing optional columns become null, unknown columns are refused.
 
     Raises:
-        TableError: a required column is missing or null, a column is unknown, or a value does not fit its type.
+        TableError: a required column is missing or null, a column is unknown, a value does not fit its type, or a number
+            is infinite or NaN.
     """
     target = SCHEMAS[schema]
     names = frame.column_names if isinstance(frame, pa.Table) else list(frame.columns)
@@ -151,6 +163,8 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
     nulls = [f.name for f in target if not f.nullable and table[f.name].null_count]
     if nulls:
         raise TableError(f"{where}: {schema} table has empty values in column {', '.join(nulls)}")
+    if odd := [f.name for f in target if f.type == _F and not pc.all(pc.is_finite(table[f.name]), min_count=0).as_py()]:
+        raise TableError(f"{where}: {schema} table has infinite or NaN values in column {', '.join(odd)}")
     return table.replace_schema_metadata(None)
 
 
@@ -168,7 +182,7 @@ def write_table(
     text = json.dumps({"schema": schema, **(provenance or {})}, sort_keys=True, default=str)
     table = table.replace_schema_metadata({PROVENANCE_KEY: text.encode()})
     with atomic_path(path) as part:
-        pq.write_table(table, part, compression="zstd")
+        pq.write_table(table, part, **WRITTEN_AS)
 
 
 class RowGroups:
@@ -186,7 +200,7 @@ class RowGroups:
 
     def __enter__(self) -> RowGroups:
         part = self.target.__enter__()
-        self.writer = pq.ParquetWriter(part, SCHEMAS[self.schema], compression="zstd")
+        self.writer = pq.ParquetWriter(part, SCHEMAS[self.schema], **WRITTEN_AS)
         return self
 
     def add(self, frame: pd.DataFrame) -> None:
@@ -221,7 +235,7 @@ def write_parquet(
             if provenance is not None:
                 text = json.dumps(dict(provenance), sort_keys=True, default=str)
                 table = table.replace_schema_metadata({**(table.schema.metadata or {}), PROVENANCE_KEY: text.encode()})
-            pq.write_table(table, part, compression="zstd")
+            pq.write_table(table, part, **WRITTEN_AS)
     except pa.ArrowException as error:
         raise SteptimeError(f"{path}: cannot be written ({_first_line(error)})") from None
 
@@ -256,10 +270,26 @@ def read_arrow(path: str | Path, missing: str, damaged: str) -> pa.Table:
     path = Path(path)
     refuse_folder(path)
     try:
-        return pq.read_table(path)
+        table = pq.read_table(path, page_checksum_verification=True)
+        _ = table.column_names  # damaged names are no text
+        return table
     except FileNotFoundError:
         raise TableError(f"{path}: no such file; {missing}") from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}") from None
+
+
+def read_frame(path: str | Path, missing: str, damaged: str) -> pd.DataFrame:
+    """Read a parquet file without a schema, with the row labels that pandas stored. Arguments are those of `read_arrow`.
+
+    Raises:
+        TableError: as `read_arrow`; the description of the columns that pandas wrote may be damaged too.
+    """
+    table = read_arrow(path, missing, damaged)
+    try:
+        found: pd.DataFrame = table.to_pandas()
+        return found
+    except (pa.ArrowException, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}") from None
 
 
@@ -275,7 +305,7 @@ def read_columns(path: str | Path, columns: Sequence[str], missing: str, damaged
     Raises:
         TableError: the file is missing or damaged, or lacks columns; the message says what to do.
     """
-    table: pd.DataFrame = read_arrow(path, missing, damaged).to_pandas()
+    table = read_frame(path, missing, damaged)
     lacking = [name for name in columns if name not in table.columns]
     if lacking:
         raise TableError(f"{path}: column {', '.join(lacking)} is missing; {damaged}")
@@ -304,14 +334,20 @@ def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:
-    """The provenance stored in an artifact; empty if the file has none."""
+    """The provenance stored in an artifact; empty if the file has none.
+
+    Raises:
+        TableError: the file or its provenance is damaged.
+    """
     try:
         metadata = pq.read_schema(path).metadata or {}
-    except (pa.ArrowException, OSError) as error:
+        found = json.loads(metadata.get(PROVENANCE_KEY, b"{}"))
+    except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         raise TableError(
             f"{path}: not a readable parquet file ({_first_line(error)}); delete the file to rebuild it"
         ) from None
-    found: dict[str, Any] = json.loads(metadata.get(PROVENANCE_KEY, b"{}"))
+    if not isinstance(found, dict):
+        raise TableError(f"{path}: its provenance is damaged; delete the file to rebuild it")
     return found
 
 

@@ -98,11 +98,16 @@ def is_current(paths: Sequence[str], origin: Mapping[str, Any]) -> bool:
 
 def made_from(files: Sequence[Path]) -> dict[str, Any]:
     """Provenance of a file that no rule makes: digests of the files it was made from, versions, git commit."""
+    return {"inputs": {str(path): file_digest(path)[:16] for path in files}, **_software()}
+
+
+@cache
+def _software() -> dict[str, Any]:
+    """Versions of Steptime, Python and the main libraries."""
     import platform
     from importlib.metadata import version
 
     return {
-        "inputs": {str(path): file_digest(path)[:16] for path in files},
         "steptime": version("steptime"),
         "commit": _git_commit(),
         "versions": {name: version(name) for name in ("torch", "pandas", "pyarrow", "numpy", "snakemake")},

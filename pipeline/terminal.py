@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from pipeline.completion import complete_override, join_bash_words
 from pipeline.errors import InputError, SteptimeError, show_warning
 from pipeline.paths import config_dir
 from pipeline.report.terminal_tables import Catalogue, console
@@ -30,7 +31,11 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON object and no
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="gpu=V100 model=dlrm_default batch_size=2048 and any other override", metavar="KEY=VALUE..."),
+    typer.Argument(
+        help="gpu=V100 model=dlrm_default batch_size=2048 and any other override",
+        metavar="KEY=VALUE...",
+        autocompletion=complete_override,
+    ),
 ]
 """The arguments of every command that predicts points."""
 
@@ -39,6 +44,12 @@ OVERRIDES = ("gpu", "model", "batch_size", "kernels", "overheads", "predict", "e
 
 TAKING_OVERRIDES = ("predict", "compare", "advise")
 """Commands that take overrides."""
+
+
+def examples(*commands: str) -> str:
+    """The end of a help page: commands to try, one on each line."""
+    return "\n\n".join(("Examples:", *(f"$ steptime {command}" for command in commands)))
+
 
 SIGNS = {"µ": "u", "→": ">", "★": "*", "✗": "x", "█": "#", "−": "-", "–": "-", "×": "x", "≈": "~", "’": "'", "…": "."}
 """Signs of our output, and what stands for each in an encoding that lacks it: one character, so that tables stay aligned."""
@@ -64,6 +75,7 @@ def run_app(app: typer.Typer) -> None:
     """Run the command that the arguments name, and turn errors into one line and an exit code."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     _collect_seldom()
+    join_bash_words(os.environ)
     warnings.showwarning = show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -212,17 +224,21 @@ def progress(items: Iterable[Item], total: int, text: str) -> Iterable[Item]:
 
 
 @contextmanager
-def counting(text: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar for work that is done in several parts, only on a terminal; it is removed afterwards.
+def counting(text: str, total: int) -> Iterator[Callable[[str, int], object]]:
+    """Show a progress bar for work in several stages, only on a terminal; it is removed afterwards.
 
-    Yields a function that sets how much of `total` is done.
+    Args:
+        text: what is shown, with `{stage}` in it.
+        total: number of items that each stage goes through.
+
+    Yields a function that sets the stage and how many items are done with it.
     """
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda _stage, _done: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(text, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        task = bar.add_task(text.format(stage="reading"), total=total)
+        yield lambda stage, done: bar.update(task, description=text.format(stage=stage), completed=done)

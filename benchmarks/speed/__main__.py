@@ -13,12 +13,13 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.speed import captures, draws, fits, grid, products, snakemake_grid, traces
+from benchmarks.speed import captures, draws, fits, grid, plans, products, snakemake_grid, traces
 from pipeline.paths import project_dir
 from pipeline.report.markdown import rewrite
 
 PARTS: dict[str, Callable[[int], str]] = {
     "grid": grid.section,
+    "plan": plans.section,
     "captures": captures.section,
     "products": products.section,
     "draws": draws.section,

@@ -3,8 +3,8 @@
 The table `CANDIDATES` holds what can be advised. Those that apply to a point are predicted as a grid. The one with the
 shortest step is taken; the rest are predicted again on top of it, until none helps any more.
 
-Gains are shares of the step time that is saved. Their intervals come from paired draws: a source of error has the same
-random numbers in both predictions (`predict_step`), so that an error which both share does not widen the gain.
+Gains are shares of the step time that is saved. Their intervals come from paired draws (`step_errors.paired_draws`): a
+source of error has the same random numbers in both predictions. An error that both share does not widen the gain.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pipeline.digest import module_digest
 from pipeline.errors import InputError
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import ProfilerCost, summarise
-from pipeline.packs import check_pack, file_digest
+from pipeline.packs import check_if_shipped, file_digest
 from pipeline.paths import Artifacts, measurements_dir
 from pipeline.schemas import read_table, write_table
 from pipeline.settings import OverheadSettings
@@ -34,9 +34,20 @@ def overhead_model(gpu: str, settings: OverheadSettings, results: str | Path | N
         if table.is_file() and Path(artifacts.overhead_samples(gpu)).is_file():
             return overheads_from(read_table(table, "overheads"), settings, workload)
     shipped = shipped_overheads(gpu)
-    check_pack(shipped.parent.name)
+    check_if_shipped(shipped)  # statistics of these bytes may be in the cache
     version = overhead_source(gpu), shipped.stat().st_mtime_ns
     return overheads_from(_shipped_statistics(shipped, gpu, version, settings), settings, workload)
+
+
+def observations_in(path: str | Path) -> pd.DataFrame:
+    """Overhead observations of a host, after a check of their pack if they ship.
+
+    Raises:
+        PackError: a file of the pack is missing or damaged.
+        TableError: the file is no such table.
+    """
+    check_if_shipped(path)
+    return read_table(path, "overhead_samples")
 
 
 def host_name(gpu: str, settings: OverheadSettings) -> str:
@@ -68,7 +79,7 @@ def _shipped_statistics(
     return kept(
         "overheads.parquet",
         parts,
-        lambda: overhead_statistics(read_table(shipped, "overhead_samples"), gpu, settings),
+        lambda: overhead_statistics(observations_in(shipped), gpu, settings),
         lambda path: read_table(path, "overheads"),
         lambda table, path: write_table(table, path, "overheads"),
     )

@@ -21,7 +21,7 @@ from pipeline.kernels.families import OP_NAMES, family
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
 from pipeline.kernels.saved_families import find_families, read_description
-from pipeline.paths import packs_dir
+from pipeline.packs import list_packs, pack_models
 from pipeline.schemas import DIMS, refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.shipped_models import load_models
@@ -150,7 +150,8 @@ def predict_command(
     table = read_table(in_path)
     calls = with_families(table, str(in_path)).reset_index(drop=True)
     check_calls(calls, str(in_path))
-    directories = [Path(path) for path in (models_dir, packs_dir() / spec.name / "kernels") if path is not None]
+    shipped = [pack_models(spec.name)] if spec.name in list_packs() else []
+    directories = [*([] if models_dir is None else [Path(models_dir)]), *shipped]
     predictor = load_predictor(spec, directories, corrections=_corrections(probes, spec))
     predicted = predictor.predict(_call_columns(calls))
     renamed = predicted.rename(columns={"p10_us": "kernel_p10_us", "p90_us": "kernel_p90_us"}).rename(

@@ -26,7 +26,7 @@ from pipeline.errors import InputError
 from pipeline.hardware.altered_figures import catalogue_spec, differing_figures
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.saved_families import DESCRIPTION, find_families
-from pipeline.packs import MANIFEST, check_pack, list_packs
+from pipeline.packs import MANIFEST, list_packs, pack_models
 from pipeline.paths import Artifacts, packs_dir
 
 CHOOSING_VARIANTS = ("auto", "long", "compare")
@@ -79,8 +79,7 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
     for path in fitted:
         families.setdefault(path.parent.name, path)
     for manifest in (path for path in declared if path.name == MANIFEST):
-        check_pack(manifest.parent.name)
-        families = find_families([manifest.parent / "kernels"]) | families
+        families = find_families([pack_models(manifest.parent.name)]) | families
     choice = variant.partition("-")[0]
     folders = tuple(dict.fromkeys(str(p.parent.parent if p in fitted else p.parent) for p in declared if p.exists()))
     if fitted or choice in CHOOSING_VARIANTS:

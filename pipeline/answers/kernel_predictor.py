@@ -24,12 +24,13 @@ from pipeline.kernels.collective_bandwidth import collective_model
 from pipeline.kernels.derived_calls import estimate_by_related_model
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel, merge
 from pipeline.kernels.families import FAMILIES, Law
-from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.family_model import REFIT_ADVICE, ROWS_IN_BLOCK, FittedModel
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
-from pipeline.kernels.saved_families import find_families, read_description
+from pipeline.kernels.saved_families import DESCRIPTION, find_families, read_description
 from pipeline.kernels.work import Dims
+from pipeline.model_files import reading
 from pipeline.schemas import DIMS
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
@@ -161,19 +162,25 @@ class KernelPredictor:
 def model_columns(calls: pd.DataFrame) -> pd.DataFrame:
     """The columns of a `calls` table that kernel models read: numbers as float64, text as objects; rows are numbered.
 
-    Reading such columns is several times as fast as reading nullable ones, and models read them hundreds of times.
+    Reading such columns is several times as fast as reading nullable ones, and models read them hundreds of times. In large
+    tables, text columns are categories, because each read of a text column compares all texts.
     """
+    large = len(calls) > ROWS_IN_BLOCK
     found: dict[str, pd.Series] = {}
     for name in (name for name in MODEL_COLUMNS if name in calls.columns):
-        values = calls[name].to_numpy(object) if name in TEXT_COLUMNS else _plain(calls[name])
+        values: Any
+        if name in TEXT_COLUMNS:
+            values = pd.Categorical(calls[name]) if large else calls[name].to_numpy(object)
+        else:
+            values = _plain(calls[name])
         found[name] = pd.Series(values, dtype=values.dtype)  # pandas would turn text into its own type
     return pd.DataFrame(found)
 
 
 def _without_empty_columns(calls: pd.DataFrame) -> pd.DataFrame:
     """Without the columns that are null in all rows: every family has dims of its own, and tables have those of all."""
-    empty = calls.isna().to_numpy().all(axis=0)
-    return calls.loc[:, ~empty | calls.columns.isin(TEXT_COLUMNS)]
+    empty = [name for name in calls.columns if name not in TEXT_COLUMNS and calls[name].isna().all()]
+    return calls.drop(columns=empty)
 
 
 def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, npt.NDArray[np.int64]]:
@@ -236,10 +243,11 @@ def predictor_of(
     for name, folder in families.items():
         description = read_description(folder)
         if "physics" in description:
-            curve = BandwidthCurve.from_json(description["physics"]["memory"])
-            physics = physics.calibrate(curve, str(description["evidence"]))
-            if "floor" in description:
-                floor = Floor(**description["floor"])
+            with reading(folder / DESCRIPTION, REFIT_ADVICE):
+                curve = BandwidthCurve.from_json(description["physics"]["memory"])
+                physics = physics.calibrate(curve, str(description["evidence"]))
+                if "floor" in description:
+                    floor = Floor.from_json(description["floor"])
         if "variant" in description and description["variant"] != "curve":
             models[name] = FittedModel.load(folder, gpu)
     models |= transferred_models(gpu, set(models), corrections)

@@ -1,4 +1,4 @@
-"""Predictions of points from the files that their rule declares, written beside each point.
+"""Device calls and predictions of points from the files that their rule declares, written beside each point.
 
 Points of one job that have the same kernel models are predicted as one table, like those of `predict_grid`.
 """
@@ -7,27 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
+from itertools import groupby
 from typing import Any
 
-import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.host_overheads import overheads_from
 from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.memory_fit import with_what_fits
-from pipeline.answers.predict_step import StepParts, Subject, predict_step
+from pipeline.answers.predict_point import memory_of, subject_of
+from pipeline.answers.predict_step import StepParts, Subject, kernel_times, load_walk_if_it_pays, predict_step
 from pipeline.collect.campaign_reader import measured_step
-from pipeline.config import method_label
-from pipeline.graph.graph_cache import memory_need
+from pipeline.config import Point, method_label
+from pipeline.graph.device_calls import map_calls
+from pipeline.graph.graph_cache import gpu_kind
 from pipeline.graph.graph_file import read_graph
+from pipeline.graph.table import Graph
 from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.schemas import read_table, write_table
-from pipeline.settings import FrozenDict, Settings
+from pipeline.schemas import read_table, to_arrow, write_table
+from pipeline.settings import Settings
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.perfetto import write_timeline
 from pipeline.simulate.program import assemble
+from pipeline.simulate.step_program import Program
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,31 @@ class _Step:
     parts: StepParts
 
 
+def map_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Mapping[str, Any]]) -> None:
+    """Map the operators of points to device calls, and write the calls.
+
+    Points of one workload that follow each other share the calls of one kind of GPU.
+
+    Args:
+        points: the points of a job.
+        made: provenance of a point's calls.
+
+    Raises:
+        SteptimeError: a file cannot be read or written, or PyTorch refuses the step on a GPU.
+    """
+    for path, same in groupby(points, key=lambda files: files.graph):
+        graph, known = read_graph(path), dict[str, pa.Table]()
+        for files in same:
+            gpu = gpu_of(Settings.of(files.point).gpu)
+            if gpu_kind(gpu) not in known:
+                known[gpu_kind(gpu)] = to_arrow(map_calls(graph, gpu, graph.device), "calls", files.calls)
+            write_table(known[gpu_kind(gpu)], files.calls, "calls", made(files))
+
+
 def predict_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Mapping[str, Any]]) -> None:
     """Predict points and write their files.
+
+    Points of one workload that follow each other share what does not depend on the GPU.
 
     Args:
         points: the points of a job.
@@ -68,71 +97,110 @@ def predict_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Map
     Raises:
         SteptimeError: a file cannot be read or written, or a point cannot be predicted.
     """
-    devices: dict[object, list[_Step]] = {}
+    shared = _Shared()
+    for start in range(0, len(points), POINTS_AT_ONCE):
+        devices: dict[object, list[_Step]] = {}
+        steps = _read(points[start : start + POINTS_AT_ONCE])
+        load_walk_if_it_pays((step.parts, step.subject) for step in steps)
+        for step in steps:
+            devices.setdefault(_device(step), []).append(step)
+        times = {
+            device: kernel_times(shared.predictor(own[0]), [s.parts for s in own]) for device, own in devices.items()
+        }
+        for step in steps:
+            _predict(step, times[_device(step)][id(step.parts)], shared, made)
+
+
+POINTS_AT_ONCE = 125
+"""Most points whose graphs and calls are in memory at a time."""
+
+
+def _read(points: Sequence[PointFiles]) -> list[_Step]:
+    """Graph, calls and parts of each point. Points of one workload mostly have the same calls, and then the same parts."""
+    steps: list[_Step] = []
+    last: tuple[str, Graph] | None = None
+    known: list[_Step] = []  # of the last graph
     for files in points:
+        if last is None or last[0] != files.graph:
+            last, known = (files.graph, read_graph(files.graph)), []
+        graph, calls = last[1], read_table(files.calls, "calls")
+        same = next((each for each in known if each.calls.equals(calls)), None)
+        calls, parts = (same.calls, same.parts) if same else (calls, StepParts.of(graph.table, calls))
         settings = Settings.of(files.point)
-        device = (settings.gpu, method_label(settings.kernels), files.models)
-        devices.setdefault(device, []).append(_read(files, settings))
-    for own in devices.values():
-        _predict(own, made)
+        step = _Step(files, settings, subject_of(_point(files, settings), graph), calls, parts)
+        known += [] if same else [step]
+        steps.append(step)
+    return steps
 
 
-def _read(files: PointFiles, settings: Settings) -> _Step:
-    point, graph = files.point, read_graph(files.graph)
-    subject = Subject(
-        point["name"],
-        point["variant"],
-        point["batch_size"],
-        graph.memory_bytes,
-        tuple(point["overrides"]),
-        point["workload"],
-        settings.predict,
-        point["host"],
-        graph.warnings,
+def _point(files: PointFiles, settings: Settings) -> Point:
+    """The point of a grid that the files belong to."""
+    values = files.point
+    _, variant, _ = values["workload"].split("/")
+    return Point(
+        settings.gpu["name"], values["name"], values["variant"], values["batch_size"], settings, tuple(values["overrides"]),
+        variant,
+    )  # fmt: skip
+
+
+def _device(step: _Step) -> tuple[object, ...]:
+    """What decides the kernel models of a step."""
+    return step.settings.gpu, method_label(step.settings.kernels), step.files.models
+
+
+class _Shared:
+    """What the points of a job share: kernel models by device, overheads by file, programs by calls and overheads."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[object, KernelPredictor] = {}
+        self.models: dict[object, OverheadModel] = {}
+        self.programs: dict[object, tuple[StepParts, Program]] = {}
+
+    def predictor(self, step: _Step) -> KernelPredictor:
+        key = _device(step)
+        if key not in self.kernels:
+            variant = method_label(step.settings.kernels)
+            self.kernels[key] = kernel_predictor(gpu_of(step.settings.gpu), variant, list(step.files.models))
+        return self.kernels[key]
+
+    def overheads(self, step: _Step) -> OverheadModel:
+        """The model, or the equal one of another GPU: many GPUs have the overheads of one host."""
+        key = step.files.overheads, step.settings.overheads, step.files.point["workload"]
+        if key not in self.models:
+            model = overheads_from(read_table(key[0], "overheads"), *key[1:])
+            self.models[key] = next((other for other in self.models.values() if other.equals(model)), model)
+        return self.models[key]
+
+    def program(self, step: _Step) -> Program:
+        overheads, workload = self.overheads(step), step.files.point["workload"]
+        key = id(step.parts), id(overheads), workload
+        if key not in self.programs:  # the parts are kept with it, so that no other parts get their identity
+            calls = len(step.parts.which)
+            program = assemble(step.parts.sequence, overheads, calls, workload=workload)
+            self.programs = {k: v for k, v in self.programs.items() if v[0] is step.parts}
+            self.programs[key] = step.parts, program
+        return self.programs[key][1]
+
+
+def _predict(
+    step: _Step, times: pd.DataFrame, shared: _Shared, made: Callable[[PointFiles], Mapping[str, Any]]
+) -> None:
+    """Predict one step and write its files."""
+    files, point, gpu = step.files, step.files.point, gpu_of(step.settings.gpu)
+    prediction, timeline = predict_step(
+        step.subject,
+        gpu,
+        step.parts,
+        times,
+        shared.predictor(step).folders,
+        shared.program(step),
+        measured_step(files.measured, point["workload"], point["model"]) if files.measured else None,
     )
-    calls = read_table(files.calls, "calls")
-    return _Step(files, settings, subject, calls, StepParts.of(graph.table, calls))
-
-
-def _predict(steps: Sequence[_Step], made: Callable[[PointFiles], Mapping[str, Any]]) -> None:
-    """Predict the steps of one device: all kernel times as one table, then each step."""
-    first = steps[0]
-    gpu = gpu_of(first.settings.gpu)
-    kernels = kernel_predictor(gpu, method_label(first.settings.kernels), list(first.files.models))
-    times = kernels.predict(pd.concat([step.parts.calls for step in steps], ignore_index=True))
-    ends = np.cumsum([len(step.parts.calls) for step in steps])
-
-    @cache
-    def overheads(path: str, settings: Any, workload: str) -> OverheadModel:
-        return overheads_from(read_table(path, "overheads"), settings, workload)
-
-    for step, end in zip(steps, ends, strict=True):
-        files, point = step.files, step.files.point
-        own = times.iloc[end - len(step.parts.calls) : end].reset_index(drop=True)
-        prediction, timeline = predict_step(
-            step.subject,
-            gpu,
-            step.parts,
-            own,
-            kernels.folders,
-            assemble(
-                step.parts.sequence,
-                overheads(files.overheads, step.settings.overheads, point["workload"]),
-                len(step.parts.which),
-                workload=point["workload"],
-            ),
-            measured_step(files.measured, point["workload"], point["model"]) if files.measured else None,
-        )
-        prediction = replace(prediction, calls=timeline.to_frame(step.calls, own.iloc[step.parts.which]))
-        prediction = with_what_fits(prediction, gpu, partial(_memory_bytes, step.settings.model))
-        origin = made(files)
-        beside = measured_events(files.trace) if files.trace else []
-        title = f"{prediction.model} on {prediction.gpu}, batch {prediction.batch_size:,}"
-        write_timeline(timeline, [files.timeline, files.page], step.calls, beside=beside, title=title)
-        write_table(prediction.calls, files.prediction, "prediction", origin)
-        write_table(prediction.summary_row(), files.summary, "summary", origin)
-
-
-def _memory_bytes(model: FrozenDict, batch_size: int) -> int:
-    """Memory need of a workload's step."""
-    return memory_need(model.plain(), batch_size).total
+    prediction = replace(prediction, calls=timeline.to_frame(step.calls, times.iloc[step.parts.which]))
+    prediction = with_what_fits(prediction, gpu, partial(memory_of, step.settings.model))
+    origin = made(files)
+    beside = measured_events(files.trace) if files.trace else []
+    title = f"{prediction.model} on {prediction.gpu}, batch {prediction.batch_size:,}"
+    write_timeline(timeline, [files.timeline, files.page], step.calls, beside=beside, title=title)
+    write_table(prediction.calls, files.prediction, "prediction", origin)
+    write_table(prediction.summary_row(), files.summary, "summary", origin)

@@ -12,23 +12,23 @@ Every point is then simulated by `predict_step`, which a single prediction uses 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.host_overheads import overhead_model
 from pipeline.answers.kernel_models import available_models, kernel_predictor
 from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.answers.made_once import MadeOnce
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.predict_point import graph_of, memory_of, points_of, predict_point, subject_of
-from pipeline.answers.predict_step import StepParts, Subject, predict_step
+from pipeline.answers.predict_step import StepParts, Subject, kernel_times, load_walk_if_it_pays, predict_step
 from pipeline.config import Point, method_label
 from pipeline.errors import SteptimeError, SteptimeWarning
 from pipeline.graph.graph_cache import calls_of, gpu_kind
@@ -36,11 +36,8 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
-from pipeline.simulate.compiled_walk import load_if_it_pays
 from pipeline.simulate.program import assemble
 from pipeline.simulate.step_program import Program
-
-Made = TypeVar("Made")
 
 CALLS_AT_ONCE = 200_000
 """Device calls of the steps that are in memory at a time. A step of 2,500 calls takes 2 MB, so these take about
@@ -121,7 +118,10 @@ def in_order(points: Sequence[Point], answers: Iterable[Answer]) -> list[Answer]
 
 
 def predict_points(
-    points: Sequence[Point], results: str | Path | None = "results", keep_draws: bool = False
+    points: Sequence[Point],
+    results: str | Path | None = "results",
+    keep_draws: bool = False,
+    models: GridModels | None = None,
 ) -> Iterator[Answer]:
     """Predict points, workload by workload. Each point gives one answer; an error concerns its own points only.
 
@@ -129,8 +129,9 @@ def predict_points(
         points: points of one grid or of several.
         results: as for `predict_point`.
         keep_draws: whether predictions hold the step time of each draw (8 kB each), except those measured here.
+        models: models of these `results`, if an earlier call has read them.
     """
-    shared = _Shared(results, keep_draws)
+    shared = models or GridModels(results)
     by_workload: dict[object, list[Point]] = {}
     for point in points:
         by_workload.setdefault((point.settings.model, point.batch_size, point.settings.edit), []).append(point)
@@ -150,51 +151,45 @@ def predict_points(
             steps.append(step)
         rows += sum(len(each.calls) for each in {id(each): each for each in known.values()}.values())
         if rows >= CALLS_AT_ONCE:
-            yield from _predicted(steps, shared)
+            yield from _predicted(steps, shared, keep_draws)
             steps, rows = [], 0
-    yield from _predicted(steps, shared)
+    yield from _predicted(steps, shared, keep_draws)
 
 
-@dataclass
-class _Shared:
-    """What the points of a grid share, made when it is first needed. A failure is kept too, and raised again."""
+class GridModels:
+    """Models that points share: GPUs, their kernel models, and the overheads of their hosts. Each is read once.
 
-    results: str | Path | None
-    keep_draws: bool = False
-    made: dict[object, Any] = field(default_factory=dict)
+    Args:
+        results: as for `predict_point`.
+    """
 
-    def once(self, key: object, make: Callable[[], Made]) -> Made:
-        if key not in self.made:
-            try:
-                self.made[key] = make()
-            except SteptimeError as error:
-                self.made[key] = error
-        if isinstance(self.made[key], SteptimeError):
-            raise self.made[key]
-        found: Made = self.made[key]
-        return found
+    def __init__(self, results: str | Path | None = "results") -> None:
+        self.results = results
+        self._once = MadeOnce()
 
     def gpu(self, point: Point) -> GpuSpec:
-        return self.once(("gpu", point.settings.gpu), lambda: gpu_of(point.settings.gpu))
+        """The GPU of a point."""
+        return self._once(("gpu", point.settings.gpu), lambda: gpu_of(point.settings.gpu))
 
     def kernels(self, point: Point) -> KernelPredictor:
+        """Kernel models of a point's GPU and method."""
         variant, gpu = method_label(point.settings.kernels), self.gpu(point)
-        return self.once(
+        return self._once(
             ("kernels", *device_key(point)),
             lambda: kernel_predictor(gpu, variant, available_models(point.gpu, variant, self.results)),
         )
 
     def overheads(self, point: Point) -> OverheadModel:
+        """Overheads of a point's host."""
         settings = point.settings.overheads
         workload = point.workload if settings.observations == "own" else ""
 
         def known() -> OverheadModel:
             """The model, or the equal one of another GPU: many GPUs have the overheads of one host."""
             model = overhead_model(point.gpu, settings, self.results, point.workload)
-            others = (each for each in self.made.values() if isinstance(each, OverheadModel))
-            return next((other for other in others if other.equals(model)), model)
+            return next((other for other in self._once.kept(OverheadModel) if other.equals(model)), model)
 
-        return self.once(("overheads", point.gpu, settings, workload), known)
+        return self._once(("overheads", point.gpu, settings, workload), known)
 
 
 @dataclass(frozen=True)
@@ -219,7 +214,7 @@ def device_key(point: Point) -> tuple[object, ...]:
     return point.settings.gpu, method_label(point.settings.kernels)
 
 
-def _step(point: Point, shared: _Shared, known: dict[str, _Mapped]) -> _Step:
+def _step(point: Point, shared: GridModels, known: dict[str, _Mapped]) -> _Step:
     """The step of a point; `known` holds what was mapped of the same workload, by the kind of GPU.
 
     Raises:
@@ -236,16 +231,16 @@ def _step(point: Point, shared: _Shared, known: dict[str, _Mapped]) -> _Step:
     return _Step(point, subject_of(point, graph), known[kind].parts)
 
 
-def _predicted(steps: Sequence[_Step], shared: _Shared) -> Iterator[Answer]:
+def _predicted(steps: Sequence[_Step], shared: GridModels, keep_draws: bool) -> Iterator[Answer]:
     """Predict the steps: kernel times GPU by GPU, then each step."""
-    load_if_it_pays(sum(len(step.parts.which) * step.subject.settings.draws for step in steps))
+    load_walk_if_it_pays((step.parts, step.subject) for step in steps)
     devices: dict[tuple[object, ...], list[_Step]] = {}
     for step in steps:
         devices.setdefault(device_key(step.point), []).append(step)
     times: dict[tuple[object, ...], Mapping[int, pd.DataFrame]] = {}
     for device, own in devices.items():
         with suppress(SteptimeError):  # raised again by the points of this GPU
-            times[device] = _kernel_times(shared.kernels(own[0].point), [step.parts for step in own])
+            times[device] = kernel_times(shared.kernels(own[0].point), [step.parts for step in own])
     programs: dict[tuple[int, int, str | None], Program] = {}  # of GPUs with the same calls and the same host
     for step in steps:
         try:
@@ -258,16 +253,8 @@ def _predicted(steps: Sequence[_Step], shared: _Shared) -> Iterator[Answer]:
                 programs[key] = assemble(step.parts.sequence, overheads, calls, workload=workload)
             gpu, config = shared.gpu(step.point), step.point.settings.model
             prediction, _ = predict_step(
-                step.subject, gpu, step.parts, own_times, kernels.folders, programs[key], keep_draws=shared.keep_draws
+                step.subject, gpu, step.parts, own_times, kernels.folders, programs[key], keep_draws=keep_draws
             )
             yield Answer(step.point, with_what_fits(prediction, gpu, partial(memory_of, config)))
         except SteptimeError as error:
             yield Answer(step.point, error=error)
-
-
-def _kernel_times(kernels: KernelPredictor, parts: Sequence[StepParts]) -> Mapping[int, pd.DataFrame]:
-    """Times of the distinct calls of each step, by the identity of the step, from one table of all of them."""
-    distinct = list({id(each): each for each in parts}.values())
-    found = kernels.predict(pd.concat([each.calls for each in distinct], ignore_index=True))
-    ends = np.cumsum([len(each.calls) for each in distinct])
-    return {id(each): found.iloc[end - len(each.calls) : end] for each, end in zip(distinct, ends, strict=True)}

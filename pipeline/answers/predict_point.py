@@ -143,7 +143,7 @@ def _measured_here(point: Point, results: Path) -> Prediction:
             f"gpu=local must be measured first: run `snakemake --config gpu=local model={point.model} "
             f"batch_size={point.batch_size}`"
         )
-    return Prediction.all_of(read_table(path, "summary"))[0]
+    return Prediction.all_of(read_table(path, "summary"), path)[0]
 
 
 _MEMORY: dict[tuple[FrozenDict, int], int] = {}

@@ -5,6 +5,7 @@ The interval comes from the errors of kernel and host times (`step_errors`): the
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.prediction import Prediction
 from pipeline.settings import PredictSettings
 from pipeline.simulate.break_even import device_bound_from
+from pipeline.simulate.compiled_walk import load_if_it_pays
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.cuda_graph import as_cuda_graphs
 from pipeline.simulate.program import assemble, step_sequence
@@ -86,6 +88,16 @@ class StepParts:
             step_sequence(graph, calls), distinct, which, names, asks_tf32(graph), ErrorSources.of(distinct),
             has_substitute_time(distinct),
         )  # fmt: skip
+
+
+PLAIN_WALKS = 2_600
+"""Draws whose time equals that of the walks that look for a faster host (`device_bound_from`), in code that is not compiled:
+thirteen walks, each with the fixed cost of 200 draws."""
+
+
+def load_walk_if_it_pays(steps: Iterable[tuple[StepParts, Subject]]) -> None:
+    """Load the compiled walk where it pays for these steps."""
+    load_if_it_pays(sum(len(parts.which) * (subject.settings.draws + PLAIN_WALKS) for parts, subject in steps))
 
 
 def predict_from_parts(
@@ -187,6 +199,14 @@ def predict_step(
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
     )
     return prediction, timeline
+
+
+def kernel_times(kernels: KernelPredictor, steps: Sequence[StepParts]) -> dict[int, pd.DataFrame]:
+    """Times of the distinct calls of each step, by the `id` of the step, from one table of the calls of all steps."""
+    distinct = list({id(each): each for each in steps}.values())
+    found = kernels.predict(pd.concat([each.calls for each in distinct], ignore_index=True))
+    ends = np.cumsum([len(each.calls) for each in distinct])
+    return {id(each): found.iloc[end - len(each.calls) : end] for each, end in zip(distinct, ends, strict=True)}
 
 
 def has_substitute_time(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:

@@ -22,8 +22,7 @@ from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.kernels.saved_families import read_description
 from pipeline.kernels.work import Dims
-from pipeline.packs import check_pack, list_packs
-from pipeline.paths import packs_dir
+from pipeline.packs import list_packs, pack_models
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation import UtilisationModel
@@ -134,10 +133,10 @@ def same_chip_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | Non
     sibling = same_chip_gpu(gpu, list_packs())
     if sibling is None:
         return {}
-    check_pack(sibling.name)
+    models = pack_models(sibling.name)
     found: dict[str, SameChipModel] = {}
     for name, model in load_models().items():
-        folder = packs_dir() / sibling.name / "kernels" / name
+        folder = models / name
         if not folder.is_dir() or read_description(folder).get("variant") == "curve":
             continue
         scaled = SameChipModel(gpu, _measured(model, sibling), FittedModel.load(folder, sibling), model)

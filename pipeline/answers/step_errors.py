@@ -214,7 +214,7 @@ def paired_draws(
 ) -> Floats:
     """Step times in µs of draws of all errors, shape (draws,).
 
-    A source has the same values in the draws of every step, so that the draws of two steps are pairs: an error that both
+    A source has the same values in the draws of every step, so that the draws of two steps are pairs. An error that both
     steps share does not widen the difference between them.
 
     Args:

@@ -30,7 +30,7 @@ from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.tensor_core_products import HALF_DTYPES, covered, misaligned
 from pipeline.kernels.work import Dims, is_one_of
-from pipeline.packs import MANIFEST, check_pack
+from pipeline.packs import MANIFEST, pack_models
 from pipeline.paths import packs_dir
 from pipeline.transfer.tensor_core_model import time_ratio
 
@@ -112,8 +112,7 @@ def tensor_core_gemm_model(gpu: GpuSpec) -> TensorCoreGemmModel | None:
     measured = load_gpu(gpu.name) if gpu.name in names else same_chip_gpu(gpu, names)
     if measured is None:
         return None
-    check_pack(f"{FOLDER}/{measured.name}")
-    folder: Path = packs_dir() / FOLDER / measured.name / "kernels" / FAMILY
+    folder: Path = pack_models(f"{FOLDER}/{measured.name}") / FAMILY
     return TensorCoreGemmModel(gpu, measured, FittedModel.load(folder, measured))
 
 

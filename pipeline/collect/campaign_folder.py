@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from pipeline.collect.limits import check_manifest, check_table, member_names
 from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.paths import CAMPAIGN
-from pipeline.schemas import PROVENANCE_KEY, atomic_path, read_arrow, read_table, write_table
+from pipeline.schemas import PROVENANCE_KEY, WRITTEN_AS, atomic_path, read_arrow, read_table, write_table
 
 STEP_TIMES, SAMPLES, PEAKS = "step_times.parquet", "samples.parquet", "peaks.parquet"
 SCHEMA_VERSION = 2
@@ -37,6 +37,9 @@ SCHEMA_VERSION = 2
 MAX_FOLDER_BYTES, MAX_FILE_BYTES, MAX_NEW_ARCHIVES = 19_000_000, 3_900_000, 4
 """Limits: bytes of a folder, bytes of one file, number of archives. A folder may have 20 MB in 8 files, each
 under 4 MB; the values leave a margin for the manifest."""
+
+MAX_PEAK = 1e9
+"""Largest plausible value of a peak or cost in any of its units (GB/s, TFLOP/s, µs)."""
 
 PEAK_SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=name in ("size", "note"))
@@ -194,10 +197,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / CAMPAIGN).read_text())
     except FileNotFoundError:
         raise InputError(f"{folder}: {CAMPAIGN} is missing; give the folder of a campaign") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{folder / CAMPAIGN}: damaged ({error}); measure again") from None
     if not isinstance(found, dict) or not isinstance(found.get("units"), dict) or "device" not in found:
         raise InputError(f"{folder / CAMPAIGN}: not the manifest of a campaign; measure again")
+    if not isinstance(found["device"], dict) or not all(isinstance(unit, dict) for unit in found["units"].values()):
+        raise InputError(f"{folder / CAMPAIGN}: its device or units are damaged; measure again")
+    if type(found.get("schema")) is not int or found["schema"] not in (1, SCHEMA_VERSION):
+        told = f"layout {found.get('schema')!r}, but this Steptime reads 1 and {SCHEMA_VERSION}"
+        raise InputError(f"{folder / CAMPAIGN}: {told}; measure again")
     return found
 
 
@@ -220,7 +228,7 @@ def write_peaks(frame: pd.DataFrame, path: Path, device: Mapping[str, Any]) -> N
         raise TableError(f"{path}: {str(error).splitlines()[0]}") from None
     text = json.dumps({"schema": "peaks", "device": dict(device)}, default=str)
     with atomic_path(path) as part:
-        pq.write_table(table.replace_schema_metadata({PROVENANCE_KEY: text.encode()}), part, compression="zstd")
+        pq.write_table(table.replace_schema_metadata({PROVENANCE_KEY: text.encode()}), part, **WRITTEN_AS)
 
 
 def read_peaks(path: Path) -> pd.DataFrame:
@@ -233,9 +241,13 @@ def read_peaks(path: Path) -> pd.DataFrame:
     table = read_arrow(path, "run the campaign's peaks", "measure again")
     try:
         found: pd.DataFrame = table.select(PEAK_SCHEMA.names).cast(PEAK_SCHEMA).to_pandas()
-        return found
     except (pa.ArrowException, KeyError, ValueError) as error:
         raise TableError(f"{path}: not a table of peaks ({str(error).splitlines()[0]}); measure again") from None
+    wrong = ~((found["value"] >= 0) & (found["value"] <= MAX_PEAK))
+    if wrong.any():
+        row = found[wrong].iloc[0]
+        raise TableError(f"{path}: {row['name']} is {row['value']:g} {row['unit']}, which no device has; measure again")
+    return found
 
 
 def check(folder: Path) -> list[str]:

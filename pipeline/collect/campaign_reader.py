@@ -25,12 +25,16 @@ from pipeline.collect.campaign_folder import (
     read_peaks,
 )
 from pipeline.collect.limits import archives, check_table, member_names, read_member
-from pipeline.errors import InputError, SteptimeWarning, TraceError
+from pipeline.errors import InputError, SteptimeWarning, TableError, TraceError
 from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
 from pipeline.schemas import SCHEMAS, read_provenance, read_table
 
 MAX_IMPLAUSIBLE_US = 0.05
 """Time in µs. A sample with this time or less is dropped, because it cannot be a real measurement."""
+
+
+MAX_TIME_US = 1e9
+"""Longest time in µs that a kernel or a step may take (17 minutes). A longer one is in a wrong unit."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,12 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     else:
         found = pd.DataFrame(columns=SCHEMAS["samples"].names)
     kernel = found["kernel_us"].fillna(found["latency_us"]).astype(float)
-    timed = kernel > MAX_IMPLAUSIBLE_US
+    each = (kernel, found["latency_us"].astype(float))
+    shortest, longest = pd.concat(each, axis=1).min(axis=1), pd.concat(each, axis=1).max(axis=1)
+    timed = (shortest > MAX_IMPLAUSIBLE_US) & (longest <= MAX_TIME_US)
     if not timed.all():
-        lost = f"{(~timed).sum()} of {len(found)} samples dropped: no time above {MAX_IMPLAUSIBLE_US} µs"
+        dropped = f"{(~timed).sum()} of {len(found)} samples dropped"
+        lost = f"{dropped}: no time above {MAX_IMPLAUSIBLE_US} µs, or one above {MAX_TIME_US:g} µs"
         warnings.warn(f"{folder}: {lost}", SteptimeWarning, stacklevel=2)
     return found[timed].reset_index(drop=True)
 
@@ -103,7 +110,23 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
     if not (folder / STEP_TIMES).exists():
         return pd.DataFrame(columns=SCHEMAS["step_times"].names)
     check_table(folder / STEP_TIMES)
-    return read_table(folder / STEP_TIMES, "step_times")
+    return _plausible(read_table(folder / STEP_TIMES, "step_times"), folder / STEP_TIMES)
+
+
+def _plausible(found: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The table, if every step has taken a time.
+
+    Raises:
+        TableError: a time is 0, negative or longer than `MAX_TIME_US`.
+    """
+    for name in ("step_us", "p10_us", "p90_us"):
+        wrong = ~((found[name] > 0) & (found[name] <= MAX_TIME_US))
+        if wrong.any():
+            row = int(wrong.to_numpy().argmax())
+            raise TableError(
+                f"{path}: {name} of row {row} is {found[name].iloc[row]:g}, no time of a step; measure again"
+            )
+    return found
 
 
 def read_step_time(path: str | Path) -> float:
@@ -113,7 +136,7 @@ def read_step_time(path: str | Path) -> float:
         TableError: the table is damaged.
         InputError: the table does not hold exactly one step.
     """
-    rows = read_table(path, "step_times")
+    rows = _plausible(read_table(path, "step_times"), Path(path))
     if len(rows) != 1:
         raise InputError(f"{path}: {len(rows)} step times, expected one; measure again")
     return float(rows["step_us"].iloc[0])
@@ -136,7 +159,7 @@ def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) ->
     path = Path(path)
     if path.name != CAMPAIGN:
         return read_step_time(path)
-    found = [us for us, facts in _steps_of(path.parent, workload) if _same_config(facts.get("config") or {}, config)]
+    found = [us for us, facts in _steps_of(path.parent, workload) if _same_config(facts["config"], config)]
     return found[-1] if found else None
 
 
@@ -160,7 +183,11 @@ def _steps_of(folder: str | Path, workload: str) -> list[tuple[float, dict[str, 
     place, rows = _place_of(workload), read_step_times(folder)
     identity = zip(rows["model"], rows["variant"], rows["batch_size"], strict=True)
     stated = zip(identity, rows["step_us"], rows["config"].fillna("{}"), strict=True)
-    return [(float(us), json.loads(text)) for found, us, text in stated if found == place]
+    try:
+        steps = [(float(us), dict(json.loads(text))) for found, us, text in stated if found == place]
+        return [(us, facts | {"config": dict(facts.get("config") or {})}) for us, facts in steps]
+    except (ValueError, TypeError):
+        raise TableError(f"{folder}: the `config` of {workload} in {STEP_TIMES} is damaged; measure again") from None
 
 
 def _same_config(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -61,7 +61,7 @@ def member_names(path: Path) -> list[str]:
         TraceError: the archive is damaged, or has more or larger files than a campaign writes.
     """
     names: list[str] = []
-    with open_archive(path) as tar:
+    with open_archive(path) as tar, path.open("rb") as file:
         for number, info in enumerate(tar, 1):
             if number > MAX_MEMBERS:
                 raise TraceError(f"{path}: more than {MAX_MEMBERS} files; this is not the archive of a campaign")
@@ -69,6 +69,15 @@ def member_names(path: Path) -> list[str]:
                 raise TraceError(f"{path}: {info.name} has {info.size} bytes; at most {MAX_MEMBER_BYTES} are allowed")
             if info.isreg() and not any(part in ("", ".", "..") for part in info.name.split("/")):
                 names.append(info.name)
+        # tarfile takes a damaged header for the end of the archive, and would lose all files behind it
+        file.seek(tar.offset)
+        end = file.read(tarfile.BLOCKSIZE)
+        if (
+            len(end) < tarfile.BLOCKSIZE
+            or any(end)
+            or any(any(piece) for piece in iter(lambda: file.read(_PIECE), b""))
+        ):
+            raise TraceError(f"{path}: damaged or cut archive (after {len(names)} files); measure again")
     return names
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 from pipeline.collect.device import name_of_gpu
 from pipeline.collect.kernel_filter import counted_kernels
 from pipeline.collect.limits import check_table
-from pipeline.schemas import DIMS, SCHEMAS, read_arrow
+from pipeline.schemas import DIMS, SCHEMAS, read_frame
 
 SCHEMA_VERSION = 1
 REMEASURE_ADVICE = "measure again"
@@ -141,8 +141,7 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 def _raw(path: Path) -> pd.DataFrame:
     check_table(path)
-    found: pd.DataFrame = read_arrow(path, REMEASURE_ADVICE, REMEASURE_ADVICE).to_pandas()
-    return found
+    return read_frame(path, REMEASURE_ADVICE, REMEASURE_ADVICE)
 
 
 def place_of(prefix: str) -> tuple[str, str, int] | None:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pipeline.answers.advice import Advice, advice_for
-from pipeline.answers.plan import Limits, Objective, make_plan, seconds
+from pipeline.answers.plan import make_plan
+from pipeline.answers.plan_results import Limits, Objective
 from pipeline.answers.predict_grid import Answer, predict_points
 from pipeline.answers.tracker import load_trace
 from pipeline.config import Point, expand, point
 from pipeline.errors import InputError
+from pipeline.readable import seconds
 from pipeline.report.advice_table import show_advice
 from pipeline.report.figures.plan_front import check_figure, write_plan_front
 from pipeline.report.plan_table import show_plan
-from pipeline.terminal import Json, Overrides, counting, print_json, progress, split_results, working
+from pipeline.terminal import Json, Overrides, counting, examples, print_json, progress, split_results, working
 
 app = typer.Typer()
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "advise gpu=V100 model=dlrm_ddp",
+        "advise --trace trace.json.gz --same-results",
+    )
+)
 def advise(
     overrides: Overrides = None,
     trace: Annotated[
@@ -51,7 +57,12 @@ def advise(
     show_advice(found, everything)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "plan samples_per_dollar gpu=V100,T4,A100 batch_size=512,2048",
+        "plan time_per_epoch gpu=A100,T4 model=resnet50 --samples 1281167",
+    )
+)
 def plan(
     objective: Annotated[Objective, typer.Argument(help="what is best")],
     space: Overrides = None,
@@ -71,17 +82,12 @@ def plan(
     given, results = split_results(space)
     if not given:
         raise InputError("the space is empty: give its axes, for example gpu=V100,A100 batch_size=512,1024")
-    room = None if memory is None else int(memory * 2**30) if isfinite(memory) else 0
-    limits = Limits(samples, room, budget, None if deadline is None else seconds(deadline), global_batch)
+    limits = Limits.of(samples, memory, budget, None if deadline is None else seconds(deadline), global_batch)
     points = expand(given)
     if figure is not None:
         check_figure(figure)
-    with counting(f"searching {len(points):,} points", len(points)) as decided:
-
-        def predicting(asked: Sequence[Point], keep_draws: bool) -> Iterable[Answer]:
-            return predict_points(asked, **results, keep_draws=keep_draws)
-
-        found = make_plan(objective, points, limits, predicting, decided=decided)
+    with counting(f"{{stage}} {len(points):,} points", len(points)) as told:
+        found = make_plan(objective, points, limits, told=told, **results)
     if figure is not None:
         write_plan_front(found, figure)
     if as_json:

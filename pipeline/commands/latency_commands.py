@@ -8,21 +8,26 @@ from typing import Annotated
 import typer
 
 from pipeline.answers.kernel_commands import fit_command, predict_command
+from pipeline.completion import complete_gpu
 from pipeline.kernels.effort import DEFAULT_EFFORT
 from pipeline.kernels.fit_gpu import FittedFamily
 from pipeline.readable import shares
-from pipeline.terminal import Json, catalogue, print_json, working
+from pipeline.terminal import Json, catalogue, examples, print_json, working
 from pipeline.transfer.transfer_command import transfer_command
 
 app = typer.Typer()
-kernels_app = typer.Typer(help="Fit kernel models to samples, and predict kernel latencies.", no_args_is_help=True)
+kernels_app = typer.Typer(
+    help="Fit kernel models to samples, and predict kernel latencies.",
+    epilog=examples("kernels fit --samples samples.parquet --gpu V100 --out models"),
+    no_args_is_help=True,
+)
 app.add_typer(kernels_app, name="kernels")
 
 
-@kernels_app.command("fit")
+@kernels_app.command("fit", epilog=examples("kernels fit --samples samples.parquet --gpu V100 --out models"))
 def kernels_fit(
     samples: Annotated[Path, typer.Option(help="parquet of measured latencies")],
-    gpu: Annotated[str, typer.Option(help="the GPU whose rows are fitted")],
+    gpu: Annotated[str, typer.Option(help="the GPU whose rows are fitted", autocompletion=complete_gpu)],
     out: Annotated[Path, typer.Option(help="folder for the models")],
     family: Annotated[list[str] | None, typer.Option(help="fit only this family; may be repeated")] = None,
     effort: Annotated[
@@ -49,9 +54,9 @@ def _percent(share: float | None) -> float | str:
     return "one sample" if share is None else 100 * share
 
 
-@kernels_app.command("predict")
+@kernels_app.command("predict", epilog=examples("kernels predict --gpu V100 --in calls.parquet --out times.parquet"))
 def kernels_predict(
-    gpu: Annotated[str, typer.Option(help="the GPU to predict")],
+    gpu: Annotated[str, typer.Option(help="the GPU to predict", autocompletion=complete_gpu)],
     source: Annotated[Path, typer.Option("--in", help="parquet of calls: `op` and its dimensions")],
     out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
     models: Annotated[
@@ -72,10 +77,10 @@ def kernels_predict(
     print(f"{facts['rows']:,} rows for {facts['gpu']} ({shares(facts['evidence'])}){outside} -> {facts['out']}")
 
 
-@app.command()
+@app.command(epilog=examples("transfer --from V100 --to A100 --in v100.parquet --out a100.parquet"))
 def transfer(
-    from_gpu: Annotated[str, typer.Option("--from", help="GPU of the measured rows")],
-    to_gpu: Annotated[str, typer.Option("--to", help="GPU to predict")],
+    from_gpu: Annotated[str, typer.Option("--from", help="GPU of the measured rows", autocompletion=complete_gpu)],
+    to_gpu: Annotated[str, typer.Option("--to", help="GPU to predict", autocompletion=complete_gpu)],
     source: Annotated[Path, typer.Option("--in", help="parquet of rows measured on the origin")],
     out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
     method: Annotated[str, typer.Option(help="wave, mlp or auto")] = "auto",

@@ -15,14 +15,19 @@ from pipeline.simulate.rank_report import table as rank_table
 from pipeline.simulate.ranks import replay_ranks
 from pipeline.simulate.replay import replay as run
 from pipeline.simulate.replay_table import table as replay_table
-from pipeline.terminal import Json, print_json, working
+from pipeline.terminal import Json, examples, print_json, working
 from pipeline.trace.event_tables import write_events
 from pipeline.trace.load import load_trace
 
 app = typer.Typer()
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "replay trace.json.gz --timeline step.html",
+        "replay rank0.json.gz --rank rank1.json.gz",
+    )
+)
 def replay(
     trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
     overheads: Annotated[
@@ -70,7 +75,7 @@ def _replay_ranks(paths: list[Path], as_json: bool) -> None:
     console().print(rank_table(values))
 
 
-@app.command()
+@app.command(epilog=examples("trace trace.json.gz --out events.parquet"))
 def trace(
     trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
     out: Annotated[Path, typer.Option(help="parquet file to write")],

@@ -75,7 +75,7 @@ def _read_errors(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[f
         sources = ["".join(cell["source"]) for cell in cells]
     except FileNotFoundError:
         raise missing(file) from None
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise TableError(f"{file}: not a readable notebook") from None
     for source in sources:
         stated = _assigned_literals(re.sub(r"^# ?", "", source, flags=re.MULTILINE))
@@ -83,6 +83,8 @@ def _read_errors(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[f
         if batches and errors:
             if not isinstance(errors, dict) or not all(isinstance(models, dict) for models in errors.values()):
                 raise TableError(f"{file}: expected errors by GPU and model")
+            if not isinstance(batches, list) or not all(type(size) is int and size > 0 for size in batches):
+                raise TableError(f"{file}: batch_sizes is no list of positive whole numbers")
             if not set(errors) <= set(GPUS) or not all(set(models) <= set(MODELS) for models in errors.values()):
                 raise TableError(f"{file}: has an unknown GPU or model")
             return batches, errors

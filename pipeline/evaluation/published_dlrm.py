@@ -10,6 +10,7 @@ in `nvidia/dlrm-criteo_f15.yaml`. They are never copied into this project, and n
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -122,6 +123,13 @@ def _full_precision(part: str) -> str:
 
 
 def _number(text: str) -> float:
-    """`2,880,000` or `494k`."""
+    """`2,880,000` or `494k`.
+
+    Raises:
+        ValueError: the text is not a positive number.
+    """
     plain = text.replace(",", "").strip()
-    return 1e3 * float(plain[:-1]) if plain.endswith("k") else float(plain)
+    number = 1e3 * float(plain[:-1]) if plain.endswith("k") else float(plain)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{text} is not a positive number")
+    return number

@@ -93,7 +93,7 @@ def _liger(file: Path) -> list[tuple[Any, ...]]:
         }  # fmt: skip
     except FileNotFoundError:
         raise missing(file, SOURCE_PAGE) from None
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise TableError(f"{file}: not Liger's benchmark data") from None
     found: list[tuple[Any, ...]] = []
     for (gpu, provider, mode, tokens, width, vocabulary), us in times.items():
@@ -127,7 +127,7 @@ def _notebook(file: Path) -> list[tuple[Any, ...]]:
         ]  # fmt: skip
     except FileNotFoundError:
         raise missing(file, SOURCE_PAGE) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise TableError(f"{file}: not the expected notebook") from None
     if not rows:
         raise TableError(f"{file}: has no printed table of embedding kernels")

@@ -117,7 +117,7 @@ def _table(file: Path, key: str = "name_gpu", columns: Sequence[str] = tuple(WOR
         table = pd.read_csv(file)
     except FileNotFoundError:
         raise missing(file) from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # pandas' own errors of parsing are ValueErrors
         raise TableError(f"{file}: not a readable CSV file ({str(error).splitlines()[0]})") from None
     lacking = [column for column in (key, *columns) if column not in table.columns]
     if lacking:

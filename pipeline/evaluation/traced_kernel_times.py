@@ -27,7 +27,7 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.lookup_time import BLOCK_ROWS
-from pipeline.paths import packs_dir
+from pipeline.packs import list_packs, pack_models
 from pipeline.trace.kineto_fields import DEVICE_CATEGORIES
 from pipeline.trace.load import load_trace
 
@@ -150,7 +150,7 @@ def compare_rank(folder: Path, gpu_name: str) -> pd.DataFrame:
     nodes = with_shapes(folder, read_operators(path)).nodes
     launched = kernels_by_operator(path, nodes)
     calls = pd.concat([mapped_calls(nodes, gpu, launched), lookup_calls(nodes, launched)], ignore_index=True)
-    predictor = load_predictor(gpu, [packs_dir() / gpu.name / "kernels"])
+    predictor = load_predictor(gpu, [pack_models(gpu.name)] if gpu.name in list_packs() else [])
     predicted = predictor.predict(calls)
     known = predicted["modelled"] & (calls["measured_us"] > 0)
     return pd.concat([calls.drop(columns="evidence"), predicted], axis=1)[known]

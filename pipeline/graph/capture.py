@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import SteptimeError, SteptimeWarning, TraceError, collected_warnings
+from pipeline.errors import InputError, SteptimeError, SteptimeWarning, TraceError, collected_warnings
 from pipeline.garbage_collector import collector_paused
 from pipeline.graph.cuda_emulation import create_as_on_cuda, run_as_on_cuda
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 SIZE_ERRORS = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
 """Exceptions that PyTorch and `transformers` raise if the sizes of a model contradict each other."""
+
+MAX_STEP_BYTES = 1e16
+"""Largest memory need of a step that is captured, bytes (10,000 TB). Larger ones are mistakes, and take minutes to map. The
+line of a large model over the batch size begins at 1,000 TB."""
 
 
 def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
@@ -151,6 +155,10 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
             activations,
             step.input_bytes,
         )
+        if memory.total > MAX_STEP_BYTES:
+            raise InputError(
+                f"the step needs {memory.total / 1e12:,.0f} TB of memory, more than any machine has; check its sizes"
+            )
         try:
             raw = read_selected(path, prune if fake else prune_meta)
         except TraceError:  # this process wrote the file, so it can only be truncated

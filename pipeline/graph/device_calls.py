@@ -53,7 +53,7 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
     tf32, bf16 = gpu is None or has_tf32(gpu), gpu is None or device == "cpu" or has_bf16(gpu)
     sms, capability = (gpu.sms, gpu.compute_capability) if gpu else (DEFAULT_SMS, DEFAULT_CAPABILITY)
     target = {"sms": sms, "capability": capability, "native_bf16": bf16}
-    for node, row in mapped_nodes(graph.nodes()):
+    for node, row in mapped_nodes(_nodes_of(graph)):
         if device == "cuda" and node.on_host:
             continue
         key = _signature(node)
@@ -69,6 +69,17 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
             "take model.dtype=fp32 or fp16"
         )
     return calls
+
+
+def _nodes_of(graph: Graph) -> tuple[Node, ...]:
+    """The nodes of a graph. Those of the graph that was mapped last are kept: a grid maps it for one GPU after another."""
+    if not _LAST_MAPPED or _LAST_MAPPED[0][0] is not graph.table:
+        _LAST_MAPPED[:] = [(graph.table, tuple(graph.nodes()))]
+    return _LAST_MAPPED[0][1]
+
+
+_LAST_MAPPED: list[tuple[pd.DataFrame, tuple[Node, ...]]] = []
+"""The table of the graph that was mapped last, with its nodes; none at first."""
 
 
 def _multiplies(calls: pd.DataFrame, dtype: str) -> bool:

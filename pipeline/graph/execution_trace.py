@@ -71,6 +71,8 @@ def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
         raw = [flatten(node) for node in _nodes(data)]
+        if not raw:
+            raise ValueError("it has no operators")
     except RecursionError:
         raise TraceError(f"{path}: nested too deeply; this is not an execution trace") from None
     except FileNotFoundError:

@@ -12,7 +12,6 @@ sparse gradients: how many rows a batch uses is no line.
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -34,8 +33,9 @@ from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.symbolic_batch import same_at_any_batch
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec
+from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
-from pipeline.schemas import atomic_path, read_table, write_table
+from pipeline.schemas import read_table, write_table
 from pipeline.settings import EditSettings
 from pipeline.user_cache import find, keep, kept, key_of
 from pipeline.workloads.workload_files import file_digests
@@ -48,6 +48,9 @@ LIBRARIES = ("torch", "transformers")
 GRAPH, LINE, MEMORY = "graph.parquet", "line.json", "memory.json"
 """Names of entries in the cache: a graph, what is known of a workload's line over the batch size, and the memory need of a
 step whose graph is not known."""
+
+MADE_ANEW = "it is made anew"
+"""What happens to a damaged entry, for messages that nobody sees."""
 
 SMALL_GRAPH = 1000
 """Operators of a graph up to which a workload is captured three times at once: that takes 0.1 s of CPU time each."""
@@ -195,8 +198,8 @@ def _keep_state(config: Mapping[str, Any], state: LineState) -> None:
 
 
 def _read_state(path: Path) -> LineState:
-    """Read what `_write_state` wrote; every ValueError, LookupError and TypeError means damage."""
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    """Read what `_write_state` wrote; every SteptimeError, ValueError, LookupError and TypeError means damage."""
+    stored = read_json(path, MADE_ANEW, (DIGEST_KEY,))
     if "line" not in stored:
         return int(stored["captured"])
     if stored["line"] is None:
@@ -210,17 +213,15 @@ def _write_state(state: LineState, path: Path) -> None:
     if isinstance(state, MemoryLine):
         found = [state.low, state.high, asdict(state.at_low), asdict(state.at_high)]
     stored = {"captured": state} if type(state) is int else {"line": found}
-    with atomic_path(path) as part:
-        part.write_text(json.dumps(stored), encoding="utf-8")
+    write_json(path, stored, sealed=True)
 
 
 def _read_memory(path: Path) -> Memory:
-    return Memory(**{part: int(size) for part, size in json.loads(path.read_text(encoding="utf-8")).items()})
+    return Memory(**{part: int(size) for part, size in read_json(path, MADE_ANEW, (DIGEST_KEY,)).items()})
 
 
 def _write_memory(memory: Memory, path: Path) -> None:
-    with atomic_path(path) as part:
-        part.write_text(json.dumps(asdict(memory)), encoding="utf-8")
+    write_json(path, asdict(memory), sealed=True)
 
 
 def _read_calls(path: Path) -> pd.DataFrame:

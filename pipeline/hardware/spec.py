@@ -217,7 +217,14 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
     if spec.limits is not None:
         clocked = 2 * spec.sms * spec.limits.fp32_lanes_per_sm * spec.boost_clock_mhz / 1e6
         ranges["fp32_tflop_per_s"] = (spec.fp32_gflop_per_s / 1e3, 0.85 * clocked, 1.15 * clocked)
-    ranges["fp16_tflop_per_s"] = (spec.fp16_gflop_per_s / 1e3, 0.5 * spec.fp32_gflop_per_s / 1e3, 20000)
+    plain, dram = spec.fp32_gflop_per_s / 1e3, spec.dram_gb_per_s
+    for dtype in ("fp16", "bf16", "tf32"):
+        if (rate := getattr(spec, f"{dtype}_gflop_per_s")) is not None:
+            ranges[f"{dtype}_tflop_per_s"] = (rate / 1e3, 0.5 * plain, 64 * plain)
+    if spec.nvlink_gb_per_s is not None:
+        ranges["nvlink_bidirectional_gb_per_s"] = (2 * spec.nvlink_gb_per_s, 25, 10_000)
+    if spec.measured_l2_gb_per_s is not None:
+        ranges["measured_l2_gb_per_s"] = (spec.measured_l2_gb_per_s, 0.5 * dram, 20 * dram)
     for key, (value, low, high) in ranges.items():
         if not low <= value <= high:
             raise ConfigError(f"{where}: {key} = {value:g} is implausible, expected {low:g} to {high:g}")

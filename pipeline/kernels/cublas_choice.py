@@ -10,7 +10,7 @@ the time of a given choice. `cublas_choice_fit` trains them, with the teachers o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import PackError
-from pipeline.kernels.networks import Float32, Network
+from pipeline.kernels.networks import Float32, Floats, Network
 from pipeline.kernels.work import Array
 
 DIMS = ("log B", "log M", "log N", "log K")
@@ -100,7 +100,7 @@ class Menu:
 
     def inputs(self, features: Array, choice: Labels) -> Array:
         """Inputs of a model of the time of a choice, shape (rows, columns): the features, and columns of the choice."""
-        return np.column_stack([features, self.moving(features, choice), self.fixed[choice]])
+        return _side_by_side([features, self.moving(features, choice), self.fixed[choice]])
 
     def sizes(self, features: Array) -> Array:
         """Inputs of a model of the choice: the features, and columns for every tile on the menu.
@@ -111,14 +111,15 @@ class Menu:
             and M.
         """
         batch, m, n, k = product_sizes(features, self.at, self.batched).T
-        found = [features, np.column_stack([m % 4, n % 4, k % 4])]
+        found = [features, np.stack([m % 4, n % 4, k % 4]).T]
         for tile_k, tile_m in self._tiles():
             along_k, along_m = np.ceil(k / tile_k), np.ceil(m / tile_m)
             blocks = batch * along_k * along_m
             waves = blocks / self.sms
             edges = k / (along_k * tile_k), m / (along_m * tile_m)
-            found.append(np.column_stack([np.log2(blocks), np.ceil(waves), waves / np.ceil(waves), *edges]))
-        return np.column_stack(found)
+            whole = np.ceil(waves)
+            found.append(np.stack([np.log2(blocks), whole, waves / whole, *edges]).T)
+        return _side_by_side(found)
 
     @property
     def tile_columns(self) -> int:
@@ -136,6 +137,11 @@ class Menu:
             sliced = f" sliced 1x{slices}" if slices > 1 else ""
             found.append(f"{tile_k}x{tile_m}{sliced}" + (f", split {split}" if split > 1 else ""))
         return found
+
+
+def _side_by_side(parts: Sequence[Floats]) -> Array:
+    """The columns of all parts, in float64, with each column in contiguous memory."""
+    return np.asarray(np.concatenate([part.T for part in parts], dtype=np.float64).T)
 
 
 def product_sizes(features: Array, at: tuple[int, ...], batched: bool) -> Array:
@@ -213,13 +219,13 @@ class ChosenKernel:
     chooser: Network
     network: Network
 
-    def choose(self, features: Array) -> Labels:
-        """The most probable choice of each row, shape (rows,)."""
-        return np.asarray(self.chooser.scores(self.menu.sizes(features)).argmax(axis=1), dtype=np.int64)
+    def choose(self, features: Array, table_rows: int = 0) -> Labels:
+        """The most probable choice of each row, shape (rows,); `table_rows` as in `Network.scores`."""
+        return np.asarray(self.chooser.scores(self.menu.sizes(features), table_rows).argmax(axis=1), dtype=np.int64)
 
-    def predict(self, features: Array) -> Array:
-        """Log times of shape (rows,) from features of shape (rows, columns)."""
-        return self.network.predict(self.menu.inputs(features, self.choose(features)))
+    def predict(self, features: Array, table_rows: int = 0) -> Array:
+        """Log times of shape (rows,) from features of shape (rows, columns); `table_rows` as in `Network.scores`."""
+        return self.network.predict(self.menu.inputs(features, self.choose(features, table_rows)), table_rows)
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save."""

@@ -136,7 +136,7 @@ def train_scorer(menu: Menu, features: Array, choices: Labels, seed: int) -> Sco
     context_bias, offset, hidden_bias, out = (torch.zeros(WIDTH) for _ in range(4))
     bias = torch.from_numpy(prior.astype(np.float32))
     trained = [context_in, context_out, moving_in, fixed_in, hidden, context_bias, offset, hidden_bias, out, bias]
-    x = torch.from_numpy(standardise(features, mean, scale))
+    x = torch.from_numpy(np.ascontiguousarray(standardise(features, mean, scale)))  # rows are drawn
     v, q, y = torch.from_numpy(moving), torch.from_numpy(fixed), torch.from_numpy(choices)
 
     def loss() -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -82,6 +82,13 @@ def merge(base: Estimate, new: Estimate, at: Any) -> Estimate:
     return Estimate(*merged)  # type: ignore[arg-type]
 
 
+def joined(parts: Sequence[Estimate]) -> Estimate:
+    """The rows of all parts, in their order; there is at least one part."""
+    if len(parts) == 1:
+        return parts[0]
+    return Estimate(*(np.concatenate([getattr(part, name) for part in parts]) for name in ESTIMATE_COLUMNS))
+
+
 class KernelModel(Protocol):
     """A model of one family on one GPU."""
 
@@ -112,6 +119,12 @@ class Floor:
     offset_us: float
     default_us: float
     by_op: Mapping[str, float]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Floor:
+        """From the values of `family.json`."""
+        each = {str(op): float(floor) for op, floor in values["by_op"].items()}
+        return cls(float(values["offset_us"]), float(values["default_us"]), each)
 
     def of(self, ops: npt.NDArray[np.object_]) -> Array:
         """Floor of each row's op, shape (rows,)."""

@@ -16,7 +16,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.cublas_choice import ChosenKernel
-from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel
+from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel, joined
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.gaussian_process import GaussianProcess
 from pipeline.kernels.intervals import Quantiles
@@ -33,6 +33,9 @@ ARRAYS_FILE = "networks.safetensors"
 """File of the arrays of all members but trees."""
 
 REFIT_ADVICE = "refit the family"
+
+ROWS_IN_BLOCK = 16_384
+"""Rows of a table that are predicted together. Features and intervals of so few rows stay in the processor's cache."""
 
 AT_FLOOR_SPREAD = 1.6
 """Factor up and down of the interval of a kernel whose latency is at the floor: its time comes from physics alone."""
@@ -124,15 +127,18 @@ class FittedModel(KernelModel):
             return np.column_stack([values, *kinds])
         return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
 
-    def without_drift(self, calls: pd.DataFrame) -> Array:
-        """Log latency without the session's disturbance, for calls within the range of the samples."""
+    def without_drift(self, calls: pd.DataFrame, table_rows: int = 0) -> Array:
+        """Log latency without the session's disturbance, for calls within the range of the samples.
+
+        `table_rows` is the number of rows of the table that the calls are a block of, as in `Network.scores`.
+        """
         if self.inputs == "constant":
             return np.full(len(calls), np.log(self.floor.default_us))
         start = np.zeros(len(calls)) if self.inputs == "raw" else self.baseline(calls)
         if not self.members:
             return start
         inputs = self.features(calls)
-        learned = sum(w * m.predict(inputs) for w, m in zip(self.weights, self.members, strict=True))
+        learned = sum(w * m.predict(inputs, table_rows) for w, m in zip(self.weights, self.members, strict=True))
         return np.asarray(start + self.damp(calls, start, np.asarray(learned)))
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
@@ -145,10 +151,16 @@ class FittedModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Estimate calls; physics scales the nearest size within the samples' range to sizes outside it."""
+        rows = len(calls)
+        blocks = [calls.iloc[at : at + ROWS_IN_BLOCK] for at in range(0, rows, ROWS_IN_BLOCK)] or [calls]
+        return joined([self._predict(block, rows) for block in blocks])
+
+    def _predict(self, calls: pd.DataFrame, table_rows: int) -> Estimate:
+        """As `predict`, for a block of a table."""
         clamped, octaves = self.scope.clamp(calls, self.gpu.l2_bytes)
         outside = octaves > 0
         ops = Dims(clamped).text("op")
-        log_time = self.without_drift(clamped)
+        log_time = self.without_drift(clamped, table_rows)
         time = np.exp(log_time)
         physics = self.prior(clamped)
         kernel = self.floor.kernel(time, physics, ops)
@@ -200,7 +212,7 @@ class FittedModel(KernelModel):
             "members": [MEMBERS[type(member)] for member in self.members], "weights": self.weights,
             "latency_quantiles": self.latency_quantiles.to_json(), "kernel_quantiles": self.kernel_quantiles.to_json(),
         }  # fmt: skip
-        write_json(folder / DESCRIPTION, values)
+        write_json(folder / DESCRIPTION, values, sealed=True)
         for path in former:
             path.unlink(missing_ok=True)
 
@@ -221,7 +233,7 @@ class FittedModel(KernelModel):
         with reading(folder / DESCRIPTION, REFIT_ADVICE):
             return cls(
                 str(values["family"]), gpu, str(values["variant"]), Scope.from_json(values["scope"]),
-                Floor(**values["floor"]), BandwidthCurve.from_json(values["memory"]),
+                Floor.from_json(values["floor"]), BandwidthCurve.from_json(values["memory"]),
                 Quantiles.from_json(values["latency_quantiles"]), Quantiles.from_json(values["kernel_quantiles"]),
                 members, tuple(map(float, values["weights"])), str(values["inputs"]), float(values["prior_scale"]),
                 float(values.get("floor_trust", 1.0)), (tuple(values["extra"][0]), tuple(values["extra"][1])), values,

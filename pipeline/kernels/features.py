@@ -40,15 +40,18 @@ class Columns:
     def add(self, name: str, values: Array) -> None:
         """Append one column."""
         self.names.append(name)
-        self.arrays.append(np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=60.0, neginf=-60.0))
+        self.arrays.append(np.asarray(values, dtype=np.float64))
 
     def log(self, name: str, values: Array) -> None:
         """Append log2 of a positive quantity."""
         self.add(f"log {name}", np.log2(np.maximum(values, MIN_LOG_ARGUMENT)))
 
     def stack(self) -> Array:
-        """Matrix of shape (rows, columns)."""
-        return np.column_stack(self.arrays)
+        """Matrix of shape (rows, columns), with each column in contiguous memory; NaN become 0, infinities 60 or -60."""
+        found = np.stack(self.arrays)
+        if not np.isfinite(found).all():
+            np.nan_to_num(found, copy=False, nan=0.0, posinf=60.0, neginf=-60.0)
+        return np.asarray(found.T)
 
 
 def raw_features(name: str, calls: pd.DataFrame) -> tuple[Array, list[str]]:

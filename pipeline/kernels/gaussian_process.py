@@ -88,8 +88,8 @@ class GaussianProcess:
     lengths: Array
     weights: Array
 
-    def predict(self, features: Array) -> Array:
-        """Log times of shape (rows,) from features of shape (rows, columns)."""
+    def predict(self, features: Array, table_rows: int = 0) -> Array:
+        """Log times of shape (rows,) from features of shape (rows, columns); float64, however many rows the table has."""
         x = _standardise(features, self.mean, self.scale)
         found = np.full(len(x), self.centre)
         block = max(1, MAX_COVARIANCE_CELLS // len(self.rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import cast
 
@@ -11,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.errors import SteptimeWarning, TableError, did_you_mean
+from pipeline.errors import SteptimeWarning, TableError, did_you_mean, shown
 from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
 from pipeline.kernels.work import ELEMENT_BYTES, Dims
-from pipeline.schemas import read_arrow
+from pipeline.schemas import DIMS, read_frame
 
 MAX_LATENCY_US = 1e8
 """Largest plausible latency, microseconds (100 s). A longer latency indicates a wrong unit or a wrong clock."""
@@ -35,15 +36,32 @@ TORCH_DTYPES = {
 """PyTorch's names of dtypes, in lower case, where they differ from ours."""
 
 
+NO_NUMBERS = ("datetime", "timedelta", "period", "date", "time", "duration", "timestamp")
+"""Types of columns that pandas would convert to numbers in another unit."""
+
+NO_NUMBER_TYPES = {dict, list, np.ndarray, bytes, date, datetime, timedelta}
+"""Types of values that are no numbers, in columns of mixed or nested types."""
+
+
 def read_table(path: str | Path) -> pd.DataFrame:
     """Read a parquet table of samples or calls; a named pandas index becomes a column.
 
     Raises:
-        TableError: the file is missing or not parquet.
+        TableError: the file is missing or not parquet, or a column of numbers holds dates, durations or truth values.
     """
-    table = read_arrow(path, "name another", "name a parquet table").to_pandas()
+    table = read_frame(path, "name another", "name a parquet table")
+    for name in (*DIMS, "latency_us"):
+        kinds = [str(kind) for kind in table.dtypes[table.columns == name]]
+        if len(kinds) > 1:
+            raise TableError(f"{path}: column {name} is there twice; keep one")
+        if kinds and (
+            kinds[0].startswith(NO_NUMBERS) or (kinds[0].startswith("bool") and name not in ("trans_a", "trans_b"))
+        ):
+            raise TableError(f"{path}: column {name} holds {kinds[0]}; give numbers")
+        if kinds == ["object"] and (odd := {type(each) for each in table[name]} & NO_NUMBER_TYPES):
+            raise TableError(f"{path}: column {name} holds {odd.pop().__name__}; give numbers")
     named = [name for name in table.index.names if name is not None and name not in table.columns]
-    return cast(pd.DataFrame, table.reset_index(level=named) if named else table)
+    return table.reset_index(level=named) if named else table
 
 
 def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
@@ -69,7 +87,7 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
         column = "family" if pd.notna(found.iloc[row]) else "op"
         name = str(found.iloc[row] if column == "family" else op.iloc[row])
         close = did_you_mean(name, OP_NAMES if column == "op" else FAMILIES)
-        raise TableError(f"{where}: row {row}: unknown {column} {name!r}: {close}{_op_choices()}")
+        raise TableError(f"{where}: row {row}: unknown {column} {shown(name)}: {close}{_op_choices()}")
     first = {name: entry.ops[0] for name, entry in FAMILIES.items() if entry.ops}
     op = op.where(op.notna() & (op != found), found.map(first))
     full = table.assign(op=op, family=found)
@@ -93,7 +111,7 @@ def named_dtypes(given: pd.Series, where: str) -> pd.Series:
         row = int(np.flatnonzero((given == strange[0]).to_numpy(dtype=bool, na_value=False))[0])
         close = did_you_mean(strange[0], ELEMENT_BYTES)
         choices = ", ".join(ELEMENT_BYTES)
-        raise TableError(f"{where}: row {row}: unknown dtype {str(strange[0])!r}: {close}choose one of {choices}")
+        raise TableError(f"{where}: row {row}: unknown dtype {shown(str(strange[0]))}: {close}choose one of {choices}")
     return given.astype(object).map(ours).astype(object)
 
 

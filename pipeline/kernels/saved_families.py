@@ -50,4 +50,4 @@ def write_physics(
         "floor": {**vars(floor), "by_op": dict(floor.by_op)},
         "fitted_on": "element-wise ops, whose traffic is known", "fit_error": round(error, 6),
     }  # fmt: skip
-    write_json(Path(out_dir) / "copy" / DESCRIPTION, values)
+    write_json(Path(out_dir) / "copy" / DESCRIPTION, values, sealed=True)

@@ -44,8 +44,8 @@ class Trees:
 
     booster: Any
 
-    def predict(self, features: Array) -> Array:
-        """Log times of shape (rows,)."""
+    def predict(self, features: Array, table_rows: int = 0) -> Array:
+        """Log times of shape (rows,); float64, however many rows the table has."""
         return np.asarray(self.booster.predict(features, num_threads=1), dtype=np.float64)
 
     def scores(self, features: Array) -> Array:

@@ -31,6 +31,8 @@ TWO_OPERAND_OPS = ("add", "mul", "div", "pow", "sub", "maximum", "minimum")
 
 def values_of(keys: npt.NDArray[np.object_], values: Mapping[str, float], default: float) -> Array:
     """The value of each key, or `default`, shape (rows,). Each distinct key is looked up only once."""
+    if keys.strides == (0,) and len(keys):  # a column of one text, from `Dims.text`
+        return np.full(len(keys), values.get(keys[0], default), dtype=np.float64)
     codes, distinct = pd.factorize(keys)
     return np.array([*(values.get(key, default) for key in distinct), default], dtype=np.float64)[codes]
 
@@ -61,9 +63,17 @@ class Dims:
         return np.where(missing, default, values) if missing.any() else values.copy()
 
     def text(self, name: str, default: str = "") -> npt.NDArray[np.object_]:
-        """Column `name` as text; `default` where it is missing or null."""
+        """Column `name` as text; `default` where it is missing or null.
+
+        The text of a column with a single one is stored once, in an array that cannot be changed.
+        """
         if name not in self.table.columns:
-            return np.full(self.rows, default, dtype=object)
+            return np.broadcast_to(np.array(default, dtype=object), (self.rows,))
+        if isinstance(self.table[name].dtype, pd.CategoricalDtype):
+            kinds = np.array([*self.table[name].cat.categories, default], dtype=object)
+            codes = self.table[name].cat.codes.to_numpy()
+            one = len(codes) > 0 and bool((codes == codes[0]).all())
+            return np.broadcast_to(kinds[codes[:1]], (self.rows,)) if one else kinds[codes]
         values = self.table[name].to_numpy(dtype=object)
         missing = pd.isna(values)
         return np.where(missing, np.array(default, dtype=object), values) if missing.any() else values.copy()

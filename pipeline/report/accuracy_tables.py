@@ -20,6 +20,7 @@ from pipeline.evaluation.published_lin2022 import METHODS
 from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.kernels.error_metrics import gmae
 from pipeline.model_files import REBUILD, read_arrays
+from pipeline.packs import check_if_shipped
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import in_order
 from pipeline.report.markdown import block, markdown, table_rows
@@ -76,6 +77,7 @@ def left_out_errors(folder: Path) -> pd.DataFrame:
     """
     rows = []
     for path in sorted(folder.glob("*.safetensors")):
+        check_if_shipped(path)
         facts = read_arrays(path, REBUILD)[1].get("utilisation", {})
         for gpu, errors in facts.get("provenance", {}).get("left_out", {}).items():
             rows.append({"family": facts["family"], "gpu": gpu, **errors})

@@ -32,6 +32,6 @@ def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
     if not Path(found["artifacts"]).is_dir():  # the table was copied elsewhere
         found = {}
     if (Path(artifacts.tracking) / "mlflow.db").is_file():
-        command = "make ui" if str(root) == "results" else f"steptime ui --results {root}"
+        command = "steptime ui" if str(root) == "results" else f"steptime ui --results {root}"
         found["kernel models"] = f"{command}, then {kernel_models_page(artifacts.tracking)}"
     return found

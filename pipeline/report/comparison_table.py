@@ -21,6 +21,7 @@ from pipeline.config import LOCAL_GPU, Point
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes
 from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
+from pipeline.report.figures.python_plots import draw_steps
 from pipeline.report.terminal_tables import interval
 
 if TYPE_CHECKING:
@@ -123,9 +124,7 @@ class Comparison:
 
     def plot(self) -> Figure:
         """The predicted steps with their intervals, as bars."""
-        import pipeline  # a command that draws nothing does not load the code of figures
-
-        return pipeline.draw_steps(self.predictions)
+        return draw_steps(self.predictions)
 
     @cached_property
     def _per_hour(self) -> dict[str, float]:

@@ -9,18 +9,19 @@ from types import SimpleNamespace
 import pandas as pd
 
 from pipeline.answers.attention_constants import FILE as ATTENTION
+from pipeline.answers.host_overheads import observations_in
 from pipeline.answers.sources import HAS_MODELS, Source, kernel_source, overhead_source
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.config import LOCAL_GPU, method_label
 from pipeline.errors import TableError
-from pipeline.flow import Flow
+from pipeline.flow import Flow, on_this_machine
 from pipeline.graph.graph_file import read_graph
 from pipeline.hardware.altered_figures import is_altered
 from pipeline.kernels.collective_bandwidth import FILE
-from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
+from pipeline.packs import MANIFEST, check_if_shipped, file_digest, list_packs, model_folders
 from pipeline.paths import packs_dir, transfer_dir
 from pipeline.prices import price_file
-from pipeline.schemas import read_arrow, read_table
+from pipeline.schemas import read_frame
 
 PAIR_ERRORS, MODEL_ERRORS = "pair_errors.csv", "model_errors.csv"
 """Files that ship with the cross-GPU models: errors of kernels and of whole models over all ordered pairs of GPUs."""
@@ -108,7 +109,7 @@ def available_checks(root: str) -> dict[str, dict[str, str]]:
 def price_table() -> list[str]:
     """The price list in use, if there is one; it is an input of the figures, so that a new price redraws `cost`."""
     path = price_file()
-    return [str(path)] if path is not None else []
+    return [on_this_machine(path)] if path is not None else []
 
 
 def pack_digests() -> dict[str, str]:
@@ -129,8 +130,11 @@ def read_any(paths: Sequence[str]) -> pd.DataFrame:
 
     Raises:
         TableError: a table is missing or damaged.
+        PackError: a table ships, and a file of its pack is missing or damaged.
     """
-    parts = [_read_csv(path) if path.endswith(".csv") else read_arrow(path, *REMEDIES).to_pandas() for path in paths]
+    for path in paths:
+        check_if_shipped(path)
+    parts = [_read_csv(path) if path.endswith(".csv") else read_frame(path, *REMEDIES) for path in paths]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -163,7 +167,7 @@ def _choice(folder: Path) -> str:
 
 def read_observations(paths: Sequence[str]) -> pd.DataFrame:
     """Observations of several hosts as one table; column `gpu` is the GPU in the observed machine."""
-    parts = [read_table(path, "overhead_samples").assign(gpu=Path(path).parent.name) for path in paths]
+    parts = [observations_in(path).assign(gpu=Path(path).parent.name) for path in paths]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 

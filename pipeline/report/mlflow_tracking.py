@@ -1,5 +1,7 @@
 """MLflow: one database per results folder, one run per GPU x family x variant, the best variant tagged `champion`.
 
+`$STEPTIME_TRACKING_URI` names a database for several machines instead, such as PostgreSQL or a tracking server.
+
 The first process that logs creates the database and its experiments. Only one process at a time does so, because
 several that create a new database together crash (MLflow 3). MLflow is imported inside the functions because its import
 takes seconds.
@@ -23,13 +25,15 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, SteptimeError
 from pipeline.report import mlflow_views
+from pipeline.schemas import atomic_path
 
-KERNEL_MODELS, OVERHEADS = "kernel models", "overheads"
+KERNEL_MODELS, OVERHEADS, PLANS = "kernel models", "overheads", "plans"
 EXPERIMENTS = {
     KERNEL_MODELS: "One run per GPU, kernel family and variant.",
     OVERHEADS: "Host overheads (T1 to T5), one run per GPU and estimator.",
+    PLANS: "Searches for the best point of a space (docs/codesign.md), one run per space, objective and constraints.",
 }
 """Experiments, with the description that the UI shows above their runs."""
 
@@ -41,8 +45,15 @@ LOOPBACK, PORT = "127.0.0.1", 5000
 """Address that the MLflow UI binds, and its port. The UI has no password, so other machines must not be able to reach
 it."""
 
+DATABASE = "mlflow.db"
+"""File name of the database in the tracking folder."""
+
 DIGITS = 4
 """Significant digits of logged metrics; MLflow's table shows all that are stored."""
+
+SHARED_DATABASE = "STEPTIME_TRACKING_URI"
+"""Environment variable: the tracking URI that replaces the database in the results folder. MLflow's own variable of that
+kind is not used: MLflow sets it itself in each process that logs."""
 
 _SERVER_VARIABLES = re.compile(r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|(UVICORN|GUNICORN)_\w+")
 """Environment variables that would move MLflow's server to another address or open it to other machines."""
@@ -67,7 +78,12 @@ def _one_process_at_a_time(
         Path(folder).mkdir(parents=True, exist_ok=True)
         with (Path(folder) / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return function(folder, *args, **kwargs)
+            try:
+                return function(folder, *args, **kwargs)
+            except Exception as error:
+                if "database or disk is full" not in str(error):
+                    raise
+                raise SteptimeError(f"{folder}: MLflow's database cannot be written (the disk is full)") from None
 
     return locked
 
@@ -234,11 +250,15 @@ def serve(port: int, folder: str | Path) -> None:
     """Replace this process by the MLflow UI on a folder's database. It always binds `LOOPBACK`.
 
     Raises:
-        InputError: no pipeline has run yet, or the port is invalid or in use.
+        InputError: no pipeline has run yet, the port is invalid or in use, or the shared database is a server with a UI
+            of its own.
     """
     folder = Path(folder)
     _check_port(port)
-    if not (folder / "mlflow.db").is_file():
+    shared = os.environ.get(SHARED_DATABASE, "")
+    if shared.startswith("http"):
+        raise InputError(f"${SHARED_DATABASE}={shared}: this server has a UI of its own; open it in a browser")
+    if not shared and not (folder / "mlflow.db").is_file():
         raise InputError(
             f"{folder}/mlflow.db: no such file; run the pipeline first (make run), or give its folder with --results"
         )
@@ -249,6 +269,7 @@ def serve(port: int, folder: str | Path) -> None:
     print(f"MLflow UI (stop with Ctrl-C); kernel models: http://{LOOPBACK}:{port}/{page}", flush=True)
     # one worker: with several, a worker that needs over five seconds to import MLflow (busy machine) is killed repeatedly
     options = ["--backend-store-uri", _uri(folder), "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
+    os.chdir(sys.prefix)  # uvicorn searches libraries in the current folder first: a file of the user must not be one
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
 
 
@@ -267,18 +288,25 @@ def _check_port(port: int) -> None:
 
 def _experiment(client: Any, folder: Path, name: str) -> str:
     """Id of an experiment of `EXPERIMENTS`; it is created if the database has none of that name."""
+    from mlflow.exceptions import MlflowException
+
     if (known := client.get_experiment_by_name(name)) is not None:
         return str(known.experiment_id)
-    made = client.create_experiment(
-        name, artifact_location=(folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
-    )
+    served = os.environ.get(SHARED_DATABASE, "").startswith("http")  # a server has a place of its own for artifacts
+    place = None if served else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
+    try:
+        made = client.create_experiment(name, artifact_location=place)
+    except MlflowException:  # another machine created it since
+        if (known := client.get_experiment_by_name(name)) is not None:
+            return str(known.experiment_id)
+        raise
     client.set_experiment_tag(made, "mlflow.experimentKind", "custom_model_development")
     client.set_experiment_tag(made, _NOTE, EXPERIMENTS[name])
     return str(made)
 
 
 def _uri(folder: Path) -> str:
-    return f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+    return os.environ.get(SHARED_DATABASE) or f"sqlite:///{(folder / DATABASE).resolve()}"
 
 
 def _client(folder: Path) -> Any:
@@ -291,4 +319,10 @@ def _client(folder: Path) -> Any:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     from mlflow import MlflowClient
 
+    database = folder / DATABASE
+    if not os.environ.get(SHARED_DATABASE) and not database.is_file():
+        # MLflow makes its tables one by one: a process that is killed meanwhile would leave a database that no other can use
+        with atomic_path(database) as part:
+            part.unlink()
+            MlflowClient(tracking_uri=f"sqlite:///{part.resolve()}").search_experiments(max_results=1)
     return MlflowClient(tracking_uri=_uri(folder))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.answers.plan import Choice, Plan
+from pipeline.answers.plan_results import Choice, Plan
 from pipeline.report.terminal_tables import console
 
 

@@ -16,11 +16,14 @@ from pipeline.schemas import read_table
 
 def show_predictions(flow: Flow, table: str) -> None:
     """Print the predictions of a grid and the paths of all results; print nothing if the run made another target."""
+    stored = getattr(table, "flags", {}).get("storage_object")
+    if stored is not None:  # an object store: Snakemake has removed the local copy of the table
+        print(f"results: {stored.query.removesuffix(f'grids/{flow.grid}/summary.parquet')}")
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime
     refresh(root)
-    predictions = Prediction.all_of(read_table(table, "summary"))
+    predictions = Prediction.all_of(read_table(table, "summary"), table)
     pages = {"figures": f"{root}/figures/{flow.grid}", "accuracy": f"{root}/accuracy/{flow.grid}.md",
              "report": f"{root}/reports/{flow.grid}.html"}  # fmt: skip
     made = {name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since}

@@ -143,12 +143,15 @@ def _device_events(step: Timeline, begin: float, labels: Sequence[str], calls: p
 
 def _sizes(calls: pd.DataFrame) -> list[dict[str, str]]:
     """Sizes and dtype of each call as text, without those that it does not have."""
-    columns = {name: calls[name] for name in DIMS if name in calls and calls[name].notna().any()}
-    known = {name: column.notna().to_numpy() for name, column in columns.items()}
-    texts = {name: column.astype(object).tolist() for name, column in columns.items()}
+    columns = {name: calls[name].to_numpy(np.float64, na_value=np.nan) for name in DIMS if name in calls}
+    told = [
+        [f"{name}={value:g}" if value == value else "" for value in values.tolist()]
+        for name, values in columns.items()
+        if not np.isnan(values).all()
+    ]
     dtypes = calls["dtype"].astype(object).where(calls["dtype"].notna(), "").tolist() if "dtype" in calls else []
     return [
-        {"sizes": " ".join(f"{name}={texts[name][call]:g}" for name in columns if known[name][call])}
+        {"sizes": " ".join(text[call] for text in told if text[call])}
         | ({"dtype": str(dtypes[call])} if dtypes and dtypes[call] else {})
         for call in range(len(calls))
     ]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import TableError
-from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, atomic_path
+from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, WRITTEN_AS, atomic_path
 from pipeline.trace.events_frame import absent
 from pipeline.trace.free_memory import release_memory
 from pipeline.trace.kineto_fields import MISSING
@@ -35,7 +35,7 @@ def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] |
     release_memory()
     text = json.dumps({"schema": "events", **(provenance or {})}, sort_keys=True, default=str)
     schema = SCHEMAS["events"].with_metadata({PROVENANCE_KEY: text.encode()})
-    options = {"compression": "zstd", "use_dictionary": [name for name in schema.names if name in trace.vocabulary]}
+    options = {**WRITTEN_AS, "use_dictionary": [name for name in schema.names if name in trace.vocabulary]}
     with atomic_path(path) as part, pq.ParquetWriter(part, schema, **options) as writer:
         for group in _groups(trace, schema):
             writer.write_table(group)

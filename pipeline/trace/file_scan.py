@@ -63,7 +63,7 @@ class Batch:
         """The events as dictionaries, for messages and rare forms."""
         if all(isinstance(event, dict) for event in self.events):
             return self.events
-        return parse_list(self.text) or self.events
+        return parse_list(self.text) or parse_loosely(self.text)[0] or self.events
 
 
 @dataclass

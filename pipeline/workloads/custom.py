@@ -17,6 +17,9 @@ from pipeline.errors import ConfigError, InputError, SteptimeWarning, collected_
 from pipeline.workloads.training_step import Step
 from pipeline.workloads.user_code import place_in_user_code
 
+MAX_NAMED = 20
+"""Largest number of functions of a module that a message names."""
+
 _SAID_AT_IMPORT: dict[str, list[str]] = {}
 """Warnings of the import of each module, which are repeated whenever one of its functions is used."""
 
@@ -61,7 +64,7 @@ def _function(target: object) -> Callable[..., Any]:
         own = [name for name, each in vars(module).items()
                if inspect.isfunction(each) and each.__module__ == module.__name__]  # fmt: skip
         what = "has no" if function is None else "defines no function"
-        choices = f": {did_you_mean(function_name, own)}it defines {', '.join(own)}" if own else ""
+        choices = f": {did_you_mean(function_name, own)}it defines {', '.join(own[:MAX_NAMED])}" if own else ""
         raise InputError(f"model.target={target}: {module_name} {what} {function_name}{choices}")
     return function
 

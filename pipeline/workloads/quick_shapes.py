@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -93,7 +94,13 @@ QUICK: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def quick_shapes() -> Iterator[None]:
-    """While the body runs, the meta device uses the functions in `QUICK`."""
+    """While the body runs, the meta device uses the functions in `QUICK`.
+
+    PyTorch 2.6 cannot replace functions of its own. The body then runs with those, which takes longer.
+    """
+    if "allow_override" not in signature(torch.library.Library.impl).parameters:
+        yield
+        return
     scoped: Any = torch.library._scoped_library
     with scoped("aten", "IMPL") as library:
         with warnings.catch_warnings(action="ignore"):  # the warning that functions are replaced

@@ -20,6 +20,9 @@ from pipeline.paths import project_dir
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = ("site-packages", "dist-packages")
 
+MAX_FILES = 500
+"""Largest number of modules of a workload that are read: those of PyTorch itself take a minute."""
+
 
 def file_digests(model: Mapping[str, Any]) -> dict[str, str]:
     """Path (relative to the current folder) -> digest, for each file that a workload's configuration names.
@@ -54,7 +57,7 @@ def _modules(target: str) -> list[Path]:
         return []
     root, waiting, seen = Path(places[0]).parent, [target], dict[Path, None]()
     installed = any(part in _INSTALLED for part in root.parts)  # all other installed packages are in the same folder
-    while waiting:
+    while waiting and len(seen) < MAX_FILES:
         name = waiting.pop()
         if installed and name.partition(".")[0] != top:
             continue

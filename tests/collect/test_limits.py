@@ -9,15 +9,17 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.collect import campaign_reader as reader
 from pipeline.collect import limits
-from pipeline.collect.campaign_folder import SCHEMA_VERSION, check, read_manifest
+from pipeline.collect.campaign_folder import PEAK_SCHEMA, SCHEMA_VERSION, check, read_manifest
 from pipeline.collect.join_campaigns import join
-from pipeline.errors import InputError, SteptimeError, TableError, TraceError
+from pipeline.errors import InputError, SteptimeError, SteptimeWarning, TableError, TraceError
+from pipeline.schemas import write_table
 
 TRACE = "dlrm_small/default/b64/kineto.json.gz"
 TEXT = gzip.compress(b'{"traceEvents": []}')
@@ -137,3 +139,62 @@ def test_damage_is_still_told_as_damage(folder: Path) -> None:
     (folder / "traces_a.tar").write_bytes(b"no archive" * 100)
     with pytest.raises(SteptimeError, match="damaged archive"):
         list(reader.read_traces(folder))
+
+
+def test_an_archive_whose_second_header_is_damaged_loses_nothing_silently(folder: Path) -> None:
+    """tarfile takes a damaged header for the end of the archive."""
+    path = archived(folder, TRACE, "dlrm_small/default/b128/kineto.json.gz")
+    assert len(list(reader.read_traces(folder))) == 2
+    whole = path.read_bytes()
+    with tarfile.open(path) as tar:
+        second = tar.getmembers()[1].offset
+    path.write_bytes(whole[: second + 10] + b"\xff" + whole[second + 11 :])
+    with pytest.raises(TraceError, match="damaged or cut archive"):
+        list(reader.read_traces(folder))
+    path.write_bytes(whole[:second])  # cut off between two files
+    with pytest.raises(TraceError, match="damaged or cut archive"):
+        list(reader.read_traces(folder))
+
+
+@pytest.mark.parametrize(
+    "values", [{"schema": 3}, {"schema": None}, {"schema": "2"}, {"device": 5}, {"units": {"a": 3}}]
+)
+def test_manifests_of_another_layout_are_refused(folder: Path, values: dict[str, object]) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | values))
+    with pytest.raises(InputError, match=r"manifest\.json: .*; measure again"):
+        read_manifest(folder)
+
+
+STEP = {"gpu": "H200", "model": "m", "variant": "default", "batch_size": 8, "step_us": 5.0, "p10_us": 4.0, "p90_us": 6.0,
+        "count": 3, "source": "test", "config": "{}"}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [{"step_us": 0.0}, {"p10_us": -1.0}, {"p90_us": 1e18}])
+def test_a_step_that_took_no_time_is_refused(folder: Path, change: dict[str, float]) -> None:
+    write_table(pd.DataFrame([STEP | change]), folder / "step_times.parquet", "step_times")
+    with pytest.raises(TableError, match=f"{next(iter(change))} of row 0"):
+        reader.read_step_times(folder)
+
+
+@pytest.mark.parametrize("config", ["null", "[1]", "{", "3", '{"config": 5}'])
+def test_a_damaged_description_of_a_step_is_refused(folder: Path, config: str) -> None:
+    write_table(pd.DataFrame([STEP | {"config": config}]), folder / "step_times.parquet", "step_times")
+    with pytest.raises(TableError, match="the `config` of m/default/b8"):
+        reader.measured_step(folder / "manifest.json", "m/default/b8", {"name": "m"})
+
+
+@pytest.mark.parametrize("value", [-1.0, 1e18, float("nan")])
+def test_a_peak_that_no_device_has_is_refused(folder: Path, value: float) -> None:
+    row = {"unit_name": "peaks", "name": "warm_triad", "size": 1, "value": value, "unit": "GB/s", "note": None}
+    pq.write_table(pa.Table.from_pylist([row], PEAK_SCHEMA), folder / "peaks.parquet")
+    with pytest.raises(TableError, match="which no device has"):
+        reader.read_peaks_of(folder)
+
+
+def test_samples_of_a_negative_latency_are_dropped(folder: Path) -> None:
+    rows = pd.DataFrame({"gpu": "H200", "family": "softmax", "op": "softmax", "phase": "forward", "dtype": "fp32",
+                         "latency_us": [5.0, -1.0, 1e12], "source": "t", "campaign_id": "t", "kernel_us": 3.0})  # fmt: skip
+    write_table(rows, folder / "samples.parquet", "samples")
+    with pytest.warns(SteptimeWarning, match="2 of 3 samples dropped"):
+        assert reader.read_samples(folder)["latency_us"].tolist() == [5.0]

@@ -170,3 +170,20 @@ def test_shipped_cross_gpu_models_refuse_arrays_that_do_not_fit(tmp_path: Path, 
         assert f"array {key!r} of the" in refused(path, lambda: kind.load(path))
     write_arrays(path, arrays, {"other": {}})
     assert "is missing" in refused(path, lambda: kind.load(path))
+
+
+def test_a_changed_number_of_an_array_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    write_arrays(path, {"weight0": np.linspace(0, 1, 64, dtype=np.float32)})
+    whole = path.read_bytes()
+    for place in range(len(whole) - 256, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert "not those that were written" in refused(path, lambda: read_arrays(path, REMEDY))
+
+
+def test_a_sealed_object_is_read_back_and_a_change_is_found(tmp_path: Path) -> None:
+    path, values = tmp_path / "family.json", {"a": [1, 2.5, None, 1e-300], "b": {"2": "x", "10": "µ"}, "c": tmp_path}
+    write_json(path, {**values, "b": {2: "x", 10: "µ"}}, sealed=True)
+    assert read_json(path, REMEDY) == {**values, "c": str(tmp_path)}
+    path.write_text(path.read_text().replace("2.5", "2.6"))
+    assert "not those that were written" in refused(path, lambda: read_json(path, REMEDY))

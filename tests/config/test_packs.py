@@ -128,3 +128,22 @@ def test_a_file_that_is_written_anew_is_entered_beside_the_others(tmp_path: Path
     assert {name: facts["sha256"] for name, facts in files.items()} == {
         name: packs.file_digest(tmp_path / name) for name in ("a.json", "b.json")
     }
+
+
+@pytest.mark.parametrize("entry", [None, 5, "x", [], {}, {"bytes": 3}, {"bytes": "200", "sha256": None}])
+def test_an_entry_of_a_manifest_that_is_none_is_refused(folder: Path, entry: Any) -> None:
+    values = json.loads((folder / "pack.json").read_text())
+    values["files"]["kernels/gemm/weights.safetensors"] = entry
+    (folder / "pack.json").write_text(json.dumps(values))
+    with pytest.raises(PackError, match=r"pack\.json|weights\.safetensors"):
+        packs.check_pack("V100")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "kernels/../../outside"])
+def test_a_manifest_that_names_files_elsewhere_is_refused(folder: Path, name: str) -> None:
+    (folder.parent / "outside").write_text("x")
+    values = json.loads((folder / "pack.json").read_text())
+    values["files"][name] = {"bytes": 1, "sha256": packs.file_digest(folder.parent / "outside")}
+    (folder / "pack.json").write_text(json.dumps(values))
+    with pytest.raises(PackError, match="outside the pack"):
+        packs.check_pack("V100")

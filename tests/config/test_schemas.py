@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SteptimeError, TableError
-from pipeline.schemas import SCHEMAS, read_provenance, read_table, to_arrow, write_table
+from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, read_frame, read_provenance, read_table, to_arrow, write_table
 
 
 @pytest.fixture
@@ -85,3 +88,51 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(overheads: pd.DataFrame,
     assert "cannot be written" in run.stdout
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_a_flipped_bit_is_refused_or_changes_no_number(tmp_path: Path) -> None:
+    """Pages of numbers have checksums; the rest of a file is structure, which reads or does not."""
+    path = tmp_path / "a.parquet"
+    rows = pd.DataFrame({"type": "T1", "op": [f"op{i}" for i in range(50)], "mean_us": np.linspace(1, 9, 50), "std_us": 1.0,
+                         "median_us": 2.5, "count": range(50), "workloads": "x"})  # fmt: skip
+    write_table(rows, path, "overheads")
+    whole, read = path.read_bytes(), read_table(path, "overheads")
+    refused = 0
+    for place in range(4, len(whole), 5):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        try:
+            again = read_table(path, "overheads")
+        except TableError as refusal:
+            assert str(path) in str(refusal) and "\n" not in str(refusal)
+            refused += 1
+        else:
+            pd.testing.assert_frame_equal(again, read)
+    assert refused > len(whole) / 5 / 4
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_none_is_neither_written_nor_read(
+    overheads: pd.DataFrame, tmp_path: Path, value: float
+) -> None:
+    wrong = overheads.assign(mean_us=value)
+    with pytest.raises(TableError, match="mean_us"):
+        write_table(wrong, tmp_path / "a.parquet", "overheads")
+    pq.write_table(pa.table({**wrong.to_dict("list"), "mean_us": [value]}), tmp_path / "a.parquet")
+    with pytest.raises(TableError, match=r"a\.parquet: overheads table has .* in column mean_us"):
+        read_table(tmp_path / "a.parquet", "overheads")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+def test_damaged_provenance_is_refused(overheads: pd.DataFrame, tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pandas(overheads).replace_schema_metadata({PROVENANCE_KEY: text}), path)
+    with pytest.raises(TableError, match=r"a\.parquet: .*delete the file to rebuild it"):
+        read_provenance(path)
+
+
+def test_damage_of_what_pandas_wrote_of_the_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    for text in (b"{", b'{"index_columns": [], "columns": [{"name": "x"}], "column_indexes": [{}]}'):
+        pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"pandas": text}), path)
+        with pytest.raises(TableError, match=r"a\.parquet: not a readable parquet file"):
+            read_frame(path, "give another", "give another")

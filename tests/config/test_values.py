@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from pipeline import paths
 from pipeline.config import expand
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.workloads.dlrm import check_distribution, tables
@@ -101,3 +103,53 @@ def test_a_file_without_tables_is_named(tmp_path: Path, content: str) -> None:
     for wrong in (path, tmp_path, tmp_path / "nowhere.json"):
         with pytest.raises(ConfigError, match=r"table_configs"):
             tables({"table_configs": str(wrong)})
+
+
+@pytest.mark.parametrize("text", ["batch_size=" + "1" * 5000, "model.dim=" + "9" * 5000, "batch_size=" + "[" * 3000])
+def test_numbers_of_thousands_of_digits_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        expand([text])
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the configuration, in the place of the one that ships."""
+    shutil.copytree(paths.config_dir(), tmp_path / "config")
+    (tmp_path / "packs").symlink_to(paths.packs_dir())
+    monkeypatch.setattr(paths, "project_dir", lambda: tmp_path)
+    monkeypatch.setenv("STEPTIME_CACHE", "none")
+    return tmp_path / "config"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("config.yaml", None, "config.yaml: not readable"),
+        ("config.yaml", b"\xff\xfe", "config.yaml: not readable"),
+        ("config.yaml", b"{", "config.yaml: not readable as YAML"),
+        ("config.yaml", b"batch_size: 1\nbatch_size: 2", "given twice"),
+        ("config.yaml", b"defaults: 3", "names no file of gpu"),
+        ("model/dlrm_small.yaml", b"name: dlrm_small\nname: x", "dlrm_small.yaml is damaged"),
+        ("model/dlrm_small.yaml", b"name: \x00", "dlrm_small.yaml is damaged"),
+        ("model/dlrm_small.yaml", b"\xff", "not readable"),
+        ("model/dlrm_small.yaml", b"dim: 3", "model.name is missing"),
+        ("kernels/auto.yaml", b"", "section kernels has no keys|kernels.name is missing"),
+        ("kernels/auto.yaml", b"name: auto", "kernels.variants is missing"),
+        ("overheads/shared.yaml", b"name: shared\nobservations: 3\n", "overheads.observations=3: a name is needed"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_of_the_configuration_is_named(files: Path, name: str, content: bytes | None, told: str) -> None:
+    (files / name).unlink() if content is None else (files / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=told) as caught:
+        expand(["model=dlrm_small"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["collect: true", "collect: {}", "predict: {draws: '\"'}", "predict: {draws: 1.5}"])
+def test_sections_of_other_kinds_are_refused(files: Path, line: str) -> None:
+    text = (files / "config.yaml").read_text()
+    key = line.partition(":")[0]
+    kept = [part for part in text.split("\n\n") if not part.startswith(key)]
+    (files / "config.yaml").write_text("\n\n".join([*kept, line + "\n"]))
+    with pytest.raises(ConfigError, match=key):
+        expand(["model=dlrm_small"])

@@ -47,6 +47,7 @@ def test_shares_are_quotients_of_the_stated_errors(tmp_path):
         (CELL.replace("-37.5", "'?'"), "expected three errors"),
         (CELL.replace("25.0", "-100.0"), "expected three errors"),
         ("batch_sizes = [512]\nerrors = [[25.0, 0.0, -37.5]]", "by GPU and model"),
+        (CELL.replace("512, 1024", "512, {'a': 1}"), "no list of positive whole numbers"),
         ("batch_sizes = [512]\nerrors = {[1]: 2}", "no cell assigns"),
     ],
 )

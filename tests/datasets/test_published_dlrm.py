@@ -112,3 +112,11 @@ def test_damaged_contents_are_refused_in_one_line(data: Path) -> None:
     with pytest.raises(TableError, match="the cardinality of a categorical feature is missing") as caught:
         read_rows(data)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rate", ["-1", "nan", "inf", "0k"])
+def test_a_rate_that_is_not_positive_is_refused(data: Path, rate: str) -> None:
+    file = data / "nvidia" / "dlrm-README-2020-04.md"
+    file.write_text(FIRST.replace("500k", rate))
+    with pytest.raises(TableError, match="is not a positive number"):
+        read_steps(data)

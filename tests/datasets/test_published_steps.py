@@ -151,3 +151,11 @@ def test_a_page_that_is_no_text_is_named(data: Path) -> None:
     page.mkdir()
     with pytest.raises(TableError, match=r"README\.md: not a readable text file"):
         read_resnet50(data)
+
+
+def test_a_folder_in_the_place_of_a_table_is_named(data: Path) -> None:
+    path = data / "lambda" / "pytorch-train-bs-fp32.csv"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(TableError, match=r"pytorch-train-bs-fp32\.csv: not a readable CSV file"):
+        read_training(data)

@@ -1,5 +1,7 @@
 """Sizes of device calls, by hand."""
 
+import time
+
 import pytest
 
 from pipeline.graph.device_calls import map_calls
@@ -165,3 +167,11 @@ def test_every_row_of_the_map_names_known_families_and_size_functions():
 def test_a_trace_without_shapes_still_has_its_launches():
     found = call("aten::convolution_backward")
     assert len(found) == 6 and (found["flops"] == 0).all()
+
+
+def test_the_launches_of_a_huge_tensor_are_counted_at_once():
+    """A loop over its 1.5e7 chunks takes minutes, and a step may have hundreds of such tensors."""
+    begin = time.process_time()
+    found = launches([10**12, 5], 3)
+    assert sum(elements for elements, _ in found) == 10**12 + 5 and found[-1][1] == 2
+    assert time.process_time() - begin < 2

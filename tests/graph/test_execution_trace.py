@@ -176,3 +176,11 @@ def test_element_types_are_known_by_one_list_and_all_have_a_size():
     assert all(ELEMENT_BYTES[name] == size for name, size in DTYPE_BYTES.items() if name in ELEMENT_BYTES)
     assert HALF_PRECISION_TYPES == {"c10::Half": "fp16", "c10::BFloat16": "bf16"}
     assert Tensor((3, 5), DTYPES["c10::Float8_e4m3fn"]).bytes == 15
+
+
+@pytest.mark.parametrize("nodes", ["[]", "{}", '""'])
+def test_a_trace_without_operators_is_refused(tmp_path, nodes):
+    path = tmp_path / "empty.json"
+    path.write_text(f'{{"schema": "1.1.1-chakra.0.0.4", "nodes": {nodes}}}')
+    with pytest.raises(TraceError, match="it has no operators"):
+        import_execution_trace(path)

@@ -14,7 +14,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from pipeline import user_cache
+from pipeline import compose, user_cache
+from pipeline.answers import host_overheads
+from pipeline.answers.predict_point import predict_point
 from pipeline.config import expand
 from pipeline.errors import SteptimeWarning
 from pipeline.graph import graph_cache
@@ -267,3 +269,20 @@ def test_equal_calls_of_several_gpus_are_one_table(folder: Path) -> None:
     assert any(each is first for each in others)
     for gpu, table in zip(gpus, (first, *others), strict=True):
         same(table, graph_cache.map_calls(graph, gpu, graph.device))
+
+
+def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:
+    """A damaged entry is made anew: graphs, calls, overheads and composed files."""
+    [point] = expand([*TINY, "gpu=V100", "batch_size=8", "predict.draws=16"])
+    expected = predict_point(point).predicted_us
+    rng = random.Random(0)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        whole = path.read_bytes()
+        for _ in range(6):
+            place = rng.randrange(len(whole))
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :])
+            compose.forget()
+            graph_cache._LAST_READ.clear()
+            host_overheads._shipped_statistics.cache_clear()
+            [again] = expand([*TINY, "gpu=V100", "batch_size=8", "predict.draws=16"])
+            assert predict_point(again).predicted_us == pytest.approx(expected), f"{path.name}, byte {place}"

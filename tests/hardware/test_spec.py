@@ -141,3 +141,14 @@ def test_a_known_cuda_device_takes_its_file_and_an_unknown_one_its_properties() 
     unknown = cuda_spec(card)
     assert unknown.sms == 26 and unknown.architecture == "ampere"
     assert unknown.fp32_gflop_per_s == pytest.approx(2 * 26 * 128 * 1.2)
+
+
+@pytest.mark.parametrize(
+    ("key", "factor"),
+    [("tf32_tflop_per_s", 1000), ("bf16_tflop_per_s", 0.001), ("fp16_tflop_per_s", 1000), ("measured_l2_gb_per_s", 1000),
+     ("nvlink_bidirectional_gb_per_s", 1000), ("nvlink_bidirectional_gb_per_s", 0.001)],
+)  # fmt: skip
+def test_a_wrong_unit_of_any_rate_is_refused(key: str, factor: float) -> None:
+    values = yaml.safe_load((config_dir() / "gpu" / "A100-PCIE-40GB.yaml").read_text())
+    with pytest.raises(ConfigError, match=f"{key} = .* is implausible"):
+        GpuSpec.from_mapping({**values, key: factor * values[key]})

@@ -2,12 +2,15 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.answers.kernel_commands import fit_command, predict_command, read_samples
 from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.kernels.families import FAMILIES, OP_NAMES
 from pipeline.kernels.samples import clean_samples, split_by_shape, with_families
+from pipeline.transfer.transfer_command import read_measured
 
 
 def softmax(**values):
@@ -163,3 +166,28 @@ def test_a_shape_is_held_out_for_all_ops_at_once():
     by_shape = pd.Series(held).groupby([table["B"].to_numpy(), table["H"].to_numpy()]).nunique()
     assert (by_shape == 1).all()
     assert held.mean() == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize("column", ["B", "latency_us"])
+@pytest.mark.parametrize("kind", ["datetime64[us]", "timedelta64[us]", "bool"])
+def test_columns_that_hold_no_numbers_are_refused(tmp_path, column, kind):
+    table = softmax()
+    table[column] = table[column].astype("int64").astype(kind)
+    table.to_parquet(tmp_path / "t.parquet")
+    for read in (lambda path: read_samples(path, "V100"), read_measured,
+                 lambda path: predict_command("V100", None, path, tmp_path / "out.parquet")):  # fmt: skip
+        with pytest.raises(TableError, match=f"column {column} holds {kind[:4]}"):
+            read(tmp_path / "t.parquet")
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    table = pa.Table.from_pandas(softmax())
+    pq.write_table(table.append_column("B", table["B"]), tmp_path / "t.parquet")
+    with pytest.raises(TableError, match=r"not a readable parquet file|column B is there twice"):
+        read_samples(tmp_path / "t.parquet", "V100")
+
+
+def test_a_name_of_thousands_of_characters_is_cut(tmp_path):
+    with pytest.raises(TableError) as caught:
+        with_families(pd.DataFrame({"op": ["x" * 5000]}), "t")
+    assert len(str(caught.value)) < 1000

@@ -44,6 +44,10 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("compare", "--model.dtype", "fp16"), "write model.dtype=fp16"),
         (("predict", "--nothing", "V100"), "No such option: --nothing (steptime predict --help)"),
         (("summary", "results=nowhere"), "nowhere/summary.parquet: no such file"),
+        (
+            ("run", "--dry-run", "gpu=V100"),
+            "overrides come before options of Snakemake: steptime run gpu=V100 --dry-run",
+        ),
         (("predit",), "Did you mean 'predict'"),
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
@@ -103,6 +107,17 @@ def test_a_summary_is_found_by_its_results_folder_or_its_file(
     Path("results").mkdir()
     (tmp_path / "summary.parquet").rename("results/summary.parquet")
     assert run(capsys, monkeypatch, "summary", "--json")[1] == told[0][1]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3", '{"pack": [1]}', "null"])
+def test_a_damaged_row_of_a_summary_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    prediction = Prediction("V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0)
+    row = prediction.summary_row()
+    write_table(row.assign(evidence=text, warnings="[3]"), tmp_path / "summary.parquet", "summary", {})
+    code, _, err = run(capsys, monkeypatch, "summary", str(tmp_path))
+    assert code == 2 and "summary.parquet: row 0 is damaged" in err and err.count("\n") == 1
 
 
 def test_catalogues_are_one_json_object(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,13 @@ import shlex
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
+from pipeline.answers.plan_request import PlanRequest
 from pipeline.cli import app
 from pipeline.config import expand
 from pipeline.paths import project_dir
@@ -111,9 +114,14 @@ def steptime(words: list[str]) -> bool:
     command = typer.main.get_command(app)
     while words and hasattr(command, "commands") and (inner := command.get_command(None, words[0])):
         command, words = inner, words[1:]
+    if command.name == "run":  # overrides and targets, then options of Snakemake
+        given = words[: next((at for at, word in enumerate(words) if word.startswith("-")), len(words))]
+        config = [word for word in given if "=" in word]
+        return snakemake(["--", *(word for word in given if word not in config)]) and composes(config)
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     overrides = [word for word in words if re.match(r"\+?[a-z][\w.]*=", word)]
-    return not hasattr(command, "commands") and options(words) <= known and composes(overrides)
+    whole = not hasattr(command, "commands") or (words and options(words) == set(words))  # `steptime --version`
+    return bool(whole) and options(words) <= known and composes(overrides)
 
 
 def snakemake(words: list[str]) -> bool:
@@ -122,7 +130,9 @@ def snakemake(words: list[str]) -> bool:
     rules = set()
     for file in (ROOT / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")):
         rules |= set(re.findall(r"^rule (\w+):", file.read_text(encoding="utf-8"), re.MULTILINE))
-    overrides = [word for word in words[:at] if "=" in word]
+    given = dict(word.split("=", 1) for word in words[:at] if "=" in word)
+    PlanRequest.of(given)
+    overrides = [f"{key}={value}" for key, value in PlanRequest.without(given).items()]
     more = [word for given in overrides if given.startswith("overrides=") for word in given[10:].split()]
     return set(words[at + 1 :]) <= rules and composes([o for o in overrides if not o.startswith("overrides=")] + more)
 
@@ -165,11 +175,37 @@ def _points(overrides: tuple[str, ...]) -> int:
     return len(expand(overrides))
 
 
+def help_pages(command: Any, *path: str) -> Iterator[tuple[str, str]]:
+    """The name of each command, and its help page as a pipe gets it, lines joined."""
+    if hasattr(command, "list_commands"):
+        for name in command.list_commands(None):
+            yield from help_pages(command.get_command(None, name), *path, name)
+    done = CliRunner().invoke(app, [*path, "--help"])
+    assert done.exit_code == 0
+    yield " ".join(("steptime", *path)), done.stdout
+
+
+def test_the_help_of_every_command_ends_with_examples_that_work() -> None:
+    pages = dict(help_pages(typer.main.get_command(app)))
+    assert {"steptime", "steptime predict", "steptime kernels", "steptime kernels fit", "steptime run"} <= set(pages)
+    for name, page in pages.items():
+        shown = [
+            line.strip().removeprefix("$ ") for line in page.partition("Examples:")[2].splitlines() if line.strip()
+        ]
+        assert shown, name
+        for command in shown:
+            assert command.startswith(name), (
+                f"{command}: does not fit on a line of 80 characters, or is of another command"
+            )
+            assert steptime(shlex.split(command)[1:]), command
+
+
 @pytest.mark.parametrize(
     ("command", "check"),
     [
         ("predict gpu=V100 model=dlrm_default model.no_such=1", steptime),
         ("predict --no-such", steptime),
+        ("run no_such_target gpu=V100", steptime),
         ("nothing gpu=V100", steptime),
         ("--config gpu=V100 -- nothing", snakemake),
         ("nothing", make),

@@ -70,14 +70,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serve = f"from pipeline.report.mlflow_tracking import serve; serve({port}, {str(folder)!r})"
+    planted = tmp_path / "current"
+    planted.mkdir()
+    for library in ("mlflow", "uvicorn", "fastapi", "flask"):
+        (planted / f"{library}.py").write_text(f"open({str(tmp_path / 'sign')!r}, 'w').close()")
     with (tmp_path / "ui.log").open("w") as log:
-        started = subprocess.Popen([sys.executable, "-c", serve], stdout=log, stderr=log, start_new_session=True,
-                                   env={**os.environ, **OPEN_TO_ALL})  # fmt: skip
+        started = subprocess.Popen([sys.executable, "-P", "-c", serve], stdout=log, stderr=log, start_new_session=True,
+                                   cwd=planted, env={**os.environ, **OPEN_TO_ALL})  # fmt: skip
     try:
         address = wait_for(f"http://127.0.0.1:{port}")
         (printed,) = re.findall(r"kernel models: (http://\S+)", (tmp_path / "ui.log").read_text())
         # what the line after a run says, with the UI's default port
         assert kernel_models_page(folder).partition("#")[2] == printed.partition("#")[2]
+        assert not (tmp_path / "sign").exists(), "a file of the current folder took the place of a library"
         yield Server(address, printed)
     finally:
         os.killpg(started.pid, signal.SIGTERM)
@@ -110,8 +115,9 @@ def test_the_server_listens_on_the_loopback_address_alone(server: Server) -> Non
 ROWS = """[...document.querySelectorAll('.ag-center-cols-container .ag-row')]
     .sort((a, b) => a.getAttribute('row-index') - b.getAttribute('row-index'))
     .map(row => Object.fromEntries([...row.querySelectorAll('.ag-cell')]
+        .sort((a, b) => a.getBoundingClientRect().left - b.getBoundingClientRect().left)
         .map(cell => [cell.getAttribute('col-id').replaceAll('`', ''), cell.innerText.trim()])))"""
-"""The rows of MLflow's table: text by column."""
+"""The rows of MLflow's table: text by column, from left to right; cells of a row are in no order in the page."""
 
 
 def rows(page: Page, address: str, count: int, ready: str = "tags.variant") -> list[dict[str, str]]:

@@ -61,6 +61,11 @@ def test_the_page_needs_no_other_file(report: Path) -> None:
     assert "<script" not in text
 
 
+def test_the_page_forbids_the_browser_to_run_or_fetch_anything(report: Path) -> None:
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', report.read_text())
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
 def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:
     head = report.read_text(encoding="utf-8").partition("<main>")[0]
     assert "dlrm_default and resnet50 on V100 and P100, batch 512 and 2,048" in head

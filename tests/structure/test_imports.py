@@ -20,7 +20,7 @@ ROOMS = (
     "model_files",
     "packs", "hardware", "prices", "settings", "compose", "config_checks", "config", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "evaluation", "flow", "scripting",
-    "report", "terminal", "commands", "cli", "__main__",
+    "report", "completion", "terminal", "commands", "cli", "__main__",
 )  # fmt: skip
 """Rooms and single modules of the package, from the lowest to the highest: each imports from those before it alone."""
 

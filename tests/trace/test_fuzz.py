@@ -206,3 +206,12 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, inner in list(pairs):
         yield value, key
         yield from _places(inner)
+
+
+def test_a_number_of_forty_digits_is_refused_at_its_event(folder: Path) -> None:
+    events = [dict(event) for event in EVENTS]
+    events[7]["ts"] = 10**40
+    path = folder / "long.json"
+    path.write_bytes(trace(events))
+    with pytest.raises(SteptimeError, match=r"traceEvents\[7\] has a ts that is not a time in microseconds"):
+        load_trace(path)

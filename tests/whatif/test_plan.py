@@ -5,24 +5,40 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from pipeline.answers import plan as planning
-from pipeline.answers.plan import Limits, Objective, make_plan, plan, seconds
-from pipeline.answers.plan_bounds import CallSizes, sizes_between, step_bounds_us
-from pipeline.answers.predict_grid import predict_points
+from pipeline.answers import plan_search as searching
+from pipeline.answers.call_lines import CallLine, knots
+from pipeline.answers.plan import make_plan, plan
+from pipeline.answers.plan_bounds import StepBounds, modelled_us, roofline_us
+from pipeline.answers.plan_results import Limits, Objective
+from pipeline.answers.predict_grid import GridModels, predict_points
 from pipeline.answers.predict_point import graph_of
 from pipeline.cli import app
 from pipeline.config import expand
 from pipeline.errors import InputError
 from pipeline.graph.graph_cache import calls_of
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.readable import seconds
 from pipeline.report.figures.plan_front import plan_front, write_plan_front
 from tests.report.test_figure_layout import problems
 
 SPACE = ["gpu=V100,A100,H100,T4,L4,A10", "model=dlrm_small", "batch_size=64,256,1024,4096", "model.dtype=fp32,fp16",
          "predict.cuda_graph=false,true", "predict.draws=64"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models():
+    return GridModels(None)
+
+
+@pytest.fixture(autouse=True)
+def read_once(models, monkeypatch):
+    """All searches share models, which takes 0.1 s per GPU to read."""
+    monkeypatch.setattr(planning, "GridModels", lambda results: models)
 
 
 def alike(point):
@@ -55,7 +71,8 @@ def keys(choices):
 @pytest.mark.parametrize("number", range(20))
 def test_pruning_never_changes_the_winner_or_the_front(pool, monkeypatch, number):
     """Twenty random spaces, searched whole and with bounds, under random constraints."""
-    monkeypatch.setattr(planning, "POINTS_AT_ONCE", 4)
+    for name, few in (("POINTS_AT_ONCE", 4), ("REFINED_AT_ONCE", 8), ("CONTENDERS", 3)):
+        monkeypatch.setattr(searching, name, few)
     chance = random.Random(number)
     points = chance.sample(pool[0], chance.randint(12, 60))
     objective = chance.choice(list(Objective))
@@ -67,70 +84,106 @@ def test_pruning_never_changes_the_winner_or_the_front(pool, monkeypatch, number
     found = make_plan(objective, points, limits, predicting)
     assert keys([found.best]) == keys([whole.best])
     assert keys(found.front) == keys(whole.front)
+    assert keys(found.contenders) == keys(whole.contenders)
     assert found.predicted <= whole.predicted and sum(found.lost.values()) == len(points) - 1
 
 
-def test_bounds_are_below_the_predictions(pool):
-    for point in pool[0]:
-        if point.settings.predict.cuda_graph:
-            continue
-        gpu = load_gpu(point.gpu)
-        calls = calls_of(
-            graph_of(point.settings.model, point.batch_size), point.section("model"), point.batch_size, gpu
-        )
-        whole, part = step_bounds_us(CallSizes.of(calls), gpu)
-        assert 0 < part <= whole <= pool[1][alike(point)].prediction.predicted_us
-
-
-def test_progress_counts_points_until_all_are_decided():
-    points, decided = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64", "predict.draws=64"]), []
-    make_plan(Objective.step, points, Limits(), decided=decided.append)
-    assert decided[0] == 0 and decided[-1] == len(points)
-
-
-def test_bounds_of_many_batch_sizes_come_from_three(monkeypatch):
-    points = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64,72,80,88,96"])
-    sizes = [64, 72, 80, 88, 96]
-    mapped = []
-
-    def counted(graph, *given):
-        mapped.append(graph.batch_size)
-        return calls_of(graph, *given)
-
-    monkeypatch.setattr(planning, "calls_of", counted)
-    step = planning._StepBounds(points[0].settings.model, points[0].settings.edit, sizes)
+def both_bounds(points, models):
+    """Bounds of each point in both stages, shape (points, stages), and of a step without an update."""
+    found, parts = [], []
+    steps = {}
     for point in points:
-        graph, gpu = graph_of(point.settings.model, point.batch_size), load_gpu(point.gpu)
-        calls = calls_of(graph, point.section("model"), point.batch_size, gpu)
-        found = step.bounds(point.settings.gpu, point.batch_size)
-        assert found == pytest.approx(step_bounds_us(CallSizes.of(calls), gpu), rel=0.01)
-        assert step.memory_bytes(point.batch_size) == graph.memory_bytes
-    assert sorted(mapped) == [64, 64, 80, 80, 96, 96]  # for each of two architectures
+        sizes = sorted({each.batch_size for each in points if each.settings.model == point.settings.model})
+        step = steps.setdefault(point.settings.model, StepBounds(point.settings.model, point.settings.edit, sizes))
+        gpu, kernels = models.gpu(point), models.kernels(point)
+        rough, failed = step.roofline(gpu, [point.batch_size])
+        assert not failed
+        shared = step.shared_calls(gpu, [point.batch_size])
+        (times,) = modelled_us(kernels, shared)
+        programs = shared[0].programs(models.overheads(point))
+        tight = shared[0].bounds_us(times, programs, point.settings.predict)
+        found.append((rough[0, 0], tight[0, 0]))
+        parts.append((rough[0, 1], tight[0, 1]))
+    return np.array(found), np.array(parts)
 
 
-def test_batch_sizes_with_other_kernels_have_no_line():
-    def at(size):
-        names = np.array(["gemm"] * (2 if size > 100 else 1), dtype=object)
-        numbers = np.full(len(names), float(size))
-        return CallSizes(names, np.full(len(names), "fp32", dtype=object), numbers < 0, numbers, numbers, numbers)
-
-    gpu = load_gpu("V100")
-    line = sizes_between([10, 20, 30, 50], at, gpu)
-    assert line is not None and line[20].flops.item() == pytest.approx(20)
-    assert sizes_between([10, 20, 30, 500], at, gpu) is None
+def test_bounds_are_below_the_predictions(pool, models):
+    predicted = np.array([pool[1][alike(point)].prediction.predicted_us for point in pool[0]])
+    bounds, parts = both_bounds(pool[0], models)
+    assert (bounds <= predicted[:, None] * (1 + 1e-3)).all() and (parts > 0).all() and (parts <= bounds).all()
+    assert np.median(bounds[:, 1] / predicted) > 0.99 and np.median(bounds[:, 0] / predicted) < 0.5
+    mapped = [place for place, point in enumerate(pool[0]) if point.batch_size in (64, 4096)]  # the knots
+    assert bounds[mapped, 1] == pytest.approx(predicted[mapped], rel=1e-9)
 
 
-def test_bounds_that_are_too_high_are_lowered_by_what_the_search_sees(pool, monkeypatch):
-    monkeypatch.setattr(planning, "POINTS_AT_ONCE", 4)
+def test_progress_counts_points_of_each_stage_until_all_are_decided():
+    points, told = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64", "predict.draws=64"]), []
+    make_plan(Objective.step, points, Limits(), told=lambda stage, done: told.append((stage, done)))
+    assert told[0][0] == "bounding" and ("bounding", len(points)) in told
+    assert told[-1] == ("searching", len(points))
+    assert [stage for stage, _ in told] == sorted(stage for stage, _ in told)
+
+
+def test_memory_is_not_asked_for_where_fewer_samples_do_not_fit(monkeypatch):
+    asked = []
+    monkeypatch.setattr(searching, "memory_of", lambda model, batch: asked.append(batch) or batch * 2**20)
+    points = expand(["gpu=V100", "model=dlrm_small", "batch_size=1000000,2000000,4000000"])
+    with pytest.raises(InputError, match="does not fit \\(3\\); the nearest: V100 batch_size=1000000 needs"):
+        make_plan(Objective.step, points, Limits())
+    assert asked == [1000000]
+
+
+def test_knots_are_the_ends_and_sizes_between():
+    assert knots([8, 16, 24]) == [8, 16, 24]
+    assert knots(list(range(8, 801, 8))) == [8, 32, 128, 512, 800]
+    assert knots([1, 2, 3, 1000, 1001]) == [1, 3, 1000, 1001]
+
+
+def test_calls_between_knots_lie_on_a_line():
+    model = expand(["gpu=V100", "model=dlrm_default"])[0].settings.model
+    gpu, sizes = load_gpu("V100"), (64, 128, 192, 256)
+    tables = [calls_of(graph_of(model, size), model.plain(), size, gpu) for size in sizes]
+    line = CallLine.between(tables[0], tables[3], (64, 256))
+    assert (line.at_low >= 0).mean() > 0.9
+    assert line.moving  # a copy has the batch in its attributes
+    for size, calls in zip(sizes, tables, strict=True):
+        whole, here = CallLine.of(calls, size), np.array([size])
+        bound, exact = ((roofline_us(each, here, gpu) * each.count).sum() for each in (line, whole))
+        assert 0.97 * exact < bound <= exact * (1 + 1e-9)
+        dims = line.table(here)
+        assert set(dims["attributes"].dropna()) <= set(calls["attributes"].dropna())
+        assert set(dims["M"].dropna().astype(int)) <= set(calls["M"].dropna().astype(int))
+
+
+def test_calls_of_one_end_alone_are_left_out():
+    def calls(size, number):
+        rows = range(number)
+        columns = {"node_id": list(rows), "api": "cudaLaunchKernel", "family": "gemm", "op": "mm", "phase": "forward",
+                   "dtype": "fp32", "attributes": None, "flops": float(size), "bytes_read": 1.0, "bytes_written": 1.0}  # fmt: skip
+        return pd.DataFrame(columns, index=rows)
+
+    line = CallLine.between(calls(10, 2), calls(50, 3), (10, 50))
+    assert line.count.tolist() == [2] and line.at_low.tolist() == [0, 0] and line.at_high.tolist() == [0, 0, -1]
+    assert line.number("flops", np.array([10, 20, 50])).tolist() == [[10], [20], [50]]
+
+
+@pytest.mark.parametrize("stage", ["roofline", "models"])
+@pytest.mark.parametrize("factor", [3.0, 1000.0])
+def test_bounds_that_are_too_high_are_lowered_by_what_the_search_sees(pool, monkeypatch, stage, factor):
+    for name, few in (("POINTS_AT_ONCE", 4), ("REFINED_AT_ONCE", 8), ("CONTENDERS", 3)):
+        monkeypatch.setattr(searching, name, few)
     predicting, _ = known(pool)
     whole = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting, prune=False)
-    for factor in (3.0, 1000.0):
+    place = (StepBounds, "roofline") if stage == "roofline" else (searching.Search, "_refined")
+    right = getattr(*place)
 
-        def high(*given, factor=factor):
-            return factor * step_bounds_us(*given)
+    def high(*given):
+        found = right(*given)
+        return (found[0] * factor, found[1]) if stage == "roofline" else found * factor
 
-        monkeypatch.setattr(planning, "step_bounds_us", high)
-        assert keys([make_plan(Objective.samples_per_s, pool[0], Limits(), predicting).best]) == keys([whole.best])
+    monkeypatch.setattr(*place, high)
+    found = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
+    assert keys([found.best]) == keys([whole.best]) and keys(found.front) == keys(whole.front)
 
 
 def test_the_winner_is_the_best_of_all_predictions(pool):
@@ -166,7 +219,7 @@ def test_small_batches_are_accumulated_without_an_update():
         ("step", [], {"deadline_s": 1.0}, "give its --samples"),
         ("step", [], {"budget": -1.0, "samples": 1}, "--budget -1: give a number above 0"),
         ("time_per_epoch", [], {"samples": 10**9, "deadline_s": 1.0}, "no point meets --deadline; the nearest is V100"),
-        ("cost_per_epoch", [], {"samples": 10**9, "budget": 1e-6}, "no point meets --budget; the nearest is V100"),
+        ("cost_per_epoch", [], {"samples": 10**9, "budget": 1e-6}, "USD an epoch"),
         ("step", [], {"memory_bytes": 1000}, "does not fit (1); the nearest: V100 batch_size=64 needs"),
         ("step", ["edit.remove=aten::rleu"], {}, "near are aten::relu"),
         ("step", ["batch_size=48"], {"global_batch": 100}, "batch does not divide the global batch (1)"),
@@ -208,8 +261,8 @@ def test_the_figure_shows_the_front(pool, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="there is no folder"):
         write_plan_front(found, tmp_path / "none" / "plan.svg")
     monkeypatch.setenv("STEPTIME_PRICES", "none")
-    with pytest.raises(InputError, match="needs prices"):
-        plan_front(make_plan(Objective.samples_per_s, pool[0], Limits(), predicting))
+    unpriced = plan_front(make_plan(Objective.samples_per_s, pool[0], Limits(), predicting))
+    assert unpriced.axes[0].get_ylabel() == "batch size" and problems(unpriced) == []
 
 
 def test_a_cost_needs_a_price_with_its_currency(tmp_path, monkeypatch):

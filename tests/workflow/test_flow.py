@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.errors import SteptimeWarning, TableError
-from pipeline.flow import Flow
+from pipeline.flow import Flow, wildcards_of
+from pipeline.report import grid_inputs
 from pipeline.report.job_failures import reasons
+from pipeline.report.run_end import show_predictions
 from pipeline.scripting import job
 
 
@@ -131,3 +133,24 @@ def test_the_folder_of_a_grid_says_which_experiment_it_is() -> None:
     assert part.startswith("paper_cnn-")
     assert whole != part
     assert Flow.from_config({"gpu": "V100,P100"}).grid.startswith("2-points-")
+
+
+def test_files_that_ship_are_not_looked_for_in_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from snakemake.io import is_flagged
+
+    flow, gpu = Flow.from_config({"gpu": "V100", "results": str(tmp_path)}), SimpleNamespace(gpu="V100")
+    shipped = [flow.overhead_samples(gpu), flow.campaign("V100"), flow.public("traces"), *grid_inputs.price_table()]
+    assert len(shipped) == 4 and all(is_flagged(path, "local") for path in shipped)
+    assert not is_flagged(flow.overheads_of_point(wildcards_of(flow.points[0])), "local")
+
+
+def test_a_run_into_an_object_store_ends_with_the_place_of_its_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from snakemake.io import flag
+
+    flow = Flow.from_config({"gpu": "V100"})
+    name = f"results/grids/{flow.grid}/summary.parquet"
+    table = flag(str(tmp_path / name), "storage_object", SimpleNamespace(query=f"s3://bucket/{name}"))
+    show_predictions(flow, table)
+    assert capsys.readouterr().out == "results: s3://bucket/results/\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -52,15 +53,36 @@ def test_jobs_of_a_large_grid_predict_as_single_points_do_and_make_only_what_has
     assert {name: after[name] for name in before} == before
 
 
-def test_points_of_a_large_grid_share_jobs_by_gpu_and_graphs_by_model() -> None:
+def _large(**config: str) -> Flow:
     sizes = ",".join(map(str, range(1, POINTS_PER_JOB + 11)))
-    flow = Flow.from_config({"gpu": "V100,T4,local", "model": "dlrm_small,dcgan", "batch_size": sizes})
-    assert sum(map(len, flow.jobs)) == 4 * (POINTS_PER_JOB + 10)
-    assert all(len({point.gpu for point in job}) == 1 and len(job) <= POINTS_PER_JOB for job in flow.jobs)
-    assert not any(point.local for job in flow.jobs for point in job)
+    return Flow.from_config({"gpu": "V100,T4,local", "model": "dlrm_small,dcgan", "batch_size": sizes} | config)
+
+
+def test_points_of_a_large_grid_share_jobs_and_graphs_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    flow = _large()
+    points = [point for job in flow.jobs for point in job]
+    assert len(points) == 4 * (POINTS_PER_JOB + 10) and not any(point.local for point in points)
+    assert [len(job) for job in flow.jobs] == [POINTS_PER_JOB] * 4 + [40]
+    workloads = [(point.model, point.batch_size) for point in points]
+    assert workloads[::2] == workloads[1::2], "the points of one workload follow each other"
     assert all(len({(point.model, point.model_variant) for point in graphs}) == 1 for graphs in flow.captures)
     captured = [(point.model, point.batch_size) for graphs in flow.captures for point in graphs]
     assert len(captured) == len(set(captured)) == 2 * (POINTS_PER_JOB + 10)
+
+
+def test_gpus_whose_models_are_fitted_have_jobs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flow, "models_of_point", lambda self, at: [f"{at.gpu}/gemm"])
+    assert all(len({point.gpu for point in job}) == 1 for job in _large().jobs)
+
+
+def test_statistics_of_shipped_overheads_are_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    flow = _large()
+    assert [each.gpu for each in flow.shipped_statistics] == ["V100", "T4"]
+    alone = re.compile(flow.single_statistics + "/overheads")
+    assert alone.fullmatch("local/overheads") and alone.fullmatch("T4x/overheads")
+    assert not alone.fullmatch("T4/overheads") and not alone.fullmatch("V100/overheads")
 
 
 def test_a_small_grid_has_a_job_for_each_point() -> None:

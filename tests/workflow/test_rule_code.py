@@ -13,7 +13,7 @@ from pipeline.paths import project_dir
 
 ROOT = project_dir()
 
-DRAWS = {"figures", "accuracy", "report"}
+DRAWS = {"figures", "accuracy", "report", "plan"}
 """Scripts of rules that draw: the code of pictures counts for them."""
 
 

@@ -22,7 +22,10 @@ def installed(tmp_path_factory):
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     pieces = {**{name: name for name in wheel["packages"]}, **wheel["force-include"]}
     for source, place in pieces.items():
-        shutil.copytree(ROOT / source, target / place, ignore=shutil.ignore_patterns("__pycache__"))
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, target / place, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / source, target / place)
     return target
 
 

@@ -64,6 +64,7 @@ rule overhead_statistics:
     log:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
     wildcard_constraints:
+        gpu=FLOW.single_statistics,
         overheads=r"overheads(-[A-Za-z0-9_\-]+)?",
     params:
         settings=FLOW.overhead_settings,
@@ -74,3 +75,24 @@ rule overhead_statistics:
         "Compute overhead statistics of {wildcards.gpu} ({wildcards.overheads})"
     script:
         "../scripts/overhead_statistics.py"
+
+
+if FLOW.shipped_statistics:  # large grids: one job for all GPUs, because a job takes 3 s to load MLflow
+
+    rule shipped_statistics:
+        input:
+            samples=[FLOW.overhead_samples(each) for each in FLOW.shipped_statistics],
+        output:
+            overheads=[OVERHEADS.format(**vars(each)) for each in FLOW.shipped_statistics],
+        log:
+            f"{FLOW.artifacts.root}/grids/{FLOW.grid}/logs/shipped_statistics.log",
+        params:
+            settings=[FLOW.overhead_settings(each) for each in FLOW.shipped_statistics],
+            labels=[FLOW.overhead_label(each) for each in FLOW.shipped_statistics],
+            gpus=[each.gpu for each in FLOW.shipped_statistics],
+            tracking=FLOW.artifacts.tracking,
+            code=FLOW.code("shipped_statistics"),
+        message:
+            f"Compute overhead statistics of {len(FLOW.shipped_statistics)} GPUs from shipped observations"
+        script:
+            "../scripts/shipped_statistics.py"

@@ -6,6 +6,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.answers.gpu_figures import gpu_of
+    from pipeline.answers.host_overheads import observations_in
     from pipeline.answers.kernel_models import kernel_predictor
     from pipeline.config import method_label
     from pipeline.evaluation.error_parts import PointInputs, parts_of
@@ -25,7 +26,7 @@ with job(snakemake):
         read_table(given.calls, "calls"),
         kernel_predictor(gpu, method_label(settings.kernels), [*snakemake.input.models, *snakemake.params.pack]),
     )
-    observations = read_table(given.observations, "overhead_samples")
+    observations = observations_in(given.observations)
     prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]
     table = parts_of(prediction, Path((given.trace or given.measured)[0]), point, observations)
     write_parquet(table, snakemake.output.parts, provenance=provenance(snakemake))

@@ -71,15 +71,16 @@ def launches(sizes: Sequence[int], depth: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     tensors = blocks = elements = 0
     for position, size_ in enumerate(sizes):
-        chunks = -(-size_ // CHUNK_ELEMENTS)
         tensors += 1
-        for chunk in range(chunks):
-            blocks += 1
-            elements += min(CHUNK_ELEMENTS, size_ - chunk * CHUNK_ELEMENTS)
-            last_of_tensor = chunk == chunks - 1
-            full = (tensors == MAX_TENSORS[depth] and last_of_tensor) or blocks == MAX_BLOCKS
-            if full or (position == len(sizes) - 1 and last_of_tensor):
+        left = size_
+        while left:
+            taken = min(left, (MAX_BLOCKS - blocks) * CHUNK_ELEMENTS)  # what fills the launch
+            blocks += -(-taken // CHUNK_ELEMENTS)
+            elements += taken
+            left -= taken
+            full = (tensors == MAX_TENSORS[depth] and not left) or blocks == MAX_BLOCKS
+            if full or (position == len(sizes) - 1 and not left):
                 found.append((elements, tensors))
                 blocks = elements = 0
-                tensors = 0 if last_of_tensor else 1
+                tensors = 1 if left else 0
     return found

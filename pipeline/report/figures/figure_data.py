@@ -68,9 +68,9 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
         points: `steps` table.
 
     Returns:
-        A row per GPU and workload (`model_variant`) with a batch that fits: the batch with the highest throughput, its
-        samples_per_s with p10 and p90 (`low_samples_per_s`, `high_samples_per_s`), and the columns of
-        `pipeline.prices.COST_COLUMNS`. No row if no GPU has a price.
+        A row per GPU and workload (`model_variant`) with a batch that fits, for the batch with the highest throughput:
+        samples_per_s with p10 and p90 (`low_samples_per_s`, `high_samples_per_s`), and `pipeline.prices.COST_COLUMNS`.
+        No row if no GPU has a price.
     """
     fitting = points[points["fits"].astype(bool)].sort_values("samples_per_s", ascending=False, kind="stable")
     best = fitting.drop_duplicates(["gpu", "model_variant"]).sort_index()

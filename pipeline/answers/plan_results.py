@@ -1,0 +1,202 @@
+"""What a plan asks and finds: objective, constraints, points with their costs, and the front of time against cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.config import Point
+from pipeline.errors import InputError
+from pipeline.prediction import Prediction
+from pipeline.readable import amount, compact, duration, gibibytes, html_table, milliseconds, rate
+
+
+class Objective(StrEnum):
+    """What is best."""
+
+    step = "step"
+    samples_per_s = "samples_per_s"
+    time_per_epoch = "time_per_epoch"
+    cost_per_epoch = "cost_per_epoch"
+    samples_per_dollar = "samples_per_dollar"
+
+    @classmethod
+    def named(cls, name: str) -> Objective:
+        """The objective of a name.
+
+        Raises:
+            InputError: there is none.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            raise InputError(f"unknown objective {name!r}: choose one of {', '.join(cls)}") from None
+
+    @property
+    def of_cost(self) -> bool:
+        """Whether it needs a price."""
+        return self in (Objective.cost_per_epoch, Objective.samples_per_dollar)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Constraints on a plan; None for no constraint."""
+
+    samples: int | None = None
+    """Samples of an epoch."""
+    memory_bytes: int | None = None
+    """Largest memory need, below that of the GPU."""
+    budget: float | None = None
+    """Largest cost of an epoch, in the currency of the prices."""
+    deadline_s: float | None = None
+    """Longest time of an epoch."""
+    global_batch: int | None = None
+    """Samples of one update of the weights; smaller batches are accumulated."""
+
+    @classmethod
+    def of(
+        cls, samples: int | None = None, memory_gib: float | None = None, budget: float | None = None,
+        deadline_s: float | None = None, global_batch: int | None = None,
+    ) -> Limits:  # fmt: skip
+        """From what people give: memory is in GiB.
+
+        Raises:
+            InputError: a constraint is not above 0, or an epoch has no number of samples.
+        """
+        room = None if memory_gib is None else int(memory_gib * 2**30) if np.isfinite(memory_gib) else 0
+        return cls(samples, room, budget, deadline_s, global_batch)
+
+    def __post_init__(self) -> None:
+        for name, text in _LIMIT_NAMES.items():
+            value = getattr(self, name)
+            if value is not None and not (np.isfinite(value) and value > 0):
+                raise InputError(f"{text} {value:g}: give a number above 0")
+        if self.samples is None and (self.budget is not None or self.deadline_s is not None):
+            raise InputError("--budget and --deadline hold for an epoch: give its --samples")
+
+
+_LIMIT_NAMES = {"samples": "--samples", "memory_bytes": "--memory", "budget": "--budget", "deadline_s": "--deadline",
+                "global_batch": "--global-batch"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A predicted point of a plan."""
+
+    point: Point
+    prediction: Prediction
+    batches: int
+    """Batches that are accumulated for one update."""
+    us_per_sample: float
+    cost_per_sample: float | None
+    """In the currency of the prices; None without a price."""
+    time: float
+    """Objective `step`: µs of an update; else the same as `us_per_sample`."""
+    cost: float
+    """Cost over the same work as `time`; infinite without a price."""
+    wins: float | None = None
+    """Share of the draws in which the point is the best of the contenders."""
+
+    def as_dict(self, samples: int | None) -> dict[str, Any]:
+        """Plain values for JSON and tables."""
+        found = self.prediction
+        epoch = None if samples is None else samples * self.us_per_sample / 1e6
+        priced = None if samples is None or self.cost_per_sample is None else samples * self.cost_per_sample
+        return {
+            "gpu": self.point.gpu, "model": self.point.model, "batch_size": self.point.batch_size,
+            "overrides": list(self.point.overrides), "accumulated": self.batches, "step_us": found.predicted_us,
+            "p10_us": found.p10_us, "p90_us": found.p90_us, "samples_per_s": 1e6 / self.us_per_sample,
+            "samples_per_dollar": None if self.cost_per_sample is None else 1 / self.cost_per_sample,
+            "time_per_epoch_s": epoch, "cost_per_epoch": priced, "memory_bytes": found.memory_bytes,
+            "bound": found.bound, "evidence": found.evidence, "wins": self.wins,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """The result of a search."""
+
+    objective: Objective
+    limits: Limits
+    best: Choice
+    front: tuple[Choice, ...]
+    """Points that no other point beats in both time and cost, fastest first."""
+    contenders: tuple[Choice, ...]
+    """The best points, best first, with their share of wins."""
+    lost: dict[str, int]
+    """Why the other points lost: number of points by reason."""
+    points: int
+    predicted: int
+    """Number of points that were predicted; bounds ruled out the rest."""
+    currency: str
+    prices: tuple[str, ...] = ()
+    """Whose prices these are, one line each."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        samples = self.limits.samples
+        return {
+            "objective": str(self.objective), "points": self.points, "predicted": self.predicted,
+            "currency": self.currency, "best": self.best.as_dict(samples),
+            "front": [each.as_dict(samples) for each in self.front],
+            "contenders": [each.as_dict(samples) for each in self.contenders], "lost": self.lost,
+            "prices": list(self.prices),
+        }  # fmt: skip
+
+    def table(self) -> pd.DataFrame:
+        """The contenders, a row each."""
+        return pd.DataFrame([each.as_dict(self.limits.samples) for each in self.contenders])
+
+    def rows(self, choices: Sequence[Choice]) -> list[dict[str, str]]:
+        """Choices as text, a column per key."""
+        found = []
+        for each in choices:
+            values = each.as_dict(self.limits.samples)
+            row = {
+                "GPU": each.point.gpu,
+                "batch": f"{each.point.batch_size:,}",
+                "options": " ".join(each.point.overrides),
+            }
+            row |= {"accumulated": f"{each.batches} ×"} if self.limits.global_batch else {}
+            row |= {"step": milliseconds(each.prediction.predicted_us), "samples/s": rate(values["samples_per_s"])}
+            if self.currency:
+                dollars = values["samples_per_dollar"]
+                row["samples per " + self.currency] = "" if dollars is None else compact(dollars)
+            if values["time_per_epoch_s"] is not None:
+                row["epoch"] = duration(values["time_per_epoch_s"])
+                cost = values["cost_per_epoch"]
+                row |= {f"{self.currency} an epoch": "" if cost is None else amount(cost)} if self.currency else {}
+            row |= {"memory": gibibytes(each.prediction.memory_bytes), "bound": each.prediction.bound}
+            found.append(row | {"wins": "" if each.wins is None else f"{each.wins:.0%}"})
+        return found
+
+    @property
+    def summary(self) -> str:
+        """One sentence: the winner, and how much was searched."""
+        wins = "" if self.best.wins is None else f", best in {self.best.wins:.0%} of the draws"
+        options = " ".join((f"batch_size={self.best.point.batch_size}", *self.best.point.overrides))
+        return (
+            f"best {self.objective}: {self.best.point.model} on {self.best.point.gpu} {options}{wins} "
+            f"({self.points:,} points, {self.predicted:,} predicted)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Plan: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        rows = self.rows(self.contenders)
+        return html_table(self.summary, [list(row.values()) for row in rows], list(rows[0]))
+
+
+def front_of(choices: Sequence[Choice]) -> list[Choice]:
+    """Points that no other point beats in both time and cost, fastest first."""
+    front: list[Choice] = []
+    for each in sorted(choices, key=lambda choice: (choice.time, choice.cost)):
+        if not front or each.cost < front[-1].cost:
+            front.append(each)
+    return front

@@ -1,0 +1,79 @@
+"""Commands of the pipeline: run its stages as Snakemake's jobs, show the predictions of a run, and open MLflow's pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.completion import complete_override
+from pipeline.paths import Artifacts
+from pipeline.prediction import Prediction
+from pipeline.report.artifact_list import places
+from pipeline.report.mlflow_tracking import PORT, serve
+from pipeline.report.run_snakemake import become_snakemake
+from pipeline.report.show import show
+from pipeline.schemas import read_table
+from pipeline.terminal import Json, examples, print_json
+
+app = typer.Typer()
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog=examples(
+        "run gpu=V100,P100 model=dlrm_default batch_size=512,2048",
+        "run figures report gpu=V100 model=resnet50 model.dtype=fp32,fp16",
+        "run gpu=V100 model=dlrm_default --dry-run --cores 2",
+    ),
+)
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="overrides and targets (default target: the table of all predictions), then options of Snakemake",
+            metavar="[KEY=VALUE | TARGET]... [OPTION]...",
+            autocompletion=complete_override,
+        ),
+    ] = None,
+) -> None:
+    """Run the pipeline with Snakemake; it writes tables, figures and timelines under results/ in this folder."""
+    become_snakemake(words or [])
+
+
+@app.command(
+    epilog=examples(
+        "summary",
+        "summary --json",
+    )
+)
+def summary(
+    where: Annotated[
+        str, typer.Argument(help="results=FOLDER of a run, or its summary.parquet", metavar="results=FOLDER | FILE")
+    ] = "results=results",
+    as_json: Json = False,
+) -> None:
+    """Show the predictions of a pipeline run."""
+    key, _, folder = where.rpartition("=")
+    place = Path(folder) if key == "results" else Path(where)
+    file = place / "summary.parquet" if key == "results" or place.is_dir() else place
+    predictions = Prediction.all_of(read_table(file, "summary"), file)
+    if as_json:
+        print_json({"predictions": [p.as_dict() for p in predictions]})
+    else:
+        show(predictions, places(predictions, file.parent))
+
+
+@app.command(
+    epilog=examples(
+        "ui",
+        "ui --port 5001 --results results",
+    )
+)
+def ui(
+    port: Annotated[int, typer.Option(help="port on this machine")] = PORT,
+    results: Annotated[Path, typer.Option(help="results folder of the run")] = Path("results"),
+) -> None:
+    """Open the MLflow UI on the project's database, to compare kernel-model variants."""
+    serve(port, Artifacts(str(results)).tracking)

@@ -1,0 +1,123 @@
+"""Completion of overrides in a shell: names of options, and their values, as in `gpu=V100,A100`.
+
+`steptime --install-completion` asks typer to install it. Typer completes commands and options itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import fields
+
+import typer
+
+from pipeline.compose import GROUPS, choices, default_choices
+from pipeline.config import LOCAL_GPU
+from pipeline.config_checks import CHOICES, EDIT_WORDS
+from pipeline.report.catalogue import option_rows
+from pipeline.settings import CollectSettings, KernelSettings, OverheadSettings, PredictSettings
+
+BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))
+"""Batch sizes that are offered: 16 to 8192. Any other whole number is accepted as well."""
+
+SECTIONS = {
+    "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings, "collect": CollectSettings,
+}  # fmt: skip
+
+COMPLETING, UNFINISHED = "_STEPTIME_COMPLETE", "_STEPTIME_UNFINISHED"
+"""Environment variables: the shell that asks (set by typer's script), and the override that is being typed in bash."""
+
+
+def join_bash_words(environment: MutableMapping[str, str]) -> None:
+    """Give typer whole overrides. Bash takes `gpu=V1` for three words, and replaces only the last of them.
+
+    The override that is being typed goes into `UNFINISHED`, because typer drops completions of other words than the last.
+    """
+    if environment.get(COMPLETING) != "complete_bash" or "=" not in environment.get("COMP_WORDS", ""):
+        return
+    try:
+        words = shlex.split(environment["COMP_WORDS"])[: int(environment["COMP_CWORD"]) + 1]
+    except (KeyError, ValueError):  # a quote that is still open
+        return
+    joined: list[str] = []
+    for word in words:
+        if joined and (word == "=" or joined[-1].endswith("=")):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    if "=" in words[-2:]:
+        environment[UNFINISHED] = joined.pop()
+    environment["COMP_WORDS"], environment["COMP_CWORD"] = shlex.join(joined), str(len(joined))
+    if UNFINISHED not in environment:
+        environment["COMP_CWORD"] = str(len(joined) - 1)
+
+
+def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Overrides that continue the text before the cursor.
+
+    A single option is completed with its values, so that the shell adds no blank behind `gpu=`.
+    """
+    given = [str(word) for words in ctx.params.values() if isinstance(words, (list, tuple)) for word in words]
+    word = os.environ.get(UNFINISHED, incomplete)
+    if "=" in word:
+        key, _, text = word.partition("=")
+        found = [f"{key}={value}" for value in _continued(text, values(key, _model(given)))]
+        return found if UNFINISHED not in os.environ else [each.partition("=")[2] for each in found]
+    keys = [key for key in keys_of(_model(given)) if key.startswith(word)]
+    if len(keys) != 1:
+        return [f"{key}=" for key in keys]
+    return [f"{keys[0]}={value}" for value in values(keys[0], _model(given))] or [f"{keys[0]}="]
+
+
+def complete_gpu(incomplete: str) -> list[str]:
+    """Names of GPUs, for options such as `--gpu`."""
+    return [name for name in choices("gpu") if name.startswith(incomplete)]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Names of workloads."""
+    return [name for name in choices("model") if name.startswith(incomplete)]
+
+
+def keys_of(model: str) -> list[str]:
+    """Keys of overrides for a workload."""
+    settings = [
+        f"{name}.{each.name}" for name, kind in SECTIONS.items() for each in fields(kind) if each.name != "name"
+    ]
+    options = [str(row["option"]) for row in option_rows(model)]
+    return [*GROUPS, "experiment", "results", *options, *settings, *(f"edit.{key}" for key in EDIT_WORDS)]
+
+
+def values(key: str, model: str) -> Sequence[str]:
+    """Values to offer for an option; none where any number or name may stand."""
+    if key == "gpu":
+        return [*choices("gpu"), LOCAL_GPU]
+    if key in (*GROUPS, "experiment"):
+        return choices(key)
+    if key == "batch_size":
+        return BATCH_SIZES
+    if key in CHOICES:
+        return CHOICES[key]
+    section, _, name = key.partition(".")
+    if section == "edit":
+        return EDIT_WORDS.get(name, ())
+    if section in SECTIONS:
+        kinds = {each.name: each.type for each in fields(SECTIONS[section])}
+        return ("true", "false") if kinds.get(name) == "bool" else ()
+    offered = {row["option"]: str(row["values"]) for row in option_rows(model)}
+    return offered[key].split(" | ") if " | " in offered.get(key, "") else ()
+
+
+def _continued(text: str, offered: Iterable[str]) -> list[str]:
+    """Lists of values that continue a list: `V100,A` becomes `V100,A100-PCIE-40GB` and so on."""
+    before, comma, last = text.rpartition(",")
+    taken = before.split(",")
+    return [f"{before}{comma}{value}" for value in offered if value.startswith(last) and value not in taken]
+
+
+def _model(given: Sequence[str]) -> str:
+    """The workload whose options are offered: that of the other overrides, else the default."""
+    named = [word.partition("=")[2] for word in given if word.startswith("model=")]
+    known = [name for name in named if name in choices("model")]
+    return known[-1] if known else str(dict(default_choices())["model"])

@@ -1,0 +1,118 @@
+"""Completion of overrides, with the script that `steptime --show-completion` prints, and for each shell's words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.completion import complete_override, join_bash_words, keys_of, values
+from pipeline.compose import choices
+from pipeline.config import expand
+
+BASH = shutil.which("bash")
+
+
+class Context:
+    """What typer knows of the words before the cursor."""
+
+    def __init__(self, *given: str) -> None:
+        self.params = {"overrides": list(given)}
+
+
+def completed(word: str, *given: str) -> list[str]:
+    return complete_override(Context(*given), word)  # type: ignore[arg-type]
+
+
+def test_every_value_that_is_offered_is_accepted() -> None:
+    for key in keys_of("dlrm_default"):
+        for value in values(key, "dlrm_default") if not key.startswith(("edit.", "experiment")) else ():
+            # options that a value needs beside it
+            more = {
+                "model.precision": ["model.dtype=bf16"],
+                "model": ["model.target=my_module:make_step", "batch_size=8"],
+            }
+            needed = more.get(key, []) if value in ("pure", "custom") else []
+            assert expand([f"{key}={value}", *needed]), f"{key}={value}"
+
+
+def test_the_last_value_of_a_list_is_completed_and_none_is_offered_twice() -> None:
+    assert completed("gpu=V100,T") == ["gpu=V100,T4"]
+    assert "gpu=T4,T4" not in completed("gpu=T4,")
+    assert completed("model.dtype=fp") == ["model.dtype=fp32", "model.dtype=fp16"]
+    assert completed("batch_size=10") == ["batch_size=1024"]
+
+
+def test_options_are_those_of_the_workload_that_is_named() -> None:
+    assert "model.embedding=" in completed("model.") and "model.embedding=" not in completed("model.", "model=resnet50")
+    assert completed("model.prec", "model=resnet50") == ["model.precision=autocast", "model.precision=pure"]
+    assert completed("model.emb", "model=no_such") == completed("model.emb")
+
+
+def test_a_single_option_brings_its_values_so_that_the_shell_adds_no_blank() -> None:
+    assert completed("gp") == [f"gpu={name}" for name in [*choices("gpu"), "local"]]
+    assert completed("predict.dr") == ["predict.draws="]
+    assert set(completed("mod")) >= {"model=", "model.dtype="}
+    assert completed("no_such") == [] == completed("no_such=")
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "joined", "unfinished"),
+    [
+        ("steptime predict gpu = V1", 4, ["steptime", "predict"], "gpu=V1"),
+        ("steptime predict gpu =", 3, ["steptime", "predict"], "gpu="),
+        ("steptime predict gpu = V100 mod", 5, ["steptime", "predict", "gpu=V100", "mod"], None),
+        ("steptime predict gpu = V1 model = x", 4, ["steptime", "predict"], "gpu=V1"),
+        ("steptime predict gp", 2, ["steptime", "predict", "gp"], None),
+        ("steptime predict 'gpu = V", 2, ["steptime", "predict", "'gpu", "=", "V"], None),
+    ],
+)
+def test_bash_words_become_overrides(words: str, at: int, joined: list[str], unfinished: str | None) -> None:
+    environment = {"_STEPTIME_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+    join_bash_words(environment)
+    assert environment["COMP_WORDS"].split() == joined
+    assert environment.get("_STEPTIME_UNFINISHED") == unfinished
+    assert int(environment["COMP_CWORD"]) == (len(joined) if unfinished else min(at, len(joined) - 1))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A search path with `steptime` of this checkout."""
+    folder = tmp_path_factory.mktemp("bin")
+    command = folder / "steptime"
+    command.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m pipeline \"$@\"\n")
+    command.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.skipif(BASH is None, reason="no bash on this machine")
+def test_bash_completes_with_the_installed_script(path: str, tmp_path: Path) -> None:
+    asked = ["predict gpu = V100-SXM2-1", "compare gpu = V100,T", "plan samples_per_", "kernels predict --gpu H2",
+             "models inc", "run gpu = V100 model = resnet50 model.memory_format = ch"]  # fmt: skip
+    tries = "\n".join(
+        f"COMP_WORDS=(steptime {each}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=(); "
+        '_steptime_completion steptime; echo "${COMPREPLY[*]}"' for each in asked)  # fmt: skip
+    script = f'eval "$(_STEPTIME_COMPLETE=source_bash steptime)"\n{tries}\n'
+    done = subprocess.run(
+        [str(BASH), "--norc", "-c", script], env={**os.environ, "PATH": path, "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "V100-SXM2-16GB", "V100,T4", "samples_per_s samples_per_dollar", "H200", "inception_v3", "channels_last",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shell", "form"), [("zsh", '"{}"'), ("fish", "{}")])
+def test_zsh_and_fish_get_whole_overrides(shell: str, form: str, path: str) -> None:
+    asked = {"_STEPTIME_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "steptime predict gpu=V100-",
+             "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+    done = subprocess.run(
+        ["steptime"], env={**os.environ, "PATH": path, **asked}, capture_output=True, text=True, check=False
+    )
+    for name in ("V100-SXM2-16GB", "V100-SXM2-32GB"):
+        assert form.format(f"gpu={name}") in done.stdout
+    assert "T4" not in done.stdout
