@@ -58,8 +58,8 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
 def write_json(path: Path, values: Mapping[str, Any], sealed: bool = False) -> None:
     """Write an object as indented JSON.
 
-    A sealed object has its SHA-256 in it, which `read_json` checks, and keeps the order of its keys: a configuration that comes
-    from the cache must look to Snakemake as the one that was composed.
+    A sealed object has its SHA-256 in it, which `read_json` checks. It keeps the order of its keys: to Snakemake, a
+    configuration from the cache must look like a composed one.
     """
     if sealed:
         values = json.loads(json.dumps(values, default=str))

@@ -7,8 +7,8 @@ Each point goes through stages, and most leave at an early one:
 3. Points with the lowest bounds get a tighter bound from kernel models (second stage), `REFINED_AT_ONCE` at a time.
 4. Points with the lowest bounds of the second stage are predicted, `POINTS_AT_ONCE` at a time.
 
-A point is ruled out at any stage if both hold: a predicted point is at least as fast and as cheap as its bounds, and
-`CONTENDERS` predicted points that meet the constraints are better than its bound. The front and the best points are
+A point is ruled out at any stage if both of these hold. A predicted point is at least as fast and as cheap as its
+bounds. `CONTENDERS` predicted points that meet the constraints are better than its bound. The front and the best points are
 therefore those of the whole space. If a later stage finds less than a bound, all bounds of that stage are lowered by
 this ratio, and points that were ruled out may come back.
 

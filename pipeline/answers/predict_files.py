@@ -18,6 +18,7 @@ from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.host_overheads import overheads_from
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.answers.made_once import MadeOnce
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.predict_point import memory_of, subject_of
 from pipeline.answers.predict_step import StepParts, Subject, kernel_times, load_walk_if_it_pays, predict_step
@@ -97,22 +98,13 @@ def predict_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Map
     Raises:
         SteptimeError: a file cannot be read or written, or a point cannot be predicted.
     """
-    shared = _Shared()
-    for start in range(0, len(points), POINTS_AT_ONCE):
-        devices: dict[object, list[_Step]] = {}
-        steps = _read(points[start : start + POINTS_AT_ONCE])
-        load_walk_if_it_pays((step.parts, step.subject) for step in steps)
-        for step in steps:
-            devices.setdefault(_device(step), []).append(step)
-        times = {
-            device: kernel_times(shared.predictor(own[0]), [s.parts for s in own]) for device, own in devices.items()
-        }
-        for step in steps:
-            _predict(step, times[_device(step)][id(step.parts)], shared, made)
-
-
-POINTS_AT_ONCE = 125
-"""Most points whose graphs and calls are in memory at a time."""
+    shared, steps, devices = _Shared(), _read(points), dict[object, list[_Step]]()
+    load_walk_if_it_pays((step.parts, step.subject) for step in steps)
+    for step in steps:
+        devices.setdefault(_device(step), []).append(step)
+    times = {device: kernel_times(shared.predictor(own[0]), [s.parts for s in own]) for device, own in devices.items()}
+    for step in steps:
+        _predict(step, times[_device(step)][id(step.parts)], shared, made)
 
 
 def _read(points: Sequence[PointFiles]) -> list[_Step]:
@@ -152,24 +144,23 @@ class _Shared:
     """What the points of a job share: kernel models by device, overheads by file, programs by calls and overheads."""
 
     def __init__(self) -> None:
-        self.kernels: dict[object, KernelPredictor] = {}
-        self.models: dict[object, OverheadModel] = {}
+        self._once = MadeOnce()
         self.programs: dict[object, tuple[StepParts, Program]] = {}
 
     def predictor(self, step: _Step) -> KernelPredictor:
-        key = _device(step)
-        if key not in self.kernels:
-            variant = method_label(step.settings.kernels)
-            self.kernels[key] = kernel_predictor(gpu_of(step.settings.gpu), variant, list(step.files.models))
-        return self.kernels[key]
+        gpu, variant = gpu_of(step.settings.gpu), method_label(step.settings.kernels)
+        return self._once(_device(step), lambda: kernel_predictor(gpu, variant, list(step.files.models)))
 
     def overheads(self, step: _Step) -> OverheadModel:
-        """The model, or the equal one of another GPU: many GPUs have the overheads of one host."""
-        key = step.files.overheads, step.settings.overheads, step.files.point["workload"]
-        if key not in self.models:
-            model = overheads_from(read_table(key[0], "overheads"), *key[1:])
-            self.models[key] = next((other for other in self.models.values() if other.equals(model)), model)
-        return self.models[key]
+        """Overheads of the step's host."""
+        file, settings, workload = step.files.overheads, step.settings.overheads, step.files.point["workload"]
+
+        def known() -> OverheadModel:
+            """The model, or the equal one of another GPU: many GPUs have the overheads of one host."""
+            model = overheads_from(read_table(file, "overheads"), settings, workload)
+            return next((other for other in self._once.kept(OverheadModel) if other.equals(model)), model)
+
+        return self._once((file, settings, workload), known)
 
     def program(self, step: _Step) -> Program:
         overheads, workload = self.overheads(step), step.files.point["workload"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
-from pipeline.report.mlflow_tracking import kernel_models_page
+from pipeline.report.mlflow_tracking import database_of, kernel_models_page
 
 
 def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
@@ -31,7 +31,7 @@ def places(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
         found = {"artifacts": f"{root}/"}
     if not Path(found["artifacts"]).is_dir():  # the table was copied elsewhere
         found = {}
-    if (Path(artifacts.tracking) / "mlflow.db").is_file():
+    if database_of(artifacts.tracking).is_file():
         command = "steptime ui" if str(root) == "results" else f"steptime ui --results {root}"
         found["kernel models"] = f"{command}, then {kernel_models_page(artifacts.tracking)}"
     return found

@@ -45,8 +45,7 @@ LOOPBACK, PORT = "127.0.0.1", 5000
 """Address that the MLflow UI binds, and its port. The UI has no password, so other machines must not be able to reach
 it."""
 
-DATABASE = "mlflow.db"
-"""File name of the database in the tracking folder."""
+_DATABASE = "mlflow.db"
 
 DIGITS = 4
 """Significant digits of logged metrics; MLflow's table shows all that are stored."""
@@ -199,7 +198,7 @@ def kernel_models_page(folder: str | Path) -> str:
 
     This reads the database itself, because a command that only prints the address shall not import MLflow (seconds).
     """
-    known = f"file:{quote(str((Path(folder) / 'mlflow.db').resolve()))}?mode=ro"
+    known = f"file:{quote(str(database_of(folder).resolve()))}?mode=ro"
     with contextlib.closing(sqlite3.connect(known, uri=True)) as database:
         asked = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
         try:
@@ -255,12 +254,11 @@ def serve(port: int, folder: str | Path) -> None:
     """
     folder = Path(folder)
     _check_port(port)
-    shared = os.environ.get(SHARED_DATABASE, "")
-    if shared.startswith("http"):
-        raise InputError(f"${SHARED_DATABASE}={shared}: this server has a UI of its own; open it in a browser")
-    if not shared and not (folder / "mlflow.db").is_file():
+    if _is_server():
+        raise InputError(f"${SHARED_DATABASE}={_shared()}: this server has a UI of its own; open it in a browser")
+    if not _shared() and not database_of(folder).is_file():
         raise InputError(
-            f"{folder}/mlflow.db: no such file; run the pipeline first (make run), or give its folder with --results"
+            f"{database_of(folder)}: no such file; run the pipeline first (make run), or give its folder with --results"
         )
     os.environ.update(_ENVIRONMENT)
     for name in [name for name in os.environ if _SERVER_VARIABLES.fullmatch(name)]:
@@ -292,8 +290,8 @@ def _experiment(client: Any, folder: Path, name: str) -> str:
 
     if (known := client.get_experiment_by_name(name)) is not None:
         return str(known.experiment_id)
-    served = os.environ.get(SHARED_DATABASE, "").startswith("http")  # a server has a place of its own for artifacts
-    place = None if served else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
+    # a server has a place of its own for artifacts
+    place = None if _is_server() else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
     try:
         made = client.create_experiment(name, artifact_location=place)
     except MlflowException:  # another machine created it since
@@ -305,8 +303,22 @@ def _experiment(client: Any, folder: Path, name: str) -> str:
     return str(made)
 
 
+def database_of(folder: str | Path) -> Path:
+    """The database in a tracking folder; it is not used if `SHARED_DATABASE` names another."""
+    return Path(folder) / _DATABASE
+
+
+def _shared() -> str:
+    """URI of the database or server of several machines; empty if each results folder has its own database."""
+    return os.environ.get(SHARED_DATABASE, "")
+
+
+def _is_server() -> bool:
+    return _shared().startswith("http")
+
+
 def _uri(folder: Path) -> str:
-    return os.environ.get(SHARED_DATABASE) or f"sqlite:///{(folder / DATABASE).resolve()}"
+    return _shared() or f"sqlite:///{database_of(folder).resolve()}"
 
 
 def _client(folder: Path) -> Any:
@@ -319,8 +331,8 @@ def _client(folder: Path) -> Any:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     from mlflow import MlflowClient
 
-    database = folder / DATABASE
-    if not os.environ.get(SHARED_DATABASE) and not database.is_file():
+    database = database_of(folder)
+    if not _shared() and not database.is_file():
         # MLflow makes its tables one by one: a process that is killed meanwhile would leave a database that no other can use
         with atomic_path(database) as part:
             part.unlink()

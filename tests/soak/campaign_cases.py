@@ -134,7 +134,7 @@ def _made(name: str, place: Path, **what: Any) -> Case:
 
 def _member(base: Base, place: Path, rng: Random) -> Case:
     """An entry that no campaign writes: it is left out, and nothing is written outside."""
-    name = rng.choice(("../../evil", "/tmp/steptime-evil", "a/../../../evil/kineto.json.gz", "./x/default/b1/kineto.json.gz",
+    name = rng.choice(("../../evil", "/absolute/evil", "a/../../../evil/kineto.json.gz", "./x/default/b1/kineto.json.gz",
                        "notes.txt", "dlrm_small/default/bX/kineto.json.gz", "//x/default/b1/kineto.json.gz",
                        "a/b/c/d/kineto.json.gz", "x\\..\\y/kineto.json.gz",
                        ".." + "/.." * 20 + "/x/default/b1/kineto.json.gz"))  # fmt: skip

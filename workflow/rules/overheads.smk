@@ -58,17 +58,18 @@ rule local_overheads:
 
 rule overhead_statistics:
     input:
-        samples=FLOW.overhead_samples,
+        samples=lambda wildcards: [FLOW.overhead_samples(wildcards)],
     output:
-        overheads=OVERHEADS,
+        overheads=[OVERHEADS],
     log:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
     wildcard_constraints:
         gpu=FLOW.single_statistics,
         overheads=r"overheads(-[A-Za-z0-9_\-]+)?",
     params:
-        settings=FLOW.overhead_settings,
-        label=FLOW.overhead_label,
+        gpus=lambda wildcards: [wildcards.gpu],
+        labels=lambda wildcards: [FLOW.overhead_label(wildcards)],
+        settings=lambda wildcards: [FLOW.overhead_settings(wildcards)],
         tracking=FLOW.artifacts.tracking,
         code=FLOW.code("overhead_statistics"),
     message:
@@ -87,12 +88,12 @@ if FLOW.shipped_statistics:  # large grids: one job for all GPUs, because a job 
         log:
             f"{FLOW.artifacts.root}/grids/{FLOW.grid}/logs/shipped_statistics.log",
         params:
-            settings=[FLOW.overhead_settings(each) for each in FLOW.shipped_statistics],
-            labels=[FLOW.overhead_label(each) for each in FLOW.shipped_statistics],
             gpus=[each.gpu for each in FLOW.shipped_statistics],
+            labels=[FLOW.overhead_label(each) for each in FLOW.shipped_statistics],
+            settings=[FLOW.overhead_settings(each) for each in FLOW.shipped_statistics],
             tracking=FLOW.artifacts.tracking,
-            code=FLOW.code("shipped_statistics"),
+            code=FLOW.code("overhead_statistics"),
         message:
             f"Compute overhead statistics of {len(FLOW.shipped_statistics)} GPUs from shipped observations"
         script:
-            "../scripts/shipped_statistics.py"
+            "../scripts/overhead_statistics.py"

@@ -1,8 +1,8 @@
-"""Compute statistics of a host's overheads, and log them to MLflow."""
+"""Compute statistics of the overheads of GPUs' hosts, and log them to MLflow."""
 
 from pathlib import Path
 
-from pipeline.scripting import job, provenance
+from pipeline.scripting import job, provenance_of
 
 with job(snakemake):
     from pipeline.answers.host_overheads import observations_in, overhead_statistics
@@ -10,9 +10,12 @@ with job(snakemake):
     from pipeline.schemas import write_table
     from pipeline.settings import OverheadSettings
 
-    gpu, label = snakemake.wildcards.gpu, snakemake.params.label
-    settings = OverheadSettings(**snakemake.params.settings)
-    observations = observations_in(snakemake.input.samples)
-    statistics = overhead_statistics(observations, gpu, settings)
-    write_table(statistics, snakemake.output.overheads, "overheads", provenance(snakemake))
-    track_overheads(observations, statistics, gpu, settings, label, Path(snakemake.params.tracking))
+    params = snakemake.params
+    for gpu, label, values, samples, path in zip(
+        params.gpus, params.labels, params.settings, snakemake.input.samples, snakemake.output.overheads, strict=True
+    ):
+        settings, observations = OverheadSettings(**values), observations_in(samples)
+        statistics = overhead_statistics(observations, gpu, settings)
+        origin = {"settings": values, "label": label, "tracking": params.tracking, "code": params.code}
+        write_table(statistics, path, "overheads", provenance_of(snakemake, origin, [samples]))
+        track_overheads(observations, statistics, gpu, settings, label, Path(params.tracking))
