@@ -84,7 +84,8 @@ def experiment_overrides(name: str) -> dict[str, str]:
 
     if name not in choices("experiment"):
         raise UnknownNameError("experiment", name, choices("experiment"))
-    sweeps = OmegaConf.select(OmegaConf.load(config_dir() / "experiment" / f"{name}.yaml"), "hydra.sweeper.params")
+    _checked(file := config_dir() / "experiment" / f"{name}.yaml")
+    sweeps = OmegaConf.select(OmegaConf.load(file), "hydra.sweeper.params")
     return {str(key): str(value) for key, value in sweeps.items()}
 
 
@@ -95,11 +96,7 @@ def default_choices() -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _default_choices(directory: Path) -> dict[str, str]:
-    file = directory / "config.yaml"
-    try:
-        values = load_yaml(_text_of(file))
-    except YamlError as error:
-        raise ConfigError(f"{file}: not readable as YAML ({_first_line(error)})") from None
+    values = _checked(file := directory / "config.yaml")
     stated = values.get("defaults") if isinstance(values, dict) else None
     named = [each for each in stated if isinstance(each, dict)] if isinstance(stated, list) else []
     found = {group: name for each in named for group, name in each.items()}
@@ -108,6 +105,18 @@ def _default_choices(directory: Path) -> dict[str, str]:
             f"{file}: its list `defaults` names no file of {wrong[0]}; write for example `- {wrong[0]}: NAME`"
         )
     return found
+
+
+def _checked(file: Path) -> Any:
+    """The values of a configuration file; Hydra would take minutes for a few lines of aliases of aliases.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
+    try:
+        return load_yaml(_text_of(file))
+    except YamlError as error:
+        raise ConfigError(f"{file}: not readable as YAML ({_first_line(error)})") from None
 
 
 def _text_of(file: Path) -> str:
@@ -213,7 +222,14 @@ def _files_alone(chosen: Chosen, directory: Path) -> Composed:
         "chosen": chosen,
         "code": module_digest("pipeline.compose"),
     }
-    return kept("config.json", parts, lambda: _plain(_compose(chosen, directory)), _read, _write)
+
+    def composed() -> Composed:
+        for file in files:
+            if file.is_file():
+                _checked(file)
+        return _plain(_compose(chosen, directory))
+
+    return kept("config.json", parts, composed, _read, _write)
 
 
 def _read(path: Path) -> Composed:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
+from math import inf
 from typing import Any
+
+MAX_VALUES = 100_000
+"""Largest number of values of a document with aliases. A few lines of aliases of aliases can stand for billions."""
 
 
 class YamlError(ValueError):
@@ -14,14 +18,28 @@ def load_yaml(text: str) -> Any:
     """The plain values of a YAML document.
 
     Raises:
-        YamlError: the text is not YAML, or it has a key twice.
+        YamlError: the text is not YAML, it has a key twice, or its aliases stand for too many values.
     """
     import yaml  # may be absent on a machine that only measures
 
     try:
-        return yaml.load(text, Loader=_loader())
-    except yaml.YAMLError as error:
+        values = yaml.load(text, Loader=_loader())
+    except (yaml.YAMLError, RecursionError) as error:
         raise YamlError(str(error)) from None
+    if "*" in text and _count(values, {}) > MAX_VALUES:
+        raise YamlError(f"its aliases stand for more than {MAX_VALUES:,} values")
+    return values
+
+
+def _count(value: Any, known: dict[int, float]) -> float:
+    """Number of values with every alias written out; infinite if a value holds itself."""
+    if not isinstance(value, (dict, list, tuple)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = inf
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(each, known) for each in inner)
+    return known[id(value)]
 
 
 @cache

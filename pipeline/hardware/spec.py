@@ -163,11 +163,15 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
         raise ConfigError(
             f"{where}: pcie_generation {generation} is unknown: choose one of {sorted(PCIE_LANE_GB_PER_S)}"
         )
+    aliases, sources = values.get("aliases") or [], values.get("sources") or {}
+    if not isinstance(aliases, list) or not isinstance(sources, Mapping):
+        wrong = "sources must map figures to texts" if isinstance(aliases, list) else "aliases must be a list of names"
+        raise ConfigError(f"{where}: {wrong}")
     lanes = int(values.get("pcie_lanes") or 16)
     measured: dict[str, Any] = {key: _scaled(values.get(key), 1.0) for key in _OPTIONAL if key.startswith("measured_")}
     return GpuSpec(
         name=str(values["name"]),
-        aliases=tuple(str(alias) for alias in values.get("aliases") or ()),
+        aliases=tuple(str(alias) for alias in aliases),
         architecture=architecture,
         compute_capability=capability,
         sms=int(values["sms"]),
@@ -185,7 +189,7 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
         tdp_w=float(values["tdp_w"]),
         **per_sm,
         **measured,
-        sources={str(key): str(text) for key, text in (values.get("sources") or {}).items()},
+        sources={str(key): str(text) for key, text in sources.items()},
     )
 
 

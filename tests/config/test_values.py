@@ -121,6 +121,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "config"
 
 
+BOMB = b"a0: &a0 [x]\n" + b"".join(
+    b"a%d: &a%d [%s]\n" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 12)
+)
+"""A few lines of YAML that stand for billions of values. Hydra would take hours."""
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
@@ -129,8 +135,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("config.yaml", b"{", "config.yaml: not readable as YAML"),
         ("config.yaml", b"batch_size: 1\nbatch_size: 2", "given twice"),
         ("config.yaml", b"defaults: 3", "names no file of gpu"),
-        ("model/dlrm_small.yaml", b"name: dlrm_small\nname: x", "dlrm_small.yaml is damaged"),
-        ("model/dlrm_small.yaml", b"name: \x00", "dlrm_small.yaml is damaged"),
+        ("model/dlrm_small.yaml", b"name: dlrm_small\nname: x", "dlrm_small.yaml: .* given twice"),
+        ("model/dlrm_small.yaml", b"name: \x00", "dlrm_small.yaml: not readable as YAML"),
+        ("model/dlrm_small.yaml", BOMB, "dlrm_small.yaml: .* aliases"),
+        ("kernels/auto.yaml", BOMB, "auto.yaml: .* aliases"),
+        ("gpu/V100.yaml", BOMB, "V100.yaml: .* aliases"),
+        ("kernels/auto.yaml", b"a: &a [*a]", "auto.yaml: .* aliases"),
         ("model/dlrm_small.yaml", b"\xff", "not readable"),
         ("model/dlrm_small.yaml", b"dim: 3", "model.name is missing"),
         ("kernels/auto.yaml", b"", "section kernels has no keys|kernels.name is missing"),
