@@ -10,14 +10,13 @@ in `nvidia/dlrm-criteo_f15.yaml`. They are never copied into this project, and n
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
 import pandas as pd
 
 from pipeline.errors import TableError
-from pipeline.evaluation.published_pages import read_page, sections
+from pipeline.evaluation.published_pages import numbers_of, positive, read_page, sections
 from pipeline.yaml_text import load_yaml
 
 VERSIONS = ("2020-04", "2020-08", "2021-10")
@@ -61,10 +60,8 @@ def read_steps(datasets: str | Path) -> pd.DataFrame:
     for version in VERSIONS:
         file = Path(datasets) / "nvidia" / f"dlrm-README-{version}.md"
         text = read_page(file)
-        try:
+        with numbers_of(file):
             rows = _training(version, text) + _inference(version, text)
-        except (ValueError, ZeroDivisionError, IndexError):
-            raise TableError(f"{file}: a rate or latency is not a positive number; use the page as published") from None
         if not rows:
             raise TableError(f"{file}: has no results of a single GPU")
         found += rows
@@ -96,7 +93,9 @@ def _training(version: str, text: str) -> list[tuple[object, ...]]:
         batch = 1024 * int(line.group(1))
         for dtype, rate in zip((_full_precision(part), "fp16"), line.groups()[1:], strict=True):
             graphs = version == "2021-10"
-            found.append((version, gpu, "train", dtype, batch, graphs, 1e6 * batch / _number(rate), gpu in TUNING_GPUS))
+            found.append(
+                (version, gpu, "train", dtype, batch, graphs, 1e6 * batch / positive(rate), gpu in TUNING_GPUS)
+            )
     return found
 
 
@@ -104,7 +103,7 @@ def _inference(version: str, text: str) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     for gpu, part in sections(text, "Inference", GPUS):
         plain = [re.findall(r"<td[^>]*>\s*([\d.,]+)\s*</td>", line) for line in part.splitlines()]
-        cells = [[float(cell.replace(",", "")) for cell in row] for row in plain if len(row) == 9]
+        cells = [[positive(cell) for cell in row] for row in plain if len(row) == 9]
         kinds = [("fp16", True), ("fp16", False), (_full_precision(part), True), (_full_precision(part), False)]
         for place, (dtype, graphs) in enumerate(kinds):
             times = {int(row[0]): 1e6 * row[2 + 2 * place] for row in cells}
@@ -120,16 +119,3 @@ def _inference(version: str, text: str) -> list[tuple[object, ...]]:
 def _full_precision(part: str) -> str:
     """Full precision of a page's section: TF32 if the section names it, else fp32."""
     return "tf32" if "TF32" in part else "fp32"
-
-
-def _number(text: str) -> float:
-    """`2,880,000` or `494k`.
-
-    Raises:
-        ValueError: the text is not a positive number.
-    """
-    plain = text.replace(",", "").strip()
-    number = 1e3 * float(plain[:-1]) if plain.endswith("k") else float(plain)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{text} is not a positive number")
-    return number

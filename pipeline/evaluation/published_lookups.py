@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import TableError
-from pipeline.evaluation.published_pages import missing, read_page
+from pipeline.evaluation.published_pages import missing, numbers_of, positive, read_page
 
 LIGER = "liger/all_benchmark_data.csv"
 NOTEBOOK = "ml_perf_model/exp_gpu_performance_models.ipynb"
@@ -142,10 +142,11 @@ def _pull_request(file: Path) -> list[tuple[Any, ...]]:
     text = read_page(file, SOURCE_PAGE)
     number = r"\s*([0-9][0-9.E-]*)\s*\|"
     found: list[tuple[Any, ...]] = []
-    for tokens, width, seconds in re.findall(rf"^\|{number * 3}", text, flags=re.MULTILINE):
-        if int(width) <= MAX_WIDTH:
-            sizes = (int(tokens), 1, VOCABULARY, 1, int(width))
-            found.append(("pytorch-49913", "A100-SXM4-80GB", "dense_few", *sizes, 1e6 * float(seconds), False))
+    with numbers_of(file):
+        for tokens, width, seconds in re.findall(rf"^\|{number * 3}", text, flags=re.MULTILINE):
+            if int(width) <= MAX_WIDTH:
+                sizes = (int(tokens), 1, VOCABULARY, 1, int(width))
+                found.append(("pytorch-49913", "A100-SXM4-80GB", "dense_few", *sizes, 1e6 * positive(seconds), False))
     if not found:
         raise TableError(f"{file}: has no table of tokens, features and times")
     return found

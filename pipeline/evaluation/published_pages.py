@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import TableError
@@ -27,6 +29,28 @@ def read_page(file: Path, source_page: str = "docs/accuracy.md") -> str:
         raise missing(file, source_page) from None
     except (UnicodeDecodeError, OSError):
         raise TableError(f"{file}: not a readable text file; {source_page} says where it comes from") from None
+
+
+@contextmanager
+def numbers_of(file: Path) -> Iterator[None]:
+    """Context that reads the numbers of a file; one that is none becomes a `TableError` with the name of the file."""
+    try:
+        yield
+    except (ValueError, ZeroDivisionError, OverflowError, IndexError):
+        raise TableError(f"{file}: a size, rate or time is not a positive number; use the file as published") from None
+
+
+def positive(text: str) -> float:
+    """`2,880,000` or `494k` as a number.
+
+    Raises:
+        ValueError: the text is not a positive number.
+    """
+    plain = text.replace(",", "").strip()
+    number = 1e3 * float(plain[:-1]) if plain.endswith("k") else float(plain)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{text} is not a positive number")
+    return number
 
 
 def missing(file: Path, source_page: str = "docs/accuracy.md") -> TableError:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pipeline.errors import TableError
-from pipeline.evaluation.published_pages import full_precision, missing, read_page, sections
+from pipeline.evaluation.published_pages import full_precision, missing, numbers_of, positive, read_page, sections
 
 LAMBDA_GPUS = {
     "LambdaCloud 1x V100 16GB": "V100-SXM2-16GB",
@@ -159,7 +160,15 @@ def read_resnet50(datasets: str | Path) -> pd.DataFrame:
     """
     file = Path(datasets) / "nvidia" / "resnet50v1.5-README.md"
     text = read_page(file)
-    found = []
+    with numbers_of(file):
+        found = _training_steps(text) + _inference_steps(text)
+    if not found:
+        raise TableError(f"{file}: has no tables of training or inference performance")
+    return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def _training_steps(text: str) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
     for gpu, part in sections(text, "Training", NVIDIA_GPUS):
         rates = re.search(r"^\|\s*1\s*\|\s*(\d+) img/s\s*\|\s*(\d+) img/s", part, flags=re.MULTILINE)
         kinds = (
@@ -167,14 +176,17 @@ def read_resnet50(datasets: str | Path) -> pd.DataFrame:
             ("fp16", "channels_last"),
         )  # the example uses NHWC in mixed precision
         for kind, rate, size in zip(kinds, rates.groups() if rates else (), NVIDIA_BATCHES[gpu], strict=False):
-            found.append(
-                ("nvidia", gpu, "resnet50", "train", *kind, size, 1e6 * size / float(rate), gpu in TUNING_GPUS)
-            )
+            us = 1e6 * size / positive(rate)
+            found.append(("nvidia", gpu, "resnet50", "train", *kind, size, us, gpu in TUNING_GPUS))
+    return found
+
+
+def _inference_steps(text: str) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
     for gpu, part in sections(text, "Inference", NVIDIA_GPUS):
         for table in re.split(r"^###### ", part, flags=re.MULTILINE)[1:]:
             kind = ("fp32", "contiguous") if table.startswith("FP32") else ("fp16", "channels_last")
             for size, milli in re.findall(r"^\|\s*(\d+)\s*\|[^|]*\|\s*([\d.]+) ms", table, flags=re.MULTILINE):
-                found.append(("nvidia", gpu, "resnet50", "inference", *kind, int(size), 1e3 * float(milli), False))
-    if not found:
-        raise TableError(f"{file}: has no tables of training or inference performance")
-    return pd.DataFrame(found, columns=list(COLUMNS))
+                us = 1e3 * positive(milli)
+                found.append(("nvidia", gpu, "resnet50", "inference", *kind, int(positive(size)), us, False))
+    return found

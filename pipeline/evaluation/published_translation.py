@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.errors import TableError
-from pipeline.evaluation.published_pages import full_precision, read_page, sections
+from pipeline.evaluation.published_pages import full_precision, numbers_of, positive, read_page, sections
 from pipeline.evaluation.published_steps import COLUMNS
 
 SYSTEMS = {
@@ -102,8 +102,9 @@ def read_transformer(datasets: str | Path) -> pd.DataFrame:
         if row is None:
             continue
         most, least, full, half = row.groups()  # mixed precision has the larger batch
-        for kind, tokens, rate in ((full_precision(gpu), int(least or most), full), ("fp16", int(most), half)):
-            found.append((gpu, kind, tokens, 1e6 * FILL_RATIO * tokens / float(rate)))
+        with numbers_of(file):
+            for kind, tokens, rate in ((full_precision(gpu), least or most, full), ("fp16", most, half)):
+                found.append((gpu, kind, int(tokens), 1e6 * FILL_RATIO * positive(tokens) / positive(rate)))
     if not found:
         raise TableError(f"{file}: has no training results of a single GPU")
     return pd.DataFrame(found, columns=["gpu", "dtype", "tokens", "measured_us"])
@@ -113,7 +114,7 @@ def _log(file: Path) -> tuple[str, int, float]:
     """(dtype, batch, mean seconds of a step) of one log."""
     try:
         text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, OSError):
         raise TableError(f"{file}: not a text file; use the log as published") from None
     said = {key: re.search(rf"\b{key}='?(\w+)", text) for key in ("math", "train_batch_size")}
     steps = LOG_LINE.findall(text)
@@ -121,7 +122,8 @@ def _log(file: Path) -> tuple[str, int, float]:
     if missing or not steps:
         raise TableError(f"{file}: has no {missing[0] if missing else 'training steps'}; use the whole log")
     number, count, seconds = steps[-1]
-    if int(number) < int(count) // 2 or not float(seconds) > 0:
+    if int(number) < int(count) // 2:
         raise TableError(f"{file}: ends at step {number} of {count}; use the whole log")
     math, size = (value.group(1) for value in said.values() if value is not None)
-    return math, int(size), float(seconds)
+    with numbers_of(file):
+        return math, int(positive(size)), positive(seconds)

@@ -106,7 +106,7 @@ def test_damaged_contents_are_refused_in_one_line(data: Path) -> None:
     page = data / "nvidia" / "dlrm-README-2020-04.md"
     for rate in ("-", "0k"):
         page.write_text(FIRST.replace("500k", rate))
-        with pytest.raises(TableError, match=r"2020-04\.md: a rate or latency is not a positive number"):
+        with pytest.raises(TableError, match=r"2020-04\.md: a size, rate or time is not a positive number"):
             read_steps(data)
     (data / "nvidia" / "dlrm-criteo_f15.yaml").write_text("channel_spec: {categorical: [a\n")
     with pytest.raises(TableError, match="the cardinality of a categorical feature is missing") as caught:

@@ -73,6 +73,8 @@ def test_the_widths_in_view_are_marked(tmp_path):
         ({"notebook": cells([{"kernel_name": KERNEL["kernel_name"]}])}, "not the expected notebook"),
         ({"notebook": []}, "not the expected notebook"),
         ({"comment": "|num_tokens|feature size|"}, "has no table"),
+        ({"comment": COMMENT.replace("7.5E-05", "7.5E-")}, "not a positive number"),
+        ({"comment": COMMENT.replace("|64 ", "|6.4")}, "not a positive number"),
     ],
 )
 def test_a_file_with_other_contents_is_refused(tmp_path, values, message):

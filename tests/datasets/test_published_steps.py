@@ -123,6 +123,8 @@ def test_every_card_has_a_specification() -> None:
         ("timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", f"{TIMM}resnet50,1,0,512\n", "no time"),
         ("nvidia/resnet50v1.5-README.md", None, "no such file"),
         ("nvidia/resnet50v1.5-README.md", "# nothing", "no tables"),
+        ("nvidia/resnet50v1.5-README.md", PAGE.replace("32.25 ms", "3.2.5 ms"), "not a positive number"),
+        ("nvidia/resnet50v1.5-README.md", PAGE.replace("32.25 ms", "0 ms"), "not a positive number"),
     ],
 )
 def test_a_damaged_file_is_refused_by_its_name(data: Path, name: str, text: str | None, says: str) -> None:

@@ -84,7 +84,9 @@ def test_every_card_is_known_and_shares_of_lengths_are_all_of_them():
     (ARGUMENTS.format(math="fp32", batch=8), "training steps"),
     (LINE.format(epoch=0, step=30, mean="0.5"), "math"),
     (ARGUMENTS.format(math="fp32", batch=8) + LINE.format(epoch=0, step=10, mean="0.5"), "step 10 of 40"),
-    (ARGUMENTS.format(math="fp32", batch=8) + LINE.format(epoch=0, step=30, mean="0.000"), "whole log"),
+    (ARGUMENTS.format(math="fp32", batch=8) + LINE.format(epoch=0, step=30, mean="0.000"), "not a positive number"),
+    (ARGUMENTS.format(math="fp32", batch="x") + LINE.format(epoch=0, step=30, mean="0.5"), "not a positive number"),
+    (ARGUMENTS.format(math="fp32", batch=8) + LINE.format(epoch=0, step=30, mean="0.5.1"), "not a positive number"),
 ])  # fmt: skip
 def test_a_log_that_is_not_whole_is_refused_in_one_line(data, text, said):
     [file] = (data / "lambda" / "results" / "3090_v1").glob("*/*.txt")
