@@ -133,6 +133,9 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
         ConfigError: a value is not of the file's kind, is not a plausible number, or conflicts with another value.
     """
     flat, given = flatten(config), flatten(base)
+    for key in given:
+        if key not in flat and key.partition(".")[0] in SECTIONS:
+            raise ConfigError(f"{key}: give a value, not a section")
     for key, allowed in CHOICES.items():
         stated = flat.get(key) is not None or given.get(key) is not None
         if stated and flat[key] not in allowed:

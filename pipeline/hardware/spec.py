@@ -164,9 +164,10 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
             f"{where}: pcie_generation {generation} is unknown: choose one of {sorted(PCIE_LANE_GB_PER_S)}"
         )
     aliases, sources = values.get("aliases") or [], values.get("sources") or {}
-    if not isinstance(aliases, list) or not isinstance(sources, Mapping):
-        wrong = "sources must map figures to texts" if isinstance(aliases, list) else "aliases must be a list of names"
-        raise ConfigError(f"{where}: {wrong}")
+    if not isinstance(aliases, (list, tuple)):
+        raise ConfigError(f"{where}: aliases must be a list of names")
+    if not isinstance(sources, Mapping):
+        raise ConfigError(f"{where}: sources must map figures to texts")
     lanes = int(values.get("pcie_lanes") or 16)
     measured: dict[str, Any] = {key: _scaled(values.get(key), 1.0) for key in _OPTIONAL if key.startswith("measured_")}
     return GpuSpec(

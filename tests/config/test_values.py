@@ -62,6 +62,7 @@ def test_a_name_like_no_other_gets_the_list_alone() -> None:
         "model.dim=abc", "model.dim=0", "model.bottom_mlp=5", "model.bottom_mlp=[]", "model.bottom_mlp=[512,abc,64]",
         "model.top_mlp=[1024,0,1]", "model.tables=0", "model.tables=2.5", "model.tables=[1,2]", "model.lookups=1.5",
         "model.rows=abc", "model.rows=[10,-3]", "model.dtype=null", "model.distribution=3",
+        "model.dtype={}", "model.dim={}", "gpu.sms={a:1}", "kernels.seed={}",
     ],
 )  # fmt: skip
 def test_a_value_of_the_wrong_kind_is_refused_by_its_key(text: str) -> None:
