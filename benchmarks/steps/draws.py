@@ -1,6 +1,6 @@
 """How p10 and p90 of a step depend on `predict.seed`, for several numbers of draws.
 
-    python benchmarks/steps/draws.py [--seeds 12] [--draws 256,512,1024,2048,4096] [OVERRIDE ...]
+    python benchmarks/steps/draws.py [--seeds 12] [--draws 1024,4096] [OVERRIDE ...]
 
 For each point of the overrides and each number of draws, it prints the mean over the seeds, and the standard deviation from
 seed to seed, in % of the step. `plain` draws all errors, as predictions did formerly.
@@ -20,6 +20,7 @@ from pipeline.report.markdown import markdown
 GRIDS = (
     ("gpu=V100", "model=dlrm_default,resnet50,bert_large,gnmt", "batch_size=16"),
     ("gpu=V100,A100", "model=dlrm_default", "batch_size=1024,2048"),
+    ("gpu=T4,H100", "model=dlrm_default", "batch_size=1024,4096"),
 )
 """Steps that are bound by the host, by the device, and nearly by both."""
 
@@ -27,7 +28,7 @@ GRIDS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--draws", default="256,512,1024,2048,4096")
+    parser.add_argument("--draws", default="1024,4096")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     rows = []

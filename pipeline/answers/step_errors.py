@@ -65,8 +65,14 @@ MAIN_ERRORS = np.array([-1.55, -1.0, 1.0, 1.55])
 """Values of the main error (`StepErrors.direction`), in standard deviations, at which a step is simulated: on both
 sides of its p10 and p90. Values farther apart (-2, -0.85, 0.85, 2) moved p10 by 0.4 % where a step is nearly host-bound."""
 
-QUANTILES_PER_DRAW = 64
-"""Values of the main error for which the time is interpolated in each draw of the other errors."""
+STEADY = 0.0008
+"""Standard deviation of p10 and p90 (log time), from seed to seed, for which enough errors are drawn."""
+
+MOST_DRAWS, MOST_VALUES = 32, 8_000_000
+"""Upper bounds of the draws of a step: as a multiple of `predict.draws`, and as times that are simulated."""
+
+QUANTILES, LEAST_QUANTILES = 16_384, 32
+"""Values of the main error for which the time is interpolated in all draws of the other errors; least number per draw."""
 
 STEP, HOST = 0, 1
 """Places of the sources that are not families or launches."""
@@ -181,18 +187,28 @@ def step_interval(
     Most of the variance comes from one combination of errors, `StepErrors.direction`. All other errors are drawn; the
     step is simulated for `MAIN_ERRORS` with each draw of them, and interpolated in between. So only the rest of the
     variance is random: 1,024 simulations give a steadier interval than 4,096 draws of all errors
-    (docs/kernels.md#how-sure-is-a-step).
+    (docs/kernels.md#how-sure-is-a-step). Where this rest is large, more errors are drawn.
 
     Args:
         errors: of the times of distinct calls and of the host.
         timeline: the simulated step with its predicted times.
         which: row of `errors` for each device call.
-        draws: number of simulations.
+        draws: least number of simulations.
         seed: of the draws.
         form: form of the critical path.
     """
+    count = max(draws // len(MAIN_ERRORS), 1)
+    log_times = _log_times(errors, timeline, which, count, seed, form)
+    if (wanted := _enough_draws(log_times, max(len(timeline.program), len(errors.centre)))) > count:
+        log_times = _log_times(errors, timeline, which, wanted, seed, form)
+    low, high = np.percentile(_interpolated(log_times), [10, 90])
+    return float(np.exp(low)), float(np.exp(high))
+
+
+def _log_times(errors: StepErrors, timeline: Timeline, which: Ints, draws: int, seed: int, form: Form) -> Floats:
+    """Log of the step time at `MAIN_ERRORS` for draws of all other errors, shape (draws, 4)."""
     direction = errors.direction(timeline, which)
-    rest = keyed_normals(errors.sources.names, max(draws // len(MAIN_ERRORS), 1), seed)
+    rest = keyed_normals(errors.sources.names, draws, seed)
     along = direction @ rest
     slope = errors.log_errors(direction[:, None])[:, 0]
     times = errors.times(rest)
@@ -200,8 +216,24 @@ def step_interval(
     times = (times[:, :, None] * np.exp(np.outer(slope, MAIN_ERRORS))[:, None, :]).reshape(len(times), -1)
     host = rest[HOST][:, None] + direction[HOST] * (MAIN_ERRORS - along[:, None])
     steps = step_times(timeline.program, times, which, np.exp(errors.host * host).ravel(), form)
-    low, high = np.percentile(_interpolated(np.log(np.maximum(steps, 1e-9).reshape(-1, len(MAIN_ERRORS)))), [10, 90])
-    return float(np.exp(low)), float(np.exp(high))
+    return np.asarray(np.log(np.maximum(steps, 1e-9)).reshape(-1, len(MAIN_ERRORS)))
+
+
+def _enough_draws(log_times: Floats, rows: int) -> int:
+    """Draws that make p10 and p90 `STEADY`, from the scatter of some draws beside these two; doubled so often.
+
+    Args:
+        log_times: as from `_log_times`.
+        rows: simulated times per draw and main error.
+    """
+    part = (NORMAL_P90 - MAIN_ERRORS[2]) / (MAIN_ERRORS[3] - MAIN_ERRORS[2])
+    sides = log_times[:, [1, 2]] * (1 - part) + log_times[:, [0, 3]] * part
+    draws = len(log_times)
+    wanted = (float(sides.std(axis=0).max()) / STEADY) ** 2
+    most = min(MOST_DRAWS * draws, MOST_VALUES // (rows * len(MAIN_ERRORS)))
+    while draws < wanted and 2 * draws <= most:
+        draws *= 2
+    return draws
 
 
 def host_sigma(evidence: Mapping[str, float]) -> float:
@@ -244,7 +276,8 @@ def _places(draws: int) -> tuple[Ints, Floats]:
     """
     shift = (np.arange(draws) + 0.5) * ((5**0.5 - 1) / 2) % 1.0
     inverse = NormalDist().inv_cdf
-    chances = (np.arange(QUANTILES_PER_DRAW) + np.clip(shift, 1e-3, 1 - 1e-3)[:, None]) / QUANTILES_PER_DRAW
+    count = max(QUANTILES // draws, LEAST_QUANTILES)
+    chances = (np.arange(count) + np.clip(shift, 1e-3, 1 - 1e-3)[:, None]) / count
     values = np.array([inverse(chance) for chance in chances.ravel()]).reshape(chances.shape)
     left = np.clip(np.searchsorted(MAIN_ERRORS, values) - 1, 0, len(MAIN_ERRORS) - 2)
     return left, (values - MAIN_ERRORS[left]) / np.diff(MAIN_ERRORS)[left]
