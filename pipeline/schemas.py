@@ -149,15 +149,8 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
         what = f"column {', '.join(missing)} is missing" if missing else f"unknown column {', '.join(unknown)}"
         raise TableError(f"{where}: {schema} table: {what}")
     try:
-        if not isinstance(frame, pa.Table):
-            absent = {name: None for name in target.names if name not in names}
-            full = frame.assign(**absent)[target.names]
-            table = pa.Table.from_pandas(full, schema=target, preserve_index=False)
-        else:
-            arrays = [
-                frame[f.name].cast(f.type) if f.name in names else pa.nulls(frame.num_rows, f.type) for f in target
-            ]
-            table = pa.Table.from_arrays(arrays, schema=target)
+        arrays = [_cast(frame[f.name], f) if f.name in names else pa.nulls(len(frame), f.type) for f in target]
+        table = pa.Table.from_arrays(arrays, schema=target)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise TableError(f"{where}: {schema} table: {str(error).splitlines()[0]}") from None
     nulls = [f.name for f in target if not f.nullable and table[f.name].null_count]
@@ -166,6 +159,16 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
     if odd := [f.name for f in target if f.type == _F and not pc.all(pc.is_finite(table[f.name]), min_count=0).as_py()]:
         raise TableError(f"{where}: {schema} table has infinite or NaN values in column {', '.join(odd)}")
     return table.replace_schema_metadata(None)
+
+
+def _cast(column: pd.Series | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
+    """A column with the type of a field."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.cast(field.type)
+    try:
+        return pa.array(column, type=field.type, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ValueError(f"column {field.name}: {error}") from None
 
 
 def write_table(
@@ -246,10 +249,23 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     Raises:
         TableError: the file is missing, damaged, or does not fit the schema.
     """
+    return to_frame(read_checked(path, schema))
+
+
+def read_checked(path: str | Path, schema: str) -> pa.Table:
+    """As `read_table`, without the conversion to pandas.
+
+    Raises:
+        TableError: the file is missing, damaged, or does not fit the schema.
+    """
+    table = read_arrow(path, "run the rule that makes it, or give another file", "delete the file to rebuild it")
+    return to_arrow(table.replace_schema_metadata(None), schema, str(path))
+
+
+def to_frame(table: pa.Table) -> pd.DataFrame:
+    """A checked table as a data frame; int columns with nulls become Int64."""
     import pandas as pd
 
-    table = read_arrow(path, "run the rule that makes it, or give another file", "delete the file to rebuild it")
-    table = to_arrow(table.replace_schema_metadata(None), schema, str(path))
     frame: pd.DataFrame = table.to_pandas(
         types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None
     )

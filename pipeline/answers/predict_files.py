@@ -27,9 +27,8 @@ from pipeline.config import Point, method_label
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.graph_cache import gpu_kind
 from pipeline.graph.graph_file import read_graph
-from pipeline.graph.table import Graph
 from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.schemas import read_table, to_arrow, write_table
+from pipeline.schemas import read_checked, read_table, to_arrow, to_frame, write_table
 from pipeline.settings import Settings
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.perfetto import write_timeline
@@ -65,7 +64,7 @@ class _Step:
     parts: StepParts
 
 
-def map_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Mapping[str, Any]]) -> None:
+def map_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Mapping[str, Any]]) -> dict[str, pa.Table]:
     """Map the operators of points to device calls, and write the calls.
 
     Points of one workload that follow each other share the calls of one kind of GPU.
@@ -74,19 +73,29 @@ def map_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Mapping
         points: the points of a job.
         made: provenance of a point's calls.
 
+    Returns:
+        The calls (`calls` schema) by their file.
+
     Raises:
         SteptimeError: a file cannot be read or written, or PyTorch refuses the step on a GPU.
     """
+    found = {}
     for path, same in groupby(points, key=lambda files: files.graph):
         graph, known = read_graph(path), dict[str, pa.Table]()
         for files in same:
             gpu = gpu_of(Settings.of(files.point).gpu)
             if gpu_kind(gpu) not in known:
                 known[gpu_kind(gpu)] = to_arrow(map_calls(graph, gpu, graph.device), "calls", files.calls)
-            write_table(known[gpu_kind(gpu)], files.calls, "calls", made(files))
+            found[files.calls] = known[gpu_kind(gpu)]
+            write_table(found[files.calls], files.calls, "calls", made(files))
+    return found
 
 
-def predict_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Mapping[str, Any]]) -> None:
+def predict_files(
+    points: Sequence[PointFiles],
+    made: Callable[[PointFiles], Mapping[str, Any]],
+    mapped: Mapping[str, pa.Table] | None = None,
+) -> None:
     """Predict points and write their files.
 
     Points of one workload that follow each other share what does not depend on the GPU.
@@ -94,11 +103,12 @@ def predict_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Map
     Args:
         points: the points of a job.
         made: provenance of a point's files.
+        mapped: calls by their file, as from `map_files`; those of other points are read.
 
     Raises:
         SteptimeError: a file cannot be read or written, or a point cannot be predicted.
     """
-    shared, steps, devices = _Shared(), _read(points), dict[object, list[_Step]]()
+    shared, steps, devices = _Shared(), _read(points, mapped or {}), dict[object, list[_Step]]()
     load_walk_if_it_pays((step.parts, step.subject) for step in steps)
     for step in steps:
         devices.setdefault(_device(step), []).append(step)
@@ -107,21 +117,19 @@ def predict_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Map
         _predict(step, times[_device(step)][id(step.parts)], shared, made)
 
 
-def _read(points: Sequence[PointFiles]) -> list[_Step]:
+def _read(points: Sequence[PointFiles], mapped: Mapping[str, pa.Table]) -> list[_Step]:
     """Graph, calls and parts of each point. Points of one workload mostly have the same calls, and then the same parts."""
     steps: list[_Step] = []
-    last: tuple[str, Graph] | None = None
-    known: list[_Step] = []  # of the last graph
-    for files in points:
-        if last is None or last[0] != files.graph:
-            last, known = (files.graph, read_graph(files.graph)), []
-        graph, calls = last[1], read_table(files.calls, "calls")
-        same = next((each for each in known if each.calls.equals(calls)), None)
-        calls, parts = (same.calls, same.parts) if same else (calls, StepParts.of(graph.table, calls))
-        settings = Settings.of(files.point)
-        step = _Step(files, settings, subject_of(_point(files, settings), graph), calls, parts)
-        known += [] if same else [step]
-        steps.append(step)
+    for path, same in groupby(points, key=lambda files: files.graph):
+        graph, known = read_graph(path), list[tuple[pa.Table, pd.DataFrame, StepParts]]()
+        for files in same:
+            table = mapped[files.calls] if files.calls in mapped else read_checked(files.calls, "calls")
+            found = next((each for each in known if each[0].equals(table)), None)
+            if found is None:
+                calls = to_frame(table)
+                known.append(found := (table, calls, StepParts.of(graph.table, calls)))
+            settings = Settings.of(files.point)
+            steps.append(_Step(files, settings, subject_of(_point(files, settings), graph), *found[1:]))
     return steps
 
 
@@ -157,7 +165,8 @@ class _Shared:
 
         def known() -> OverheadModel:
             """The model, or the equal one of another GPU: many GPUs have the overheads of one host."""
-            model = overheads_from(read_table(file, "overheads"), settings, workload)
+            statistics = self._once(file, lambda: read_table(file, "overheads"))
+            model = overheads_from(statistics, settings, workload)
             return next((other for other in self._once.kept(OverheadModel) if other.equals(model)), model)
 
         return self._once((file, settings, workload), known)

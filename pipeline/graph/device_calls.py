@@ -165,13 +165,15 @@ def _merged_on_cpu(records: list[dict[str, Any]], family: str) -> dict[str, Any]
     return {**main, **sums, "api": "cpu", "blocking": True}
 
 
+_TYPES: dict[str, str] = {
+    "node_id": "int64", "call": "int64", "api": "", "family": "", "op": "", "phase": "", "stream": "int64", "dtype": "",
+    **dict.fromkeys(WORK_COLUMNS, "float64"), "blocking": "bool", **dict.fromkeys(DIMS, "Int64"), "attributes": "object",
+    "kernel_name": "object", "measured_us": "float64", "evidence": "",
+}  # fmt: skip
+"""Columns of a table of calls and their types; empty: text."""
+
+
 def _frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    frame = pd.DataFrame(list(records))
-    columns = ["node_id", "call", "api", "family", "op", "phase", "stream", "dtype", *WORK_COLUMNS, "blocking",
-               *DIMS, "attributes", "kernel_name", "measured_us", "evidence"]  # fmt: skip
-    frame = frame.reindex(columns=columns)
-    for name in ("attributes", "kernel_name"):
-        frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
-    types: dict[str, Any] = {name: "Int64" for name in DIMS} | {name: "float64" for name in WORK_COLUMNS}
-    types |= {"node_id": "int64", "call": "int64", "stream": "int64", "blocking": bool, "measured_us": "float64"}
-    return frame.astype(types)
+    """The table of calls, made column by column: much faster than from a list of rows."""
+    columns = {name: [record.get(name) for record in records] for name in _TYPES}
+    return pd.DataFrame({name: pd.Series(values, dtype=_TYPES[name] or None) for name, values in columns.items()})

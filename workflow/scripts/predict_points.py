@@ -19,11 +19,12 @@ with job(snakemake):
         points.append(own)
         origin = {"gpu": point["gpu"], "code": params.code}
         mapped[calls] = provenance_of(snakemake, origin, [graph])
-    map_files([own for own in points if not is_current([own.calls], mapped[own.calls])], lambda own: mapped[own.calls])
+    unmapped = [own for own in points if not is_current([own.calls], mapped[own.calls])]
+    calls = map_files(unmapped, lambda own: mapped[own.calls])
     for own in points:
         origin = {"point": own.point, "pack": list(own.models), "packs": params.packs, "code": params.code}
         inputs = [own.graph, own.calls, *given.models, own.overheads, *given.measured]
         predicted[own.summary] = provenance_of(snakemake, origin, inputs)
     files = {own.summary: [own.prediction, own.timeline, own.page, own.summary] for own in points}
     changed = [own for own in points if not is_current(files[own.summary], predicted[own.summary])]
-    predict_files(changed, lambda own: predicted[own.summary])
+    predict_files(changed, lambda own: predicted[own.summary], calls)
