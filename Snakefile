@@ -37,6 +37,12 @@ rule all:
         FLOW.of_points("events.parquet", "local"),
 
 
+onstart:
+    from pipeline.report.run_start import date_now
+
+    date_now(FLOW.artifacts.root)
+
+
 onerror:
     from pipeline.report.run_end import explain_failures
 
