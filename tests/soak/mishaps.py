@@ -109,11 +109,13 @@ def older_version(folder: Path, truth: dict[str, bytes], old: str) -> list[str]:
             [*command(folder)[:3], "--snakefile", str(checkout / "Snakefile"), "--directory", str(folder), "--cores", "2",
              "--config", *GRID], cwd=checkout, env={**environment(folder), "PYTHONPATH": str(checkout)}, capture_output=True,
             text=True, check=False, timeout=900)  # fmt: skip
-        print(f"  older version {old}: exit {made.returncode}, {len(artifacts(folder))} artifacts", flush=True)
+        count = len(artifacts(folder))
+        print(f"  older version {old}: exit {made.returncode}, {count} artifacts", flush=True)
     finally:
         subprocess.run(["git", "worktree", "remove", "--force", str(checkout)], cwd=project_dir(), check=True)
+    faults = [] if made.returncode == 0 and count else [f"{old} does not run here: {made.stderr[-300:]}"]
     done = run(folder)
-    faults = [] if done.returncode == 0 else [f"exit {done.returncode}: {our_lines(done) or done.stderr[-300:]}"]
+    faults += [] if done.returncode == 0 else [f"exit {done.returncode}: {our_lines(done) or done.stderr[-300:]}"]
     differs = differing(folder, truth, {*truth})
     return faults + [each for each in differs if each.partition(" ")[0] in truth]  # what it alone has may stay
 
