@@ -230,7 +230,7 @@ def _enough_draws(log_times: Floats, rows: int) -> int:
     sides = log_times[:, [1, 2]] * (1 - part) + log_times[:, [0, 3]] * part
     draws = len(log_times)
     wanted = (float(sides.std(axis=0).max()) / STEADY) ** 2
-    most = min(MOST_DRAWS * draws, MOST_VALUES // (rows * len(MAIN_ERRORS)))
+    most = min(MOST_DRAWS * draws, MOST_VALUES // (max(rows, 1) * len(MAIN_ERRORS)))
     while draws < wanted and 2 * draws <= most:
         draws *= 2
     return draws
