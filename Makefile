@@ -35,7 +35,7 @@ run: setup unlock ## predict DLRM on a measured GPU (or a V100), then measure an
 test: setup ## the whole test suite, on all cores
 	@$(BIN)/python -m pytest -q -n logical --maxprocesses 16 --dist loadscope
 
-soak: setup ## damage 10,000 inputs and kill 100 runs, as a nightly job (an hour each); goes on where it was stopped
+soak: setup ## damage 10,000 inputs and kill 100 runs, as a nightly job (45 minutes together); goes on where it was stopped
 	@$(BIN)/python -m tests.soak
 	@$(BIN)/python -m tests.soak kills
 
