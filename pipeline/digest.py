@@ -95,9 +95,14 @@ def _code_behind(start: Path, drawing: bool) -> list[Path]:
     return sorted(found | data)
 
 
-def _imported(path: Path) -> Iterator[Path]:
+@cache
+def _imported(path: Path) -> tuple[Path, ...]:
     """Files of the package that a file imports, at its top or inside functions."""
-    for module, names in _IMPORT.findall(path.read_text(encoding="utf-8")):
+    return tuple(_imports_of(path.read_text(encoding="utf-8")))
+
+
+def _imports_of(code: str) -> Iterator[Path]:
+    for module, names in _IMPORT.findall(code):
         words = [name.split()[0] for name in names.strip("()").split(",") if name.split()]
         for dotted in (module, *(f"{module}.{word}" for word in words)):
             place = ROOT.joinpath(*dotted.split("."))

@@ -164,7 +164,7 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
 def _cast(column: pd.Series | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
     """A column with the type of a field."""
     if isinstance(column, pa.ChunkedArray):
-        return column.cast(field.type)
+        return column if column.type == field.type else column.cast(field.type)
     try:
         return pa.array(column, type=field.type, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError) as error:

@@ -167,29 +167,25 @@ class Settings:
 
 
 def packed(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Plain values of many points as one rule's param, in which a section that points share is stored once."""
+    """Plain values of many points with the same keys as one rule's param, in which a value that points share is stored once.
+
+    Snakemake stores the params of a job with each of its outputs.
+    """
+    places: dict[str, int] = {}
     shared: list[Any] = []
     rows = []
     for point in points:
-        row = {}
-        for key, value in point.items():
-            if isinstance(value, dict):
-                if value not in shared:
-                    shared.append(value)
-                row[key] = {"shared": shared.index(value)}
-            else:
-                row[key] = value
-        rows.append(row)
-    return {"shared": shared, "points": rows}
+        for value in point.values():
+            if places.setdefault(repr(value), len(shared)) == len(shared):
+                shared.append(value)
+        rows.append([places[repr(value)] for value in point.values()])
+    return {"keys": list(points[0]), "shared": shared, "points": rows}
 
 
 def unpacked(param: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The points of a `packed` param."""
-    shared = param["shared"]
-    return [
-        {key: shared[value["shared"]] if isinstance(value, dict) else value for key, value in row.items()}
-        for row in param["points"]
-    ]
+    keys, shared = param["keys"], param["shared"]
+    return [{key: shared[place] for key, place in zip(keys, row, strict=True)} for row in param["points"]]
 
 
 def section(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -24,11 +24,12 @@ from pipeline.answers.predict_point import memory_of, subject_of
 from pipeline.answers.predict_step import StepParts, Subject, kernel_times, load_walk_if_it_pays, predict_step
 from pipeline.collect.campaign_reader import measured_step
 from pipeline.config import Point, method_label
-from pipeline.graph.device_calls import map_calls
+from pipeline.graph.device_calls import call_rows
 from pipeline.graph.graph_cache import gpu_kind
 from pipeline.graph.graph_file import read_graph
+from pipeline.graph.table import Graph
 from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.schemas import read_checked, read_table, to_arrow, to_frame, write_table
+from pipeline.schemas import SCHEMAS, read_checked, read_table, to_frame, write_table
 from pipeline.settings import Settings
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.perfetto import write_timeline
@@ -53,6 +54,13 @@ class PointFiles:
     trace: str | None = None
 
 
+class Mapped(NamedTuple):
+    """The graph of a point, and its device calls (`calls` schema)."""
+
+    graph: Graph
+    calls: pa.Table
+
+
 @dataclass(frozen=True)
 class _Step:
     """A point whose graph and calls are read."""
@@ -64,7 +72,7 @@ class _Step:
     parts: StepParts
 
 
-def map_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Mapping[str, Any]]) -> dict[str, pa.Table]:
+def map_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Mapping[str, Any]]) -> dict[str, Mapped]:
     """Map the operators of points to device calls, and write the calls.
 
     Points of one workload that follow each other share the calls of one kind of GPU.
@@ -74,27 +82,32 @@ def map_files(points: Sequence[PointFiles], made: Callable[[PointFiles], Mapping
         made: provenance of a point's calls.
 
     Returns:
-        The calls (`calls` schema) by their file.
+        What was mapped, by the file of the calls.
 
     Raises:
         SteptimeError: a file cannot be read or written, or PyTorch refuses the step on a GPU.
     """
     found = {}
     for path, same in groupby(points, key=lambda files: files.graph):
-        graph, known = read_graph(path), dict[str, pa.Table]()
+        graph, known, tables = read_graph(path), dict[str, pa.Table](), list[tuple[list[dict[str, Any]], pa.Table]]()
         for files in same:
             gpu = gpu_of(Settings.of(files.point).gpu)
             if gpu_kind(gpu) not in known:
-                known[gpu_kind(gpu)] = to_arrow(map_calls(graph, gpu, graph.device), "calls", files.calls)
-            found[files.calls] = known[gpu_kind(gpu)]
-            write_table(found[files.calls], files.calls, "calls", made(files))
+                rows = call_rows(graph, gpu, graph.device)
+                table = next((table for others, table in tables if others == rows), None)
+                if table is None:  # kinds of GPUs mostly launch the same kernels
+                    table = pa.Table.from_pylist(rows, schema=SCHEMAS["calls"])
+                    tables.append((rows, table))
+                known[gpu_kind(gpu)] = table
+            found[files.calls] = Mapped(graph, known[gpu_kind(gpu)])
+            write_table(found[files.calls].calls, files.calls, "calls", made(files))
     return found
 
 
 def predict_files(
     points: Sequence[PointFiles],
     made: Callable[[PointFiles], Mapping[str, Any]],
-    mapped: Mapping[str, pa.Table] | None = None,
+    mapped: Mapping[str, Mapped] | None = None,
 ) -> None:
     """Predict points and write their files.
 
@@ -103,7 +116,7 @@ def predict_files(
     Args:
         points: the points of a job.
         made: provenance of a point's files.
-        mapped: calls by their file, as from `map_files`; those of other points are read.
+        mapped: what `map_files` returned; graphs and calls of other points are read.
 
     Raises:
         SteptimeError: a file cannot be read or written, or a point cannot be predicted.
@@ -117,14 +130,16 @@ def predict_files(
         _predict(step, times[_device(step)][id(step.parts)], shared, made)
 
 
-def _read(points: Sequence[PointFiles], mapped: Mapping[str, pa.Table]) -> list[_Step]:
+def _read(points: Sequence[PointFiles], mapped: Mapping[str, Mapped]) -> list[_Step]:
     """Graph, calls and parts of each point. Points of one workload mostly have the same calls, and then the same parts."""
     steps: list[_Step] = []
     for path, same in groupby(points, key=lambda files: files.graph):
-        graph, known = read_graph(path), list[tuple[pa.Table, pd.DataFrame, StepParts]]()
-        for files in same:
-            table = mapped[files.calls] if files.calls in mapped else read_checked(files.calls, "calls")
-            found = next((each for each in known if each[0].equals(table)), None)
+        own = list(same)
+        graph = next((mapped[files.calls].graph for files in own if files.calls in mapped), None) or read_graph(path)
+        known = list[tuple[pa.Table, pd.DataFrame, StepParts]]()
+        for files in own:
+            table = mapped[files.calls].calls if files.calls in mapped else read_checked(files.calls, "calls")
+            found = next((each for each in known if each[0] is table or each[0].equals(table)), None)
             if found is None:
                 calls = to_frame(table)
                 known.append(found := (table, calls, StepParts.of(graph.table, calls)))
@@ -203,4 +218,5 @@ def _predict(
     title = f"{prediction.model} on {prediction.gpu}, batch {prediction.batch_size:,}"
     write_timeline(timeline, [files.timeline, files.page], step.calls, beside=beside, title=title)
     write_table(prediction.calls, files.prediction, "prediction", origin)
-    write_table(prediction.summary_row(), files.summary, "summary", origin)
+    row = pa.table({key: [value] for key, value in prediction.summary_values().items()})
+    write_table(row, files.summary, "summary", origin)

@@ -48,6 +48,11 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
     Raises:
         ConfigError: the step multiplies matrices in bf16, and PyTorch refuses this on the GPU.
     """
+    return _frame(call_rows(graph, gpu, device))
+
+
+def call_rows(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") -> list[dict[str, Any]]:
+    """The rows of `map_calls`, without the columns that a call does not have. Arguments and errors are the same."""
     records: list[dict[str, Any]] = []
     cache: dict[Any, list[dict[str, Any]]] = {}
     tf32, bf16 = gpu is None or has_tf32(gpu), gpu is None or device == "cpu" or has_bf16(gpu)
@@ -62,13 +67,12 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
         records += [
             {**record, "node_id": node.node_id, "call": i, "phase": node.phase} for i, record in enumerate(cache[key])
         ]
-    calls = _frame(records)
-    if gpu is not None and device == "cuda" and refuses_bf16(gpu) and _multiplies(calls, "bf16"):
+    if gpu is not None and device == "cuda" and refuses_bf16(gpu) and _multiplies(records, "bf16"):
         raise ConfigError(
             f"bf16 on {gpu.name}: PyTorch refuses it, because cuBLAS has no bf16 products before Volta; "
             "take model.dtype=fp32 or fp16"
         )
-    return calls
+    return records
 
 
 def _nodes_of(graph: Graph) -> tuple[Node, ...]:
@@ -82,10 +86,10 @@ _LAST_MAPPED: list[tuple[pd.DataFrame, tuple[Node, ...]]] = []
 """The table of the graph that was mapped last, with its nodes; none at first."""
 
 
-def _multiplies(calls: pd.DataFrame, dtype: str) -> bool:
+def _multiplies(rows: Sequence[dict[str, Any]], dtype: str) -> bool:
     """Whether any call multiplies matrices, or computes a layer by such products, in a dtype."""
-    computed = calls["family"].map(lambda name: name in FAMILIES and FAMILIES[name].law is Law.COMPUTE)
-    return bool((computed.astype(bool) & (calls["dtype"] == dtype)).any())
+    computing = {name for name, family in FAMILIES.items() if family.law is Law.COMPUTE}
+    return any(row["dtype"] == dtype and row["family"] in computing for row in rows)
 
 
 def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:

@@ -236,7 +236,8 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
 
 
 @lru_cache(maxsize=4)
-def _load_directory(directory: Path) -> dict[str, GpuSpec]:
+def _load_directory(directory: Path) -> tuple[dict[str, GpuSpec], dict[str, str]]:
+    """The specs of a folder by name, and these names by every name and alias (`_comparable_name`)."""
     found: dict[str, GpuSpec] = {}
     owners: dict[str, str] = {}
     for path in sorted(directory.glob("*.yaml")):
@@ -256,12 +257,12 @@ def _load_directory(directory: Path) -> dict[str, GpuSpec]:
                     f"{path}: {each!r} is also a name of {other}; give every GPU its own name and aliases"
                 )
         found[spec.name] = spec
-    return found
+    return found, owners
 
 
 def list_gpus() -> list[GpuSpec]:
     """Every GPU that has a file, by name."""
-    return [spec for _, spec in sorted(_load_directory(config_dir() / "gpu").items())]
+    return [spec for _, spec in sorted(_load_directory(config_dir() / "gpu")[0].items())]
 
 
 def load_gpu_file(name: str) -> GpuSpec:
@@ -271,12 +272,11 @@ def load_gpu_file(name: str) -> GpuSpec:
         UnknownNameError: no file has that name or alias; the message lists the names.
         ConfigError: a file is damaged or implausible.
     """
-    known = _load_directory(config_dir() / "gpu")
-    wanted = _comparable_name(name)
-    for spec in known.values():
-        if wanted in {_comparable_name(candidate) for candidate in (spec.name, *spec.aliases)}:
-            return spec
-    raise UnknownNameError("GPU", name, [*known, "local"])
+    known, owners = _load_directory(config_dir() / "gpu")
+    owner = owners.get(_comparable_name(name))
+    if owner is None:
+        raise UnknownNameError("GPU", name, [*known, "local"])
+    return known[owner]
 
 
 def _comparable_name(name: str) -> str:

@@ -127,15 +127,17 @@ class Comparison:
         return draw_steps(self.predictions)
 
     @cached_property
+    def _measured(self) -> bool:
+        return any(p.measured_us is not None for p in self.predictions)
+
+    @cached_property
     def _per_hour(self) -> dict[str, float]:
         return _hourly(self.prices)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
-        whole = [
-            self._table(rows, (), boxed=True),
-            *(self._table(rows, out, boxed=False) for out in _ever_more(SPLIT_AFTER)),
-        ]
+        layouts = [((), True), *((out, False) for out in _ever_more(SPLIT_AFTER))]
+        whole = (self._table(rows, out, boxed) for out, boxed in layouts)
         fitting = next((table for table in whole if _fits(table.table, console, options)), None)
         if fitting is not None:
             shown = [fitting]
@@ -227,7 +229,7 @@ class Comparison:
         if self._per_hour:
             found = self._per_price(p)
             cells[PER_PRICE] = "" if found is None else f"{compact(found)}{' ★' if self._cheapest(p) else ''}"
-        if any(other.measured_us is not None for other in self.predictions):
+        if self._measured:
             cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
         return cells
 
@@ -237,8 +239,12 @@ class Comparison:
         return None if price is None else p.samples_per_s * 3600.0 / price
 
     def _best(self, p: Prediction) -> bool:
-        rivals = [other.samples_per_s for other in self.predictions if other.model == p.model and other.fits]
-        return p.fits and len(self.predictions) > 1 and p.samples_per_s == max(rivals)
+        return p.fits and len(self.predictions) > 1 and p.samples_per_s == self._most[p.model]
+
+    @cached_property
+    def _most(self) -> dict[str, float]:
+        """Most samples per second of each model, among predictions that fit."""
+        return {model: p.samples_per_s for model, p in self.best.items()}
 
     def _cheapest(self, p: Prediction) -> bool:
         found = [self._per_price(other) for other in self.predictions if other.model == p.model and other.fits]

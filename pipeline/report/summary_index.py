@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pandas as pd
+import pyarrow as pa
 
 from pipeline.errors import TableError
 from pipeline.paths import Artifacts
-from pipeline.schemas import read_table, write_table
+from pipeline.schemas import read_checked, write_table
 from pipeline.scripting import made_from
 
 
@@ -23,12 +23,12 @@ def refresh(root: str | Path) -> Path | None:
     rows, read = [], []
     for path in sorted(Path(root).glob(pattern)):
         try:
-            rows.append(read_table(path, "summary"))
+            rows.append(read_checked(path, "summary"))
             read.append(path)
         except TableError as error:
             print(f"steptime: skipped in {root}/summary.parquet: {error}", file=sys.stderr)
     if not rows:
         return None
     target = Path(root) / "summary.parquet"
-    write_table(pd.concat(rows, ignore_index=True), target, "summary", {"points": len(rows), **made_from(read)})
+    write_table(pa.concat_tables(rows), target, "summary", {"points": len(rows), **made_from(read)})
     return target

@@ -142,6 +142,17 @@ def _device_events(step: Timeline, begin: float, labels: Sequence[str], calls: p
 
 
 def _sizes(calls: pd.DataFrame) -> list[dict[str, str]]:
+    """Sizes and dtype of each call as text. Those of the last table are kept: a job draws it for one GPU after another."""
+    if not _LAST_SIZES or _LAST_SIZES[0][0] is not calls:
+        _LAST_SIZES[:] = [(calls, _sizes_of(calls))]
+    return _LAST_SIZES[0][1]
+
+
+_LAST_SIZES: list[tuple[pd.DataFrame, list[dict[str, str]]]] = []
+"""The table of calls that was drawn last, with the sizes of its calls; none at first."""
+
+
+def _sizes_of(calls: pd.DataFrame) -> list[dict[str, str]]:
     """Sizes and dtype of each call as text, without those that it does not have."""
     columns = {name: calls[name].to_numpy(np.float64, na_value=np.nan) for name in DIMS if name in calls}
     told = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -130,14 +130,17 @@ class Timeline:
         runs = call >= 0
         at = np.maximum(call, 0)
 
-        def device(values: npt.NDArray[np.generic]) -> npt.NDArray[np.object_]:
-            out = np.full(len(p), None, object)
+        def device(values: npt.NDArray[Any], none: object = np.nan) -> npt.NDArray[Any]:
+            out = np.full(len(p), none, object if none is None else float)
             if len(values):
                 out[runs] = values[at[runs]]
             return out
 
+        def column(table: pd.DataFrame, name: str) -> npt.NDArray[Any]:
+            return device(table[name].to_numpy(object), None)
+
         streams = np.append(p.streams, -1)[p.stream]
-        frame = {
+        frame: dict[str, Any] = {
             "node_id": items.node[p.item],
             "name": items.name[p.item],
             "thread": p.thread,
@@ -152,17 +155,8 @@ class Timeline:
             "host_evidence": items.evidence[p.item],
             "on_critical_path": rows_on_path | (runs & (calls_on_path[at] if len(calls_on_path) else False)),
         }
-        out = pd.DataFrame(frame)
-        for column in ("device_start_us", "device_end_us", "kernel_us"):
-            out[column] = pd.to_numeric(out[column])
-        out = _joined(out, calls, ("api", "family", "op"), device)
-        out = _joined(out, predicted, ("p10_us", "p90_us", "evidence"), device)
-        return out.reindex(columns=SCHEMAS["prediction"].names)
-
-
-def _joined(frame: pd.DataFrame, table: pd.DataFrame | None, columns: Sequence[str], device: object) -> pd.DataFrame:
-    if table is None:
-        return frame
-    return frame.assign(
-        **{name: device(table[name].to_numpy(object)) for name in columns if name in table}  # type: ignore[operator]
-    )
+        if calls is not None:
+            frame |= {name: column(calls, name) for name in ("api", "family", "op") if name in calls}
+        if predicted is not None:
+            frame |= {name: column(predicted, name) for name in ("p10_us", "p90_us", "evidence") if name in predicted}
+        return pd.DataFrame(frame).reindex(columns=SCHEMAS["prediction"].names)

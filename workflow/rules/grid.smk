@@ -62,9 +62,9 @@ for number, points in enumerate(FLOW.jobs, 1):
             f"{LOGS}/predict_{number}.log",
         params:
             points=packed([settings_of(point) for point in points]),
+            pack=packed([{"pack": FLOW.pack_of_point(wildcards_of(point))} for point in points]),
             graphs=places(GRAPHS),
             overheads=places(STATISTICS),
-            pack=[FLOW.pack_of_point(wildcards_of(point)) for point in points],
             packs=pack_digests(),
             code=FLOW.code("predict_points"),
         message:

@@ -12,10 +12,10 @@ with job(snakemake):
     graphs = [given.graphs[place] for place in params.graphs]
     statistics = [given.overheads[place] for place in params.overheads]
     for point, graph, overheads, pack, calls, *files in zip(
-        unpacked(params.points), graphs, statistics, params.pack,
+        unpacked(params.points), graphs, statistics, unpacked(params.pack),
         output.calls, output.predictions, output.timelines, output.pages, output.summaries, strict=True,
     ):  # fmt: skip
-        own = PointFiles(point, graph, calls, (*given.models, *pack), overheads, *files, measured=measured)
+        own = PointFiles(point, graph, calls, (*given.models, *pack["pack"]), overheads, *files, measured=measured)
         points.append(own)
         origin = {"gpu": point["gpu"], "code": params.code}
         mapped[calls] = provenance_of(snakemake, origin, [graph])

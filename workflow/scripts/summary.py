@@ -3,9 +3,9 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    import pandas as pd
+    import pyarrow as pa
 
-    from pipeline.schemas import read_table, write_table
+    from pipeline.schemas import read_checked, write_table
 
-    rows = pd.concat([read_table(path, "summary") for path in snakemake.input.points], ignore_index=True)
+    rows = pa.concat_tables([read_checked(path, "summary") for path in snakemake.input.points])
     write_table(rows, snakemake.output.table, "summary", provenance(snakemake))
