@@ -1,6 +1,6 @@
-"""Time of a million gemm predictions on one core: the shipped networks, and boosted trees on the same features.
+"""Time of a million gemm predictions on one core: the shipped network, and boosted trees on the same features.
 
-The networks of the pack (`packs/V100/kernels/gemm`) predict which kernel runs and how long it takes. The trees are
+The network is that of the pack (`packs/V100/kernels/gemm`). The trees are
 LightGBM with the settings of the variant `trees`. They are fitted here to arbitrary targets, because only their speed
 matters. Run:
 `OMP_NUM_THREADS=1 python benchmarks/kernels/prediction_speed.py [--rows 1000000]`.
@@ -50,8 +50,8 @@ def main() -> None:
     boosted = seconds(trees.predict, features)
     print(f"{rows:,} gemm calls, one core, processor time")
     print(f"predictor, features and intervals included  {whole:8.1f} s  {whole / rows * 1e6:8.2f} us a call")
-    print(f"networks alone                              {network:8.1f} s")
-    print(f"LightGBM on the same features               {boosted:8.1f} s  {boosted / network:8.1f} x the networks")
+    print(f"network alone                               {network:8.1f} s")
+    print(f"LightGBM on the same features               {boosted:8.1f} s  {boosted / network:8.1f} x the network")
 
 
 if __name__ == "__main__":

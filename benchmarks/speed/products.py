@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.cublas_choice import ChosenKernel
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.networks import Network
+from pipeline.kernels.tile_network import TileNetwork
 from pipeline.paths import packs_dir
 
 ROWS = 1_000_000
@@ -48,7 +48,7 @@ def section(rounds: int) -> str:
     return (
         "No two products have the same size. All are predicted by the fitted model of the V100, with features and intervals."
         f"\n\n{cost_table(found)}\n\nThe predictions alone take {own:.1f} s of CPU time on one core, {own / torch.cpu_s:.1f} times "
-        f"that of importing PyTorch. The networks of this model need {multiply_adds() / 1e3:.0f} thousand multiply-adds per "
+        f"that of importing PyTorch. The network of this model needs {multiply_adds() / 1e3:.0f} thousand multiply-adds per "
         f"product. At the {product_rate():.0f} GFLOP/s that this core reaches in large float32 products, these alone take "
         f"{floor:.1f} s."
     )
@@ -57,10 +57,8 @@ def section(rounds: int) -> str:
 def multiply_adds() -> int:
     """Multiply-adds per row of the matrix products in the networks of the gemm model."""
     model = FittedModel.load(packs_dir() / GPU / "kernels" / "gemm", load_gpu(GPU))
-    networks: list[Network] = []
-    for member in model.members:
-        networks += [member.chooser, member.network] if isinstance(member, ChosenKernel) else [member]
-    return sum(each.size for network in networks for each in network.weights)
+    networks = [member.network if isinstance(member, TileNetwork) else member for member in model.members]
+    return sum(each.size for network in networks if isinstance(network, Network) for each in network.weights)
 
 
 _RATES: list[float] = []

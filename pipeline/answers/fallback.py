@@ -26,12 +26,13 @@ class FallbackModel(KernelModel):
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
         """Evidence of each row, shape (rows,)."""
-        second = self.other.evidence_of(calls)
-        return np.where(self._others(calls), second, self.first.evidence_of(calls)).astype(object)
+        first, other = self.first.evidence_of(calls), self._others(calls)
+        return np.where(other, self.other.evidence_of(calls), first).astype(object) if other.any() else first
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that either model covers."""
-        return np.asarray(self.first.covers(calls) | self.other.covers(calls))
+        first = self.first.covers(calls)
+        return first if first.all() else np.asarray(first | self.other.covers(calls))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Predict each row by its model. Rows that neither covers are predicted by `first`."""
@@ -42,7 +43,8 @@ class FallbackModel(KernelModel):
         return merge(found, self.other.predict(calls[other]), other) if other.any() else found
 
     def _others(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        return np.asarray(~self.first.covers(calls) & self.other.covers(calls))
+        rest = ~self.first.covers(calls)
+        return rest if not rest.any() else np.asarray(rest & self.other.covers(calls))
 
 
 def with_fallback(models: Mapping[str, KernelModel], others: Mapping[str, KernelModel]) -> dict[str, KernelModel]:

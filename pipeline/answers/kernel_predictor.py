@@ -112,16 +112,16 @@ class KernelPredictor:
                 ("latency_p90_us", estimate.latency_p90, floor * 10.0),
             ):
                 times[key][at] = np.where(found, values, fallback)
-        return pd.DataFrame({**times, "evidence": evidence, "modelled": modelled, "inside": inside}, index=calls.index)
+        columns = {**times, "evidence": evidence, "modelled": modelled, "inside": inside}
+        return pd.DataFrame(columns, index=calls.index, copy=False)
 
     def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
         """Estimate and evidence of each row, for calls of one family."""
-        evidence = np.full(len(calls), self.physics_evidence(name), dtype=object)
         model = self.models.get(name)
         covered = np.zeros(len(calls), dtype=bool) if model is None else model.covers(calls)
         if model is not None and covered.all():
             return model.predict(calls), model.evidence_of(calls)
-        formula = self.formula(name, calls)
+        formula, evidence = self.formula(name, calls), np.full(len(calls), self.physics_evidence(name), dtype=object)
         if model is not None and covered.any():
             formula = merge(formula, model.predict(calls[covered]), covered)
             evidence[covered] = model.evidence_of(calls[covered])
@@ -174,7 +174,7 @@ def model_columns(calls: pd.DataFrame) -> pd.DataFrame:
         else:
             values = _plain(calls[name])
         found[name] = pd.Series(values, dtype=values.dtype)  # pandas would turn text into its own type
-    return pd.DataFrame(found)
+    return pd.DataFrame(found, copy=False)
 
 
 def _without_empty_columns(calls: pd.DataFrame) -> pd.DataFrame:

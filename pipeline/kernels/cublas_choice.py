@@ -4,21 +4,20 @@ cuBLAS has a menu of kernels. They differ in the tile of the output. Some slice 
 may split the reduction over blocks (split-K). A few more rows can select another kernel or split, and the time jumps.
 Most of the error of a model that sees only sizes comes from these jumps.
 
-Samples with kernel name and grid show each choice. So two networks are trained: one predicts the choice, one predicts
-the time of a given choice. `cublas_choice_fit` trains them, with the teachers of `cublas_choice_teachers`.
+Samples with kernel name and grid show each choice. `cublas_choice_fit` learns from them which kernel runs and how long it
+takes. `tile_network` makes one small network of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.errors import PackError
-from pipeline.kernels.networks import Float32, Floats, Network
+from pipeline.kernels.networks import Float32, Floats
 from pipeline.kernels.work import Array
 
 DIMS = ("log B", "log M", "log N", "log K")
@@ -111,15 +110,22 @@ class Menu:
             and M.
         """
         batch, m, n, k = product_sizes(features, self.at, self.batched).T
-        found = [features, np.stack([m % 4, n % 4, k % 4]).T]
-        for tile_k, tile_m in self._tiles():
+        rows, columns = features.shape
+        found = np.empty((columns + self.tile_columns, rows))  # each column in contiguous memory
+        found[:columns] = features.T
+        for i, size in enumerate((m, n, k)):
+            np.remainder(size, 4, out=found[columns + i])
+        for i, (tile_k, tile_m) in enumerate(self._tiles()):
+            log_blocks, whole, occupancy, used_k, used_m = found[columns + 3 + 5 * i :][:5]
             along_k, along_m = np.ceil(k / tile_k), np.ceil(m / tile_m)
             blocks = batch * along_k * along_m
             waves = blocks / self.sms
-            edges = k / (along_k * tile_k), m / (along_m * tile_m)
-            whole = np.ceil(waves)
-            found.append(np.stack([np.log2(blocks), whole, waves / whole, *edges]).T)
-        return _side_by_side(found)
+            np.log2(blocks, out=log_blocks)
+            np.ceil(waves, out=whole)
+            np.divide(waves, whole, out=occupancy)
+            np.divide(k, along_k * tile_k, out=used_k)
+            np.divide(m, along_m * tile_m, out=used_m)
+        return found.T
 
     @property
     def tile_columns(self) -> int:
@@ -203,62 +209,3 @@ def read_choices(samples: pd.DataFrame, features: Array, columns: list[str], sms
     found = np.full(len(samples), -1, dtype=np.int64)
     found[readable] = number[index.ravel()]
     return ObservedChoices(Menu(choices[kept].astype(np.float32), sms, batched, at), found)
-
-
-@dataclass(frozen=True)
-class ChosenKernel:
-    """A member that first predicts which kernel runs, then the time of that kernel.
-
-    Attributes:
-        menu: the possible choices.
-        chooser: network from `Menu.sizes` to a score for each choice.
-        network: network from `Menu.inputs` to log time.
-    """
-
-    menu: Menu
-    chooser: Network
-    network: Network
-
-    def choose(self, features: Array, table_rows: int = 0) -> Labels:
-        """The most probable choice of each row, shape (rows,); `table_rows` as in `Network.scores`."""
-        return np.asarray(self.chooser.scores(self.menu.sizes(features), table_rows).argmax(axis=1), dtype=np.int64)
-
-    def predict(self, features: Array, table_rows: int = 0) -> Array:
-        """Log times of shape (rows,) from features of shape (rows, columns); `table_rows` as in `Network.scores`."""
-        return self.network.predict(self.menu.inputs(features, self.choose(features, table_rows)), table_rows)
-
-    def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
-        """The arrays to save."""
-        facts = np.array([self.menu.sms, int(self.menu.batched), *self.menu.at], dtype=np.int64)
-        menu: dict[str, npt.NDArray[np.generic]] = {
-            f"{prefix}menu_choices": self.menu.choices, f"{prefix}menu_facts": facts,
-        }  # fmt: skip
-        return menu | self.chooser.tensors(f"{prefix}{CHOOSER}") | self.network.tensors(prefix)
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> ChosenKernel:
-        """Read the arrays that `tensors` returns.
-
-        Raises:
-            PackError: an array is missing or has the wrong shape.
-        """
-        try:
-            choices = tensors[f"{prefix}menu_choices"].astype(np.float32)
-            sms, batched, *at = (int(value) for value in tensors[f"{prefix}menu_facts"])
-        except KeyError as error:
-            raise PackError(f"array {error.args[0]!r} of the chosen kernel is missing; rebuild the model") from None
-        if choices.ndim != 2 or choices.shape[1] != 4 or len(at) != len(DIMS):
-            raise PackError(DAMAGED_ARRAYS)
-        menu, network = Menu(choices, sms, bool(batched), tuple(at)), Network.from_tensors(tensors, prefix)
-        columns = len(network.mean) - MOVING_COLUMNS - menu.fixed.shape[1]
-        chooser = Network.from_tensors(tensors, f"{prefix}{CHOOSER}")
-        shape = len(chooser.mean), chooser.weights[-1].shape[1]
-        if max(at) >= columns or shape != (columns + menu.tile_columns, len(choices)):
-            raise PackError(DAMAGED_ARRAYS)
-        return cls(menu, chooser, network)
-
-
-CHOOSER = "chooser_"
-"""Prefix of the names of the chooser's arrays."""
-
-DAMAGED_ARRAYS = "arrays of the chosen kernel have sizes that contradict each other; rebuild the model"

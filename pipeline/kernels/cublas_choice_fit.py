@@ -1,7 +1,8 @@
-"""Train the two networks of `cublas_choice.ChosenKernel`.
+"""Learn which kernel the library runs for a product, and how long that kernel takes.
 
 The choice and the time are learned from the same few thousand samples. Teachers are therefore trained on folds and
-averaged. Two networks then learn the averages' predictions at many more sizes: one the choice, one the time.
+averaged. Two networks then learn the averages' predictions at many more sizes: one the choice, one the time. They are
+large and slow, so one small network learns their predictions in the end (`tile_network`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.kernels.cublas_choice import ChosenKernel, Labels, Menu, ObservedChoices
+from pipeline.kernels.cublas_choice import Labels, Menu, ObservedChoices
 from pipeline.kernels.cublas_choice_teachers import train_teacher
 from pipeline.kernels.distillation import (
     LABEL_REPEATS,
@@ -24,6 +25,7 @@ from pipeline.kernels.distillation import (
 from pipeline.kernels.learned_variants import INPUT_FREQUENCIES, Outcome, Problem, member_recipe
 from pipeline.kernels.networks import Float32, Network, Recipe, train_network
 from pipeline.kernels.samples import assign_folds
+from pipeline.kernels.tile_network_fit import RECIPE, SIZES, train_tile_network
 from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array
 
@@ -58,8 +60,31 @@ SHARPENING_POWER = 2.0
 """Power applied to the probabilities that the network learns, because only the most probable choice is used."""
 
 
+@dataclass(frozen=True)
+class ChosenKernel:
+    """Predicts which kernel runs, then the time of that kernel.
+
+    Attributes:
+        menu: the possible choices.
+        chooser: network from `Menu.sizes` to a score for each choice.
+        network: network from `Menu.inputs` to log time.
+    """
+
+    menu: Menu
+    chooser: Network
+    network: Network
+
+    def choose(self, features: Array, table_rows: int = 0) -> Labels:
+        """The most probable choice of each row, shape (rows,); `table_rows` as in `Network.scores`."""
+        return np.asarray(self.chooser.scores(self.menu.sizes(features), table_rows).argmax(axis=1), dtype=np.int64)
+
+    def predict(self, features: Array, table_rows: int = 0) -> Array:
+        """Log times of shape (rows,) from features of shape (rows, columns); `table_rows` as in `Network.scores`."""
+        return self.network.predict(self.menu.inputs(features, self.choose(features, table_rows)), table_rows)
+
+
 def fit_choice(problem: Problem, observed: ObservedChoices, seed: int) -> Outcome:
-    """Train a teacher of the choice, and trees and a network of the time, per fold; distil each kind into one network.
+    """Train a teacher of the choice, and trees and a network of the time, per fold; distil all into one network.
 
     Out-of-fold predictions of the time use the teacher's choice, not the true one.
     """
@@ -111,10 +136,13 @@ def fit_choice(problem: Problem, observed: ObservedChoices, seed: int) -> Outcom
     distilled = distil(problem, student_data, teachers, out_of_fold, seed, student)
     network = distilled.members[0]
     assert isinstance(network, Network)
+    chosen_kernel = ChosenKernel(menu, chooser(), network)
+    member = problem.training_pool.start(
+        train_tile_network, chosen_kernel, problem.calls, problem.featurise, effort.student(RECIPE),
+        round(effort.synthetic_rows * SIZES), seed,
+    )  # fmt: skip
     notes = {"choices": float(len(menu.choices)), "choices_right": float(np.mean(np.concatenate(right)))}
-    return Outcome(
-        (ChosenKernel(menu, chooser(), network),), (1.0,), out_of_fold, distilled.shrink, distilled.notes | notes
-    )
+    return Outcome((member(),), (1.0,), out_of_fold, distilled.shrink, distilled.notes | notes)
 
 
 @dataclass(frozen=True)

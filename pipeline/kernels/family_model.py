@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.errors import PackError
+from pipeline.errors import PackError, shown
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.cublas_choice import ChosenKernel
 from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel, joined
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.gaussian_process import GaussianProcess
@@ -24,6 +23,7 @@ from pipeline.kernels.networks import Network
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.sample_range import Scope
 from pipeline.kernels.saved_families import DESCRIPTION, read_description
+from pipeline.kernels.tile_network import TileNetwork
 from pipeline.kernels.trees import Trees
 from pipeline.kernels.work import Array, Dims
 from pipeline.model_files import read_arrays, reading, write_arrays, write_json
@@ -46,9 +46,9 @@ WIDENING_PER_OCTAVE = 1.0
 AT_FLOOR_LOG_RANGE = 0.02
 """Log difference (2 %) from the floor within which a prediction counts as at the floor."""
 
-Member = Network | Trees | ChosenKernel | GaussianProcess
+Member = Network | Trees | TileNetwork | GaussianProcess
 MEMBERS: dict[type[Member], str] = {
-    Network: "network", Trees: "trees", ChosenKernel: "chosen kernel", GaussianProcess: "process",
+    Network: "network", Trees: "trees", TileNetwork: "tile network", GaussianProcess: "process",
 }  # fmt: skip
 """Name of each kind of member in `family.json`."""
 
@@ -58,7 +58,7 @@ class FittedModel(KernelModel):
     """The model of one family on one GPU.
 
     Attributes:
-        members: networks, trees, chosen kernels or Gaussian processes, averaged with `weights`; empty: baseline only.
+        members: networks, trees, tile networks or Gaussian processes, averaged with `weights`; empty: baseline only.
         inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, as in the paper), or `constant`
             (all samples were equal: the floor).
         floor: the relation of latencies to kernel times; `prior_scale` corrects physics for kernels under the floor.
@@ -243,9 +243,14 @@ class FittedModel(KernelModel):
 def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
     tensors: dict[str, Any] = {}
     readers: dict[str, Callable[..., Member]] = {
-        MEMBERS[Network]: Network.from_tensors, MEMBERS[ChosenKernel]: ChosenKernel.from_tensors,
+        MEMBERS[Network]: Network.from_tensors, MEMBERS[TileNetwork]: TileNetwork.from_tensors,
         MEMBERS[GaussianProcess]: GaussianProcess.from_tensors,
     }  # fmt: skip
+    unknown = set(kinds) - set(MEMBERS.values())
+    if unknown:
+        raise PackError(
+            f"{folder / DESCRIPTION}: members of kind {shown(min(unknown))} are not of this version; {REFIT_ADVICE}"
+        )
     if set(kinds) & set(readers):
         tensors, _ = read_arrays(folder / ARRAYS_FILE, REFIT_ADVICE)
     members: list[Member] = []

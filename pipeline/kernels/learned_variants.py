@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.kernels.cublas_choice import ChosenKernel
 from pipeline.kernels.effort import Effort
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.families import Law
@@ -28,6 +27,7 @@ from pipeline.kernels.gaussian_process import (
     train_gaussian_process,
 )
 from pipeline.kernels.networks import Network, Recipe, train_network
+from pipeline.kernels.tile_network import TileNetwork
 from pipeline.kernels.trees import Trees
 from pipeline.kernels.work import Array
 
@@ -108,7 +108,7 @@ class Problem:
 class Outcome:
     """Members with their weights, out-of-fold predictions, and the factor on their residuals."""
 
-    members: tuple[Network | Trees | ChosenKernel | GaussianProcess, ...]
+    members: tuple[Network | Trees | TileNetwork | GaussianProcess, ...]
     weights: tuple[float, ...]
     out_of_fold: Array  # out-of-fold predictions of the target, shape (rows,); NaN where there are none
     shrink: float

@@ -31,7 +31,7 @@ TWO_OPERAND_OPS = ("add", "mul", "div", "pow", "sub", "maximum", "minimum")
 
 def values_of(keys: npt.NDArray[np.object_], values: Mapping[str, float], default: float) -> Array:
     """The value of each key, or `default`, shape (rows,). Each distinct key is looked up only once."""
-    if keys.strides == (0,) and len(keys):  # a column of one text, from `Dims.text`
+    if _one_text(keys):
         return np.full(len(keys), values.get(keys[0], default), dtype=np.float64)
     codes, distinct = pd.factorize(keys)
     return np.array([*(values.get(key, default) for key in distinct), default], dtype=np.float64)[codes]
@@ -39,7 +39,14 @@ def values_of(keys: npt.NDArray[np.object_], values: Mapping[str, float], defaul
 
 def is_one_of(keys: npt.NDArray[np.object_], wanted: Collection[str]) -> npt.NDArray[np.bool_]:
     """Whether each key is in `wanted`, shape (rows,)."""
+    if _one_text(keys):
+        return np.full(len(keys), keys[0] in wanted)
     return np.asarray(values_of(keys, dict.fromkeys(wanted, 1.0), 0.0) > 0)
+
+
+def _one_text(keys: npt.NDArray[np.object_]) -> bool:
+    """Whether the keys are a column of one text, from `Dims.text`."""
+    return keys.strides == (0,) and len(keys) > 0
 
 
 class Dims:
@@ -69,12 +76,12 @@ class Dims:
         """
         if name not in self.table.columns:
             return np.broadcast_to(np.array(default, dtype=object), (self.rows,))
-        if isinstance(self.table[name].dtype, pd.CategoricalDtype):
-            kinds = np.array([*self.table[name].cat.categories, default], dtype=object)
-            codes = self.table[name].cat.codes.to_numpy()
+        column = self.table[name].array
+        if isinstance(column, pd.Categorical):
+            kinds, codes = np.array([*column.categories, default], dtype=object), column.codes
             one = len(codes) > 0 and bool((codes == codes[0]).all())
             return np.broadcast_to(kinds[codes[:1]], (self.rows,)) if one else kinds[codes]
-        values = self.table[name].to_numpy(dtype=object)
+        values = column.to_numpy(dtype=object)
         missing = pd.isna(values)
         return np.where(missing, np.array(default, dtype=object), values) if missing.any() else values.copy()
 

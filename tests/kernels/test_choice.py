@@ -13,12 +13,14 @@ from pipeline.kernels import cublas_choice_teachers as choice_teachers
 from pipeline.kernels import distillation as distil
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import learned_variants as learned
+from pipeline.kernels import tile_network_fit as tile_fit
 from pipeline.kernels import trees
 from pipeline.kernels.family_model import AT_FLOOR_LOG_RANGE, FittedModel
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit_gpu import fit_family
-from pipeline.kernels.networks import Recipe, train_network
+from pipeline.kernels.networks import train_network
 from pipeline.kernels.samples import with_launches
+from pipeline.kernels.tile_network import TileNetwork
 
 
 def named(table, tile_k, tile_m, split=1, slices=1):
@@ -109,6 +111,7 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
         (learned, "STEPS", (300, 300)), (distil, "STUDENT_STEPS", 600),
         (distil, "SMALL_FAMILY_STUDENT_STEPS", 600), (learned, "SMALL_FAMILY_STEPS", 200),
         (fitter, "MAX_GAUSSIAN_PROCESS_SAMPLES", 100),
+        (choice_fit, "RECIPE", replace(tile_fit.RECIPE, width=64, steps=2500)), (choice_fit, "SIZES", 6000),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     fitted = fit_family(switching, v100, "gemm", test_share=0.2, seed=1)
@@ -118,7 +121,6 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
     fitted.save(tmp_path)
     loaded = FittedModel.load(tmp_path, v100)
     calls = switching.head(200)
-    member = loaded.members[0]
     inputs = loaded.features(loaded.scope.clamp(calls)[0])
     found = [model.members[0].predict(inputs) for model in (loaded, fitted.model)]
     np.testing.assert_allclose(*found, atol=1e-3)  # weights are stored in half precision
@@ -127,10 +129,20 @@ def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch)
     assert clear.mean() > 0.9
     before, after = (model.predict(calls).latency[clear] for model in (fitted.model, loaded))
     np.testing.assert_allclose(after, before, rtol=2e-3)
-    found, _ = seen(switching, v100)
-    assert (member.choose(inputs) == found.choice[:200]).mean() > 0.95
-    one_by_one = np.concatenate([member.choose(inputs[i : i + 1]) for i in range(20)])
-    np.testing.assert_array_equal(one_by_one, member.choose(inputs)[:20])
+    assert isinstance(loaded.members[0], TileNetwork)
+    one_by_one = np.concatenate([loaded.members[0].predict(inputs[i : i + 1]) for i in range(20)])
+    np.testing.assert_allclose(one_by_one, loaded.members[0].predict(inputs)[:20], atol=1e-10)
+
+
+def test_the_choice_and_its_time_are_learned_apart(switching, v100):
+    found, inputs = seen(switching, v100)
+    odds, log_time = np.eye(4, dtype=np.float32)[found.choice], np.log(switching["latency_us"].to_numpy())
+    recipe = replace(choice_fit.CHOOSER, width=48, steps=500)
+    chooser = train_network(found.menu.sizes(inputs), odds, recipe, 0)
+    network = train_network(found.menu.inputs(inputs, found.choice), log_time, replace(recipe, loss="l1"), 0)
+    kernel = choice_fit.ChosenKernel(found.menu, chooser, network)
+    assert (kernel.choose(inputs) == found.choice).mean() > 0.95
+    assert np.median(np.abs(kernel.predict(inputs) - log_time)) < 0.03
 
 
 def test_what_tiles_make_of_the_sizes():
@@ -162,20 +174,72 @@ def test_trees_judge_what_the_scorer_finds_likely(switching, v100, monkeypatch):
     assert right[1] > 0.95 > right[0]
 
 
-def test_a_model_with_damaged_arrays_is_refused(switching, v100):
-    found, inputs = seen(switching, v100)
-    probabilities = np.eye(4, dtype=np.float32)[found.choice]
-    chooser = train_network(found.menu.sizes(inputs), probabilities, replace(choice_fit.CHOOSER, width=8, steps=3), 0)
-    told = found.menu.inputs(inputs, found.choice)
-    recipe = Recipe(width=8, layers=2, steps=3)
-    network = train_network(told, np.log(switching["latency_us"].to_numpy()), recipe, 0)
-    tensors = choice.ChosenKernel(found.menu, chooser, network).tensors("a.")
-    assert choice.ChosenKernel.from_tensors(tensors, "a.").menu.names() == found.menu.names()
-    for name in ("a.menu_choices", "a.chooser_weight1", "a.chooser_periodic_units", "a.weight0"):
+class ByTile:
+    """Log times that jump where another tile of the menu would need one more wave."""
+
+    def __init__(self, menu: choice.Menu) -> None:
+        self.menu = menu
+
+    def predict(self, features, table_rows=0):
+        waves = self.menu.sizes(features)[:, features.shape[1] + 4]
+        return np.log2(waves) + 0.1 * features[:, self.menu.at[3]]
+
+
+@pytest.fixture
+def small(switching, v100):
+    """A tile network of a menu of four choices, its teacher, and features of the samples."""
+    found, _ = seen(switching, v100)
+    recipe = replace(tile_fit.RECIPE, width=32, layers=2, steps=1500, batch=128)
+
+    def featurise(calls):
+        return derived_features("gemm", calls, v100, ("linear",))[0]
+
+    teacher = ByTile(found.menu)
+    network = tile_fit.train_tile_network(teacher, switching, featurise, recipe, 4000, 0)
+    return network, teacher, featurise(switching)
+
+
+def test_the_small_network_follows_the_jumps_of_its_teacher(small):
+    network, teacher, features = small
+    wanted = teacher.predict(features)
+    assert np.median(np.abs(network.predict(features) - wanted)) < 0.02 * np.ptp(wanted)
+    assert network.network.relu and network.network.weights[0].shape[1] == 32
+    large = network.predict(features, table_rows=10**6)  # float32
+    np.testing.assert_allclose(large, network.predict(features), atol=1e-4)
+    assert (large != network.predict(features)).any()
+
+
+def test_a_network_with_damaged_arrays_is_refused(small):
+    network, _, features = small
+    tensors = network.tensors("a.")
+    loaded = TileNetwork.from_tensors(tensors, "a.")
+    assert loaded.menu.names() == network.menu.names()
+    np.testing.assert_allclose(loaded.predict(features), network.predict(features), atol=5e-3)
+    for name in ("a.menu_choices", "a.menu_facts", "a.weight0", "a.weight2", "a.bias0", "a.mean"):
         with pytest.raises(PackError):
-            choice.ChosenKernel.from_tensors({k: v for k, v in tensors.items() if k != name}, "a.")
+            TileNetwork.from_tensors({k: v for k, v in tensors.items() if k != name}, "a.")
         with pytest.raises(PackError):
-            choice.ChosenKernel.from_tensors({**tensors, name: tensors[name][:-1]}, "a.")
+            TileNetwork.from_tensors({**tensors, name: tensors[name][..., :-1]}, "a.")
+    facts = tensors["a.menu_facts"].copy()
+    facts[-1] = 10_000
+    with pytest.raises(PackError):
+        TileNetwork.from_tensors({**tensors, "a.menu_facts": facts}, "a.")
+
+
+def test_sizes_to_learn_from_are_near_the_samples_and_all_over_their_range(switching):
+    found = tile_fit.training_calls(switching, 4000, 3)
+    again = tile_fit.training_calls(switching, 4000, 3)
+    pd.testing.assert_frame_equal(found, again)
+    assert len(found) == 4000 and not found[["M", "N", "K"]].isna().any().any()
+    sizes, sampled = found[["M", "N", "K"]].to_numpy(), switching[["M", "N", "K"]].to_numpy()
+    assert (sizes == np.round(sizes)).all()
+    assert (sizes >= sampled.min(axis=0)).all() and (sizes <= sampled.max(axis=0)).all()
+    spread, rounded = sizes[2800:3400], sizes[3400:]
+    inside = (rounded > sampled.min(axis=0)) & (rounded < sampled.max(axis=0))
+    mantissa = np.frexp(rounded)[0] * 8
+    assert (mantissa == np.round(mantissa))[inside].all() and not (np.frexp(spread)[0] * 8 % 1 == 0).all()
+    middle = np.exp((np.log(sampled.min(axis=0)) + np.log(sampled.max(axis=0))) / 2)
+    assert (abs((spread < middle).mean(axis=0) - 0.5) < 0.1).all()
 
 
 def test_asking_for_it_without_names(gemm_samples, v100):

@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_model(samples, v100, variant):
     np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "version"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "version", "kind"])
 def test_a_damaged_model_is_refused(samples, v100, tmp_path, damage):
     fit_family(samples, v100, "gemm", "mlp").save(tmp_path)
     weights, description = tmp_path / "networks.safetensors", tmp_path / "family.json"
@@ -95,7 +95,8 @@ def test_a_damaged_model_is_refused(samples, v100, tmp_path, damage):
     elif damage == "cut":
         weights.write_bytes(weights.read_bytes()[:200])
     else:
-        values = json.loads(description.read_text()) | {"feature_version": -1}
+        older = {"version": {"feature_version": -1}, "kind": {"members": ["chosen kernel"]}}
+        values = json.loads(description.read_text()) | older[damage]
         del values[DIGEST_KEY]  # as in a file of an older version
         description.write_text(json.dumps(values))
     with pytest.raises(PackError, match="refit"):

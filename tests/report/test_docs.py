@@ -25,6 +25,9 @@ MOST_IMAGE_BYTES = 160_000
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 COMMANDS = ("steptime", "snakemake", "make", "python", "python3")
+OUTSIDE = {"measure.py", "mlflow.py"}
+"""Modules that pages name and that are not part of the project."""
+
 PLACEHOLDER = re.compile(r"=[^=]*\b(MY_\w+|GPU|NAME|\.\.\.)")
 
 
@@ -72,6 +75,15 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
         assert target.exists(), f"{name}: {link}"
         if anchor:
             assert anchor in anchors(target), f"{name}: {link}"
+
+
+@pytest.mark.parametrize("name", names(PAGES))
+def test_modules_that_a_page_names_exist(name: str) -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", prose((ROOT / name).read_text(encoding="utf-8"))))
+    folders = ("pipeline", "workflow", "benchmarks", "tests")
+    known = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    missing = {each for each in named if not any(f"/{path}".endswith(f"/{each}") for path in known)}
+    assert not missing - OUTSIDE, name
 
 
 def test_every_page_of_the_docs_is_reached_from_their_index() -> None:
