@@ -18,6 +18,9 @@ from pipeline.readable import gibibytes, html_table, milliseconds, rate, shares
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAX_NAME_LENGTH = 60
+"""Longest name of a variant, in characters, that fits on an axis."""
+
 NAMED_GPUS = 3
 """Number of GPUs that a table names, of those on which a step fits."""
 
@@ -116,6 +119,15 @@ class Prediction:
         if self.overrides and self.variant != "default":
             return " ".join(text.removeprefix("+").removeprefix("model.") for text in self.overrides)
         return "" if self.variant == "default" else self.variant
+
+    @property
+    def label(self) -> str:
+        """The point's name in tables and figures: model, variant and batch size.
+
+        If the variant's name is a hash, the label has the overrides instead, where they are short enough for an axis.
+        """
+        shown = self.named if len(self.named) <= MAX_NAME_LENGTH else self.variant
+        return f"{self.model} {shown}".rstrip() + f" b{self.batch_size}"
 
     @property
     def error(self) -> float | None:

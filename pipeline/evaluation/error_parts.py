@@ -30,20 +30,6 @@ PARTS = (ACTIVE, OWN_OVERHEADS, SHARED_OVERHEADS, KERNEL_SUM)
 COLUMNS = ["gpu", "workload", "part", "predicted_us", "measured_us"]
 
 
-MAX_NAME_LENGTH = 60
-"""Longest name of a variant, in characters, that fits on an axis."""
-
-
-def label(prediction: Prediction) -> str:
-    """A point's name in tables and figures: model, variant and batch size.
-
-    If the variant's name is a hash, the label has the overrides instead, where they are short enough for an axis.
-    """
-    text = prediction.named
-    shown = text if len(text) <= MAX_NAME_LENGTH else prediction.variant
-    return f"{prediction.model} {shown}".rstrip() + f" b{prediction.batch_size}"
-
-
 def error_parts(
     prediction: Prediction, active_us: float | None = None, own_us: float | None = None, shared_us: float | None = None
 ) -> pd.DataFrame:
@@ -66,7 +52,7 @@ def error_parts(
         (SHARED_OVERHEADS, shared_us, step),
         (KERNEL_SUM, sum(prediction.families_us.values()) or None, step),
     )
-    rows = [(prediction.gpu, label(prediction), part, predicted, measured)
+    rows = [(prediction.gpu, prediction.label, part, predicted, measured)
             for part, predicted, measured in values if predicted is not None and measured is not None]  # fmt: skip
     return pd.DataFrame(rows, columns=COLUMNS)
 

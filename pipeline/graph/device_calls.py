@@ -58,10 +58,9 @@ def call_rows(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
     tf32, bf16 = gpu is None or has_tf32(gpu), gpu is None or device == "cpu" or has_bf16(gpu)
     sms, capability = (gpu.sms, gpu.compute_capability) if gpu else (DEFAULT_SMS, DEFAULT_CAPABILITY)
     target = {"sms": sms, "capability": capability, "native_bf16": bf16}
-    for node, row in mapped_nodes(_nodes_of(graph)):
+    for node, row, key in _mapped(graph):
         if device == "cuda" and node.on_host:
             continue
-        key = _signature(node)
         if key not in cache:
             cache[key] = _records(node, row, device, tf32, target)
         records += [
@@ -75,15 +74,20 @@ def call_rows(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
     return records
 
 
-def _nodes_of(graph: Graph) -> tuple[Node, ...]:
-    """The nodes of a graph. Those of the graph that was mapped last are kept: a grid maps it for one GPU after another."""
+_Mapped = list[tuple[Node, Row, Any]]
+"""Nodes that make calls, with their rows of the map and their signatures."""
+
+
+def _mapped(graph: Graph) -> _Mapped:
+    """As `mapped_nodes`, for a graph. Those of the last graph are kept: a grid maps it for one GPU after another."""
     if not _LAST_MAPPED or _LAST_MAPPED[0][0] is not graph.table:
-        _LAST_MAPPED[:] = [(graph.table, tuple(graph.nodes()))]
+        nodes = tuple(graph.nodes())
+        _LAST_MAPPED[:] = [(graph.table, [(node, row, _signature(node)) for node, row in mapped_nodes(nodes)])]
     return _LAST_MAPPED[0][1]
 
 
-_LAST_MAPPED: list[tuple[pd.DataFrame, tuple[Node, ...]]] = []
-"""The table of the graph that was mapped last, with its nodes; none at first."""
+_LAST_MAPPED: list[tuple[pd.DataFrame, _Mapped]] = []
+"""The table of the graph that was mapped last, with its mapped nodes; none at first."""
 
 
 def _multiplies(rows: Sequence[dict[str, Any]], dtype: str) -> bool:

@@ -14,9 +14,10 @@ import pandas as pd
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.readable import short_time
-from pipeline.report.figures.figure_data import mean_shares, shares
+from pipeline.report.figures.figure_data import mean_shares
 from pipeline.report.figures.gallery import ACCURACY, CATEGORIES, INDEX, NARROW_FOLDER
 from pipeline.report.figures.sentences import span
+from pipeline.report.figures.step_table import shares
 from pipeline.report.grid_accuracy import Section
 from pipeline.schemas import atomic_path
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ def _coloured(kernels: Sequence[Event]) -> dict[str, str]:
     }
 
 
+@cache
 def _family(name: str) -> str:
     """`gemm` of `gemm:linear`; of a kernel's C++ name, the function without namespace, templates and arguments."""
     own = re.split(r"[<(]", name.removeprefix("void "))[0].rpartition("::")[2].strip()

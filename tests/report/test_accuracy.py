@@ -14,12 +14,13 @@ from pipeline.paths import Artifacts as Paths
 from pipeline.prediction import Prediction
 from pipeline.report import grid_accuracy as accuracy
 from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures import step_table
 from pipeline.report.figures.gallery import Artifacts
 from pipeline.report.grid_inputs import host_observations, missing_evidence, with_gpus
 
 
 def account(found: Artifacts, missing: list[str]) -> str:
-    steps = tables.steps(Prediction.all_of(found.summary))
+    steps = step_table.steps(Prediction.all_of(found.summary))
     by_part = tables.error_parts(found.summary)
     errors, kernels = tables.errors_by_part(by_part), tables.kernel_errors(found.models)
     parts = accuracy.sections(steps, errors, by_part, kernels, missing)
@@ -48,7 +49,7 @@ def test_errors_by_size_have_a_table_where_a_model_keeps_them(summary: pd.DataFr
 
 def test_the_title_says_what_the_grid_holds(summary: pd.DataFrame) -> None:
     assert (
-        accuracy.title_of(tables.steps(Prediction.all_of(summary)))
+        accuracy.title_of(step_table.steps(Prediction.all_of(summary)))
         == "Accuracy on V100, P100: dlrm_default at batch 512, 2,048"
     )
 

@@ -17,8 +17,8 @@ from pipeline.palette import FAMILIES, luminance
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures import step_table, style
 from pipeline.report.figures import step_times as drawn_steps
-from pipeline.report.figures import style
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw, draw_all
 from pipeline.report.figures.layout import WIDE, notes_of
 from pipeline.report.figures.published_errors import PUBLISHED, published
@@ -59,7 +59,7 @@ def test_a_figure_without_data_is_listed_with_the_reason(summary: pd.DataFrame, 
 
 
 def test_active_and_idle_add_up_to_the_step(summary: pd.DataFrame) -> None:
-    steps = tables.steps(Prediction.all_of(summary))
+    steps = step_table.steps(Prediction.all_of(summary))
     assert (steps["active_us"] + steps["idle_us"]).to_list() == pytest.approx(steps["predicted_us"].to_list())
 
 
@@ -74,7 +74,7 @@ def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.D
     found = parts.error_parts(point, active_us=2 * point.active_us, own_us=900.0, shared_us=1000.0)
     assert found["part"].to_list() == list(parts.PARTS)
     both = tables.error_parts(summary, found)
-    of_point = both[(both["gpu"] == point.gpu) & (both["workload"] == parts.label(point))]
+    of_point = both[(both["gpu"] == point.gpu) & (both["workload"] == point.label)]
     assert of_point.reset_index(drop=True).equals(found)
     assert set(both["workload"]) > set(found["workload"]), "the other measured point is there too"
     unmeasured = dataclasses.replace(point, measured_us=None)
@@ -248,11 +248,9 @@ def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
 
 def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.DataFrame) -> None:
     point = dataclasses.replace(Prediction.all_of(summary)[0], variant="v0123456789", overrides=("model.rows=[10,20]",))
-    assert parts.label(point) == "dlrm_default rows=[10,20] b512"
-    assert (
-        parts.label(dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,)))
-        == "dlrm_default v0123456789 b512"
-    )
+    assert point.label == "dlrm_default rows=[10,20] b512"
+    long = dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,))
+    assert long.label == "dlrm_default v0123456789 b512"
 
 
 def test_the_throughput_of_a_single_batch_size_is_a_bar_per_gpu() -> None:

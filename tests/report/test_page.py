@@ -14,6 +14,7 @@ import pytest
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures import step_table
 from pipeline.report.figures.gallery import CATEGORIES, GALLERY, Artifacts, draw_all
 from pipeline.report.grid_accuracy import Section, read_sections, sections, write_sections
 from pipeline.report.html_report import caption, error_number, grid_title, point_name, step_number, write_report
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def accuracy_tables(found: Artifacts) -> list[Section]:
     by_part = tables.error_parts(found.summary)
-    return sections(tables.steps(Prediction.all_of(found.summary)), tables.errors_by_part(by_part), by_part,
+    return sections(step_table.steps(Prediction.all_of(found.summary)), tables.errors_by_part(by_part), by_part,
                     tables.kernel_errors(found.models), ["P100: nothing was measured"])  # fmt: skip
 
 

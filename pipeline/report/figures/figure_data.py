@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from pipeline.evaluation import error_parts as parts
-from pipeline.evaluation.error_parts import label
 from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.kernels.error_metrics import DECILES, gmae, mape
 from pipeline.prediction import Prediction
@@ -32,33 +31,6 @@ QUANTILES = 201
 """Number of quantiles of the held-out errors that ship with a model. A pack then has a histogram without samples."""
 
 HISTOGRAM_BINS = 40
-
-
-def steps(points: Iterable[Prediction]) -> pd.DataFrame:
-    """One row per predicted point.
-
-    Args:
-        points: predictions, of a `summary` table (`Prediction.all_of`) or in memory.
-
-    Returns:
-        A table of these columns.
-        Point: gpu, workload (model, variant and batch size as one label), model_variant, batch_size.
-        Times: predicted_us, active_us, idle_us, host_us, kernels_us (sum of all kernels), p10_us, p90_us, measured_us.
-        Other results: samples_per_s, fits, bound, device_evidence, host_evidence, unmodelled_share.
-    """
-    rows = [
-        {
-            "gpu": p.gpu, "workload": label(p), "model_variant": label(p).rpartition(" b")[0],
-            "batch_size": p.batch_size,
-            "predicted_us": p.predicted_us, "active_us": p.active_us, "idle_us": p.idle_us, "host_us": p.host_us,
-            "kernels_us": sum(p.families_us.values()) or np.nan, "p10_us": p.p10_us, "p90_us": p.p90_us,
-            "measured_us": np.nan if p.measured_us is None else p.measured_us, "samples_per_s": p.samples_per_s,
-            "fits": p.fits, "bound": p.bound, "device_evidence": shares(p.evidence),
-            "host_evidence": shares(p.host_evidence), "unmodelled_share": p.unmodelled_share,
-        }
-        for p in points
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
 
 
 def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +61,7 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
 def families(points: Iterable[Prediction]) -> pd.DataFrame:
     """Device time by kernel family of every predicted point: gpu, workload, model_variant, batch_size, family, device_us."""
     rows = [
-        {"gpu": p.gpu, "workload": label(p), "model_variant": label(p).rpartition(" b")[0], "batch_size": p.batch_size,
+        {"gpu": p.gpu, "workload": p.label, "model_variant": p.label.rpartition(" b")[0], "batch_size": p.batch_size,
          "family": family, "device_us": us}
         for p in points
         for family, us in p.families_us.items()
@@ -239,7 +211,7 @@ def error_parts(summary: pd.DataFrame, found: pd.DataFrame | None = None) -> pd.
     """
     known = pd.DataFrame(columns=parts.COLUMNS) if found is None or found.empty else found
     done = set(zip(known["gpu"], known["workload"], strict=True))
-    rest = [parts.error_parts(p) for p in Prediction.all_of(summary) if (p.gpu, label(p)) not in done]
+    rest = [parts.error_parts(p) for p in Prediction.all_of(summary) if (p.gpu, p.label) not in done]
     tables = [table for table in (known, *rest) if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else known
 
@@ -307,9 +279,3 @@ def mean_shares(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean share per kind of evidence over several points."""
     kinds = dict.fromkeys(kind for each in many for kind in each)
     return {kind: sum(each.get(kind, 0.0) for each in many) / len(many) for kind in kinds}
-
-
-def shares(kinds: Mapping[str, float]) -> str:
-    """Shares as text such as `pack 92 %, roofline 8 %`, largest first."""
-    ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in ordered if share >= 0.005)

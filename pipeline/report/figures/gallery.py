@@ -18,6 +18,7 @@ from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures import kernel_errors as kernels
 from pipeline.report.figures import measured_errors as measured
 from pipeline.report.figures import overhead_plots as overheads
+from pipeline.report.figures import step_table
 from pipeline.report.figures import step_times as steps
 from pipeline.report.figures import transfer_errors as transfer
 from pipeline.report.figures import value_for_money as money
@@ -94,7 +95,7 @@ class Entry:
 
 
 def _steps(found: Artifacts) -> pd.DataFrame:
-    return tables.steps(Prediction.all_of(found.summary))
+    return step_table.steps(Prediction.all_of(found.summary))
 
 
 def _measured(found: Artifacts) -> pd.DataFrame:
@@ -259,7 +260,7 @@ def _evidence(summary: pd.DataFrame) -> str:
         by_gpu.setdefault(prediction.gpu, []).append(prediction)
     lines = []
     for gpu, points in by_gpu.items():
-        device = tables.shares(tables.mean_shares([p.evidence for p in points]))
-        host = tables.shares(tables.mean_shares([p.host_evidence for p in points]))
+        device = step_table.shares(tables.mean_shares([p.evidence for p in points]))
+        host = step_table.shares(tables.mean_shares([p.host_evidence for p in points]))
         lines.append(f"{gpu}: device time {device}; host time {host}.")
     return "Evidence (mean of the points). " + " ".join(lines)

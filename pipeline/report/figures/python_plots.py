@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pipeline.palette import IDLE, MEASURED, OTHER, family_colour
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.report.figures.figure_data import steps
 from pipeline.report.figures.layout import (
     WIDE,
     board,
@@ -21,6 +20,7 @@ from pipeline.report.figures.layout import (
     rows_height,
     segment_label,
 )
+from pipeline.report.figures.step_table import steps
 from pipeline.report.figures.step_times import MIN_LABEL, step_times
 from pipeline.report.figures.style import number_ticks
 
