@@ -95,7 +95,7 @@ def fit_choice(problem: Problem, observed: ObservedChoices, seed: int) -> Outcom
     # without sines, a student's error is larger than its teachers': on two splits of the V100, 1.86 and 1.99 %
     # against 1.85 and 1.88 %
     effort = problem.effort
-    student = replace(student_recipe(recipe, effort=effort), frequencies=INPUT_FREQUENCIES)
+    student = replace(effort.choice_student(student_recipe(recipe)), frequencies=INPUT_FREQUENCIES)
     if effort.warm_student:
         student = replace(student, width=width, layers=layers)
     known = choices >= 0  # other rows are predicted but not trained on
@@ -127,7 +127,7 @@ def fit_choice(problem: Problem, observed: ObservedChoices, seed: int) -> Outcom
         choices[known],
         features,
         mean_probabilities,
-        effort.chooser(CHOOSER),
+        effort.choice_student(CHOOSER),
         seed,
     )
     synthetic_inputs = menu.inputs(features, _draw_choices(mean_probabilities, seed))
@@ -138,7 +138,7 @@ def fit_choice(problem: Problem, observed: ObservedChoices, seed: int) -> Outcom
     assert isinstance(network, Network)
     chosen_kernel = ChosenKernel(menu, chooser(), network)
     member = problem.training_pool.start(
-        train_tile_network, chosen_kernel, problem.calls, problem.featurise, effort.student(RECIPE),
+        train_tile_network, chosen_kernel, problem.calls, problem.featurise, effort.choice_student(RECIPE),
         round(effort.synthetic_rows * SIZES), seed,
     )  # fmt: skip
     notes = {"choices": float(len(menu.choices)), "choices_right": float(np.mean(np.concatenate(right)))}

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.kernels.effort import LONG, Effort
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.intervals import bagging_shrink
 from pipeline.kernels.learned_variants import (
@@ -89,17 +88,17 @@ def fit_average(problem: Problem, seed: int) -> Outcome:
     folds = effort.small_family_network_folds if rows < SMALL_FAMILY_SAMPLES else effort.network_folds
     by_networks, networks = cross_validate(problem, partial(train_by_recipe, effort.member(recipe)), seed, folds)
     shares, out_of_fold = Shares.best(problem, by_trees, by_networks)
-    student = student_recipe(recipe, rows < SMALL_FAMILY_SAMPLES, effort)
+    student = effort.student(student_recipe(recipe, rows < SMALL_FAMILY_SAMPLES))
     invented = synthetic_calls(problem.calls, int(effort.synthetic_rows * SYNTHETIC_ROWS), seed)
     student_data = StudentData(problem.features, problem.target, invented, problem.featurise(invented))
     return distil(problem, student_data, Teachers(trees, networks, shares), out_of_fold, seed, student)
 
 
-def student_recipe(recipe: Recipe, few: bool = False, effort: Effort = LONG) -> Recipe:
-    """Recipe of the student of members with that recipe: the same width, more steps."""
+def student_recipe(recipe: Recipe, few: bool = False) -> Recipe:
+    """Recipe of the student of members with that recipe, in the long way: the same width, more steps."""
     least = SMALL_FAMILY_STUDENT_STEPS if few else STUDENT_STEPS
     steps = max(recipe.steps, least)
-    return effort.student(Recipe(recipe.width, recipe.layers, steps=steps, frequencies=recipe.frequencies))
+    return Recipe(recipe.width, recipe.layers, steps=steps, frequencies=recipe.frequencies)
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ class Effort:
         synthetic_rows: factor on the sizes that the members of an average label for its student.
         warm_student: whether a student starts from the weights of a member. Where the kernel is known, it then has the
             width and layers of the periodic members.
-        student_steps: factor on the optimiser steps of a student.
-        chooser_steps: factor on the optimiser steps of the network that predicts the choice of a kernel.
+        student_steps: factor on the optimiser steps of the student of an average.
+        choice_student_steps: factor on the optimiser steps of the networks that learn from teachers where the kernel is
+            known: of its choice, of its time, and of both.
     """
 
     folds: int = 5
@@ -43,19 +44,19 @@ class Effort:
     synthetic_rows: float = 1.0
     warm_student: bool = False
     student_steps: float = 1.0
-    chooser_steps: float = 1.0
+    choice_student_steps: float = 1.0
 
     def member(self, recipe: Recipe, kernel_known: bool = False) -> Recipe:
         """The recipe of a member network, from that of the long way."""
         return _scaled(recipe, self.network_steps, 1.0 if kernel_known else self.network_batch)
 
     def student(self, recipe: Recipe) -> Recipe:
-        """The recipe of a student, from that of the long way."""
+        """The recipe of the student of an average, from that of the long way."""
         return _scaled(recipe, self.student_steps, 1.0)
 
-    def chooser(self, recipe: Recipe) -> Recipe:
-        """The recipe of the network that predicts the choice of a kernel, from that of the long way."""
-        return _scaled(recipe, self.chooser_steps, 1.0)
+    def choice_student(self, recipe: Recipe) -> Recipe:
+        """The recipe of a network that learns from teachers where the kernel is known, from that of the long way."""
+        return _scaled(recipe, self.choice_student_steps, 1.0)
 
 
 def _scaled(recipe: Recipe, steps: float, batch: float) -> Recipe:
@@ -67,15 +68,16 @@ LONG = Effort()
 
 QUICK = Effort(
     folds=3, network_folds=2, small_family_network_folds=3, choice_folds=4, gaussian_process_samples=5000,
-    network_steps=0.67, network_batch=0.5, synthetic_rows=0.5, warm_student=True, student_steps=0.5, chooser_steps=0.5,
+    network_steps=0.67, network_batch=0.5, synthetic_rows=0.5, warm_student=True, student_steps=0.75,
+    choice_student_steps=0.5,
 )  # fmt: skip
-"""The quick way."""
+"""The quick way. With half of a student's steps, layer norm and batched products lose 6 % (`docs/notes/kernels.md`)."""
 
 EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "long": LONG}
 """Efforts by name."""
 
 DEFAULT_EFFORT = "long"
-"""Effort of a fit that names none. Errors of the quick way are more than 3 % larger in matrix products (`docs/speed.md`)."""
+"""Effort of a fit that names none. Errors of the quick way are up to 3 % larger in some families (`docs/speed.md`)."""
 
 
 def effort_of(name: str) -> Effort:

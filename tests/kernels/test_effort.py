@@ -106,4 +106,4 @@ def test_a_recipe_recognises_networks_of_its_form(member):
 
 
 def test_the_long_way_changes_no_recipe():
-    assert LONG.member(RECIPE) == LONG.student(RECIPE) == LONG.chooser(RECIPE) == RECIPE
+    assert LONG.member(RECIPE) == LONG.student(RECIPE) == LONG.choice_student(RECIPE) == RECIPE
