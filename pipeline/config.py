@@ -14,6 +14,8 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pipeline.compose import (
@@ -89,10 +91,17 @@ def method_label(settings: KernelSettings | OverheadSettings) -> str:
         settings: section `kernels` or `overheads` of a point.
     """
     name, section = settings.name, "kernels" if isinstance(settings, KernelSettings) else "overheads"
-    usual = load_yaml((config_dir() / section / f"{name}.yaml").read_text(encoding="utf-8"))
+    usual = _read_once(config_dir() / section / f"{name}.yaml")
     differs = {key: value for key, value in sorted(plain_section(settings).items())
                if key not in _APPLIED_LATER and value != usual.get(key)}  # fmt: skip
     return f"{name}-{hashlib.sha256(repr(differs).encode()).hexdigest()[:8]}" if differs else name
+
+
+@cache
+def _read_once(path: Path) -> dict[str, Any]:
+    """The content of a file of the configuration. Each point of a grid asks for the same ones."""
+    content: dict[str, Any] = load_yaml(path.read_text(encoding="utf-8"))
+    return content
 
 
 def expand(overrides: Sequence[str]) -> list[Point]:

@@ -38,7 +38,9 @@ class FrozenDict(Mapping[str, Any]):
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or super().__eq__(other)
+        if isinstance(other, FrozenDict):
+            return self is other or self._values == other._values
+        return super().__eq__(other)
 
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
         return FrozenDict, (self._values,)  # without the hash: those of texts differ between processes

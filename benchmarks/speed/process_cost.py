@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 
+from pipeline.paths import project_dir
 from pipeline.report.markdown import markdown
 
 IMPORTS = {
@@ -52,8 +55,16 @@ def steptime(*words: str, out: str = "/dev/null") -> list[str]:
     )
 
 
+@cache
+def _compile_modules() -> None:
+    """Compile our modules, as `pip` does with those that it installs. Without this, some processes would compile them."""
+    for folder in ("pipeline", "benchmarks"):
+        compileall.compile_dir(project_dir() / folder, quiet=1)
+
+
 def measured(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Cost:
     """Cost of a process with one BLAS thread. The processes that it starts and waits for are included."""
+    _compile_modules()
     given = os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {})
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "used"

@@ -31,8 +31,9 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
         notes.append(f"{gpu.name} has no TF32: what runs, and is predicted, is fp32")
     if has_bf16(gpu):
         return notes
-    half = calls[calls["dtype"] == "bf16"]
-    if len(half):
+    in_bf16 = (calls["dtype"] == "bf16").to_numpy(bool, na_value=False)
+    if in_bf16.any():
+        half = calls[in_bf16]
         text = f"{gpu.name} has no bf16: PyTorch stores 2 bytes and computes in fp32"
         if (half["op"] == "im2col").any():
             text += ", convolutions one sample at a time without cuDNN"

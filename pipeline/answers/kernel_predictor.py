@@ -94,10 +94,12 @@ class KernelPredictor:
         modelled, inside = np.ones(rows, dtype=bool), np.ones(rows, dtype=bool)
         plain = model_columns(calls)
         families, names = pd.factorize(plain["family"])
+        stated, is_text = plain.notna().to_numpy(), plain.columns.isin(TEXT_COLUMNS)
         for number, name in enumerate(names):
             at = np.flatnonzero(families == number)
             known = str(name) if str(name) in FAMILIES else "other"
-            own = _without_empty_columns(plain.iloc[at])
+            # without the columns that are null in all rows: every family has dims of its own, and tables have those of all
+            own = plain.iloc[at, np.flatnonzero(is_text | stated[at].any(axis=0))]
             estimate, source = self._family(known, own if known == name else own.assign(family=known))
             found = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
             modelled[at], inside[at] = found, estimate.inside
@@ -175,13 +177,6 @@ def model_columns(calls: pd.DataFrame) -> pd.DataFrame:
             values = _plain(calls[name])
         found[name] = pd.Series(values, dtype=values.dtype)  # pandas would turn text into its own type
     return pd.DataFrame(found, copy=False)
-
-
-def _without_empty_columns(calls: pd.DataFrame) -> pd.DataFrame:
-    """Without the columns that are null in all rows: every family has dims of its own, and tables have those of all."""
-    numbers = [name for name in calls.columns if name not in TEXT_COLUMNS]
-    empty = np.flatnonzero(calls[numbers].isna().to_numpy().all(axis=0))
-    return calls.drop(columns=[numbers[at] for at in empty])
 
 
 def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, npt.NDArray[np.int64]]:

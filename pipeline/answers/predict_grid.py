@@ -36,6 +36,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
+from pipeline.settings import FrozenDict
 from pipeline.simulate.program import assemble
 from pipeline.simulate.step_program import Program
 
@@ -173,9 +174,10 @@ class GridModels:
 
     def kernels(self, point: Point) -> KernelPredictor:
         """Kernel models of a point's GPU and method."""
-        variant, gpu = method_label(point.settings.kernels), self.gpu(point)
+        device = device_key(point)
+        gpu, variant = self.gpu(point), device[1]
         return self._once(
-            ("kernels", *device_key(point)),
+            ("kernels", *device),
             lambda: kernel_predictor(gpu, variant, available_models(point.gpu, variant, self.results)),
         )
 
@@ -209,8 +211,8 @@ class _Mapped:
     parts: StepParts
 
 
-def device_key(point: Point) -> tuple[object, ...]:
-    """What decides the kernel models of a point: the GPU's figures and the method."""
+def device_key(point: Point) -> tuple[FrozenDict, str]:
+    """What decides the kernel models of a point: the GPU's figures and the label of the method."""
     return point.settings.gpu, method_label(point.settings.kernels)
 
 
@@ -234,10 +236,10 @@ def _step(point: Point, shared: GridModels, known: dict[str, _Mapped]) -> _Step:
 def _predicted(steps: Sequence[_Step], shared: GridModels, keep_draws: bool) -> Iterator[Answer]:
     """Predict the steps: kernel times GPU by GPU, then each step."""
     load_walk_if_it_pays((step.parts, step.subject) for step in steps)
-    devices: dict[tuple[object, ...], list[_Step]] = {}
+    devices: dict[tuple[FrozenDict, str], list[_Step]] = {}
     for step in steps:
         devices.setdefault(device_key(step.point), []).append(step)
-    times: dict[tuple[object, ...], Mapping[int, pd.DataFrame]] = {}
+    times: dict[tuple[FrozenDict, str], Mapping[int, pd.DataFrame]] = {}
     for device, own in devices.items():
         with suppress(SteptimeError):  # raised again by the points of this GPU
             times[device] = kernel_times(shared.kernels(own[0].point), [step.parts for step in own])

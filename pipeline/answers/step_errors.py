@@ -74,6 +74,9 @@ MOST_DRAWS, MOST_VALUES = 32, 8_000_000
 QUANTILES, LEAST_QUANTILES = 16_384, 32
 """Values of the main error for which the time is interpolated in all draws of the other errors; least number per draw."""
 
+DRAW_COUNTS = 8
+"""Numbers of draws whose quantiles are kept: a grid draws 1 to `MOST_DRAWS` times as often, by powers of two."""
+
 STEP, HOST = 0, 1
 """Places of the sources that are not families or launches."""
 
@@ -268,7 +271,7 @@ def _interpolated(log_times: Floats) -> Floats:
     return np.asarray(log_times[rows, left] * (1 - part) + log_times[rows, left + 1] * part)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=DRAW_COUNTS)
 def _places(draws: int) -> tuple[Ints, Floats]:
     """Where the quantiles of the main error lie among `MAIN_ERRORS`: the value to the left, and the way to the next.
 
@@ -288,14 +291,10 @@ def launch_keys(calls: pd.DataFrame) -> list[str]:
 
     Calls without sizes (operators that the map does not know) are distinguished by their bytes.
     """
-    words = [name for name in ("family", "op", "phase", "dtype", "attributes") if name in calls]
-    sizes = [name for name in DIMS if name in calls]
-    traffic = [name for name in ("bytes_read", "bytes_written") if name in calls]
-    present = {name: calls[name].notna().to_numpy() for name in (*words, *sizes, *traffic)}
-    named, sized, moved = (
-        [_stated(calls[name], present[name], form) for name in names if present[name].any()]
-        for names, form in ((words, "{}={}"), (sizes, "{}={:.0f}"), (traffic, "{}={:.0f}"))
-    )
+    words = [_stated(calls, name, "{}={}") for name in ("family", "op", "phase", "dtype", "attributes")]
+    sizes = [_stated(calls, name, "{}={:.0f}") for name in DIMS]
+    traffic = [_stated(calls, name, "{}={:.0f}") for name in ("bytes_read", "bytes_written")]
+    named, sized, moved = ([column for column in columns if column] for columns in (words, sizes, traffic))
     keys = []
     for row in range(len(calls)):
         told = [column[row] for column in sized if column[row]] or [column[row] for column in moved if column[row]]
@@ -303,10 +302,19 @@ def launch_keys(calls: pd.DataFrame) -> list[str]:
     return keys
 
 
-def _stated(column: pd.Series, present: npt.NDArray[np.bool_], form: str) -> list[str]:
-    """The values of a column with its name; empty where a value is missing."""
-    values = zip(column.astype(object).tolist(), present.tolist(), strict=True)
-    return [form.format(column.name, value) if known else "" for value, known in values]
+def _stated(calls: pd.DataFrame, name: str, form: str) -> list[str]:
+    """The values of a column with its name, "" where a value is missing; an empty list if all are, or without the column."""
+    if name not in calls:
+        return []
+    column = calls[name]
+    present = column.notna().to_numpy()
+    if not present.any():
+        return []
+    if pd.api.types.is_numeric_dtype(column):
+        values = column.to_numpy(np.float64, na_value=np.nan).tolist()
+    else:
+        values = column.to_numpy(object).tolist()
+    return [form.format(name, value) if known else "" for value, known in zip(values, present.tolist(), strict=True)]
 
 
 def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
@@ -331,7 +339,7 @@ def _keyed_normals(keys: tuple[str, ...], draws: int, seed: int) -> Floats:
     return found
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=DRAW_COUNTS)
 def _normal_quantiles(count: int) -> Floats:
     """Quantiles of the standard normal distribution at the middles of `count` equally likely ranges."""
     inverse = NormalDist().inv_cdf

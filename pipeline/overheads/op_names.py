@@ -74,6 +74,7 @@ def calls_signature(count: int) -> str:
     return f"calls={count}"
 
 
+@lru_cache(maxsize=256)
 def switch_signature(before: int, after: int) -> str:
     """Signature of a gap (T1) by the threads on its two sides."""
     return f"thread {min(before, 2)}>{min(after, 2)}"

@@ -100,9 +100,9 @@ class OverheadModel:
             open_rows = np.flatnonzero(level == ABSENT)
             if not len(open_rows):
                 break
-            index = self._plain if is_plain else self._exact
-            keys = [_SEPARATOR.join((kind, names[i], signature[i] or "", api[i])) for i in open_rows.tolist()]
-            hit = index.get_indexer(pd.Index(keys, dtype=object))
+            index = self._plain if is_plain else self._lookup
+            keys = (_SEPARATOR.join((kind, names[i], signature[i] or "", api[i])) for i in open_rows.tolist())
+            hit = np.fromiter((index.get(key, -1) for key in keys), np.int64, len(open_rows))
             found = hit >= 0
             rows = open_rows[found]
             if is_plain:
@@ -140,10 +140,6 @@ class OverheadModel:
         return [_SEPARATOR.join(key) for key in zip(self.table["type"], *columns, strict=True)]
 
     @cached_property
-    def _exact(self) -> pd.Index[str]:
-        return pd.Index(self._keys, dtype=object)
-
-    @cached_property
     def _lookup(self) -> dict[str, int]:
         return {key: row for row, key in reversed(list(enumerate(self._keys)))}
 
@@ -166,9 +162,8 @@ class OverheadModel:
         return grouped
 
     @cached_property
-    def _plain(self) -> pd.Index[str]:
-        index: pd.Index[str] = pd.Index(list(self._by_plain.index), dtype=object)
-        return index
+    def _plain(self) -> dict[str, int]:
+        return {key: row for row, key in enumerate(self._by_plain.index)}
 
     @cached_property
     def _plain_means(self) -> Floats:

@@ -5,14 +5,12 @@ The recurrence and its results are those of the plain walk, to the last bit (`te
 
 from __future__ import annotations
 
-import sys
-from functools import cache
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.simulate.numba_code import compiled, is_installed, is_loaded
 from pipeline.simulate.path_walk import BACKLOG, NO_CALL
 from pipeline.simulate.step_program import Kind, Program
 
@@ -34,9 +32,9 @@ def load_if_it_pays(values: int) -> bool:
 
     A process that has loaded it uses it for every step.
     """
-    if "numba" not in sys.modules and (values < COMPILED_FROM or find_spec("numba") is None):
+    if not is_loaded() and (values < COMPILED_FROM or not is_installed()):
         return False
-    _compiled()
+    compiled(_walk)
     return True
 
 
@@ -73,21 +71,13 @@ def walk(program: Program, times: Floats, which: Ints, host_scale: Floats) -> tu
         np.full((calls, width), np.nan), *(np.full(count, NO_CALL, np.int64) for count in (len(p), len(p), calls)),
     )  # fmt: skip
     steps = np.empty(draws)
-    _compiled()(
+    compiled(_walk)(
         len(names), p.kind, thread, p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.call, p.stream, p.blocking,
         further, p.latency_us, p.kernel_gap_us, p.wait_offsets, p.wait_calls, p.backlog_us, float(p.sync_return_us),
         int(p.queue_depth), np.ascontiguousarray(times), np.asarray(which, np.int64),
         np.ascontiguousarray(host_scale, np.float64), steps, *block,
     )  # fmt: skip
     return steps, block
-
-
-@cache
-def _compiled() -> Any:
-    """The compiled walk; numba stores the machine code beside this file, or in the user's cache folder."""
-    from numba import njit
-
-    return njit(cache=True, nogil=True)(_walk)
 
 
 def _walk(  # type: ignore[no-untyped-def]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from pipeline.overheads.op_names import calls_signature, switch_signature
 from pipeline.overheads.overhead_model import GLOBAL, LookedUp, OverheadModel
@@ -28,7 +29,8 @@ class HostTimes:
         """T1 (or the loading gap) before each item."""
         s = self.sequence
         names, before = s.items.name, np.maximum(s.previous, 0)
-        switch = [switch_signature(a, b) for a, b in zip(s.items.thread[before], s.items.thread, strict=True)]
+        threads = s.items.thread[before].tolist(), s.items.thread.tolist()
+        switch = [switch_signature(*pair) for pair in zip(*threads, strict=True)]
         full = [f"{text}|{name}" for text, name in zip(switch, names[before], strict=True)]
         out = np.zeros(len(names))
         for kind, rows in (
@@ -73,13 +75,11 @@ class HostTimes:
     def evidence(self) -> tuple[dict[str, float], float, Texts]:
         """Share of host time per evidence, share without statistics of its own op, and evidence per item."""
         table = self.model.table
-        known = table["evidence"].astype(object).to_numpy() if "evidence" in table else np.full(len(table), None)
-        holders = table["workloads"].astype(object).to_numpy()
-        kinds = np.zeros(len(table) + 1, np.int64)
-        for row, (evidence, workloads) in enumerate(zip(known, holders, strict=True)):
-            own = self.workload is None or self.workload in str(workloads).split(",")
-            kinds[row] = 2 if evidence == "transferred" else (0 if own and evidence != "shared" else 1)
-        kinds[-1] = 2
+        known = table["evidence"].to_numpy(object) if "evidence" in table else np.full(len(table), None)
+        which, holders = pd.factorize(table["workloads"].to_numpy(object))  # few distinct texts, -1 for none
+        own = [self.workload is None or self.workload in text.split(",") for text in [*holders, ""]]
+        kinds = np.where(np.array(own)[which] & (known != "shared"), 0, 1)
+        kinds = np.append(np.where(known == "transferred", 2, kinds), 2)
         n_items = len(self.sequence.items.node)
         per_item, unmatched = np.zeros((n_items, 3)), 0.0
         for found, owner in self.found:

@@ -18,12 +18,13 @@ Each interval of time is attributed once, to one of six parts, which add up to t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.simulate.numba_code import compiled, is_loaded
 from pipeline.simulate.step_program import Program
 
 Flags = npt.NDArray[np.bool_]
@@ -70,13 +71,16 @@ class SimulatedStep(Protocol):
         """Call that each call waited for."""
 
 
-class Moment(Enum):
+class Moment(IntEnum):
     """What happens at a moment of the critical path, to a row or a call."""
 
-    ROW_END = auto()
-    ROW_START = auto()
-    CALL_END = auto()
-    CALL_BEGIN = auto()
+    ROW_END = 0
+    ROW_START = 1
+    CALL_END = 2
+    CALL_BEGIN = 3
+
+
+_ROW_END, _ROW_START, _CALL_END, _CALL_BEGIN = map(int, Moment)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ class CriticalPath:
         latency_us: from the starts of launches to the starts of their calls.
         gap_us: between the ends of calls and the starts of calls that waited for them.
         return_us: from the ends of calls to the returns of host waits for them.
-        moments: the moments of the walk with their row or call, from the end of the step to its begin.
+        moments: kinds (`Moment`) of the moments of the walk, from the end of the step to its begin.
+        places: the row or call of each moment.
     """
 
     rows: Flags
@@ -103,7 +108,8 @@ class CriticalPath:
     latency_us: float
     gap_us: float
     return_us: float
-    moments: tuple[tuple[Moment, int], ...] = ()
+    moments: Ints
+    places: Ints
 
     @property
     def parts(self) -> dict[str, float]:
@@ -113,78 +119,102 @@ class CriticalPath:
 
 
 def critical_path(step: SimulatedStep) -> CriticalPath:
-    """The critical path of the first draw."""
+    """The critical path of the first draw. The walk is compiled where the process has loaded the compiler."""
     p = step.program
-    rows, calls = np.zeros(len(p), bool), np.zeros(p.call_count, bool)
     launch_row = np.full(p.call_count, NO_CALL, np.int64)
     launching = np.flatnonzero(p.call >= 0)
     launch_row[p.call[launching]] = launching
-    own = _before_on_thread(p.thread.tolist())
-    row_start, row_end = step.row_start[:, 0], step.row_end[:, 0]
     begin, done = step.device_start[:, 0], step.device_end[:, 0]
-    host = queued = latency = gap = returned = 0.0
-    moments: list[tuple[Moment, int]] = []
-    moment, at = _last(step)  # `at` is a row or a call, negative where the path ends
-    while at >= 0:
-        moments.append((moment, int(at)))
-        if moment == Moment.ROW_END:
-            rows[at] = True
-            host += float(p.tail_us[at])
-            awaited = int(step.host_cause[at])
-            if awaited == NO_CALL:
-                host += float(p.api_us[at])
-                moment = Moment.ROW_START
-                continue
-            back = float(row_end[at] - p.tail_us[at])
-            if awaited == BACKLOG:
-                queued, returned = queued + back - p.sync_return_us, returned + p.sync_return_us
-            else:
-                returned += back - float(done[awaited])
-            moment, at = Moment.CALL_END, awaited
-        elif moment == Moment.ROW_START:
-            rows[at] = True
-            made_room = int(step.launch_cause[at])
-            if made_room != NO_CALL:
-                moment, at = Moment.CALL_BEGIN, made_room
-                continue
-            before, lead = int(p.previous[at]), float(p.lead_us[at] + p.gap_us[at])
-            end = row_end[before] if before >= 0 else 0.0
-            if own[at] >= 0 and row_end[own[at]] > end + lead:
-                before, lead = own[at], 0.0
-            host += lead
-            moment, at = Moment.ROW_END, before
-        elif moment == Moment.CALL_END:
-            calls[at] = True
-            moment = Moment.CALL_BEGIN
-        else:
-            awaited, launch = int(step.device_cause[at]), int(launch_row[at])
-            if awaited == NO_CALL:
-                latency += float(begin[at] - row_start[launch])
-                moment, at = Moment.ROW_START, launch
-                continue
-            before_us = float(p.backlog_us[p.stream[launch]] if awaited == BACKLOG else done[awaited])
-            gap += float(begin[at]) - before_us
-            queued += before_us if awaited == BACKLOG else 0.0
-            moment, at = Moment.CALL_END, awaited
+    columns = [
+        np.ascontiguousarray(column)
+        for column in (
+            _before_on_thread(p.thread), p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.stream, p.backlog_us,
+            launch_row, step.row_start[:, 0], step.row_end[:, 0], begin, done, step.launch_cause, step.host_cause,
+            step.device_cause,
+        )
+    ]  # fmt: skip
+    moments = np.empty(2 * (len(p) + p.call_count), np.int64)  # the walk visits both ends of a row or call at most once
+    places = np.empty_like(moments)
+    if is_loaded():
+        walk, read = compiled(_walk_back), columns
+    else:
+        walk, read = _walk_back, [column.tolist() for column in columns]  # plain code reads lists faster than arrays
+    count, host, queued, latency, gap, returned = walk(*read, float(p.sync_return_us), *_last(step), moments, places)
+    moments, places = moments[:count].copy(), places[:count].copy()
+    rows, calls = np.zeros(len(p), bool), np.zeros(p.call_count, bool)
+    rows[places[moments <= _ROW_START]] = True
+    calls[places[moments == _CALL_END]] = True
     device = float((done - begin)[calls].sum())
-    return CriticalPath(rows, calls, host, device, queued, latency, gap, returned, tuple(moments))
+    return CriticalPath(rows, calls, host, device, queued, latency, gap, returned, moments, places)
 
 
-def _last(step: SimulatedStep) -> tuple[Moment, int]:
-    """The row, or the call if one ends later, whose end is the end of the step; `NO_CALL` for an empty step."""
+def _walk_back(  # type: ignore[no-untyped-def]
+    own, previous, lead, api, tail, stream, backlog, launch_row,
+    row_start, row_end, begin, done, launch_cause, host_cause, device_cause, sync_return, moment, at, moments, places,
+):  # fmt: skip
+    """Walk back from the last moment of a step, with the data of its first draw.
+
+    It fills `moments` and `places`. Returns their number, and the times of the path: host, queued, latency, gap, return.
+    """
+    host = queued = latency = gap = returned = 0.0
+    count = 0
+    while at >= 0:  # a row or a call, negative where the path ends
+        moments[count], places[count] = moment, at
+        count += 1
+        if moment == _ROW_END:
+            host += tail[at]
+            awaited = host_cause[at]
+            if awaited == NO_CALL:
+                host += api[at]
+                moment = _ROW_START
+                continue
+            back = row_end[at] - tail[at]
+            if awaited == BACKLOG:
+                queued, returned = queued + back - sync_return, returned + sync_return
+            else:
+                returned += back - done[awaited]
+            moment, at = _CALL_END, awaited
+        elif moment == _ROW_START:
+            made_room = launch_cause[at]
+            if made_room != NO_CALL:
+                moment, at = _CALL_BEGIN, made_room
+                continue
+            before, waited = previous[at], lead[at]
+            end = row_end[before] if before >= 0 else 0.0
+            if own[at] >= 0 and row_end[own[at]] > end + waited:
+                before, waited = own[at], 0.0
+            host += waited
+            moment, at = _ROW_END, before
+        elif moment == _CALL_END:
+            moment = _CALL_BEGIN
+        else:
+            awaited, launch = device_cause[at], launch_row[at]
+            if awaited == NO_CALL:
+                latency += begin[at] - row_start[launch]
+                moment, at = _ROW_START, launch
+                continue
+            before_us = backlog[stream[launch]] if awaited == BACKLOG else done[awaited]
+            gap += begin[at] - before_us
+            queued += before_us if awaited == BACKLOG else 0.0
+            moment, at = _CALL_END, awaited
+    return count, host, queued, latency, gap, returned
+
+
+def _last(step: SimulatedStep) -> tuple[int, int]:
+    """Kind and place of the last moment: the end of a row, or of a call if one ends later; `NO_CALL` for an empty step."""
     row = int(np.argmax(step.row_end[:, 0])) if len(step.program) else NO_CALL
     if not np.isnan(step.device_end[:, 0]).all():
         call = int(np.nanargmax(step.device_end[:, 0]))
         if step.device_end[call, 0] > step.row_end[row, 0]:
-            return Moment.CALL_END, call
-    return Moment.ROW_END, row
+            return _CALL_END, call
+    return _ROW_END, row
 
 
-def _before_on_thread(thread: list[int]) -> list[int]:
+def _before_on_thread(thread: Ints) -> Ints:
     """For each row, the row before it on the same thread."""
-    latest: dict[int, int] = {}
-    out = []
-    for row, which in enumerate(thread):
-        out.append(latest.get(which, NO_CALL))
-        latest[which] = row
-    return out
+    order = np.argsort(thread, kind="stable")
+    before = np.append(NO_CALL, order[:-1])
+    before[np.diff(thread[order], prepend=thread[order[:1]] - 1) != 0] = NO_CALL
+    found = np.empty_like(order)
+    found[order] = before[: len(order)]
+    return found

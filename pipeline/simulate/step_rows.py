@@ -147,7 +147,7 @@ def critical_slices(step: Timeline, labels: list[str]) -> list[tuple[str, float,
     }  # fmt: skip
     found: list[tuple[str, int, float, float]] = []  # with the item of host time, else -1
     after: tuple[Moment, int] | None = None
-    for moment, at in path.moments:  # from the end of the step to its begin
+    for moment, at in zip(map(Moment, path.moments), path.places.tolist(), strict=True):  # from the end to the begin
         time = float(times[moment][at])
         if after is not None:
             found.append((*_between(step, moment, after, labels), time, float(times[after[0]][after[1]])))

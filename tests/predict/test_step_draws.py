@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.config import expand
-from pipeline.simulate import compiled_walk, critical_path, step_draws
+from pipeline.simulate import compiled_walk, critical_path, path_walk, step_draws
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.step_program import Program
 from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
@@ -67,6 +68,20 @@ def test_the_timeline_of_one_draw(seed: int, monkeypatch: pytest.MonkeyPatch) ->
         assert np.array_equal(getattr(compiled, name), getattr(plain, name)), name
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_the_critical_path(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows, calls, times and moments, compiled and plain."""
+    subject = random_program(seed)
+    step = simulate(subject, np.random.default_rng(seed).lognormal(2.0, 1.0, subject.call_count))
+    paths = {}
+    for loaded in (True, False):
+        monkeypatch.setattr(path_walk, "is_loaded", lambda answer=loaded: answer)
+        paths[loaded] = asdict(path_walk.critical_path(step))
+    for name, value in paths[True].items():
+        assert np.array_equal(value, paths[False][name]), name
+    assert len(paths[True]["moments"]) > 0
+
+
 @pytest.mark.parametrize("draws", [1, 31, 32, 33, 64])
 def test_every_count_of_draws(draws: int) -> None:
     compiled, plain = both(random_program(3), draws)
@@ -98,7 +113,7 @@ def test_programs_that_the_compiled_walk_does_not_know_take_the_plain_one(monkey
 
 
 def test_a_machine_without_the_compiler_takes_the_plain_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_walk, "find_spec", lambda name: None)
+    monkeypatch.setattr(compiled_walk, "is_installed", lambda: False)
     monkeypatch.delitem(sys.modules, "numba", raising=False)
     monkeypatch.setattr(compiled_walk, "COMPILED_FROM", 0)
     subject = random_program(5)
