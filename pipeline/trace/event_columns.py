@@ -24,6 +24,7 @@ import orjson
 
 from pipeline.errors import TraceError
 from pipeline.trace.file_scan import Batch
+from pipeline.trace.growing_column import GrowingColumn
 from pipeline.trace.kineto_fields import (
     CATEGORY_ALIASES,
     COLUMNS_OF,
@@ -49,6 +50,7 @@ _NO_ARGS: dict[str, Any] = {}
 _DEFAULTS: dict[str, Any] = {"ts": None, "dur": 0, "name": None, "cat": "", "pid": 0, "tid": 0, "args": None}
 _GET_ALL = itemgetter(*_DEFAULTS)
 _DUMPS = orjson.dumps
+_TEXTS = frozenset({"name", "cat", *TEXT_ARGS})
 
 
 class _JsonCodes(dict[bytes, int]):
@@ -97,7 +99,7 @@ class Columns:
     Attributes:
         path: the file, for messages.
         decoder: parsed the batches.
-        parts: per column the arrays of the batches that contain it, each with its first row.
+        columns: the columns that any event so far has.
         rows: number of complete events so far.
         vocabulary: per text column its vocabulary.
         seen: number of elements in the event array, of any kind.
@@ -108,7 +110,7 @@ class Columns:
 
     path: Path
     decoder: EventDecoder = field(default_factory=EventDecoder)
-    parts: dict[str, list[tuple[int, Ints]]] = field(default_factory=dict)
+    columns: dict[str, GrowingColumn] = field(default_factory=dict)
     vocabulary: dict[str, Vocabulary] = field(default_factory=dict)
     rows: int = 0
     seen: int = 0
@@ -140,7 +142,7 @@ class Columns:
         held, self._held = self._held, []
         if held:
             events = [event for batch in held for event in batch.events]
-            self._add_records(Batch(events, b",".join([batch.text for batch in held]), held[0].first))
+            self._add_records(Batch(events, [part for batch in held for part in batch.parts], held[0].first))
 
     def _add_records(self, batch: Batch) -> None:
         self.seen += len(batch.events)
@@ -148,10 +150,11 @@ class Columns:
         if fields is None:
             return
         self._append("ts_ns", self._stamps(batch, fields.ts, None if self.decoder.decimals else {int}))
-        self._append("dur_ns", self._durations(batch, fields.dur, {float}))
+        self._append("dur_ns", self._durations(batch, fields.dur, {float} if self.decoder.decimals else {int}))
         names, number = fields.name, len(fields.name)
         if UNNAMED_API in names:
-            names = [api_name(name, {"cbid": args.cbid}) for name, args in zip(names, fields.args, strict=True)]
+            pairs = zip(names, fields.args, strict=True)
+            names = [api_name(name, {"cbid": args.cbid}) if name == UNNAMED_API else name for name, args in pairs]
         self._append("name", self._encode("name", names, number))
         for column in ("pid", "tid"):
             ids = getattr(fields, column)
@@ -160,32 +163,28 @@ class Columns:
         codes = np.zeros(len(categories), np.int64)
         codes[kinds] = self._encode("cat", [categories[kind] for kind in kinds], len(kinds))
         self._append("cat", codes[fields.kind])
-        columns: dict[str, Ints] = {}
         for kind in kinds:
             rows = np.flatnonzero(fields.kind == kind)
             own = itemgetter(*rows.tolist(), 0)(fields.args)[:-1]  # a tuple also of one row
+            newest = ""
             for column, values in argument_values(categories[kind], own):
-                self._fill(columns, column, number, rows, values)
-        for column, target in columns.items():
-            self._append(column, target)
+                self._fill(self._new_rows(column, number), column, rows, values, column == newest)
+                newest = column
         self.rows += number
 
-    def _fill(self, columns: dict[str, Ints], column: str, number: int, rows: Ints, values: Sequence[Any]) -> None:
+    def _fill(self, target: Ints, column: str, rows: Ints, values: Sequence[Any], has_newer: bool) -> None:
         """Write the values of some rows into a column, where a newer key of the same column has none."""
-        integer = column in INTEGER_ARGS
-        if integer:
+        if column in TEXT_ARGS:
+            found = self._vocabulary(column).encode_json(values, len(values))
+        else:
             try:
                 found = np.fromiter(values, np.int64, len(values))
             except OverflowError:
                 found = self._integers(column, [None if value == MISSING else value for value in values])
-        else:
-            found = self._vocabulary(column).encode_json(values, len(values))
-        absent = MISSING if integer else -1
-        if column not in columns:
-            columns[column] = np.full(number, absent, found.dtype)
-        elif (newer := columns[column][rows]).max() > absent:  # another key of this column
-            found = np.where(newer == absent, found, newer)
-        columns[column][rows] = found
+        if has_newer:
+            newer = target[rows]
+            found = np.where(newer == _absent(column), found, newer)
+        target[rows] = found
 
     def _add_dictionaries(self, batch: Batch) -> None:
         try:
@@ -210,7 +209,7 @@ class Columns:
         self.rows += len(events)
 
     def finish(self) -> dict[str, Ints]:
-        """One array per column. Each batch is released when it has been joined.
+        """One array per column.
 
         Raises:
             TraceError: as `add`.
@@ -218,20 +217,20 @@ class Columns:
         self.add_held()
         out: dict[str, Ints] = {}
         for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
-            parts = self.parts.pop(name, [])
-            empty = np.array([-1], np.int32) if name in TEXT_ARGS else np.array([MISSING])
-            if not parts:  # no event has this column: one value represents all
-                out[name] = np.broadcast_to(empty, self.rows)
-            elif sum(len(values) for _, values in parts) == self.rows:
-                out[name] = np.concatenate([values for _, values in parts])
-            else:
-                out[name] = np.full(self.rows, empty[0], parts[0][1].dtype)
-                for first, values in parts:
-                    out[name][first : first + len(values)] = values
+            if name in self.columns:
+                out[name] = self.columns.pop(name).finish(self.rows)
+            else:  # no event has this column: one value represents all
+                out[name] = np.broadcast_to(_absent(name), self.rows)
         return out
 
+    def _new_rows(self, column: str, number: int) -> Ints:
+        """The rows of the current batch in a column, which are absent at first."""
+        if column not in self.columns:
+            self.columns[column] = GrowingColumn(_absent(column))
+        return self.columns[column].at(self.rows, number)
+
     def _append(self, column: str, values: Ints) -> None:
-        self.parts.setdefault(column, []).append((self.rows, values))
+        self._new_rows(column, len(values))[:] = values
 
     def _encode(self, column: str, values: Iterable[str | bytes], number: int) -> Ints:
         return self._vocabulary(column).encode(values, number)
@@ -267,9 +266,10 @@ class Columns:
         return np.array(digits, "S").astype(np.int64)
 
     def _durations(self, batch: Batch, values: Sequence[Any], kinds: set[type] | None = None) -> Ints:
-        durations = np.rint(self._numbers(batch, values, "dur", kinds) * 1000.0).astype(np.int64)
-        self.clamped += int((durations < 0).sum())
-        return np.maximum(durations, 0)
+        durations = self._numbers(batch, values, "dur", kinds) * 1000
+        whole: Ints = np.rint(durations).astype(np.int64) if durations.dtype == np.float64 else durations
+        self.clamped += int((whole < 0).sum())
+        return np.maximum(whole, 0)
 
     def _numbers(self, batch: Batch, values: Sequence[Any], key: str, kinds: set[type] | None) -> npt.NDArray[Any]:
         """Times in µs as integers, or as floats if one of them is a float; `kinds` are their types if these are known."""
@@ -321,9 +321,8 @@ class Columns:
         args = values if set(map(type, values)) == {dict} else [value or _NO_ARGS for value in values]
         if args is not values and set(map(type, args)) != {dict}:
             raise self._wrong(batch, lambda e: type(e.get("args") or {}) is not dict, "has args that are not an object")
-        category = self.parts["cat"][-1][1]
+        category = self._new_rows("cat", len(values))
         names = list(self.vocabulary["cat"].codes)
-        columns: dict[str, Ints] = {}
         for code in np.flatnonzero(np.bincount(category)):
             wanted = COLUMNS_OF.get(str(names[code]), ())
             if not wanted:
@@ -335,11 +334,8 @@ class Columns:
                 integer = column in INTEGER_ARGS
                 keys = [key for key in (INTEGER_ARGS if integer else TEXT_ARGS)[column] if key in present]
                 if keys:
-                    empty = MISSING if integer else -1
-                    target = columns.setdefault(column, np.full(len(args), empty, np.int64 if integer else np.int32))
-                    target[rows] = (self._integers if integer else self._texts)(column, _pick(chosen, keys))
-        for column, target in columns.items():
-            self._append(column, target)
+                    found = (self._integers if integer else self._texts)(column, _pick(chosen, keys))
+                    self._new_rows(column, len(args))[rows] = found
 
     def _integers(self, _: str, values: list[Any]) -> Ints:
         kinds = set(map(type, values))
@@ -389,6 +385,11 @@ class Columns:
             if event.get("ph") == "X" and test(event):
                 return TraceError(f"{self.path}: traceEvents[{batch.first + i}] {what}")
         return TraceError(f"{self.path}: an event after traceEvents[{batch.first}] {what}")
+
+
+def _absent(column: str) -> Ints:
+    """The value of a column for events that do not have it, as an array of one element of the type of the column."""
+    return np.array([-1], np.int32) if column in _TEXTS else np.array([MISSING])
 
 
 def _fields(events: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:

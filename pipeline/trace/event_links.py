@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace import nesting as tree
-from pipeline.trace.free_memory import release_memory
 from pipeline.trace.iterations import iteration_of, windows
 from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
@@ -46,7 +45,6 @@ def link(trace: Trace) -> None:
     is_op, is_frame = op[rows], op[rows] | annotation[rows]
     parent = tree.nearest(enclosing, is_frame)
     del enclosing
-    release_memory()
     operator = is_op & ~_label_sections(trace, rows, parent, is_op)
 
     def to_events(local: Ints) -> Ints:
@@ -74,9 +72,7 @@ def link(trace: Trace) -> None:
         trace.notes.append(f"{int((~found).sum())} of {len(device)} device events have no launch in the trace")
     trace.notes += _link_warnings(trace, device, launch, runtime)
     trace.device = _device_name(trace.metadata, columns, device)
-    release_memory()
     _find_iterations(trace, annotation, host, device, launch, found)
-    release_memory()
     columns["phase"] = phases(trace, rows, parent, device, launch)
     trace.vocabulary["phase"] = np.array(PHASES, object)
 

@@ -12,8 +12,12 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-def ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], dict[str, npt.NDArray[np.object_]]]:
-    """Columns sorted by start (ties: longer first, then contents), with vocabularies as arrays in text order."""
+def sort_events(columns: dict[str, Ints], raw: Columns) -> dict[str, npt.NDArray[np.object_]]:
+    """Sort columns by start (ties: longer first, then contents). Returns the vocabularies as arrays in text order.
+
+    Columns are written in place, because the system would have to clear memory for others first. A column that no event
+    has stays as it is.
+    """
     vocabulary: dict[str, npt.NDArray[np.object_]] = {}
     for column in ("name", "category", *TEXT_ARGS):
         known = raw.vocabulary.get("cat" if column == "category" else column)
@@ -21,13 +25,13 @@ def ordered(columns: dict[str, Ints], raw: Columns) -> tuple[dict[str, Ints], di
         if column == "name":
             texts[:] = [base_api_name(text) for text in texts]
         vocabulary[column], rank = np.unique(texts, return_inverse=True)
-        columns[column] = np.append(rank, -1).astype(np.int32)[columns[column]]  # type: ignore[assignment]
+        if len(texts):
+            columns[column][:] = np.append(rank, -1)[columns[column]]
     order = _order(columns)
-    out: dict[str, Ints] = {}
-    for name in list(columns):  # one column at a time: frees the unsorted column before the next is sorted
-        values = columns.pop(name)
-        out[name] = values if values.strides == (0,) else values[order]
-    return out, vocabulary
+    for values in columns.values():
+        if values.strides != (0,):
+            values[:] = values[order]
+    return vocabulary
 
 
 def _order(columns: dict[str, Ints]) -> Ints:

@@ -51,13 +51,18 @@ class Batch:
 
     Attributes:
         events: parsed elements of the array, all dictionaries or all records of `typed_events`.
-        text: the bytes they were parsed from, for digits that a float cannot represent.
+        parts: the bytes they were parsed from, one part per window.
         first: position of the first element in the array.
     """
 
     events: list[Any]
-    text: bytes
+    parts: list[bytes]
     first: int
+
+    @property
+    def text(self) -> bytes:
+        """All parts joined, for messages and for digits that a float cannot represent. Few files need it."""
+        return b",".join(self.parts)
 
     def dictionaries(self) -> list[Any]:
         """The events as dictionaries, for messages and rare forms."""
@@ -119,21 +124,22 @@ class Scanner:
         buffer, ended = self._header(stream)
         count = 0
         while True:
-            cut, events = self._complete_elements(buffer)
+            elements, events = self._complete_elements(buffer)
             if events is None and (end := _split_at_end(buffer)) is not None:
                 elements, tail = end
-                yield Batch(self.parse(elements) or [], elements, count)
+                yield Batch(self.parse(elements) or [], [elements], count)
                 self._tail(b"".join([tail, *iter(lambda: self._read(stream), b"")]))
                 return
             if events is None and ended:
                 yield from self._repair_end(buffer, count)
                 return
             if events is None and (cut := _loose_cut(buffer)) > 0:
-                events = self._repair(buffer[:cut], count)
+                elements = buffer[:cut]
+                events = self._repair(elements, count)
             if events is not None:
-                yield Batch(events, buffer[:cut], count)
+                yield Batch(events, [elements], count)
                 count += len(events)
-                buffer = buffer[cut:].lstrip()[1:]  # the comma
+                buffer = buffer[len(elements) :].lstrip()[1:]  # the comma
             if len(buffer) > MAX_EVENT_BYTES:
                 raise TraceError(f"{self.path}: event {count} (byte {self._place(buffer)}) is too long or never ends")
             if not ended:
@@ -141,8 +147,8 @@ class Scanner:
                 ended = not data
                 buffer += data
 
-    def _complete_elements(self, buffer: bytes) -> tuple[int, list[Any] | None]:
-        """The end of the elements up to the last boundary in the buffer, and the elements; None where that text does
+    def _complete_elements(self, buffer: bytes) -> tuple[bytes, list[Any] | None]:
+        """The text of the elements up to the last boundary in the buffer, and the elements; None where that text does
         not parse.
         """
         cut = len(buffer)
@@ -150,12 +156,13 @@ class Scanner:
             cut = _last_boundary(buffer, cut)
             if cut <= 0:
                 break
-            events = self.parse(buffer[:cut])
+            elements = buffer[:cut]
+            events = self.parse(elements)
             if events is not None:
-                return cut, events
+                return elements, events
             if _split_at_end(buffer) is not None:  # the boundary was in the metadata after the array
                 break
-        return 0, None
+        return b"", None
 
     def _header(self, stream: IO[bytes]) -> tuple[bytes, bool]:
         """Read up to the event array. Returns the bytes after its bracket and whether the file ended."""
@@ -199,7 +206,7 @@ class Scanner:
             raise TraceError(
                 f"{self.path}: truncated at byte {self.bytes_read}, after event {count}; copy or record the trace again"
             )
-        yield Batch(self._repair(buffer[:close], count), buffer[:close], count)
+        yield Batch(self._repair(buffer[:close], count), [buffer[:close]], count)
         self._tail(buffer[close + 1 :])
 
     def _repair(self, text: bytes, count: int) -> list[Any]:

@@ -108,8 +108,8 @@ for CUDA 13, where every launch would otherwise be unknown."""
 
 def api_name(name: str, args: object) -> str:
     """The name of a runtime call. A launch that Kineto could not name gets the name of a launch."""
-    launches = name == UNNAMED_API and isinstance(args, Mapping) and args.get("cbid") in UNNAMED_LAUNCHES
-    return KERNEL_LAUNCH if launches else name
+    number = args.get("cbid") if name == UNNAMED_API and isinstance(args, Mapping) else None
+    return KERNEL_LAUNCH if isinstance(number, int) and number in UNNAMED_LAUNCHES else name
 
 
 _API_NAME = re.compile(r"_*(?:cuda|cu|hip)[A-Z]\w*?((?:_pt(?:sz|ds))?(?:_v\d+)?)")

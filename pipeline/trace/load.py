@@ -17,9 +17,8 @@ from pipeline.errors import TraceError
 from pipeline.garbage_collector import collector_paused
 from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
-from pipeline.trace.event_order import ordered, without_duplicates
+from pipeline.trace.event_order import sort_events, without_duplicates
 from pipeline.trace.file_scan import Scanner
-from pipeline.trace.free_memory import release_memory
 from pipeline.trace.linked_trace import Trace
 from pipeline.trace.typed_events import EventDecoder
 
@@ -43,14 +42,12 @@ def load_trace(path: str | Path) -> Trace:
             raw.add_held()  # an error in an earlier event comes first
             raise
         raw.add_held()
-    release_memory()
     columns = raw.finish()
     base = _base_ns(path, scanner.metadata)
     columns["ts_ns"] = columns["ts_ns"] + base
     columns["category"] = columns.pop("cat")
-    columns, vocabulary = ordered(columns, raw)
+    vocabulary = sort_events(columns, raw)
     columns, copies = without_duplicates(columns)
-    release_memory()
     trace = Trace(
         path=path,
         device="",

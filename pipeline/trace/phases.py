@@ -39,12 +39,11 @@ def phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -
     """
     name = trace.columns["name"]
     out = np.full(len(trace), -1, np.int64)
-    phase = np.full(len(rows), FORWARD, np.int64)
-    for code, test in _PHASE_RULES:
-        hit: Flags = np.array([bool(test(text)) for text in trace.vocabulary["name"]], np.bool_)
-        if hit.any():
-            phase[tree.inherited(parent, hit[name[rows]])] = code
-    out[rows] = phase
+    rule = np.zeros(len(trace.vocabulary["name"]), np.int8)  # of each name, 0 where none applies
+    for number, (_, test) in enumerate(_PHASE_RULES, 1):
+        rule[np.flatnonzero([test(text) for text in trace.vocabulary["name"]])] = number
+    codes = np.array([FORWARD, *(code for code, _ in _PHASE_RULES)])
+    out[rows] = codes[tree.highest(parent, rule[name[rows]])]
     out[device] = np.where(launch >= 0, out[launch], FORWARD)
     collective = np.array(["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], np.bool_)
     out[device[collective[name[device]]]] = COMMUNICATION

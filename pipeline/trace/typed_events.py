@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache, reduce
 from importlib.util import find_spec
 from itertools import compress
-from operator import or_
+from operator import iadd, or_
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -77,7 +77,7 @@ class EventDecoder:
     Attributes:
         types: the record types so far, by class; some are no longer used.
         text_ids: whether ids of processes or threads may be text.
-        decimals: whether timestamps may have decimals.
+        decimals: whether timestamps or durations may have decimals.
     """
 
     types: dict[type, RecordType] = field(default_factory=dict, init=False)
@@ -99,7 +99,7 @@ class EventDecoder:
             try:
                 if not text.isascii():
                     text.decode()  # msgspec does not check the encoding of fields that it skips
-                records: list[Any] = self._decoder.decode(b"[" + text + b"]")
+                records: list[Any] = self._decoder.decode(b"".join((b"[", text, b"]")))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 self._failures += 1
             else:
@@ -121,8 +121,9 @@ class EventDecoder:
         is_read = np.array([each.is_read for each in self.types.values()], bool)[kind]
         if not is_read.any():
             return None
-        _, *fields = zip(*map(astuple, compress(records, is_read.tolist())), strict=True)
-        return Fields(kind[is_read], *fields)
+        kind = kind[is_read]
+        _, *fields = _transposed(compress(records, is_read.tolist()), len(kind))
+        return Fields(kind, *fields)
 
     def categories(self) -> list[str]:
         """The category of each record type, in the order of `types`."""
@@ -133,12 +134,12 @@ class EventDecoder:
         try:
             seen = {(event.get("cat"), event.get("ph")) for event in events}
             of_ids = {type(event.get(key)) for event in events for key in ("pid", "tid")}
-            of_stamps = {type(event.get("ts")) for event in events}
+            of_times = {type(event.get(key)) for event in events for key in ("ts", "dur")}
         except (AttributeError, TypeError):  # not an object, or not text: an error, when the columns are made
             return
         before = self._is_read | {}, self.text_ids, self.decimals
         self.text_ids |= str in of_ids
-        self.decimals |= float in of_stamps
+        self.decimals |= float in of_times
         for category, kind in seen:
             if type(category) is str and (kind == "X" or kind in NOT_READ):
                 is_read = kind == "X"
@@ -172,7 +173,8 @@ def _record(tag: str, is_read: bool, text_ids: bool, decimals: bool) -> type:
     an_id: Any = int | str if text_ids else int
     fields: list[Any] = [
         ("ph", Literal["X"]), ("name", str), ("pid", an_id, 0), ("tid", an_id, 0),
-        ("ts", int | float if decimals else int), ("dur", float, 0.0), ("args", args, msgspec.field(default_factory=args)),
+        ("ts", int | float if decimals else int), ("dur", float if decimals else int, 0),
+        ("args", args, msgspec.field(default_factory=args)),
     ]  # fmt: skip
     record: type = msgspec.defstruct("Event", fields, kw_only=True, **options)
     return record
@@ -184,18 +186,25 @@ def _decoder(types: tuple[type, ...]) -> Any:
     return msgspec.json.Decoder(list[reduce(or_, types)])  # type: ignore[misc]
 
 
-def argument_values(category: str, args: Iterable[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+def _transposed(records: Iterable[Any], number: int) -> list[list[Any]]:
+    """The values of each field of a number of records with equally many fields. `zip` would take a third longer."""
+    values: list[Any] = reduce(iadd, map(astuple, records), [])
+    width = len(values) // number
+    return [values[i::width] for i in range(width)]
+
+
+def argument_values(category: str, args: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
     """The column and the values of each key that some events of a category have: integers or `MISSING`, else raw JSON or
     `b""`.
     """
-    for (column, _), values in zip(
-        _keys(category), zip(*map(astuple, args), strict=True), strict=False
-    ):  # cbid is last
+    for (column, _), values in zip(_keys(category), _transposed(args, len(args)), strict=False):  # cbid is last
+        absent = MISSING if column in INTEGER_ARGS else _ABSENT_TEXT
+        if values[0] == absent and values.count(absent) == len(values):
+            continue
         if column in INTEGER_ARGS:
-            if values.count(MISSING) < len(values):
-                yield column, values
-        elif values.count(_ABSENT_TEXT) < len(values):
-            yield column, list(map(bytes, values))
+            yield column, values
+        else:  # JSON has no zero byte, and this is twice as fast as `bytes` of each
+            yield column, b"\0".join(values).split(b"\0")
 
 
 @cache
