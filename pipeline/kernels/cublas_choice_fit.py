@@ -138,8 +138,7 @@ def fit_choice(problem: Problem, observed: ObservedChoices, seed: int) -> Outcom
     assert isinstance(network, Network)
     chosen_kernel = ChosenKernel(menu, chooser(), network)
     member = problem.training_pool.start(
-        train_tile_network, chosen_kernel, problem.calls, problem.featurise, effort.choice_student(RECIPE),
-        round(effort.synthetic_rows * SIZES), seed,
+        train_tile_network, chosen_kernel, problem.calls, problem.featurise, effort.tile_network(RECIPE), SIZES, seed,
     )  # fmt: skip
     notes = {"choices": float(len(menu.choices)), "choices_right": float(np.mean(np.concatenate(right)))}
     return Outcome((member(),), (1.0,), out_of_fold, distilled.shrink, distilled.notes | notes)

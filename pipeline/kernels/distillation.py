@@ -22,6 +22,7 @@ import pandas as pd
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.intervals import bagging_shrink
 from pipeline.kernels.learned_variants import (
+    FOLDS,
     SMALL_FAMILY_SAMPLES,
     Outcome,
     Problem,
@@ -84,11 +85,14 @@ def fit_average(problem: Problem, seed: int) -> Outcome:
         by_trees, trees = cross_validate(problem, train_trees, seed)
         return Outcome(tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, 1.0, {"tree_share": 1.0})
     train = train_one_process if rows <= effort.gaussian_process_samples else train_trees
-    by_trees, trees = cross_validate(problem, train, seed, effort.folds)
-    folds = effort.small_family_network_folds if rows < SMALL_FAMILY_SAMPLES else effort.network_folds
-    by_networks, networks = cross_validate(problem, partial(train_by_recipe, effort.member(recipe)), seed, folds)
+    few = rows < SMALL_FAMILY_SAMPLES
+    tree_folds, network_folds = (FOLDS, FOLDS) if few else (effort.folds, effort.network_folds)
+    by_trees, trees = cross_validate(problem, train, seed, tree_folds)
+    by_networks, networks = cross_validate(
+        problem, partial(train_by_recipe, effort.member(recipe)), seed, network_folds
+    )
     shares, out_of_fold = Shares.best(problem, by_trees, by_networks)
-    student = effort.student(student_recipe(recipe, rows < SMALL_FAMILY_SAMPLES))
+    student = effort.student(student_recipe(recipe, few))
     invented = synthetic_calls(problem.calls, int(effort.synthetic_rows * SYNTHETIC_ROWS), seed)
     student_data = StudentData(problem.features, problem.target, invented, problem.featurise(invented))
     return distil(problem, student_data, Teachers(trees, networks, shares), out_of_fold, seed, student)

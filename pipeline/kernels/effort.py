@@ -20,8 +20,7 @@ class Effort:
     Attributes:
         folds: cross-validation folds, of `learned_variants.FOLDS`, for which trees or Gaussian processes are trained.
         network_folds: folds for which networks are trained. Rows of other folds have no out-of-fold prediction of a
-            network.
-        small_family_network_folds: the same for families with fewer than `learned_variants.SMALL_FAMILY_SAMPLES`.
+            network. Families with fewer than `learned_variants.SMALL_FAMILY_SAMPLES` train both kinds for all folds.
         choice_folds: folds, of `cublas_choice_fit.FOLDS`, for which members are trained where the kernel is known.
         gaussian_process_samples: largest number of samples for which Gaussian processes replace the trees of an average.
         network_steps: factor on the optimiser steps of member networks.
@@ -30,13 +29,13 @@ class Effort:
         warm_student: whether a student starts from the weights of a member. Where the kernel is known, it then has the
             width and layers of the periodic members.
         student_steps: factor on the optimiser steps of the student of an average.
-        choice_student_steps: factor on the optimiser steps of the networks that learn from teachers where the kernel is
-            known: of its choice, of its time, and of both.
+        choice_student_steps: factor on the optimiser steps of the two networks that learn from teachers where the kernel
+            is known: its choice, and its time.
+        tile_network_steps: the same for the network that learns from both (`tile_network_fit`).
     """
 
     folds: int = 5
     network_folds: int = 3
-    small_family_network_folds: int = 5
     choice_folds: int = 8
     gaussian_process_samples: int = 0
     network_steps: float = 1.0
@@ -45,6 +44,7 @@ class Effort:
     warm_student: bool = False
     student_steps: float = 1.0
     choice_student_steps: float = 1.0
+    tile_network_steps: float = 1.0
 
     def member(self, recipe: Recipe, kernel_known: bool = False) -> Recipe:
         """The recipe of a member network, from that of the long way."""
@@ -58,6 +58,10 @@ class Effort:
         """The recipe of a network that learns from teachers where the kernel is known, from that of the long way."""
         return _scaled(recipe, self.choice_student_steps, 1.0)
 
+    def tile_network(self, recipe: Recipe) -> Recipe:
+        """The recipe of the network that learns from both of these, from that of the long way."""
+        return _scaled(recipe, self.tile_network_steps, 1.0)
+
 
 def _scaled(recipe: Recipe, steps: float, batch: float) -> Recipe:
     return replace(recipe, steps=max(1, round(steps * recipe.steps)), batch=max(1, round(batch * recipe.batch)))
@@ -67,9 +71,9 @@ LONG = Effort()
 """The long way: sizes beyond which more did not pay (`docs/notes/kernels.md`)."""
 
 QUICK = Effort(
-    folds=3, network_folds=2, small_family_network_folds=3, choice_folds=4, gaussian_process_samples=5000,
+    folds=3, network_folds=2, choice_folds=4, gaussian_process_samples=5000,
     network_steps=0.67, network_batch=0.5, synthetic_rows=0.5, warm_student=True, student_steps=0.75,
-    choice_student_steps=0.5,
+    choice_student_steps=0.5, tile_network_steps=0.25,
 )  # fmt: skip
 """The quick way. With half of a student's steps, layer norm and batched products lose 6 % (`docs/notes/kernels.md`)."""
 
@@ -77,7 +81,7 @@ EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "long": LONG}
 """Efforts by name."""
 
 DEFAULT_EFFORT = "long"
-"""Effort of a fit that names none. Errors of the quick way are up to 3 % larger in some families (`docs/speed.md`)."""
+"""Effort of a fit that names none. Errors of the quick way are up to 4 % larger in some families (`docs/speed.md`)."""
 
 
 def effort_of(name: str) -> Effort:

@@ -12,7 +12,7 @@ from pipeline.kernels import distillation as distil
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import trees
-from pipeline.kernels.effort import LONG, QUICK
+from pipeline.kernels.effort import LONG
 from pipeline.kernels.fit_gpu import fit_family
 from pipeline.kernels.networks import Network, Recipe, train_network
 from pipeline.kernels.samples import with_families
@@ -45,7 +45,7 @@ def trained(monkeypatch):
     monkeypatch.setattr(distil, "train_network", noting)
     for module, name, value in (
         (learned, "SMALL_FAMILY_WIDTH", (24, 2)), (learned, "WIDTHS", {}), (learned, "SMALL_FAMILY_STEPS", 90),
-        (learned, "STEPS", (90, 90)), (distil, "SMALL_FAMILY_STUDENT_STEPS", 160), (distil, "SYNTHETIC_ROWS", 300),
+        (learned, "STEPS", (90, 90)), (distil, "SMALL_FAMILY_STUDENT_STEPS", 135), (distil, "SYNTHETIC_ROWS", 300),
         (trees, "REGRESSION_ROUNDS", 40), (fitter, "MAX_GAUSSIAN_PROCESS_SAMPLES", 100),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -62,7 +62,7 @@ def test_the_quick_way_shows_its_networks_less_than_half_of_the_samples_and_star
     table = with_families(gemm_samples, "t")
     quick = fit_family(table, v100, "gemm", "average", effort="quick")
     few, started = samples_seen(trained), [start for _, start in trained]
-    assert started == [False] * QUICK.small_family_network_folds + [True]
+    assert started == [False] * learned.FOLDS + [True]
     trained.clear()
     long = fit_family(table, v100, "gemm", "average")
     assert 2 * few < samples_seen(trained)
