@@ -174,10 +174,9 @@ class GridModels:
 
     def kernels(self, point: Point) -> KernelPredictor:
         """Kernel models of a point's GPU and method."""
-        device = device_key(point)
-        gpu, variant = self.gpu(point), device[1]
+        gpu, (figures, variant) = self.gpu(point), device_key(point)
         return self._once(
-            ("kernels", *device),
+            ("kernels", figures, variant),
             lambda: kernel_predictor(gpu, variant, available_models(point.gpu, variant, self.results)),
         )
 

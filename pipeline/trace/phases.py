@@ -12,7 +12,6 @@ from pipeline.trace.kineto_fields import BACKWARD_PREFIX, LOADER_MARKER, OPTIMIZ
 from pipeline.trace.linked_trace import Trace
 
 Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 PHASES = ("forward", "loss", "backward", "optimizer", "data", "communication")
 FORWARD, LOSS, BACKWARD, OPTIMIZER, DATA, COMMUNICATION = range(6)
