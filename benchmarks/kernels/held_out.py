@@ -35,7 +35,7 @@ from pipeline.kernels.families import family as family_of
 from pipeline.kernels.features import raw_features
 from pipeline.kernels.fit_gpu import calibrate_physics, fit_family
 from pipeline.kernels.learned_variants import FOLDS, Problem, search_recipe
-from pipeline.kernels.networks import train_network
+from pipeline.kernels.network_training import train_network
 from pipeline.kernels.samples import assign_folds, split_by_shape
 from pipeline.paths import datasets_dir, packs_dir
 

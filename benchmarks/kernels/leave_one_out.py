@@ -37,7 +37,7 @@ from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.fit_family import AUTO_CHOICE_FAMILIES, Fitter, with_predictions
 from pipeline.kernels.fit_gpu import calibrate_physics
 from pipeline.kernels.fit_workers import TrainingPool
-from pipeline.kernels.networks import train_network
+from pipeline.kernels.network_training import train_network
 from pipeline.kernels.samples import assign_folds, clean_samples, split_by_shape
 from pipeline.kernels.session_drift import Drift
 from pipeline.kernels.trees import train_trees

@@ -106,7 +106,7 @@ class Scorer:
         return np.asarray(found / found.sum(axis=1, keepdims=True))
 
 
-def train_scorer(menu: Menu, features: Array, choices: Labels, seed: int) -> Scorer:
+def train_scorer(menu: Menu, features: Array, choices: Labels, seed: int, steps: float = 1.0) -> Scorer:
     """Train a scorer of the choices by cross-entropy.
 
     Args:
@@ -114,6 +114,7 @@ def train_scorer(menu: Menu, features: Array, choices: Labels, seed: int) -> Sco
         features: shape (rows, columns).
         choices: the choice of each row, shape (rows,).
         seed: of the weights and batches.
+        steps: factor on the optimiser steps; the learning rate is divided by it.
     """
     import torch
 
@@ -146,7 +147,9 @@ def train_scorer(menu: Menu, features: Array, choices: Labels, seed: int) -> Sco
         h = h + torch.relu(h @ hidden + hidden_bias)
         return torch.nn.functional.cross_entropy(h @ out + bias, y[rows])
 
-    minimise(loss, trained, STEPS, LEARNING_RATE, weight_decay=WEIGHT_DECAY, warm_up=0.1, fused=True)
+    minimise(
+        loss, trained, round(steps * STEPS), LEARNING_RATE / steps, weight_decay=WEIGHT_DECAY, warm_up=0.1, fused=True
+    )
 
     def array(tensor: torch.Tensor) -> Float32:
         return np.asarray(tensor.detach().numpy(), dtype=np.float32)
@@ -175,11 +178,20 @@ class Teacher:
         return np.asarray(TREES_WEIGHT * by_trees + (1.0 - TREES_WEIGHT) * by_scorer, dtype=np.float32)
 
 
-def train_teacher(menu: Menu, features: Array, choices: Labels, seed: int) -> Teacher:
-    """Train a teacher on rows whose choices are all known: features (rows, columns), choices (rows,)."""
-    scorer = train_scorer(menu, features, choices, seed)
+def train_teacher(menu: Menu, features: Array, choices: Labels, seed: int, steps: float = 1.0) -> Teacher:
+    """Train a teacher on rows whose choices are all known.
+
+    Args:
+        menu: the choices.
+        features: shape (rows, columns).
+        choices: the choice of each row, shape (rows,).
+        seed: of weights, batches and trees.
+        steps: factor on optimiser steps and boosting rounds; the learning rates are divided by it.
+    """
+    scorer = train_scorer(menu, features, choices, seed, steps)
     top = _candidates(scorer.probabilities(menu, features), CANDIDATES)
-    return Teacher(scorer, train_classifier(_tree_inputs(menu, features, top), (top == choices[:, None]).ravel(), seed))
+    is_chosen = (top == choices[:, None]).ravel()
+    return Teacher(scorer, train_classifier(_tree_inputs(menu, features, top), is_chosen, seed, steps))
 
 
 def _candidates(probabilities: Float32, limit: int) -> Labels:

@@ -31,7 +31,8 @@ from pipeline.kernels.learned_variants import (
     train_by_recipe,
     train_one_process,
 )
-from pipeline.kernels.networks import Network, Recipe, train_network
+from pipeline.kernels.network_training import train_network
+from pipeline.kernels.networks import Network, Recipe
 from pipeline.kernels.sample_range import WINDOW_DIMS
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array, Dims
@@ -80,7 +81,7 @@ class Member(Protocol):
 def fit_average(problem: Problem, seed: int) -> Outcome:
     """Trees and networks of the folds, averaged with the best out-of-fold weights, distilled into one network."""
     effort, rows = problem.effort, len(problem.target)
-    recipe = member_recipe(rows, problem.law)
+    recipe = member_recipe(rows, problem.law, effort=effort)
     if rows < MIN_NETWORK_SAMPLES:
         by_trees, trees = cross_validate(problem, train_trees, seed)
         return Outcome(tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, 1.0, {"tree_share": 1.0})

@@ -1,4 +1,4 @@
-"""Small neural networks. They are trained with torch, stored as safetensors, and evaluated with numpy only.
+"""Small neural networks. They are trained by `network_training`, stored as safetensors, and evaluated with numpy only.
 
 A network is a stack of layers of equal width with SiLU or ReLU activations; `residual` adds each hidden layer's input to
 its output. Inputs are standardised and clipped. The output is standardised log time, or one score per choice.
@@ -11,20 +11,16 @@ for Numerical Features in Tabular Deep Learning", NeurIPS 2022).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackError
-from pipeline.kernels.training_loop import minimise, shuffled_batches, uniform
 from pipeline.kernels.work import Array
 from pipeline.model_files import Shapes, check_shapes, layer_shapes
-
-if TYPE_CHECKING:
-    import torch
 
 Float32 = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating[Any]]
@@ -260,115 +256,3 @@ def _silu(x: Floats) -> Floats:
         y = np.exp(-x)
     y += np.float32(1.0)
     return np.asarray(np.divide(x, y, out=y))
-
-
-def train_network(features: Floats, target: Array, recipe: Recipe, seed: int, start: Network | None = None) -> Network:
-    """Train on features (rows, columns) and log times (rows,); with the loss `odds`, on odds (rows, choices) instead.
-
-    On one machine, the same seed gives the same network. With `start`, training goes on from that network, whose form
-    replaces that of the recipe.
-    """
-    import torch
-
-    chooses = recipe.loss == "odds"
-    if start is None:
-        mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)
-        scale = (features.std(axis=0) + 1e-6).astype(np.float32)
-        # if all targets are equal, the minimum scale avoids a division by 0, and the network predicts their mean
-        target_mean, target_scale = (0.0, 1.0) if chooses else (float(target.mean()), max(float(target.std()), 1e-6))
-    else:
-        mean, scale, target_mean, target_scale = start.mean, start.scale, start.target_mean, start.target_scale
-    x = torch.from_numpy(np.ascontiguousarray(standardise(features, mean, scale)))  # rows are drawn
-    y = torch.from_numpy(((target - target_mean) / target_scale).astype(np.float32))
-    generator = torch.Generator().manual_seed(seed)
-    if start is None:
-        embedding, parameters = _new_parameters(features.shape[1], target.shape[1] if chooses else 1, recipe, generator)
-    else:
-        embedding, parameters = _parameters_of(start)
-        recipe = replace(recipe, residual=start.residual, relu=start.relu)
-    batches = shuffled_batches(len(y), recipe.batch, generator)
-
-    def loss() -> torch.Tensor:
-        rows = next(batches)
-        return _loss(_forward(_extend(x[rows], embedding), parameters, recipe), y[rows], recipe.loss)
-
-    minimise(
-        loss, [*embedding, *parameters], recipe.steps, recipe.learning_rate, weight_decay=recipe.weight_decay,
-        warm_up=0.15, final_divisor=1e3, fused=True,
-    )  # fmt: skip
-    arrays = [parameter.detach().numpy().copy() for parameter in parameters]
-    periodic = Periodic(*(parameter.detach().numpy().copy() for parameter in embedding)) if embedding else None
-    return Network(
-        mean, scale, target_mean, target_scale, tuple(arrays[::2]), tuple(arrays[1::2]), recipe.residual, periodic,
-        recipe.relu,
-    )  # fmt: skip
-
-
-def _new_parameters(
-    columns: int, outputs: int, recipe: Recipe, generator: torch.Generator
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Random initial values of the periodic embedding, and of the weights and biases of all layers."""
-    embedding = _periodic_parameters(columns, recipe, generator) if recipe.frequencies else []
-    first = columns * (1 + recipe.units) if recipe.frequencies else columns
-    sizes = [first, *([recipe.width] * recipe.layers), outputs]
-    parameters: list[torch.Tensor] = []
-    for rows, units in zip(sizes[:-1], sizes[1:], strict=True):
-        parameters += [uniform(shape, rows**-0.5, generator) for shape in ((rows, units), (units,))]
-    parameters[-2].zero_()
-    parameters[-1].zero_()
-    return embedding, parameters
-
-
-def _parameters_of(network: Network) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Copies of a network's periodic embedding, and of its weights and biases."""
-    import torch
-
-    periodic = network.periodic
-    embedding = [] if periodic is None else [periodic.frequency, periodic.weight, periodic.bias]
-    layers = [values for layer in zip(network.weights, network.biases, strict=True) for values in layer]
-    copies = [[torch.from_numpy(np.array(values, dtype=np.float32)) for values in part] for part in (embedding, layers)]
-    return copies[0], copies[1]
-
-
-def _periodic_parameters(columns: int, recipe: Recipe, generator: torch.Generator) -> list[torch.Tensor]:
-    """Initial values of the fields of `Periodic`."""
-    import torch
-
-    frequency = torch.randn(columns, recipe.frequencies, generator=generator) * recipe.spread
-    bound = (2 * recipe.frequencies) ** -0.5
-    weight = uniform((columns, 2 * recipe.frequencies, recipe.units), bound, generator)
-    return [frequency, weight, torch.zeros(columns, recipe.units)]
-
-
-def _extend(x: torch.Tensor, embedding: list[torch.Tensor]) -> torch.Tensor:
-    """The same as `Periodic.extend`, in torch."""
-    import torch
-
-    if not embedding:
-        return x
-    frequency, weight, bias = embedding
-    columns = x.T.contiguous()
-    angle = (2.0 * torch.pi * frequency)[:, :, None] * columns[:, None, :]
-    waves = torch.cat([torch.cos(angle), torch.sin(angle)], dim=1)
-    units = torch.relu(torch.baddbmm(bias[:, :, None], weight.transpose(1, 2), waves))
-    return torch.cat([columns, units.flatten(0, 1)]).T
-
-
-def _loss(found: torch.Tensor, wanted: torch.Tensor, loss: str) -> torch.Tensor:
-    import torch
-
-    if loss == "odds":
-        return torch.nn.functional.cross_entropy(found, wanted)
-    error = found[:, 0] - wanted
-    return error.abs().mean() if loss == "l1" else (error * error).mean()
-
-
-def _forward(x: torch.Tensor, parameters: list[torch.Tensor], recipe: Recipe) -> torch.Tensor:
-    import torch
-
-    activation = torch.relu if recipe.relu else torch.nn.functional.silu
-    x = activation(torch.addmm(parameters[1], x, parameters[0]))
-    for i in range(2, len(parameters) - 2, 2):
-        y = activation(torch.addmm(parameters[i + 1], x, parameters[i]))
-        x = x + y if recipe.residual else y
-    return torch.addmm(parameters[-1], x, parameters[-2])

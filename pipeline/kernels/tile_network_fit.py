@@ -10,7 +10,8 @@ import pandas as pd
 
 from pipeline.kernels.cublas_choice import Menu
 from pipeline.kernels.distillation import synthetic_calls
-from pipeline.kernels.networks import Recipe, train_network
+from pipeline.kernels.network_training import train_network
+from pipeline.kernels.networks import Recipe
 from pipeline.kernels.tile_network import TileNetwork
 from pipeline.kernels.work import Array, Dims
 
@@ -19,10 +20,6 @@ RECIPE = Recipe(width=128, layers=3, steps=50_000, batch=512, learning_rate=5e-3
 
 SIZES = 600_000
 """Number of sizes at which the two networks are evaluated."""
-
-NEAR_SHARE, SPREAD_SHARE = 0.70, 0.15
-"""Shares of sizes near those of samples, and spread over their range; the others are round sizes of that range. Without
-sizes near samples, the error on unseen shapes of the V100 was 2.23 instead of 1.97 %."""
 
 ROUND_BITS = 3
 """Significant bits of round sizes: 4, 5, 6 or 7 times a power of two."""
@@ -43,7 +40,7 @@ class ChoicePredictor(Protocol):
 
 def train_tile_network(
     teacher: ChoicePredictor, samples: pd.DataFrame, featurise: Callable[[pd.DataFrame], Array], recipe: Recipe,
-    rows: int, seed: int,
+    rows: int, near_share: float, seed: int,
 ) -> TileNetwork:  # fmt: skip
     """Train a network on the predictions of `teacher` at `rows` sizes.
 
@@ -53,9 +50,10 @@ def train_tile_network(
         featurise: features of calls, shape (rows, columns).
         recipe: how to train.
         rows: number of sizes.
+        near_share: share of sizes near those of samples.
         seed: of the sizes, weights and batches.
     """
-    calls = training_calls(samples, rows, seed)
+    calls = training_calls(samples, rows, near_share, seed)
     menu, inputs, target = teacher.menu, None, np.empty(len(calls))
     for start in range(0, len(calls), ROWS_AT_ONCE):
         block = slice(start, start + ROWS_AT_ONCE)
@@ -69,10 +67,14 @@ def train_tile_network(
     return TileNetwork(menu, train_network(inputs, target, recipe, seed))
 
 
-def training_calls(samples: pd.DataFrame, rows: int, seed: int) -> pd.DataFrame:
-    """Calls near the samples, calls with sizes spread evenly (in log) over the samples' range, and such of round sizes."""
+def training_calls(samples: pd.DataFrame, rows: int, near_share: float, seed: int) -> pd.DataFrame:
+    """Calls near the samples, and calls with sizes spread evenly (in log) over the samples' range.
+
+    Half of the latter have round sizes.
+    """
     rng = np.random.default_rng(seed)
-    near, spread = round(NEAR_SHARE * rows), round(SPREAD_SHARE * rows)
+    near = round(near_share * rows)
+    spread = round((rows - near) / 2)
     others = samples.iloc[rng.integers(0, len(samples), rows - near)].reset_index(drop=True)
     is_round = np.arange(len(others)) >= spread
     for name in ("B", "M", "N", "K"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SteptimeError
 
@@ -18,13 +18,47 @@ if TYPE_CHECKING:
 
 def minimise(
     loss: Callable[[], torch.Tensor], parameters: Sequence[torch.Tensor], steps: int, learning_rate: float, *,
-    weight_decay: float = 0.0, undecayed: Sequence[torch.Tensor] = (), warm_up: float | None = 0.3,
-    final_divisor: float = 1e4, max_gradient_norm: float | None = None, fused: bool = False, threads: int | None = 1,
+    undecayed: Sequence[torch.Tensor] = (), max_gradient_norm: float | None = None, **options: Any,
 ) -> None:  # fmt: skip
-    """Minimise a loss by changing parameters in place.
+    """Minimise a loss, of which torch derives the gradient, by changing parameters in place.
 
     Args:
         loss: draws a batch and returns its loss.
+        parameters: the parameters to train.
+        steps: optimizer steps.
+        learning_rate: peak of the one-cycle schedule.
+        undecayed: further parameters, trained without weight decay.
+        max_gradient_norm: norm to which larger gradients are clipped; None for no clipping.
+        options: of `descend`.
+
+    Raises:
+        SteptimeError: the loss or a parameter became NaN or infinite.
+    """
+    import torch
+
+    trained = [*parameters, *undecayed]
+
+    def gradient() -> float:
+        for parameter in trained:
+            parameter.grad = None
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        if max_gradient_norm is not None:
+            torch.nn.utils.clip_grad_norm_(trained, max_gradient_norm)
+        return value.item()
+
+    descend(gradient, parameters, steps, learning_rate, undecayed=undecayed, **options)
+
+
+def descend(
+    gradient: Callable[[], float], parameters: Sequence[torch.Tensor], steps: int, learning_rate: float, *,
+    weight_decay: float = 0.0, undecayed: Sequence[torch.Tensor] = (), warm_up: float | None = 0.3,
+    final_divisor: float = 1e4, fused: bool = False, threads: int | None = 1,
+) -> None:  # fmt: skip
+    """Minimise a loss, of which the caller computes the gradient, by changing parameters in place.
+
+    Args:
+        gradient: draws a batch, sets `grad` of all parameters, and returns the loss.
         parameters: the parameters to train.
         steps: optimizer steps.
         learning_rate: peak of the one-cycle schedule.
@@ -32,7 +66,6 @@ def minimise(
         undecayed: further parameters, trained without weight decay.
         warm_up: share of the steps in which the rate rises; None for a constant rate.
         final_divisor: ratio of the first learning rate to the last one.
-        max_gradient_norm: norm to which larger gradients are clipped; None for no clipping.
         fused: whether to use torch's fused AdamW, which is faster and changes the last bits of the weights.
         threads: number of torch's threads; None keeps torch's current number.
 
@@ -51,13 +84,9 @@ def minimise(
         optimizer, learning_rate, total_steps=steps, pct_start=warm_up, final_div_factor=final_divisor
     )  # fmt: skip
     for step in range(steps):
-        value = loss()
-        if not math.isfinite(value.item()):
-            raise _diverged(f"the loss is {value.item()} at step {step + 1} of {steps}")
-        optimizer.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
-        if max_gradient_norm is not None:
-            torch.nn.utils.clip_grad_norm_(trained, max_gradient_norm)
+        loss = gradient()
+        if not math.isfinite(loss):
+            raise _diverged(f"the loss is {loss} at step {step + 1} of {steps}")
         optimizer.step()
         if schedule is not None:
             schedule.step()

@@ -18,7 +18,7 @@ from pipeline.kernels import trees
 from pipeline.kernels.family_model import AT_FLOOR_LOG_RANGE, FittedModel
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit_gpu import fit_family
-from pipeline.kernels.networks import train_network
+from pipeline.kernels.network_training import train_network
 from pipeline.kernels.samples import with_launches
 from pipeline.kernels.tile_network import TileNetwork
 
@@ -161,12 +161,14 @@ def test_what_tiles_make_of_the_sizes():
     np.testing.assert_allclose(found[0, 4:], expected, rtol=1e-6)
 
 
-def test_trees_judge_what_the_scorer_finds_likely(switching, v100, monkeypatch):
-    monkeypatch.setattr(choice_teachers, "STEPS", 30)  # a scorer that has hardly learned
-    monkeypatch.setattr(trees, "CLASSIFIER_ROUNDS", 30)
+@pytest.mark.parametrize(("optimiser_steps", "rounds", "factor"), [(30, 30, 1.0), (60, 60, 0.5)])
+def test_trees_judge_what_the_scorer_finds_likely(switching, v100, monkeypatch, optimiser_steps, rounds, factor):
+    monkeypatch.setattr(choice_teachers, "STEPS", optimiser_steps)  # a scorer that has hardly learned
+    monkeypatch.setattr(trees, "CLASSIFIER_ROUNDS", rounds)
     found, inputs = seen(switching, v100)
     odd = np.arange(len(inputs)) % 2 == 1
-    teacher = choice_teachers.train_teacher(found.menu, inputs[odd], found.choice[odd], 0)
+    teacher = choice_teachers.train_teacher(found.menu, inputs[odd], found.choice[odd], 0, factor)
+    assert teacher.rating_trees.booster.num_trees() == 30
     probabilities = teacher.probabilities(found.menu, inputs[~odd])
     np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-5)
     alone = teacher.scorer.probabilities(found.menu, inputs[~odd])
@@ -195,7 +197,7 @@ def small(switching, v100):
         return derived_features("gemm", calls, v100, ("linear",))[0]
 
     teacher = ByTile(found.menu)
-    network = tile_fit.train_tile_network(teacher, switching, featurise, recipe, 4000, 0)
+    network = tile_fit.train_tile_network(teacher, switching, featurise, recipe, 4000, 0.7, 0)
     return network, teacher, featurise(switching)
 
 
@@ -227,8 +229,8 @@ def test_a_network_with_damaged_arrays_is_refused(small):
 
 
 def test_sizes_to_learn_from_are_near_the_samples_and_all_over_their_range(switching):
-    found = tile_fit.training_calls(switching, 4000, 3)
-    again = tile_fit.training_calls(switching, 4000, 3)
+    found = tile_fit.training_calls(switching, 4000, 0.7, 3)
+    again = tile_fit.training_calls(switching, 4000, 0.7, 3)
     pd.testing.assert_frame_equal(found, again)
     assert len(found) == 4000 and not found[["M", "N", "K"]].isna().any().any()
     sizes, sampled = found[["M", "N", "K"]].to_numpy(), switching[["M", "N", "K"]].to_numpy()
@@ -257,3 +259,13 @@ def test_launches_by_their_public_names(switching):
     pd.testing.assert_series_equal(found["grid"].astype(object), switching["grid"].astype(object))
     pd.testing.assert_series_equal(found["kernel_name"], switching["kernel_name"], check_dtype=False)
     pd.testing.assert_frame_equal(with_launches(switching), switching)
+
+
+def test_clear_answers_of_trees_are_not_refined():
+    x = np.random.default_rng(0).uniform(-1.0, 1.0, (2000, 2))
+    classifier = trees.train_classifier(x, x[:, 0] > 0.0, 0)
+    full, found = classifier.booster.predict(x, raw_score=True), classifier.scores(x)
+    unclear = np.abs(full) < trees.CLEAR_LOG_ODDS / 2
+    np.testing.assert_array_equal(found[unclear], full[unclear])
+    assert np.abs(found).max() < np.abs(full).max()  # evaluation ended early
+    assert (np.sign(found) == np.sign(full)).all()

@@ -12,9 +12,11 @@ from pipeline.kernels import distillation as distil
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import trees
-from pipeline.kernels.effort import LONG
+from pipeline.kernels.effort import LONG, QUICK
+from pipeline.kernels.families import Law
 from pipeline.kernels.fit_gpu import fit_family
-from pipeline.kernels.networks import Network, Recipe, train_network
+from pipeline.kernels.network_training import train_network
+from pipeline.kernels.networks import Network, Recipe
 from pipeline.kernels.samples import with_families
 
 RECIPE = Recipe(width=24, layers=3, steps=150, frequencies=2)
@@ -44,7 +46,8 @@ def trained(monkeypatch):
     monkeypatch.setattr(learned, "train_network", noting)
     monkeypatch.setattr(distil, "train_network", noting)
     for module, name, value in (
-        (learned, "SMALL_FAMILY_WIDTH", (24, 2)), (learned, "WIDTHS", {}), (learned, "SMALL_FAMILY_STEPS", 90),
+        (learned, "SMALL_FAMILY_WIDTH", (24, 2)), (learned, "NARROW_SMALL_FAMILY_WIDTH", (24, 2)),
+        (learned, "WIDTHS", {}), (learned, "SMALL_FAMILY_STEPS", 90),
         (learned, "STEPS", (90, 90)), (distil, "SMALL_FAMILY_STUDENT_STEPS", 135), (distil, "SYNTHETIC_ROWS", 300),
         (trees, "REGRESSION_ROUNDS", 40), (fitter, "MAX_GAUSSIAN_PROCESS_SAMPLES", 100),
     ):  # fmt: skip
@@ -103,6 +106,24 @@ def test_a_recipe_recognises_networks_of_its_form(member):
     assert RECIPE.has_form(member)
     for other in ({"width": 25}, {"layers": 2}, {"frequencies": 0}):
         assert not replace(RECIPE, **other).has_form(member)
+
+
+@pytest.mark.parametrize(("rows", "law"), [(5001, Law.COMPUTE), (1000, Law.COMPUTE), (1000, Law.MOVEMENT)])
+def test_networks_of_the_quick_way_are_narrower_and_have_sines(rows, law):
+    long, quick = (learned.member_recipe(rows, law, effort=effort) for effort in (LONG, QUICK))
+    assert quick.width * quick.layers < long.width * long.layers
+    assert quick.frequencies == learned.INPUT_FREQUENCIES
+    assert (quick.learning_rate > long.learning_rate) == (rows > learned.SMALL_FAMILY_SAMPLES)
+    assert (quick.steps, quick.batch, quick.loss) == (long.steps, long.batch, long.loss)
+
+
+def test_networks_that_are_averaged_with_gaussian_processes_have_no_sines_where_samples_are_many():
+    recipe = learned.member_recipe(QUICK.gaussian_process_samples, Law.COMPUTE, effort=QUICK)
+    assert recipe.frequencies == 0 and recipe.learning_rate == learned.NARROW_MATRIX_RATE
+
+
+def test_large_families_that_move_memory_have_the_same_networks_in_both_ways():
+    assert learned.member_recipe(9000, Law.MOVEMENT, effort=QUICK) == learned.member_recipe(9000, Law.MOVEMENT)
 
 
 def test_the_long_way_changes_no_recipe():

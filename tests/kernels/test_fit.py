@@ -18,7 +18,8 @@ from pipeline.kernels.families import Law
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fit_gpu import fit_family, fit_gpu
 from pipeline.kernels.intervals import bagging_shrink, fit_quantiles
-from pipeline.kernels.networks import Network, Recipe, train_network
+from pipeline.kernels.network_training import train_network
+from pipeline.kernels.networks import Network, Recipe
 from pipeline.kernels.physics import PHYSICS_SPREAD
 from pipeline.kernels.samples import with_families
 from pipeline.model_files import DIGEST_KEY
@@ -322,18 +323,6 @@ def test_sines_and_cosines_see_whole_waves():
     )
     errors = [np.abs(network.predict(features[1000:]) - waves[1000:]).mean() for network in (plain, periodic)]
     assert errors[1] < 0.7 * errors[0], errors
-
-
-def test_numpy_and_torch_agree_on_the_waves_of_inputs():
-    import torch
-
-    from pipeline.kernels import networks
-
-    rng = np.random.default_rng(0)
-    x, shapes = rng.normal(0, 1, (7, 3)).astype(np.float32), [(3, 4), (3, 8, 2), (3, 2)]
-    arrays = [rng.normal(0, 1, shape).astype(np.float32) for shape in shapes]
-    expected = networks._extend(torch.from_numpy(x), [torch.from_numpy(array) for array in arrays]).numpy()
-    np.testing.assert_allclose(networks.Periodic(*arrays).extend(x), expected, atol=2e-5)
 
 
 def test_waves_that_do_not_fit_the_inputs_are_refused():
