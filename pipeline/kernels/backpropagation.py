@@ -1,8 +1,8 @@
 """Loss and gradient of a network on a batch, written out by hand (needs torch).
 
-The networks of kernel models are so small that torch's automatic gradients spend half of a step on their bookkeeping and
+The networks of kernel models are so small that torch's automatic gradients spend much of a step on their bookkeeping and
 on new memory. Here all intermediate values keep their place in memory from step to step, and all parameters are parts of
-one tensor, which the optimizer updates at once. A training step takes 57 to 84 % of the time
+one tensor, which the optimizer updates at once. A training step takes 68 to 83 % of the time
 (`benchmarks/kernels/training_steps.py`), and the gradients are the same (`tests/kernels/test_backpropagation.py`).
 
 In names, `d_` stands for the derivative of the loss.

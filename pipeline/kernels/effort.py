@@ -93,7 +93,7 @@ EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "long": LONG}
 """Efforts by name."""
 
 DEFAULT_EFFORT = "long"
-"""Effort of a fit that names none. Errors of the quick way are up to 4 % larger in some families (`docs/speed.md`)."""
+"""Effort of a fit that names none. Errors of the quick way are up to 5 % larger in some families (`docs/speed.md`)."""
 
 
 def effort_of(name: str) -> Effort:
