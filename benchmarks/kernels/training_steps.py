@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import torch
 
-from pipeline.kernels.network_training import train_network
+from pipeline.kernels.network_training import FINAL_DIVISOR, WARM_UP, train_network
 from pipeline.kernels.networks import Recipe
 from pipeline.kernels.training_loop import minimise, shuffled_batches
 from pipeline.report.markdown import markdown
@@ -63,13 +64,9 @@ def train_automatically(features: np.ndarray, target: np.ndarray, recipe: Recipe
         return (layers(x[rows]) - y[rows]).abs().mean()
 
     minimise(
-        loss,
-        list(layers.parameters()),
-        recipe.steps,
-        recipe.learning_rate,
-        weight_decay=recipe.weight_decay,
-        fused=True,
-    )
+        loss, list(layers.parameters()), recipe.steps, recipe.learning_rate, weight_decay=recipe.weight_decay,
+        warm_up=WARM_UP, final_divisor=FINAL_DIVISOR, fused=True,
+    )  # fmt: skip
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
@@ -86,7 +83,7 @@ def main() -> None:
     rows = []
     for name, (columns, recipe) in RECIPES.items():
         features = np.random.default_rng(0).normal(size=(20_000, columns)).astype(np.float32)
-        target, timed = features[:, :3].sum(axis=1).astype(np.float64), Recipe(**{**vars(recipe), "steps": STEPS})
+        target, timed = features[:, :3].sum(axis=1).astype(np.float64), replace(recipe, steps=STEPS)
         automatic, own = [], []
         for _ in range(rounds):
             automatic.append(processor_seconds(lambda: train_automatically(features, target, timed)))  # noqa: B023
