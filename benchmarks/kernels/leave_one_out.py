@@ -214,9 +214,10 @@ def average(trial: Trial, students: bool) -> dict[str, float]:
     if students:
         shares, unseen = distil.Shares.best(problem, by_trees[0], by_networks[0])
         invented = distil.synthetic_calls(problem.calls, distil.SYNTHETIC_ROWS, trial.seed)
-        lesson = distil.StudentData(problem.features, problem.target, invented, problem.featurise(invented))
+        teachers, inputs = distil.Teachers(trees, networks, shares), problem.featurise(invented)
+        lesson = distil.StudentData(problem.features, problem.target, inputs, teachers.times(problem, invented, inputs))
         student = distil.distil(
-            problem, lesson, distil.Teachers(trees, networks, shares), unseen, trial.seed,
+            problem, lesson, teachers, unseen, trial.seed,
             distil.student_recipe(recipe, few=rows < learned.SMALL_FAMILY_SAMPLES),
         ).members[0]  # fmt: skip
         found["student instead of its teachers"] = trial.error((unseen, student.predict(trial.asked)))

@@ -31,7 +31,7 @@ RECIPES = {
     "matrix family": (72, Recipe(width=192, layers=5, batch=256)),
     "element-wise": (25, Recipe(width=128, layers=4, batch=128)),
     "few samples": (40, Recipe(width=192, layers=4, batch=64)),
-    "last network of products": (91, Recipe(width=128, layers=3, batch=512, relu=True)),
+    "last network of products": (91, Recipe(width=128, layers=3, batch=1024, relu=True)),
 }
 """Columns and recipes of networks that a fit trains, without sines and cosines."""
 

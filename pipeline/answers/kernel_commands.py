@@ -90,7 +90,7 @@ def fit_command(
         families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
         seed: of folds and weights.
-        effort: `long` or `quick`: processor time of the fit.
+        effort: `quick` or `long`: processor time of the fit.
         workers: processes; None takes the number of processors, at most `MAX_WORKERS`.
         on_fit: called after each family.
 

@@ -31,7 +31,7 @@ def kernels_fit(
     out: Annotated[Path, typer.Option(help="folder for the models")],
     family: Annotated[list[str] | None, typer.Option(help="fit only this family; may be repeated")] = None,
     effort: Annotated[
-        str, typer.Option(help="long, or quick: a third of the processor time, with slightly larger errors")
+        str, typer.Option(help="quick, or long: three times the processor time, with slightly smaller errors")
     ] = DEFAULT_EFFORT,
     as_json: Json = False,
 ) -> None:

@@ -34,7 +34,7 @@ from pipeline.kernels.learned_variants import (
 from pipeline.kernels.network_training import train_network
 from pipeline.kernels.networks import Network, Recipe
 from pipeline.kernels.sample_range import WINDOW_DIMS
-from pipeline.kernels.trees import train_trees
+from pipeline.kernels.trees import train_fewer_trees, train_trees
 from pipeline.kernels.work import Array, Dims
 
 TREE_SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
@@ -85,7 +85,9 @@ def fit_average(problem: Problem, seed: int) -> Outcome:
     if rows < MIN_NETWORK_SAMPLES:
         by_trees, trees = cross_validate(problem, train_trees, seed)
         return Outcome(tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, 1.0, {"tree_share": 1.0})
-    train = train_one_process if rows <= effort.gaussian_process_samples else train_trees
+    train = (
+        train_one_process if rows <= effort.gaussian_process_samples else partial(train_fewer_trees, effort.tree_rounds)
+    )
     few = rows < SMALL_FAMILY_SAMPLES
     tree_folds, network_folds = (FOLDS, FOLDS) if few else (effort.folds, effort.network_folds)
     by_trees, trees = cross_validate(problem, train, seed, tree_folds)
@@ -95,8 +97,9 @@ def fit_average(problem: Problem, seed: int) -> Outcome:
     shares, out_of_fold = Shares.best(problem, by_trees, by_networks)
     student = effort.student(student_recipe(recipe, few))
     invented = synthetic_calls(problem.calls, int(effort.synthetic_rows * SYNTHETIC_ROWS), seed)
-    student_data = StudentData(problem.features, problem.target, invented, problem.featurise(invented))
-    return distil(problem, student_data, Teachers(trees, networks, shares), out_of_fold, seed, student)
+    teachers, inputs = Teachers(trees, networks, shares), problem.featurise(invented)
+    student_data = StudentData(problem.features, problem.target, inputs, teachers.times(problem, invented, inputs))
+    return distil(problem, student_data, teachers, out_of_fold, seed, student)
 
 
 def student_recipe(recipe: Recipe, few: bool = False) -> Recipe:
@@ -141,6 +144,16 @@ def _best_share(target: Array, by_trees: Array, by_networks: Array, rows: npt.ND
 
 
 @dataclass(frozen=True)
+class TeacherTimes:
+    """Log times from teachers: their average, shape (rows,), and that of each fold with both kinds of members, shape
+    (folds, rows).
+    """
+
+    mean: Array
+    by_fold: Array
+
+
+@dataclass(frozen=True)
 class Teachers:
     """Members of the folds, and the weights of their average."""
 
@@ -148,15 +161,15 @@ class Teachers:
     networks: Sequence[Member]
     shares: Shares
 
-    def fold_means(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> tuple[Array, Array]:
-        """The average, shape (rows,), and that of each fold with both kinds of members, shape (folds, rows)."""
+    def times(self, problem: Problem, calls: pd.DataFrame, inputs: Array) -> TeacherTimes:
+        """The teachers' log times of calls, from the inputs of their members, shape (rows, columns)."""
         members = [*self.trees, *self.networks]
         by_member = np.array(problem.training_pool.all(_member_predictions, [(member, inputs) for member in members]))
         by_trees, by_networks = by_member[: len(self.trees)], by_member[len(self.trees) :]
         means = by_trees.mean(axis=0), by_networks.mean(axis=0)
         at_floor = problem.at_floor(calls, (means[0] + means[1]) / 2.0)
         each = self.shares.mix(at_floor, by_trees[: len(by_networks)], by_networks)
-        return self.shares.mix(at_floor, *means), each
+        return TeacherTimes(self.shares.mix(at_floor, *means), each)
 
 
 def _member_predictions(member: Member, inputs: Array) -> Array:
@@ -165,26 +178,26 @@ def _member_predictions(member: Member, inputs: Array) -> Array:
 
 @dataclass(frozen=True)
 class StudentData:
-    """Training data of a student: samples with their labels, and calls that the teachers label."""
+    """Training data of a student: inputs and log times of samples, and inputs of synthetic calls with their labels."""
 
     inputs: Array
     target: Array
-    calls: pd.DataFrame
-    synthetic_inputs: Array  # inputs of `calls`
+    synthetic_inputs: Array
+    labels: TeacherTimes
 
 
 def distil(
     problem: Problem, student_data: StudentData, teachers: Teachers, out_of_fold: Array, seed: int, recipe: Recipe
 ) -> Outcome:
     """Train one network that replaces the teachers' average; the quick way starts from one of them (`effort.py`)."""
-    teacher_mean, fold_means = teachers.fold_means(problem, student_data.calls, student_data.synthetic_inputs)
+    labels = student_data.labels
     inputs = np.vstack([student_data.inputs] * LABEL_REPEATS + [student_data.synthetic_inputs])
-    targets = np.concatenate([student_data.target] * LABEL_REPEATS + [teacher_mean])
+    targets = np.concatenate([student_data.target] * LABEL_REPEATS + [labels.mean])
     start = next((m for m in teachers.networks if _has_form(m, recipe)), None) if problem.effort.warm_student else None
     student = problem.training_pool.start(train_network, inputs, targets, recipe, seed, start)()
-    mismatch = student.predict(student_data.synthetic_inputs) - teacher_mean
+    mismatch = student.predict(student_data.synthetic_inputs) - labels.mean
     known = np.isfinite(out_of_fold)
-    shrink = bagging_shrink((problem.target - out_of_fold)[known], fold_means, mismatch)
+    shrink = bagging_shrink((problem.target - out_of_fold)[known], labels.by_fold, mismatch)
     if len(problem.target) < SMALL_FAMILY_SAMPLES:
         shrink = max(shrink, 1.0)  # at 0.95, intervals of layer norm held 69 to 73 % of new development shapes
     notes = {

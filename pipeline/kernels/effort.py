@@ -1,4 +1,4 @@
-"""How much processor time a fit may take: `long`, the default, with which the shipped models were made, or `quick`.
+"""How much processor time a fit may take: `quick`, the default, or `long`, with which the shipped models were made.
 
 Both ways make models of the same kinds. The quick way trains fewer and narrower members on fewer and smaller batches, and
 its student starts from the weights of a member. `docs/speed.md` compares their errors and times.
@@ -24,19 +24,21 @@ class Effort:
         choice_folds: folds, of `cublas_choice_fit.FOLDS`, for which members are trained where the kernel is known.
         choice_teacher_steps: factor on the optimiser steps, and on the boosting rounds, of the teachers of the choice. Their
             learning rates are divided by it.
+        tree_rounds: factor on the boosting rounds of trees that predict times. Their learning rate is divided by it.
         gaussian_process_samples: largest number of samples for which Gaussian processes replace the trees of an average.
         narrow_networks: whether networks are narrower (`learned_variants.member_recipe`). Those of products then all have
             sines and cosines, and those of all matrix families train at a higher rate.
         network_steps: factor on the optimiser steps of member networks.
         network_batch: factor on their samples per step.
-        synthetic_rows: factor on the sizes that the members of an average label for its student.
+        synthetic_rows: factor on the sizes that the members of an average label for its student, and on the training set
+            of the network that learns from both networks of a known kernel (`tile_network_fit`).
         warm_student: whether a student starts from the weights of a member. Where the kernel is known, it then has the
             width and layers of the periodic members.
         student_steps: factor on the optimiser steps of the student of an average.
         student_batch: factor on the samples per step of students and of the network of the choice.
         choice_student_steps: factor on the optimiser steps of the two networks that learn from teachers where the kernel
             is known: its choice, and its time.
-        tile_network_steps: the same for the network that learns from both (`tile_network_fit`).
+        tile_network_steps: the same for the network that learns from both.
         tile_near_share: share of that network's sizes that are near those of samples. Without such sizes, the error on
             unseen shapes of the V100 was 2.23 instead of 1.97 %. With few steps, more of them pay.
     """
@@ -45,6 +47,7 @@ class Effort:
     network_folds: int = 3
     choice_folds: int = 8
     choice_teacher_steps: float = 1.0
+    tree_rounds: float = 1.0
     gaussian_process_samples: int = 0
     narrow_networks: bool = False
     network_steps: float = 1.0
@@ -82,9 +85,9 @@ LONG = Effort()
 """The long way: sizes beyond which more did not pay (`docs/notes/kernels.md`)."""
 
 QUICK = Effort(
-    folds=3, network_folds=2, choice_folds=4, choice_teacher_steps=0.5, gaussian_process_samples=5000,
+    folds=3, network_folds=2, choice_folds=4, choice_teacher_steps=0.5, tree_rounds=1 / 3, gaussian_process_samples=5000,
     narrow_networks=True, network_steps=0.67, network_batch=0.5, synthetic_rows=0.5, warm_student=True,
-    student_steps=0.75, student_batch=0.5, choice_student_steps=0.5, tile_network_steps=0.25,
+    student_steps=0.75, student_batch=0.5, choice_student_steps=0.5, tile_network_steps=0.2,
     tile_near_share=0.9,
 )  # fmt: skip
 """The quick way. With half of a student's steps, layer norm and batched products lose 6 % (`docs/notes/kernels.md`)."""
@@ -92,8 +95,8 @@ QUICK = Effort(
 EFFORTS: Mapping[str, Effort] = {"quick": QUICK, "long": LONG}
 """Efforts by name."""
 
-DEFAULT_EFFORT = "long"
-"""Effort of a fit that names none. Errors of the quick way are up to 5 % larger in some families (`docs/speed.md`)."""
+DEFAULT_EFFORT = "quick"
+"""Effort of a fit that names none."""
 
 
 def effort_of(name: str) -> Effort:

@@ -15,6 +15,8 @@ from pipeline.kernels.work import Array
 if TYPE_CHECKING:
     import torch
 
+    from pipeline.kernels.backpropagation import Parameters
+
 WARM_UP, FINAL_DIVISOR = 0.15, 1e3
 """The one-cycle schedule of `training_loop.descend`."""
 
@@ -50,14 +52,25 @@ def train_network(features: Floats, target: Array, recipe: Recipe, seed: int, st
         recipe = replace(recipe, residual=start.residual, relu=start.relu)
     parameters = Parameters.copy_of(embedding, layers)
     step, batches = Backpropagation(parameters, recipe, x, y), shuffled_batches(len(y), recipe.batch, generator)
-    parameters.flat.grad = step.gradient.flat
+    by_adamw, by_muon = _by_optimizer(parameters, recipe)
+    for parts, gradients in zip((by_adamw, by_muon), _by_optimizer(step.gradient, recipe), strict=True):
+        for part, gradient in zip(parts, gradients, strict=True):
+            part.grad = gradient
     descend(
-        lambda: step(next(batches)), [parameters.flat], recipe.steps, recipe.learning_rate, fused=True,
-        weight_decay=recipe.weight_decay, warm_up=WARM_UP, final_divisor=FINAL_DIVISOR,
+        lambda: step(next(batches)), by_adamw, recipe.steps, recipe.learning_rate, fused=True, matrices=by_muon,
+        matrix_rate=recipe.muon_rate, weight_decay=recipe.weight_decay, warm_up=WARM_UP, final_divisor=FINAL_DIVISOR,
     )  # fmt: skip
     periodic = Periodic(*_arrays(parameters.embedding)) if parameters.embedding else None
     weights, biases = _arrays(parameters.weights), _arrays(parameters.biases)
     return Network(mean, scale, target_mean, target_scale, weights, biases, recipe.residual, periodic, recipe.relu)
+
+
+def _by_optimizer(parameters: Parameters, recipe: Recipe) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that AdamW trains, and those that Muon trains."""
+    if not recipe.muon_rate:
+        return [parameters.flat], []
+    *hidden, last = parameters.weights
+    return [*parameters.embedding, *parameters.biases, last], hidden
 
 
 def _arrays(tensors: Sequence[torch.Tensor]) -> tuple[Float32, ...]:

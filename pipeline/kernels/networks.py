@@ -49,8 +49,9 @@ class Recipe:
         residual: whether hidden layers add their input to their output.
         steps: optimiser steps, however many samples there are.
         batch: samples per step.
-        learning_rate: peak of a one-cycle schedule.
-        weight_decay: of AdamW.
+        learning_rate: peak of a one-cycle schedule of AdamW.
+        muon_rate: the same for Muon, which then trains the weights of hidden layers; 0 for AdamW alone.
+        weight_decay: of both.
         loss: `l1` (aims at the median), `l2`, or `odds`: cross-entropy between scores and the odds of each choice.
         frequencies: frequencies of sines and cosines per input; 0 for no periodic embedding.
         spread: initial standard deviation of the frequencies, in periods per standard deviation of the input.
@@ -64,6 +65,7 @@ class Recipe:
     steps: int = 3000
     batch: int = 256
     learning_rate: float = 3e-3
+    muon_rate: float = 0.0
     weight_decay: float = 1e-2
     loss: str = "l1"
     frequencies: int = 0

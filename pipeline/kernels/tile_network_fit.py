@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,12 +12,13 @@ import pandas as pd
 from pipeline.kernels.cublas_choice import Menu
 from pipeline.kernels.distillation import synthetic_calls
 from pipeline.kernels.network_training import train_network
-from pipeline.kernels.networks import Recipe
+from pipeline.kernels.networks import Float32, Recipe
 from pipeline.kernels.tile_network import TileNetwork
 from pipeline.kernels.work import Array, Dims
 
-RECIPE = Recipe(width=128, layers=3, steps=50_000, batch=512, learning_rate=5e-3, relu=True)
-"""How the network is trained. With larger batches or a lower rate, 20,000 to 28,000 steps gave 1 to 5 % larger errors."""
+RECIPE = Recipe(width=128, layers=3, steps=12_500, batch=1024, learning_rate=2e-3, muon_rate=2e-2, relu=True)
+"""How the network is trained, the long way. Muon comes nearer to the two networks in 3,125 steps than AdamW
+in 12,500 of half the batch (`docs/notes/kernels.md`)."""
 
 SIZES = 600_000
 """Number of sizes at which the two networks are evaluated."""
@@ -26,6 +28,21 @@ ROUND_BITS = 3
 
 ROWS_AT_ONCE = 16_384
 """Rows whose inputs are computed together."""
+
+
+@dataclass(frozen=True)
+class KnownTimes:
+    """Log times that are better known than by the two networks.
+
+    Attributes:
+        features: features of the calls, shape (rows, columns).
+        log_us: their log times, shape (rows,).
+        copies: how often each is in the training set.
+    """
+
+    features: Array
+    log_us: Array
+    copies: int
 
 
 class ChoicePredictor(Protocol):
@@ -40,9 +57,9 @@ class ChoicePredictor(Protocol):
 
 def train_tile_network(
     teacher: ChoicePredictor, samples: pd.DataFrame, featurise: Callable[[pd.DataFrame], Array], recipe: Recipe,
-    rows: int, near_share: float, seed: int,
+    rows: int, near_share: float, seed: int, known: Sequence[KnownTimes] = (),
 ) -> TileNetwork:  # fmt: skip
-    """Train a network on the predictions of `teacher` at `rows` sizes.
+    """Train a network on the predictions of `teacher` at `rows` sizes, and on known times.
 
     Args:
         teacher: predicts which kernel runs, and its log time.
@@ -52,19 +69,29 @@ def train_tile_network(
         rows: number of sizes.
         near_share: share of sizes near those of samples.
         seed: of the sizes, weights and batches.
+        known: further training data.
     """
     calls = training_calls(samples, rows, near_share, seed)
-    menu, inputs, target = teacher.menu, None, np.empty(len(calls))
+    inputs, target = _training_set(teacher, calls, featurise, known)
+    return TileNetwork(teacher.menu, train_network(inputs, target, recipe, seed))
+
+
+def _training_set(
+    teacher: ChoicePredictor,
+    calls: pd.DataFrame,
+    featurise: Callable[[pd.DataFrame], Array],
+    known: Sequence[KnownTimes],
+) -> tuple[Float32, Array]:
+    """Inputs and log times of calls, which `teacher` predicts, and of known times."""
+    menu, inputs, target = teacher.menu, [], []  # inputs in float32: 600,000 rows of 90 columns are 200 MB
     for start in range(0, len(calls), ROWS_AT_ONCE):
-        block = slice(start, start + ROWS_AT_ONCE)
-        features = featurise(calls.iloc[block])
-        sized = menu.sizes(features)
-        if inputs is None:  # float32: 600,000 rows of 90 columns are 200 MB
-            inputs = np.empty((len(calls), sized.shape[1]), dtype=np.float32)
-        inputs[block] = sized
-        target[block] = teacher.predict(features, len(calls))
-    assert inputs is not None
-    return TileNetwork(menu, train_network(inputs, target, recipe, seed))
+        features = featurise(calls.iloc[start : start + ROWS_AT_ONCE])
+        inputs.append(menu.sizes(features).astype(np.float32))
+        target.append(teacher.predict(features, len(calls)))
+    for times in known:
+        inputs += [menu.sizes(times.features).astype(np.float32)] * times.copies
+        target += [times.log_us] * times.copies
+    return np.concatenate(inputs), np.concatenate(target)
 
 
 def training_calls(samples: pd.DataFrame, rows: int, near_share: float, seed: int) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The training loop of all torch models: AdamW with a one-cycle schedule, and one batch per step.
+"""The training loop of all torch models: AdamW, and Muon for some matrices, with a one-cycle schedule; a batch per step.
 
 On one machine, the same seed gives the same weights. The caller seeds the generators of weights and batches, and the
 loop draws no random numbers. It runs on one thread by default, so that the number of cores does not change the result.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SteptimeError
@@ -52,8 +53,9 @@ def minimise(
 
 def descend(
     gradient: Callable[[], float], parameters: Sequence[torch.Tensor], steps: int, learning_rate: float, *,
-    weight_decay: float = 0.0, undecayed: Sequence[torch.Tensor] = (), warm_up: float | None = 0.3,
-    final_divisor: float = 1e4, fused: bool = False, threads: int | None = 1,
+    weight_decay: float = 0.0, undecayed: Sequence[torch.Tensor] = (), matrices: Sequence[torch.Tensor] = (),
+    matrix_rate: float = 0.0, warm_up: float | None = 0.3, final_divisor: float = 1e4, fused: bool = False,
+    threads: int | None = 1,
 ) -> None:  # fmt: skip
     """Minimise a loss, of which the caller computes the gradient, by changing parameters in place.
 
@@ -62,8 +64,10 @@ def descend(
         parameters: the parameters to train.
         steps: optimizer steps.
         learning_rate: peak of the one-cycle schedule.
-        weight_decay: weight decay of `parameters`.
+        weight_decay: weight decay of `parameters` and `matrices`.
         undecayed: further parameters, trained without weight decay.
+        matrices: further parameters of two dimensions, trained with Muon (`muon`) instead of AdamW.
+        matrix_rate: peak of their rate.
         warm_up: share of the steps in which the rate rises; None for a constant rate.
         final_divisor: ratio of the first learning rate to the last one.
         fused: whether to use torch's fused AdamW, which is faster and changes the last bits of the weights.
@@ -74,24 +78,49 @@ def descend(
     """
     import torch
 
+    from pipeline.kernels.muon import Muon
+
     if threads is not None:
         torch.set_num_threads(threads)
-    trained = [parameter.requires_grad_(True) for parameter in (*parameters, *undecayed)]
+    trained = [parameter.requires_grad_(True) for parameter in (*parameters, *undecayed, *matrices)]
     decays = ((parameters, weight_decay), (undecayed, 0.0))
     groups = [{"params": list(part), "weight_decay": decay} for part, decay in decays if part]
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=fused)
-    schedule = None if warm_up is None else torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, learning_rate, total_steps=steps, pct_start=warm_up, final_div_factor=final_divisor
-    )  # fmt: skip
-    for step in range(steps):
-        loss = gradient()
-        if not math.isfinite(loss):
-            raise _diverged(f"the loss is {loss} at step {step + 1} of {steps}")
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=learning_rate, fused=fused)]
+    optimizers += [Muon(matrices, matrix_rate, weight_decay)] if matrices else []
+    schedules = [] if warm_up is None else [
+        torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, peak, total_steps=steps, pct_start=warm_up, final_div_factor=final_divisor,
+            cycle_momentum=not isinstance(optimizer, Muon),
+        )
+        for optimizer, peak in zip(optimizers, (learning_rate, matrix_rate), strict=False)
+    ]  # fmt: skip
+    with _tiny_numbers_as_zero():
+        for step in range(steps):
+            loss = gradient()
+            if not math.isfinite(loss):
+                raise _diverged(f"the loss is {loss} at step {step + 1} of {steps}")
+            for optimizer in optimizers:
+                optimizer.step()
+            for schedule in schedules:
+                schedule.step()
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trained):
         raise _diverged(f"parameters are NaN or infinite after step {steps}")
+
+
+@contextmanager
+def _tiny_numbers_as_zero() -> Iterator[None]:
+    """Let this thread round numbers below 1e-38 to zero.
+
+    The means of an optimizer decay towards such numbers where a ReLU unit has no gradient any more. Processors compute with
+    them many times more slowly.
+    """
+    import torch
+
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _diverged(how: str) -> SteptimeError:

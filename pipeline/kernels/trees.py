@@ -104,6 +104,12 @@ def train_trees(
     return Trees(lightgbm.train(parameters, data, rounds or REGRESSION_ROUNDS))
 
 
+def train_fewer_trees(rounds: float, features: Array, target: Array, seed: int) -> Trees:
+    """`train_trees` with a factor on the boosting rounds, by which the learning rate is divided."""
+    rate = REGRESSION_PARAMETERS["learning_rate"] / rounds
+    return train_trees(features, target, seed, round(rounds * REGRESSION_ROUNDS), rate)
+
+
 def train_classifier(features: Array, true: npt.NDArray[np.bool_], seed: int, rounds: float = 1.0) -> Trees:
     """Train a binary classifier of labels (rows,) on features (rows, columns).
 

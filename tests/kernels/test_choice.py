@@ -104,26 +104,27 @@ def test_the_waves_of_one_product_are_those_counted_by_hand(v100):
     np.testing.assert_allclose(both[0, 0], expected, rtol=1e-5)
 
 
-def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("effort", "longer", "error"), [("long", 1, 0.02), ("quick", 3, 0.03)])
+def test_the_choice_is_learned_and_saved(switching, v100, tmp_path, monkeypatch, effort, longer, error):
     for module, name, value in (
         (choice_teachers, "STEPS", 300), (choice_fit, "FOLDS", 4), (choice_fit, "SYNTHETIC_ROWS", 2000),
         (choice_fit, "CHOOSER", replace(choice_fit.CHOOSER, steps=400)), (trees, "CLASSIFIER_ROUNDS", 30),
         (learned, "STEPS", (300, 300)), (distil, "STUDENT_STEPS", 600),
         (distil, "SMALL_FAMILY_STUDENT_STEPS", 600), (learned, "SMALL_FAMILY_STEPS", 200),
         (fitter, "MAX_GAUSSIAN_PROCESS_SAMPLES", 100),
-        (choice_fit, "RECIPE", replace(tile_fit.RECIPE, width=64, steps=2500)), (choice_fit, "SIZES", 6000),
+        (choice_fit, "RECIPE", replace(tile_fit.RECIPE, width=64, steps=1200 * longer)), (choice_fit, "SIZES", 6000),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    fitted = fit_family(switching, v100, "gemm", test_share=0.2, seed=1)
+    fitted = fit_family(switching, v100, "gemm", test_share=0.2, seed=1, effort=effort)
     assert fitted.model.variant == "choice"
     assert fitted.parameters["choices"] == 4 and fitted.parameters["choices_right"] > 0.9
-    assert fitted.metrics["gmae"] < 0.02
+    assert fitted.metrics["gmae"] < error
     fitted.save(tmp_path)
     loaded = FittedModel.load(tmp_path, v100)
     calls = switching.head(200)
     inputs = loaded.features(loaded.scope.clamp(calls)[0])
     found = [model.members[0].predict(inputs) for model in (loaded, fitted.model)]
-    np.testing.assert_allclose(*found, atol=1e-3)  # weights are stored in half precision
+    np.testing.assert_allclose(*found, atol=2e-3)  # weights are stored in half precision
     # at the floor a model keeps only what it learned beyond AT_FLOOR: rounding may move a call across that step
     clear = np.abs(np.abs(found[1]) - AT_FLOOR_LOG_RANGE) > 1e-3
     assert clear.mean() > 0.9
@@ -209,6 +210,26 @@ def test_the_small_network_follows_the_jumps_of_its_teacher(small):
     large = network.predict(features, table_rows=10**6)  # float32
     np.testing.assert_allclose(large, network.predict(features), atol=1e-4)
     assert (large != network.predict(features)).any()
+
+
+def test_known_times_correct_a_teacher(switching, v100):
+    found, features = seen(switching, v100)
+
+    class Wrong(ByTile):
+        def predict(self, features, table_rows=0):
+            return super().predict(features) + 0.5
+
+    def featurise(calls):
+        return derived_features("gemm", calls, v100, ("linear",))[0]
+
+    teacher, true = Wrong(found.menu), ByTile(found.menu).predict(features)
+    recipe = replace(tile_fit.RECIPE, width=32, layers=2, steps=400, batch=128)
+    off = {}
+    for copies in (0, 1, 20):
+        known = [tile_fit.KnownTimes(features, true, copies)]
+        network = tile_fit.train_tile_network(teacher, switching, featurise, recipe, 2000, 0.7, 0, known)
+        off[copies] = np.median(network.predict(features) - true)
+    assert off[20] < 0.1 < 0.4 < off[0] and off[20] < off[1]
 
 
 def test_a_network_with_damaged_arrays_is_refused(small):

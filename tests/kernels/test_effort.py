@@ -63,11 +63,11 @@ def test_the_quick_way_shows_its_networks_less_than_half_of_the_samples_and_star
     gemm_samples, v100, trained
 ):
     table = with_families(gemm_samples, "t")
-    quick = fit_family(table, v100, "gemm", "average", effort="quick")
+    quick = fit_family(table, v100, "gemm", "average")
     few, started = samples_seen(trained), [start for _, start in trained]
     assert started == [False] * learned.FOLDS + [True]
     trained.clear()
-    long = fit_family(table, v100, "gemm", "average")
+    long = fit_family(table, v100, "gemm", "average", effort="long")
     assert 2 * few < samples_seen(trained)
     assert not any(start for _, start in trained)
     assert [fitted.parameters["effort"] for fitted in (quick, long)] == ["quick", "long"]
@@ -81,9 +81,9 @@ def test_an_effort_that_does_not_exist_is_named_with_the_ones_that_do(gemm_sampl
 
 
 def test_the_option_selects_the_effort_and_packs_are_made_the_long_way():
-    assert expand([])[0].settings.kernels.effort == "long"
+    assert expand([])[0].settings.kernels.effort == "quick"
     assert expand(["kernels=long"])[0].settings.kernels.effort == "long"
-    assert expand(["kernels.effort=quick"])[0].settings.kernels.effort == "quick"
+    assert expand(["kernels.effort=long"])[0].settings.kernels.effort == "long"
     with pytest.raises(InputError, match=r"kernels\.effort"):
         expand(["kernels.effort=hasty"])
     rules = (Path(__file__).parents[2] / "workflow" / "rules" / "packs.smk").read_text()
@@ -120,6 +120,15 @@ def test_networks_of_the_quick_way_are_narrower_and_have_sines(rows, law):
 def test_networks_that_are_averaged_with_gaussian_processes_have_no_sines_where_samples_are_many():
     recipe = learned.member_recipe(QUICK.gaussian_process_samples, Law.COMPUTE, effort=QUICK)
     assert recipe.frequencies == 0 and recipe.learning_rate == learned.NARROW_MATRIX_RATE
+
+
+def test_trees_of_the_quick_way_are_fewer_and_learn_faster(problem, trained):
+    full, fewer = trees.train_trees(*problem, 0), trees.train_fewer_trees(0.5, *problem, 0)
+    assert [found.booster.num_trees() for found in (full, fewer)] == [40, 20]
+    rates = [float(found.booster.params["learning_rate"]) for found in (full, fewer)]
+    assert rates[1] == 2 * rates[0]
+    assert trees.train_fewer_trees(1.0, *problem, 0).text() == full.text()
+    assert QUICK.tree_rounds < LONG.tree_rounds == 1.0
 
 
 def test_large_families_that_move_memory_have_the_same_networks_in_both_ways():

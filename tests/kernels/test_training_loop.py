@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from pipeline.errors import SteptimeError
-from pipeline.kernels.training_loop import minimise, shuffled_batches, uniform
+from pipeline.kernels.training_loop import descend, minimise, shuffled_batches, uniform
 
 torch = pytest.importorskip("torch")
+
+from pipeline.kernels.muon import STEP_LENGTH, orthogonal  # noqa: E402
 
 TRUE = torch.tensor([[2.0], [-1.0], [0.5]])
 
@@ -91,6 +93,38 @@ def test_batches_pass_over_all_rows_in_a_new_order(rows, batch, per_pass):
     for each in passes:
         assert len(each) == len(set(each)) == per_pass * min(batch, rows) and set(each) <= set(range(rows))
     assert rows == 1 or any(each != passes[0] for each in passes)
+
+
+@pytest.mark.parametrize("factor", [1.0, float("nan")])
+def test_tiny_numbers_are_zero_only_while_training_runs(factor):
+    tiny, seen = torch.tensor([1e-39]), []
+    weight = torch.zeros(1)
+
+    def loss():
+        seen.append((tiny * 1.0).item())
+        return weight.sum() * factor
+
+    try:
+        minimise(loss, [weight], 2, 0.1)
+    except SteptimeError:
+        assert factor != 1.0
+    assert set(seen) == {0.0} and (tiny * 1.0).item() > 0.0
+
+
+def test_matrices_have_a_rate_of_their_own():
+    weight, matrix, path = torch.zeros(1), torch.zeros(4, 4), []
+
+    def gradient():
+        path.append((weight.item(), matrix.norm().item()))
+        weight.grad, matrix.grad = torch.ones(1), torch.eye(4)
+        return 0.0
+
+    descend(gradient, [weight], 60, 0.1, matrices=[matrix], matrix_rate=1.0, warm_up=0.5, final_divisor=100.0)
+    by_adamw, by_muon = np.abs(np.diff(path, axis=0)).T
+    assert by_adamw.max() == pytest.approx(0.1, rel=0.1)
+    length = STEP_LENGTH * np.sqrt(4) * orthogonal(torch.eye(4)).norm().item()
+    assert by_muon.max() == pytest.approx(length, rel=0.01)
+    assert abs(by_adamw.argmax() - by_muon.argmax()) <= 6 and 20 <= by_muon.argmax() <= 40
 
 
 def test_training_runs_on_one_thread_unless_told():
