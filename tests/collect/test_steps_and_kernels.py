@@ -45,10 +45,13 @@ def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> Non
     )
     graph = execution.import_execution_trace(folder / "execution_trace.json.gz")
     calls = calls_of.map_calls(graph, None, device="cpu")
-    samples = measure_calls(calls, "cpu", 3.0, graph=graph.table)
+    for seconds in (3.0, 10.0, 30.0):  # a busy machine takes longer to come to the sizes around the calls
+        samples = measure_calls(calls, "cpu", seconds, graph=graph.table)
+        if len(samples) > len(calls):
+            break
     assert samples.attrs["unmeasured"] == {}
     assert set(calls["family"]) == set(samples["family"])
-    assert len(samples) > len(calls)  # sizes around them
+    assert len(samples) > len(calls)  # also sizes around them
     assert {"backward", "optimizer", "forward"} <= set(samples["phase"])
     write_table(samples, tmp_path / "samples.parquet", "samples")
     assert len(read_table(tmp_path / "samples.parquet", "samples")) == len(samples)
