@@ -69,8 +69,8 @@ two splits each). The higher rate makes up for it."""
 SAMPLE_COPIES, LABEL_COPIES = 24, 12
 """Copies of each sample, and of each size that the teachers label, among the 600,000 sizes of the last network.
 
-Without them, its error is 1.03 times that of the two networks it learns from; with the samples alone 1.015 times, with
-both 1.005 times, and with twice as many 1.01 times (V100 and A100, two splits and three seeds each)."""
+Without them, its error is 1.03 times that of the two networks that it learns from. With the samples alone it is 1.015 times,
+with both 1.005 times. Twice as many give 1.01 times (V100 and A100, two splits and three seeds each)."""
 
 SHARPENING_POWER = 2.0
 """Power applied to the probabilities that the network learns, because only the most probable choice is used."""

@@ -30,8 +30,8 @@ class Effort:
             sines and cosines, and those of all matrix families train at a higher rate.
         network_steps: factor on the optimiser steps of member networks.
         network_batch: factor on their samples per step.
-        synthetic_rows: factor on the sizes that the members of an average label for its student, and on the training set
-            of the network that learns from both networks of a known kernel (`tile_network_fit`).
+        synthetic_rows: factor on the sizes that the members of an average label for its student. Also a factor on the
+            training set of `tile_network_fit`.
         warm_student: whether a student starts from the weights of a member. Where the kernel is known, it then has the
             width and layers of the periodic members.
         student_steps: factor on the optimiser steps of the student of an average.

@@ -4,8 +4,8 @@ A step changes all singular directions of a weight matrix by about the same amou
 learned as fast as others. With features that are nearly equal, such as the blocks of similar tiles, this saves three of four
 steps (`docs/notes/kernels.md`).
 
-Sources: Jordan et al., *Muon: An optimizer for hidden layers in neural networks* (2024), for the iteration and its
-coefficients; Liu et al., *Muon is scalable for LLM training* (2025), for the length of a step. PyTorch has `torch.optim.Muon`
+The iteration and its coefficients are from Jordan et al., *Muon: An optimizer for hidden layers in neural networks* (2024).
+The length of a step is from Liu et al., *Muon is scalable for LLM training* (2025). PyTorch has `torch.optim.Muon`
 from 2.9 on, which computes in bfloat16: rounded coarsely, and slow on most processors. This one computes in the precision
 of the weights.
 """
