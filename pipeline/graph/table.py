@@ -204,9 +204,9 @@ def write_nodes(nodes: Sequence[Node]) -> pd.DataFrame:
             "order": pd.array([node.order for node in ordered], dtype="int64"),
             "thread": pd.array([node.thread for node in ordered], dtype="int64"),
             "phase": [node.phase for node in ordered],
-            "input_shapes": [dump([_shapes(a) for a in node.inputs]) for node in ordered],
-            "input_dtypes": [dump([_dtypes(a) for a in node.inputs]) for node in ordered],
-            "output_shapes": [dump([_shapes(a) for a in node.outputs]) for node in ordered],
+            "input_shapes": [_shapes_text(node.inputs) for node in ordered],
+            "input_dtypes": [_dtypes_text(node.inputs) for node in ordered],
+            "output_shapes": [_shapes_text(node.outputs) for node in ordered],
             "attributes": [dump(_packed(node)) for node in ordered],
             "is_top_level": pd.array([node.is_top_level for node in ordered], dtype=bool),
         }
@@ -214,21 +214,34 @@ def write_nodes(nodes: Sequence[Node]) -> pd.DataFrame:
 
 
 def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
-    """The rows of a `graph` table as nodes."""
+    """The rows of a `graph` table as nodes. Equal texts are read once: most operators of a layer are those of the others."""
     names = ("node_id", "parent_id", "name", "order", "thread", "phase", "is_top_level",
              "input_shapes", "input_dtypes", "output_shapes", "attributes")  # fmt: skip
+    known: dict[tuple[str, ...], _Details] = {}
     for row in zip(*(table[name] for name in names), strict=True):
-        node_id, parent, name, order, thread, phase, top, shapes, dtypes, results, text = row
-        attributes = json.loads(text)
-        extra = attributes.pop("_", {})
-        devices, strides = extra.get("host"), extra.get("strides")
-        kinds, sizes = json.loads(dtypes), json.loads(shapes)
-        inputs = tuple(_argument(sizes[i], kinds[i], _at(strides, i), _at(devices, i)) for i in range(len(kinds)))
-        out_sizes, out_kinds = json.loads(results), extra.get("output_dtypes", [])
-        out_host = extra.get("output_host")
-        outputs = tuple(_argument(s, _at(out_kinds, i), None, _at(out_host, i)) for i, s in enumerate(out_sizes))
+        node_id, parent, name, order, thread, phase, top, *texts = row
+        key = tuple(texts)
+        if key not in known:
+            known[key] = _read_details(*key)
+        inputs, values, outputs, attributes = known[key]
         yield Node(int(node_id), name, None if pd.isna(parent) else int(parent), int(order), int(thread), phase, inputs,
-                   tuple(extra.get("values", ())), outputs, attributes, bool(top))  # fmt: skip
+                   values, outputs, dict(attributes), bool(top))  # fmt: skip
+
+
+_Details = tuple[tuple[Argument, ...], tuple[Value, ...], tuple[Argument, ...], dict[str, Any]]
+"""Inputs, values, outputs and attributes of a node."""
+
+
+def _read_details(shapes: str, dtypes: str, results: str, text: str) -> _Details:
+    attributes = json.loads(text)
+    extra = attributes.pop("_", {})
+    devices, strides = extra.get("host"), extra.get("strides")
+    kinds, sizes = json.loads(dtypes), json.loads(shapes)
+    inputs = tuple(_argument(sizes[i], kinds[i], _at(strides, i), _at(devices, i)) for i in range(len(kinds)))
+    out_sizes, out_kinds = json.loads(results), extra.get("output_dtypes", [])
+    out_host = extra.get("output_host")
+    outputs = tuple(_argument(s, _at(out_kinds, i), None, _at(out_host, i)) for i, s in enumerate(out_sizes))
+    return inputs, tuple(extra.get("values", ())), outputs, attributes
 
 
 def _flat(arguments: Sequence[Argument]) -> list[Tensor]:
@@ -244,6 +257,16 @@ def _flat(arguments: Sequence[Argument]) -> list[Tensor]:
 def dump(value: Any) -> str:
     """A value as JSON text, as the columns of a graph hold it."""
     return json.dumps(value, separators=(",", ":"))
+
+
+@lru_cache(maxsize=4096)
+def _shapes_text(arguments: tuple[Argument, ...]) -> str:
+    return dump([_shapes(each) for each in arguments])
+
+
+@lru_cache(maxsize=4096)
+def _dtypes_text(arguments: tuple[Argument, ...]) -> str:
+    return dump([_dtypes(each) for each in arguments])
 
 
 def _at(values: Any, index: int) -> Any:
