@@ -214,7 +214,10 @@ def write_nodes(nodes: Sequence[Node]) -> pd.DataFrame:
 
 
 def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
-    """The rows of a `graph` table as nodes. Equal texts are read once: most operators of a layer are those of the others."""
+    """The rows of a `graph` table as nodes.
+
+    Rows with equal texts are read once, because layers repeat. Their nodes share what is inside `values` and `attributes`.
+    """
     names = ("node_id", "parent_id", "name", "order", "thread", "phase", "is_top_level",
              "input_shapes", "input_dtypes", "output_shapes", "attributes")  # fmt: skip
     known: dict[tuple[str, ...], _Details] = {}
@@ -233,6 +236,7 @@ _Details = tuple[tuple[Argument, ...], tuple[Value, ...], tuple[Argument, ...], 
 
 
 def _read_details(shapes: str, dtypes: str, results: str, text: str) -> _Details:
+    """The details of a node from its columns `input_shapes`, `input_dtypes`, `output_shapes` and `attributes`."""
     attributes = json.loads(text)
     extra = attributes.pop("_", {})
     devices, strides = extra.get("host"), extra.get("strides")
