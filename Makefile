@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "steptime: setting up $(VENV) (a few minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,language]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 run: setup unlock ## predict DLRM on a measured GPU (or a V100), then measure and predict a small DLRM on this machine

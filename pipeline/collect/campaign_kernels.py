@@ -62,7 +62,7 @@ def run_kernels(campaign: Campaign) -> None:
 def ignoring_old_objects() -> Iterator[None]:
     """While the body runs, the garbage collector ignores all objects that existed before it.
 
-    PyTorch, `transformers` and captured graphs are about 400,000 objects. Every release of memory between groups of
+    PyTorch and captured graphs are about 400,000 objects. Every release of memory between groups of
     calls would search them again: 0.25 to 0.4 s each on a slow core, with three workloads captured.
     """
     gc.collect()

@@ -8,7 +8,6 @@ Two purposes:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.evaluation.timm_networks import network
+from pipeline.workloads.language_layers import Projection, gelu
 from pipeline.workloads.training_step import Batch, Step, phase
 
 
@@ -42,19 +42,6 @@ def linear_stack(layers: int = 21, width: int = 1024, batch: int = 512) -> Step:
 
     inputs = torch.empty(batch, width, device="meta"), torch.empty(batch, dtype=torch.long, device="meta")
     return Step([model], [inputs], model, None, "meta", {"optimizer": "sgd"}, procedure=procedure)
-
-
-class Projection(nn.Module):
-    """GPT-2's "Conv1D": a linear layer with a transposed weight."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.empty(inputs, outputs)), nn.Parameter(torch.empty(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The product with the weight plus the bias, along the last dimension."""
-        shape = (*x.size()[:-1], self.bias.shape[0])
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
 
 
 class Block(nn.Module):
@@ -91,9 +78,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states (samples, tokens, width) -> the same shape."""
         x = self._attend(self.ln1(x)) + x
-        y = self.up(self.ln2(x))
-        y = 0.5 * y * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0))))
-        out: Tensor = x + self.drop(self.down(y))
+        out: Tensor = x + self.drop(self.down(gelu(self.up(self.ln2(x)))))
         return out
 
 

@@ -10,7 +10,6 @@ The training loop is the published one (`run_squad.py`):
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,15 +17,31 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.evaluation.master_weights import MasterWeights
+from pipeline.workloads.bert import Bert
+from pipeline.workloads.language_layers import initialise
 from pipeline.workloads.loss_item import read
 from pipeline.workloads.training_step import Batch, Step, host_empty, phase
 
-TOKENS = 384
+TOKENS, POSITIONS = 384, 512
 
 SIZES = {"bert_base": (768, 12, 12), "bert_large": (1024, 24, 16)}
 """Width, number of layers and number of heads of each model."""
 
 VOCABULARY, CLIP, RATE, DECAY, SCALE = 30528, 1.0, 5e-5, 0.01, 512.0
+
+
+class Answers(nn.Module):
+    """BERT that finds the first and the last word of an answer."""
+
+    def __init__(self, bert: Bert) -> None:
+        super().__init__()
+        self.bert, self.out = bert, nn.Linear(bert.token.embedding_dim, 2)
+        initialise(self)
+
+    def forward(self, ids: Tensor, kinds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens, kinds (B, T) and mask (B, 1, 1, T) -> logits of each word as the first, and as the last (B, T)."""
+        first, last = self.out(self.bert(ids, kinds, mask)).split(1, 2)
+        return first.squeeze(2).contiguous(), last.squeeze(2).contiguous()
 
 
 class PlainAdam:
@@ -56,17 +71,10 @@ class PlainAdam:
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """The step; `model.options.size` is one of `SIZES`, `model.options.zero` says whether gradients are filled with zeros."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import transformers as library
-
-    hf: Any = library
-
     width, layers, heads = SIZES[config["options"]["size"]]
     half, zero = config["dtype"] == "fp16", bool(config["options"].get("zero", False))
-    sizes = hf.BertConfig(vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-                          intermediate_size=4 * width, attn_implementation="eager")  # fmt: skip
     with torch.device(device):
-        model = hf.BertForQuestionAnswering(sizes)
+        model = Answers(Bert(width, layers, heads, VOCABULARY, POSITIONS, fused=False))
         masters = MasterWeights(model) if half else None
     if half:
         model.half()
@@ -77,8 +85,8 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
     def forward(*batch: Tensor) -> tuple[Tensor, Tensor]:
         seen = (1.0 - batch[2][:, None, None, :].to(own[0].dtype)) * -10000.0
-        output = model(input_ids=batch[0], token_type_ids=batch[1], attention_mask=seen)
-        return output.start_logits, output.end_logits
+        starts, ends = model(batch[0], batch[1], seen)
+        return starts, ends
 
     def procedure(batch: Batch, _: Sequence[torch.optim.Optimizer]) -> None:
         with phase("forward"):

@@ -6,7 +6,6 @@ its nodes the names that a CUDA run records, so that host overheads measured on 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -81,6 +80,7 @@ def run_as_on_cuda() -> Iterator[None]:
     from pipeline.workloads.quick_shapes import quick_shapes
     from pipeline.workloads.recurrent_layers import cudnn_layers
     from pipeline.workloads.rms_norm import fused_norm
+    from pipeline.workloads.whole_sequences import whole_sequences
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
@@ -100,13 +100,10 @@ def run_as_on_cuda() -> Iterator[None]:
             compiled_as_written,
             grouped_products,
             quick_shapes,
+            whole_sequences,
         ):
             stack.enter_context(each())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if "transformers" in sys.modules:
-            from pipeline.workloads.language_models import whole_sequences
-
-            stack.enter_context(whole_sequences())
         yield
 
 

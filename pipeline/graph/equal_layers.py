@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from pipeline.errors import ConfigError
 from pipeline.garbage_collector import collector_paused
 from pipeline.graph.capture import SIZE_ERRORS
 from pipeline.graph.cuda_emulation import run_as_on_cuda
@@ -35,7 +36,7 @@ def memory_by_layers(config: Mapping[str, Any], batch_size: int, known: Graph) -
             if _extended(config, known.batch_size) != known.memory:
                 return None
             return _extended(config, batch_size)
-    except SIZE_ERRORS:  # a capture of the whole step explains the error
+    except (ConfigError, *SIZE_ERRORS):  # a capture of the whole step explains the error
         return None
 
 

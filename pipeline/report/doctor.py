@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -29,7 +28,6 @@ def examine(say: Callable[[str], object] = lambda _: None) -> list[dict[str, Any
         "packs": _packs,
         "public data": _data,
         "own measurements": _measurements,
-        "language models": lambda: _package("transformers", "BERT, GPT and OPT workloads"),
         "disk": _disk,
     }
     rows = []
@@ -96,10 +94,6 @@ def _data() -> tuple[str, str]:
 def _measurements() -> tuple[str, str]:
     names = sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
     return ("ok", ", ".join(names)) if names else ("absent", "none yet; see docs/measure_your_gpu.md")
-
-
-def _package(name: str, use: str) -> tuple[str, str]:
-    return ("ok", use) if importlib.util.find_spec(name) else ("absent", f"pip install {name} for {use}")
 
 
 def _disk() -> tuple[str, str]:

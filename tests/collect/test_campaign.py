@@ -197,13 +197,13 @@ assert all(calls_of_plan(plan) for plan in plans() if plan.model == "dlrm_ddp" a
 """
 TOOLS = {
     "snakemake", "hydra", "omegaconf", "mlflow", "typer", "rich", "lightgbm", "safetensors", "sklearn", "matplotlib",
-    "pandera", "scipy",
+    "pandera", "scipy", "transformers",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("more", "then"),
-    [(set(), CAPTURE), ({"yaml", "orjson", "torchvision", "transformers"}, "")],
+    [(set(), CAPTURE), ({"yaml", "orjson", "torchvision"}, "")],
     ids=["with PyYAML, which the calls of uncut workloads need", "bare"],
 )
 def test_the_campaign_imports_nothing_beyond_its_four_packages(more: set[str], then: str, tmp_path: Path) -> None:

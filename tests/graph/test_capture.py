@@ -231,7 +231,6 @@ def test_two_captures_of_a_step_are_equal():
 
 def test_activations_of_a_transformer_layer_follow_the_published_formula():
     """Korthikanti et al. 2022, equation 1, in fp32: tokens · batch · width · (66 + 9 · heads · tokens / width) bytes."""
-    pytest.importorskip("transformers")
     sizes = {"width": 256, "heads": 8, "vocabulary": 100, "positions": 512, "seq_len": 512}
     one, three = (capture(config_of("bert_large", layers=n, **sizes), 4).memory.activations for n in (1, 3))
     assert (three - one) / 2 == pytest.approx(512 * 4 * 256 * (66 + 9 * 8 * 512 / 256), rel=0.01)

@@ -9,7 +9,7 @@ from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edits import fuse, remove, rescale, substitute
 from pipeline.graph.table import Node
-from tests.workloads.small import SMALL, config_of, small
+from tests.workloads.small import SMALL, small
 
 BY_GRAPH = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -29,8 +29,6 @@ def check_tree(graph):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_rescaled_graph_of_any_workload_equals_a_fresh_capture(name):
-    if config_of(name)["architecture"] in ("bert", "gpt2", "opt"):
-        pytest.importorskip("transformers")
     config = small(name)
     scaled, fresh = rescale(capture(config, 4), capture(config, 6), 32), capture(config, 32)
     pd.testing.assert_frame_equal(scaled.table, fresh.table)

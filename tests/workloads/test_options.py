@@ -22,8 +22,6 @@ def test_every_workload_of_the_zoo_is_tried():
 
 @pytest.mark.parametrize("name, option, value", CASES, ids=lambda item: str(item))
 def test_a_workload_understands_an_option(name, option, value):
-    if config_of(name)["architecture"] in ("bert", "gpt2", "opt"):
-        pytest.importorskip("transformers")
     config = small(name, **{option: value})
     graph = capture(config, 4)
     calls = map_calls(graph)

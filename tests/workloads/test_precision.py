@@ -18,7 +18,6 @@ from pipeline.workloads.training_step import _replace_parameters
 from tests.workloads.small import LIKE_ANOTHER, SMALL, config_of, small
 
 PRODUCTS = ("gemm", "bmm", "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight", "rnn")
-LANGUAGE = ("bert", "gpt2", "opt")
 DLRM = {"rows": 40, "tables": 2, "dim": 8, "bottom_mlp": [4, 8], "top_mlp": [8, 1], "lookups": 3}
 CAPTURED = [(name, {}) for name in SMALL if name not in LIKE_ANOTHER] + [
     ("dlrm_ddp", {"embedding": embedding}) for embedding in ("joint_sparse", "sparse", "dense")
@@ -30,10 +29,7 @@ RUN = [
 
 
 def pure(name, dtype="bf16", **changes):
-    config = small(name, dtype=dtype, precision="pure", **changes)
-    if config["architecture"] in LANGUAGE:
-        pytest.importorskip("transformers")
-    return config
+    return small(name, dtype=dtype, precision="pure", **changes)
 
 
 def floating(graph):

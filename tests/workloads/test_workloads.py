@@ -22,8 +22,6 @@ def parameters(step):
     [("resnet50", 25.557), ("inception_v3", 27.161), ("bert_large", 336.2), ("gpt2_large", 774.0), ("opt_13", 1315.8)],
 )
 def test_parameter_counts_are_the_published_ones(name, millions):
-    if name not in ("resnet50", "inception_v3"):
-        pytest.importorskip("transformers")
     assert parameters(make_step(config_of(name), 1, "meta")) / 1e6 == pytest.approx(millions, rel=2e-4)
 
 
@@ -109,8 +107,6 @@ def test_all_embeddings_learn_the_same(embedding):
 )
 @pytest.mark.parametrize("mode", ["train", "inference"])
 def test_every_architecture_runs_for_real(name, small, mode):
-    if name in ("bert_large", "gpt2_large", "opt_13"):
-        pytest.importorskip("transformers")
     step = make_step(config_of(name, mode=mode, **small), 4, "cpu")
     before = [p.detach().clone() for p in step.parameters()]
     step.run(0)
@@ -134,7 +130,6 @@ def test_batch_sizes_are_whole_and_positive(batch):
 
 
 def test_sequences_longer_than_the_positions_are_refused():
-    pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match="positions"):
         make_step(config_of("gpt2_large", seq_len=4096), 1, "meta")
 
