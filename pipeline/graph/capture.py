@@ -97,6 +97,7 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
     """`record` on fake CPU tensors or on the meta device."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from pipeline.workloads.compiler_unloaded import compiler_unloaded
     from pipeline.workloads.data_dependent_shapes import assuming_true_share
 
     own = config.get("architecture") == "custom"
@@ -105,7 +106,8 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
         assuming_true_share(config.get("picked")),
     ):
         if not own:
-            return observe(make_step(config, batch_size, "cpu" if fake else "meta"), fake, config)
+            with compiler_unloaded():
+                return observe(make_step(config, batch_size, "cpu" if fake else "meta"), fake, config)
         given = ReadOptions(config)
         with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer (--json)
             with create_as_on_cuda():
@@ -127,7 +129,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.workloads.own_optimizers import state_bytes, stepping, update_of
 
     prepared = not fake and not first and _with_states(step, config)
-    with run_as_on_cuda(), saved_activations(step) as saved, stepping() as stepped:
+    compiles = not is_shipped(config)
+    with run_as_on_cuda(compiles), saved_activations(step) as saved, stepping() as stepped:
         if not step.training:
             with WorkingSet() as working:
                 step.run(0)
@@ -142,7 +145,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         observer.register_callback(str(path))
         observer.start()
         try:
-            with run_as_on_cuda(), saved_activations(step) if prepared else nullcontext() as recorded:
+            with run_as_on_cuda(compiles), saved_activations(step) if prepared else nullcontext() as recorded:
                 step.run(0)
         finally:
             observer.stop()
@@ -172,6 +175,11 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     return normalise(build_nodes(raw, sequential=fake), _with_allowed_tf32(config), fake), memory
 
 
+def is_shipped(config: Mapping[str, Any]) -> bool:
+    """Whether a step is that of a shipped workload. Such a step runs on both kinds of tensors and compiles nothing."""
+    return bool(config.get("architecture", "custom") != "custom")
+
+
 def _with_states(step: Step, config: Mapping[str, Any]) -> bool:
     """Create the state of a shipped workload's optimizers without a run of the step, if that is possible.
 
@@ -180,10 +188,9 @@ def _with_states(step: Step, config: Mapping[str, Any]) -> bool:
     """
     import torch
 
-    shipped = config.get("architecture", "custom") != "custom"
-    if not shipped or not step.training or not step.optimizers or not config.get("set_to_none", True):
+    if not is_shipped(config) or not step.training or not step.optimizers or not config.get("set_to_none", True):
         return False
-    with run_as_on_cuda():
+    with run_as_on_cuda(compiles=False):
         for optimizer in step.optimizers:
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 parameter.grad = torch.empty_like(parameter)

@@ -60,11 +60,14 @@ def name_standins(nodes: Sequence[Node]) -> list[Node]:
 
 
 @contextmanager
-def run_as_on_cuda() -> Iterator[None]:
+def run_as_on_cuda(compiles: bool = True) -> Iterator[None]:
     """While the body runs, the meta device behaves like CUDA.
 
     This covers fused dropout, attention and RMS norm, cuDNN's recurrent layers, autocast, and optimizers over lists of
     tensors. Code inside `torch.compile` runs uncompiled, because compiled kernels are not modelled.
+
+    Args:
+        compiles: whether the body may use `torch.compile`. Otherwise PyTorch's compiler need not be loaded.
     """
     import torch
     import torch.nn.functional as F
@@ -103,7 +106,8 @@ def run_as_on_cuda() -> Iterator[None]:
             whole_sequences,
         ):
             stack.enter_context(each())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if compiles:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # loads the compiler
         yield
 
 

@@ -7,12 +7,13 @@ bytes to the parameters, gradients and states, and to what autograd saves until 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.garbage_collector import collector_paused
-from pipeline.graph.capture import SIZE_ERRORS
+from pipeline.graph.capture import SIZE_ERRORS, is_shipped
 from pipeline.graph.cuda_emulation import run_as_on_cuda
 from pipeline.graph.table import Graph, Memory
 from pipeline.workloads import make_step
@@ -50,10 +51,13 @@ def _extended(config: Mapping[str, Any], batch_size: int) -> Memory:
 def _memory(config: Mapping[str, Any], batch_size: int) -> Memory:
     """The memory need of a training step, which runs once."""
     from pipeline.graph.peak_memory import saved_activations
+    from pipeline.workloads.compiler_unloaded import compiler_unloaded
 
-    step = make_step(config, batch_size, "meta")
-    with run_as_on_cuda(), saved_activations(step) as saved:
-        step.run(0)
+    shipped = is_shipped(config)
+    with compiler_unloaded() if shipped else nullcontext():
+        step = make_step(config, batch_size, "meta")
+        with run_as_on_cuda(compiles=not shipped), saved_activations(step) as saved:
+            step.run(0)
     return Memory(
         step.parameters_bytes + step.buffers_bytes,
         step.gradient_bytes,

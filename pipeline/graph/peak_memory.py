@@ -61,6 +61,11 @@ class WorkingSet(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._alive = LiveStorages()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled while this mode is on. PyTorch would load its compiler only to skip the mode."""
+        return False
+
     @property
     def bytes(self) -> int:
         """The most so far."""
