@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from operator import itemgetter
 from pathlib import Path
 from types import NoneType
@@ -141,7 +141,7 @@ class Columns:
         """
         held, self._held = self._held, []
         if held:
-            events = [event for batch in held for event in batch.events]
+            events = list(chain.from_iterable(batch.events for batch in held))
             self._add_records(Batch(events, [part for batch in held for part in batch.parts], held[0].first))
 
     def _add_records(self, batch: Batch) -> None:
@@ -154,7 +154,7 @@ class Columns:
         names, number = fields.name, len(fields.name)
         if UNNAMED_API in names:
             pairs = zip(names, fields.args, strict=True)
-            names = [api_name(name, {"cbid": args.cbid}) if name == UNNAMED_API else name for name, args in pairs]
+            names = [api_name(name, {"cbid": getattr(args, "cbid", MISSING)}) for name, args in pairs]
         self._append("name", self._encode("name", names, number))
         for column in ("pid", "tid"):
             ids = getattr(fields, column)
@@ -230,7 +230,9 @@ class Columns:
         return self.columns[column].at(self.rows, number)
 
     def _append(self, column: str, values: Ints) -> None:
-        self._new_rows(column, len(values))[:] = values
+        if column not in self.columns:
+            self.columns[column] = GrowingColumn(_absent(column))
+        self.columns[column].append(values)
 
     def _encode(self, column: str, values: Iterable[str | bytes], number: int) -> Ints:
         return self._vocabulary(column).encode(values, number)

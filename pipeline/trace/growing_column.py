@@ -31,11 +31,21 @@ class GrowingColumn:
         """
         end = first + number
         if end > self._rows:
-            if end > len(self._values):
-                self._values.resize(max(end, len(self._values) * 5 // 4), refcheck=False)
+            self._grow(end)
             self._values[self._rows : end] = self._absent
             self._rows = end
         return self._values[first:end]
+
+    def append(self, values: Ints) -> None:
+        """Add rows after the last one."""
+        end = self._rows + len(values)
+        self._grow(end)
+        self._values[self._rows : end] = values
+        self._rows = end
+
+    def _grow(self, rows: int) -> None:
+        if rows > len(self._values):
+            self._values.resize(max(rows, len(self._values) * 5 // 4), refcheck=False)
 
     def finish(self, rows: int) -> Ints:
         """The array, with this number of rows."""

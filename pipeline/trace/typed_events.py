@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.file_scan import parse_list
-from pipeline.trace.kineto_fields import CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, MISSING, TEXT_ARGS
+from pipeline.trace.file_scan import Text, parse_list
+from pipeline.trace.kineto_fields import API_CATEGORIES, CATEGORY_ALIASES, COLUMNS_OF, INTEGER_ARGS, MISSING, TEXT_ARGS
 
 HAS_RECORDS = find_spec("msgspec") is not None
 """Whether the parser is installed. All windows become dictionaries in an environment that is older than it."""
@@ -93,13 +93,14 @@ class EventDecoder:
         else:
             self._failures = MAX_FAILURES
 
-    def parse(self, text: bytes) -> list[Any] | None:
-        """Elements of a list without its brackets: all records or all dictionaries; None if the text is not valid JSON."""
+    def parse(self, text: Text) -> list[Any] | None:
+        """Elements of a JSON list: all records or all dictionaries; None if the text is not valid JSON."""
         if self._decoder is not None and self._failures < MAX_FAILURES:
             try:
-                if not text.isascii():
-                    text.decode()  # msgspec does not check the encoding of fields that it skips
-                records: list[Any] = self._decoder.decode(b"".join((b"[", text, b"]")))
+                whole: Any = text.obj if isinstance(text, memoryview) else text
+                if not whole.isascii():
+                    bytes(text).decode()  # msgspec does not check the encoding of fields that it skips
+                records: list[Any] = self._decoder.decode(text)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 self._failures += 1
             else:
@@ -168,7 +169,8 @@ def _record(tag: str, is_read: bool, text_ids: bool, decimals: bool) -> type:
                            else (msgspec.Raw, msgspec.field(default=_ABSENT_TEXT, name=key))))
         for i, (column, key) in enumerate(_keys(CATEGORY_ALIASES.get(tag, tag)))
     ]  # fmt: skip
-    arguments.append(("cbid", int, MISSING))
+    if CATEGORY_ALIASES.get(tag, tag) in API_CATEGORIES:
+        arguments.append(("cbid", int, MISSING))
     args = msgspec.defstruct("Arguments", arguments, gc=False)
     an_id: Any = int | str if text_ids else int
     fields: list[Any] = [
@@ -197,7 +199,7 @@ def argument_values(category: str, args: Sequence[Any]) -> Iterator[tuple[str, S
     """The column and the values of each key that some events of a category have: integers or `MISSING`, else raw JSON or
     `b""`.
     """
-    for (column, _), values in zip(_keys(category), _transposed(args, len(args)), strict=False):  # cbid is last
+    for (column, _), values in zip(_keys(category), _transposed(args, len(args)), strict=False):  # cbid may be last
         absent = MISSING if column in INTEGER_ARGS else _ABSENT_TEXT
         if values[0] == absent and values.count(absent) == len(values):
             continue
