@@ -20,8 +20,9 @@ Ints = npt.NDArray[np.int64]
 COMPILED_FROM = 30_000_000
 """Rows times draws from which compiled code pays in a process that has not loaded it: loading takes 0.5 s."""
 
-DRAWS_AT_ONCE = 32
-"""Draws that the compiled walk keeps at a time: the clocks of a step of 10,000 rows then fit in a core's cache."""
+DRAWS_AT_ONCE = 64
+"""Draws that the compiled walk keeps at a time. With 32, loops over them are too short for vectors; with 128, the clocks of a
+large step no longer fit in a core's cache."""
 
 _LAUNCH, _SYNC = int(Kind.LAUNCH), int(Kind.SYNC)
 _NO_CALL, _BACKLOG = NO_CALL, BACKLOG
@@ -87,7 +88,8 @@ def _walk(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The full form of `critical_path` for blocks of draws; see there for the recurrence.
 
-    It fills `steps` and the arrays of `Walked`.
+    It fills `steps` and the arrays of `Walked`. Loops over draws become vector code because all that is the same for each
+    draw is read before them, and because `n` is unsigned: signed indices could count from the end of an array.
     """
     rows, calls, draws = len(kind), len(which), len(steps)
     width = end.shape[1]
@@ -96,8 +98,9 @@ def _walk(  # type: ignore[no-untyped-def]
     stream_call, launched = np.empty(len(backlog), np.int64), np.empty(rows, np.int64)
     ran = np.empty(calls, np.bool_)
     for first in range(0, draws, width):
-        n = min(width, draws - first)
+        n = np.uintp(min(width, draws - first))
         scale = host_scale[first : first + n]
+        begun = np.uintp(first)
         clock[:] = 0.0
         last[:] = 0.0
         ran[:] = False
@@ -107,11 +110,16 @@ def _walk(  # type: ignore[no-untyped-def]
         count = 0
         for i in range(rows):
             own = thread[i]
-            for d in range(n):
-                before = end[previous[i], d] if previous[i] >= 0 else 0.0
-                begin[d] = max(before + host[i] * scale[d], clock[own, d])
+            before, on_host, in_api, after = previous[i], host[i], api[i], tail[i]
+            if before >= 0:
+                for d in range(n):
+                    begin[d] = max(end[before, d] + on_host * scale[d], clock[own, d])
+            else:
+                for d in range(n):
+                    begin[d] = max(0.0 + on_host * scale[d], clock[own, d])
             if kind[i] == _LAUNCH:
-                c, s = call[i], stream[i]
+                c, s, late, gap = call[i], stream[i], latency[i], kernel_gap[i]
+                row = which[c]
                 if queue_depth > 0 and count >= queue_depth and not further[i]:
                     oldest = launched[count - queue_depth]
                     launch_cause[i] = oldest if device_start[oldest, 0] > begin[0] else _NO_CALL
@@ -119,23 +127,25 @@ def _walk(  # type: ignore[no-untyped-def]
                         begin[d] = max(begin[d], device_start[oldest, d])
                 for d in range(n):
                     start[i, d] = begin[d]
-                    ready[d] = begin[d] + latency[i]
-                    done[d] = begin[d] + api[i] * scale[d]
+                    ready[d] = begin[d] + late
+                    done[d] = begin[d] + in_api * scale[d]
                 cause = _NO_CALL
                 if stream_call[s] >= 0 or backlog[s] > 0:
-                    cause = stream_call[s] if stream_end[s, 0] + kernel_gap[i] > ready[0] else cause
+                    cause = stream_call[s] if stream_end[s, 0] + gap > ready[0] else cause
                     for d in range(n):
-                        ready[d] = max(ready[d], stream_end[s, d] + kernel_gap[i])
+                        ready[d] = max(ready[d], stream_end[s, d] + gap)
                 for w in range(wait_offsets[i], wait_offsets[i + 1]):
-                    if ran[wait_calls[w]]:
-                        cause = wait_calls[w] if device_end[wait_calls[w], 0] + kernel_gap[i] > ready[0] else cause
+                    waited = wait_calls[w]
+                    if ran[waited]:
+                        cause = waited if device_end[waited, 0] + gap > ready[0] else cause
                         for d in range(n):
-                            ready[d] = max(ready[d], device_end[wait_calls[w], d] + kernel_gap[i])
+                            ready[d] = max(ready[d], device_end[waited, d] + gap)
                 for d in range(n):
                     device_start[c, d] = ready[d]
-                    device_end[c, d] = ready[d] + times[which[c], first + d]
-                    stream_end[s, d] = device_end[c, d]
-                    last[d] = max(last[d], device_end[c, d])
+                    now = ready[d] + times[row, begun + d]
+                    device_end[c, d] = now
+                    stream_end[s, d] = now
+                    last[d] = max(last[d], now)
                 device_cause[c] = cause
                 stream_call[s] = c
                 ran[c] = True
@@ -150,14 +160,15 @@ def _walk(  # type: ignore[no-untyped-def]
             else:
                 for d in range(n):
                     start[i, d] = begin[d]
-                    done[d] = begin[d] + api[i] * scale[d]
+                    done[d] = begin[d] + in_api * scale[d]
                 if kind[i] == _SYNC:
                     cause = _NO_CALL
                     if wait_offsets[i] < wait_offsets[i + 1]:
                         for w in range(wait_offsets[i], wait_offsets[i + 1]):
-                            cause = wait_calls[w] if device_end[wait_calls[w], 0] + sync_return > done[0] else cause
+                            waited = wait_calls[w]
+                            cause = waited if device_end[waited, 0] + sync_return > done[0] else cause
                             for d in range(n):
-                                done[d] = max(done[d], device_end[wait_calls[w], d] + sync_return)
+                                done[d] = max(done[d], device_end[waited, d] + sync_return)
                     else:
                         for s in range(len(backlog)):
                             if (stream[i] < 0 or stream[i] == s) and (stream_call[s] >= 0 or backlog[s] > 0):
@@ -166,8 +177,9 @@ def _walk(  # type: ignore[no-untyped-def]
                                     done[d] = max(done[d], stream_end[s, d] + sync_return)
                     host_cause[i] = cause
             for d in range(n):
-                end[i, d] = done[d] + tail[i] * scale[d]
-                clock[own, d] = end[i, d]
-                last[d] = max(last[d], end[i, d])
+                now = done[d] + after * scale[d]
+                end[i, d] = now
+                clock[own, d] = now
+                last[d] = max(last[d], now)
         for d in range(n):
-            steps[first + d] = last[d]
+            steps[begun + d] = last[d]
