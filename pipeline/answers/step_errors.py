@@ -331,9 +331,12 @@ def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
 def _keyed_normals(keys: tuple[str, ...], draws: int, seed: int) -> Floats:
     values = _normal_quantiles(draws)
     found = np.empty((len(keys), draws))
+    bits = np.random.Philox(0)  # a new one for each key would ask the system for entropy each time
+    generator, state = np.random.Generator(bits), bits.state
     for row, key in zip(found, keys, strict=True):
         digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=16).digest()
-        generator = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8")))
+        state["state"]["key"] = np.frombuffer(digest, "<u8")
+        bits.state = state
         row[:] = generator.permutation(values)
     found.setflags(write=False)
     return found

@@ -10,6 +10,8 @@ from pipeline.paths import project_dir
 from pipeline.workloads import compiler_unloaded as module
 from pipeline.workloads.compiler_unloaded import COMPILER, OPTIMIZERS, SHIELDED, compiler_unloaded
 
+RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+
 CAPTURES = """
 import sys
 from pipeline.graph.capture import capture
@@ -28,6 +30,7 @@ print(len(first), "steps are equal")
 """
 
 
+@pytest.mark.skipif(RELEASE < (2, 13), reason="older PyTorch loads its compiler when a recording ends")
 def test_no_shipped_workload_loads_the_compiler_and_its_graph_is_the_same_with_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CAPTURES], cwd=project_dir(), capture_output=True, text=True, check=False

@@ -32,6 +32,8 @@ VIEWS = {"view", "reshape", "flatten", "expand", "contiguous", "alias", "to", "_
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Any:
     """`transformers` of a release whose operators these tests know."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip(f"torch {torch.__version__}: slices of a whole tensor may be operators of their own")
     found = pytest.importorskip("transformers")
     if int(found.__version__.split(".")[0]) != 5:
         pytest.skip(f"transformers {found.__version__}: its operators may be others")
