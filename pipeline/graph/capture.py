@@ -129,7 +129,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.workloads.own_optimizers import state_bytes, stepping, update_of
 
     prepared = not fake and not first and _with_states(step, config)
-    compiles = not is_shipped(config)
+    compiles = not _is_shipped(config)
     with run_as_on_cuda(compiles), saved_activations(step) as saved, stepping() as stepped:
         if not step.training:
             with WorkingSet() as working:
@@ -175,7 +175,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     return normalise(build_nodes(raw, sequential=fake), _with_allowed_tf32(config), fake), memory
 
 
-def is_shipped(config: Mapping[str, Any]) -> bool:
+def _is_shipped(config: Mapping[str, Any]) -> bool:
     """Whether a step is that of a shipped workload. Such a step runs on both kinds of tensors and compiles nothing."""
     return bool(config.get("architecture", "custom") != "custom")
 
@@ -188,7 +188,7 @@ def _with_states(step: Step, config: Mapping[str, Any]) -> bool:
     """
     import torch
 
-    if not is_shipped(config) or not step.training or not step.optimizers or not config.get("set_to_none", True):
+    if not _is_shipped(config) or not step.training or not step.optimizers or not config.get("set_to_none", True):
         return False
     with run_as_on_cuda(compiles=False):
         for optimizer in step.optimizers:

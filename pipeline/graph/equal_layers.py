@@ -7,13 +7,12 @@ bytes to the parameters, gradients and states, and to what autograd saves until 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.garbage_collector import collector_paused
-from pipeline.graph.capture import SIZE_ERRORS, is_shipped
+from pipeline.graph.capture import SIZE_ERRORS
 from pipeline.graph.cuda_emulation import run_as_on_cuda
 from pipeline.graph.table import Graph, Memory
 from pipeline.workloads import make_step
@@ -23,7 +22,7 @@ def memory_by_layers(config: Mapping[str, Any], batch_size: int, known: Graph) -
     """The memory need of a step at another batch size, without a capture of all its layers.
 
     Args:
-        config: content of `config/model/<name>.yaml` after overrides, of a workload that runs on the meta device.
+        config: content of `config/model/<name>.yaml` after overrides, of a shipped workload that runs on the meta device.
         batch_size: samples per step.
         known: the captured graph of the same step at any batch size.
 
@@ -53,10 +52,9 @@ def _memory(config: Mapping[str, Any], batch_size: int) -> Memory:
     from pipeline.graph.peak_memory import saved_activations
     from pipeline.workloads.compiler_unloaded import compiler_unloaded
 
-    shipped = is_shipped(config)
-    with compiler_unloaded() if shipped else nullcontext():
+    with compiler_unloaded():
         step = make_step(config, batch_size, "meta")
-        with run_as_on_cuda(compiles=not shipped), saved_activations(step) as saved:
+        with run_as_on_cuda(compiles=False), saved_activations(step) as saved:
             step.run(0)
     return Memory(
         step.parameters_bytes + step.buffers_bytes,

@@ -88,8 +88,8 @@ def _walk(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The full form of `critical_path` for blocks of draws; see there for the recurrence.
 
-    It fills `steps` and the arrays of `Walked`. Loops over draws become vector code because all that is the same for each
-    draw is read before them, and because `n` is unsigned: signed indices could count from the end of an array.
+    It fills `steps` and the arrays of `Walked`. Two things let loops over draws become vector code. What is the same for
+    each draw is read before the loop. The counter is unsigned, so that no index may count from the end of an array.
     """
     rows, calls, draws = len(kind), len(which), len(steps)
     width = end.shape[1]
@@ -116,7 +116,7 @@ def _walk(  # type: ignore[no-untyped-def]
                     begin[d] = max(end[before, d] + on_host * scale[d], clock[own, d])
             else:
                 for d in range(n):
-                    begin[d] = max(0.0 + on_host * scale[d], clock[own, d])
+                    begin[d] = max(on_host * scale[d], clock[own, d])
             if kind[i] == _LAUNCH:
                 c, s, late, gap = call[i], stream[i], latency[i], kernel_gap[i]
                 row = which[c]

@@ -154,7 +154,10 @@ class Columns:
         names, number = fields.name, len(fields.name)
         if UNNAMED_API in names:
             pairs = zip(names, fields.args, strict=True)
-            names = [api_name(name, {"cbid": getattr(args, "cbid", MISSING)}) for name, args in pairs]
+            names = [
+                api_name(name, {"cbid": getattr(args, "cbid", MISSING)}) if name == UNNAMED_API else name
+                for name, args in pairs
+            ]
         self._append("name", self._encode("name", names, number))
         for column in ("pid", "tid"):
             ids = getattr(fields, column)
@@ -225,14 +228,15 @@ class Columns:
 
     def _new_rows(self, column: str, number: int) -> Ints:
         """The rows of the current batch in a column, which are absent at first."""
-        if column not in self.columns:
-            self.columns[column] = GrowingColumn(_absent(column))
-        return self.columns[column].at(self.rows, number)
+        return self._column(column).at(self.rows, number)
 
     def _append(self, column: str, values: Ints) -> None:
-        if column not in self.columns:
-            self.columns[column] = GrowingColumn(_absent(column))
-        self.columns[column].append(values)
+        self._column(column).append(values)
+
+    def _column(self, name: str) -> GrowingColumn:
+        if name not in self.columns:
+            self.columns[name] = GrowingColumn(_absent(name))
+        return self.columns[name]
 
     def _encode(self, column: str, values: Iterable[str | bytes], number: int) -> Ints:
         return self._vocabulary(column).encode(values, number)

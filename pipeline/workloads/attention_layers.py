@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -16,17 +16,47 @@ from torch import Tensor
 from pipeline.workloads.autocast import lowered
 from pipeline.workloads.shape_only_ops import apply, meta_operators
 
+Weigh = Callable[[Tensor], Tensor]
+"""Function of all scores or weights of an attention: (..., T, T) -> the same shape."""
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last dimension, in fp32 under autocast."""
+    return scores.softmax(-1)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, drop: Weigh, weigh: Weigh = softmax
+) -> Tensor:
+    """Attention with separate operators: drop(weigh(scale · q·kᵀ + mask))·v.
+
+    One name holds all scores, so that the memory of each is free when the next exists.
+
+    Args:
+        query: (..., T, d), as are `key` and `value`.
+        mask: added to the scores.
+        scale: factor of the products.
+        drop: makes the weights that are used of all weights.
+        weigh: makes weights of scores.
+
+    Returns:
+        (..., T, d).
+    """
+    scores = query @ key.transpose(-2, -1) * scale
+    if mask is not None:
+        scores = scores + mask
+    scores = weigh(scores)
+    scores = drop(scores)
+    return scores @ value
+
 
 def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, **_: Any,
 ) -> Tensor:  # fmt: skip
     """softmax(q·kᵀ/√d + mask)·v with two matrix products and a softmax; q, k, v (..., T, D)."""
-    scores = torch.matmul(q, k.transpose(-2, -1)) * (scale or 1.0 / math.sqrt(q.shape[-1]))
-    if attn_mask is not None:
-        scores = scores + attn_mask
-    weights = F.dropout(torch.softmax(scores, -1), dropout_p, dropout_p > 0)
-    return torch.matmul(weights, v)
+    scale = scale or 1.0 / math.sqrt(q.shape[-1])
+    return attend(q, k, v, attn_mask, scale, lambda weights: F.dropout(weights, dropout_p, dropout_p > 0))
 
 
 MAX_HEAD_WIDTH = 256

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.language_layers import attend, initialise, merge_heads, split_heads
+from pipeline.workloads.attention_layers import attend
+from pipeline.workloads.language_layers import initialise, merge_heads, split_heads
 
 DROPOUT, EPS = 0.1, 1e-12
 

@@ -9,15 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.language_layers import (
-    Projection,
-    attend,
-    causal_mask,
-    gelu,
-    initialise,
-    merge_heads,
-    split_heads,
-)  # fmt: skip
+from pipeline.workloads.attention_layers import attend
+from pipeline.workloads.language_layers import Projection, causal_mask, gelu, initialise, merge_heads, split_heads
 
 DROPOUT = 0.1
 

@@ -1,15 +1,11 @@
-"""Parts of language models: attention with separate operators, the causal mask, and GPT-2's linear layer and GELU."""
+"""Parts of language models: heads of attention, the causal mask, and GPT-2's linear layer and GELU."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-
-Weigh = Callable[[Tensor], Tensor]
-"""Function of all scores or weights of an attention: (B, heads, T, T) -> the same shape."""
 
 SPREAD = 0.02
 """Standard deviation of random weights (Devlin et al. 2019; Radford et al. 2019)."""
@@ -23,36 +19,6 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def merge_heads(x: Tensor) -> Tensor:
     """(B, heads, T, width / heads) -> (B, T, width), in new memory unless the heads of a token are neighbours."""
     return x.transpose(1, 2).contiguous().flatten(2)
-
-
-def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last dimension, in fp32 under autocast."""
-    return scores.softmax(-1)
-
-
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, drop: Weigh, weigh: Weigh = softmax
-) -> Tensor:
-    """Attention with separate operators: drop(weigh(scale · q·kᵀ + mask))·v.
-
-    One name holds all scores, so that the memory of each is free when the next exists.
-
-    Args:
-        query: (B, heads, T, d), as are `key` and `value`.
-        mask: added to the scores.
-        scale: factor of the products.
-        drop: makes the weights that are used of all weights.
-        weigh: makes weights of scores.
-
-    Returns:
-        (B, heads, T, d).
-    """
-    scores = query @ key.transpose(-1, -2) * scale
-    if mask is not None:
-        scores = scores + mask
-    scores = weigh(scores)
-    scores = drop(scores)
-    return scores @ value
 
 
 def causal_mask(x: Tensor) -> Tensor:
