@@ -6,13 +6,12 @@ Timestamps become exact integer nanoseconds, for whole microseconds, three decim
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from types import NoneType
@@ -20,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from pipeline.errors import TraceError
+from pipeline.trace.argument_columns import IntegerArgument, Positions, TextArgument
 from pipeline.trace.file_scan import Batch
 from pipeline.trace.growing_column import GrowingColumn
 from pipeline.trace.kineto_fields import (
@@ -34,14 +33,15 @@ from pipeline.trace.kineto_fields import (
     UNNAMED_API,
     api_name,
 )
+from pipeline.trace.text_codes import Vocabulary
 from pipeline.trace.typed_events import EventDecoder, argument_values
 
 Ints = npt.NDArray[np.int64]
 _EXACT_TS = re.compile(rb'"ts"\s*:\s*(-?\d+)(?:\.(\d+))?\s*[,}]')
 _FLOAT_LIMIT_US = 2.0**42
 """Timestamp in µs above which a float64 no longer resolves nanoseconds."""
-RECORDS_AT_ONCE = 2048
-"""Records from which columns are made: many share the cost of a call of NumPy, and 2,048 take 2 MB."""
+RECORDS_AT_ONCE = 3072
+"""Records from which columns are made: many share the cost of a call of NumPy, and 3,072 take 3 MB."""
 
 _LIMITS_US = {"ts": (-1e15, 4e15), "dur": (-1e15, 1e15)}
 """Range of timestamps (to the year 2096) and durations (31 years), in µs. The sum of two and a base fits int64 in
@@ -49,47 +49,10 @@ ns."""
 _NO_ARGS: dict[str, Any] = {}
 _DEFAULTS: dict[str, Any] = {"ts": None, "dur": 0, "name": None, "cat": "", "pid": 0, "tid": 0, "args": None}
 _GET_ALL = itemgetter(*_DEFAULTS)
-_DUMPS = orjson.dumps
 _TEXTS = frozenset({"name", "cat", *TEXT_ARGS})
 
-
-class _JsonCodes(dict[bytes, int]):
-    """Code of each JSON text in a vocabulary, found when it is first needed."""
-
-    def __init__(self, codes: dict[str | bytes, int]) -> None:
-        self.codes = codes
-
-    def __missing__(self, text: bytes) -> int:
-        value = orjson.loads(text) if text else None
-        code = (
-            -1 if value is None else self.codes[_DUMPS(value).decode() if isinstance(value, list) else _text_of(value)]
-        )
-        self[text] = code
-        return code
-
-
-@dataclass
-class Vocabulary:
-    """Texts read so far, by code; code -1 means absent. JSON text is kept as bytes until the end."""
-
-    codes: defaultdict[str | bytes, int] = field(default_factory=lambda: defaultdict(count().__next__))
-    json_codes: _JsonCodes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.json_codes = _JsonCodes(self.codes)
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts in the order of their codes. Half a surrogate pair, which a table cannot hold, becomes `?`."""
-        return [(text.encode("utf-8", "replace") if isinstance(text, str) else text).decode() for text in self.codes]
-
-    def encode_json(self, values: Iterable[bytes], number: int) -> Ints:
-        """Codes of `number` values of any type as JSON text, -1 for null and for no text."""
-        return np.fromiter(map(self.json_codes.__getitem__, values), np.int32, number)
-
-    def encode(self, values: Iterable[str | bytes], number: int) -> Ints:
-        """Codes of `number` texts. A new text gets the next code."""
-        return np.fromiter(map(self.codes.__getitem__, values), np.int64, number)
+LINKING_ARGS = ("stream", "device", "correlation", "external_id")
+"""Arguments that are needed to order and link events. The columns of the others are made later."""
 
 
 @dataclass
@@ -99,7 +62,9 @@ class Columns:
     Attributes:
         path: the file, for messages.
         decoder: parsed the batches.
-        columns: the columns that any event so far has.
+        columns: the columns by which events are ordered and linked, if any event so far has them.
+        integers: other arguments that any event so far has.
+        texts: the same of text.
         rows: number of complete events so far.
         vocabulary: per text column its vocabulary.
         seen: number of elements in the event array, of any kind.
@@ -111,6 +76,8 @@ class Columns:
     path: Path
     decoder: EventDecoder = field(default_factory=EventDecoder)
     columns: dict[str, GrowingColumn] = field(default_factory=dict)
+    integers: defaultdict[str, IntegerArgument] = field(default_factory=lambda: defaultdict(IntegerArgument))
+    texts: defaultdict[str, TextArgument] = field(default_factory=lambda: defaultdict(TextArgument))
     vocabulary: dict[str, Vocabulary] = field(default_factory=dict)
     rows: int = 0
     seen: int = 0
@@ -151,14 +118,8 @@ class Columns:
             return
         self._append("ts_ns", self._stamps(batch, fields.ts, None if self.decoder.decimals else {int}))
         self._append("dur_ns", self._durations(batch, fields.dur, {float} if self.decoder.decimals else {int}))
-        names, number = fields.name, len(fields.name)
-        if UNNAMED_API in names:
-            pairs = zip(names, fields.args, strict=True)
-            names = [
-                api_name(name, {"cbid": getattr(args, "cbid", MISSING)}) if name == UNNAMED_API else name
-                for name, args in pairs
-            ]
-        self._append("name", self._encode("name", names, number))
+        number = len(fields.name)
+        self._append("name", self._names(fields.name, fields.args))
         for column in ("pid", "tid"):
             ids = getattr(fields, column)
             self._append(column, self._process(batch, ids, column, None if self.decoder.text_ids else {int}))
@@ -171,23 +132,38 @@ class Columns:
             own = itemgetter(*rows.tolist(), 0)(fields.args)[:-1]  # a tuple also of one row
             newest = ""
             for column, values in argument_values(categories[kind], own):
-                self._fill(self._new_rows(column, number), column, rows, values, column == newest)
+                if column in TEXT_ARGS:
+                    self.texts[column].add_json(self._positions(rows), values)
+                    continue
+                try:
+                    found = np.fromiter(values, np.int64, len(values))
+                except OverflowError:
+                    found = self._integers([None if value == MISSING else value for value in values])
+                if column == newest and column in LINKING_ARGS:
+                    newer = self._new_rows(column, number)[rows]
+                    found = np.where(newer == MISSING, found, newer)
+                self._add_integers(column, rows, number, found)
                 newest = column
         self.rows += number
 
-    def _fill(self, target: Ints, column: str, rows: Ints, values: Sequence[Any], has_newer: bool) -> None:
-        """Write the values of some rows into a column, where a newer key of the same column has none."""
-        if column in TEXT_ARGS:
-            found = self._vocabulary(column).encode_json(values, len(values))
+    def _names(self, names: Sequence[str], args: Sequence[Any]) -> Ints:
+        """Codes of names. Those of API calls that Kineto could not name are looked at one by one."""
+        codes = self._encode("name", names, len(names))
+        for row in np.flatnonzero(codes == self._vocabulary("name").codes.get(UNNAMED_API, -1)).tolist():
+            name = api_name(UNNAMED_API, {"cbid": getattr(args[row], "cbid", MISSING)})
+            codes[row] = self._vocabulary("name").codes[name]
+        return codes
+
+    def _add_integers(self, column: str, rows: Ints, number: int, values: Ints) -> None:
+        """Add the values of some of the `number` events of a batch."""
+        if column in LINKING_ARGS:
+            self._new_rows(column, number)[rows] = values
         else:
-            try:
-                found = np.fromiter(values, np.int64, len(values))
-            except OverflowError:
-                found = self._integers(column, [None if value == MISSING else value for value in values])
-        if has_newer:
-            newer = target[rows]
-            found = np.where(newer == _absent(column), found, newer)
-        target[rows] = found
+            self.integers[column].add(self._positions(rows), values)
+
+    def _positions(self, rows: Ints) -> Positions:
+        """Positions in the file of some rows of the current batch."""
+        return (self.rows + rows).astype(np.int32)
 
     def _add_dictionaries(self, batch: Batch) -> None:
         try:
@@ -212,18 +188,18 @@ class Columns:
         self.rows += len(events)
 
     def finish(self) -> dict[str, Ints]:
-        """One array per column.
+        """One array per column that events are ordered and linked by.
 
         Raises:
             TraceError: as `add`.
         """
         self.add_held()
         out: dict[str, Ints] = {}
-        for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
+        for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *LINKING_ARGS):
             if name in self.columns:
                 out[name] = self.columns.pop(name).finish(self.rows)
             else:  # no event has this column: one value represents all
-                out[name] = np.broadcast_to(_absent(name), self.rows)
+                out[name] = np.broadcast_to(absent(name), self.rows)
         return out
 
     def _new_rows(self, column: str, number: int) -> Ints:
@@ -235,7 +211,7 @@ class Columns:
 
     def _column(self, name: str) -> GrowingColumn:
         if name not in self.columns:
-            self.columns[name] = GrowingColumn(_absent(name))
+            self.columns[name] = GrowingColumn(absent(name))
         return self.columns[name]
 
     def _encode(self, column: str, values: Iterable[str | bytes], number: int) -> Ints:
@@ -339,11 +315,16 @@ class Columns:
             for column in wanted:
                 integer = column in INTEGER_ARGS
                 keys = [key for key in (INTEGER_ARGS if integer else TEXT_ARGS)[column] if key in present]
-                if keys:
-                    found = (self._integers if integer else self._texts)(column, _pick(chosen, keys))
-                    self._new_rows(column, len(args))[rows] = found
+                if not keys:
+                    continue
+                picked = _pick(chosen, keys)
+                if integer:
+                    self._add_integers(column, rows, len(args), self._integers(picked))
+                else:
+                    codes = self.texts[column].vocabulary.encode_values(picked)
+                    self.texts[column].add(self._positions(rows), codes)
 
-    def _integers(self, _: str, values: list[Any]) -> Ints:
+    def _integers(self, values: list[Any]) -> Ints:
         kinds = set(map(type, values))
         try:
             if kinds == {int}:
@@ -367,23 +348,6 @@ class Columns:
         self.unlinked += value is not None
         return int(MISSING)
 
-    def _texts(self, column: str, values: list[Any]) -> Ints:
-        """Codes of texts. Lists are represented by their JSON text."""
-        kinds = set(map(type, values))
-        if kinds == {str}:
-            return self._encode(column, values, len(values))
-        out = np.full(len(values), -1, np.int64)
-        present = [i for i, value in enumerate(values) if value is not None]
-        chosen = values if len(present) == len(values) else [values[i] for i in present]
-        try:
-            texts = (
-                chosen if kinds <= {str, NoneType} else map(_DUMPS if kinds <= {list, NoneType} else _text_of, chosen)
-            )
-            out[present] = self._encode(column, texts, len(present))
-        except TypeError:  # numbers that orjson cannot write
-            out[present] = self._encode(column, map(_text_of, chosen), len(present))
-        return out
-
     def _wrong(self, batch: Batch, test: Callable[[Any], bool], what: str) -> TraceError:
         for i, event in enumerate(batch.dictionaries()):
             if not isinstance(event, dict):
@@ -393,7 +357,7 @@ class Columns:
         return TraceError(f"{self.path}: an event after traceEvents[{batch.first}] {what}")
 
 
-def _absent(column: str) -> Ints:
+def absent(column: str) -> Ints:
     """The value of a column for events that do not have it, as an array of one element of the type of the column."""
     return np.array([-1], np.int32) if column in _TEXTS else np.array([MISSING])
 
@@ -404,10 +368,6 @@ def _fields(events: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
         return dict(zip(_DEFAULTS, zip(*map(_GET_ALL, events), strict=True), strict=True))
     except KeyError:
         return {key: [event.get(key, default) for event in events] for key, default in _DEFAULTS.items()}
-
-
-def _text_of(value: Any) -> str | bytes:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()
 
 
 def _pick(args: list[dict[str, Any]], keys: list[str]) -> list[Any]:

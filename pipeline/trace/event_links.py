@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,16 @@ def link(trace: Trace) -> None:
     host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
     annotation = trace.is_category(Category.ANNOTATION)
     op = trace.is_category(Category.OP)
-    rows, enclosing = _nested(columns, host, np.where(annotation, np.int8(0), np.where(op, np.int8(1), np.int8(2))))
-    is_op, is_frame = op[rows], op[rows] | annotation[rows]
+    rows, enclosing = _nested(columns, host, annotation, op)
+    is_op = op.take(rows)
+    is_frame = is_op | annotation.take(rows)
     parent = tree.nearest(enclosing, is_frame)
     del enclosing
     operator = is_op & ~_label_sections(trace, rows, parent, is_op)
 
     def to_events(local: Ints) -> Ints:
         out = np.full(len(trace), -1, np.int64)
-        out[rows] = np.append(rows, -1)[local]  # position -1 means none
+        out[rows] = np.append(rows, -1).take(local)  # position -1 means none
         return out
 
     columns["parent"] = to_events(parent)
@@ -77,39 +79,43 @@ def link(trace: Trace) -> None:
     trace.vocabulary["phase"] = np.array(PHASES, object)
 
 
-def _nested(columns: dict[str, Ints], host: Ints, rank: Ints) -> tuple[Ints, Ints]:
-    """Host events in nesting order (thread, start, longer first, rank), and for each the position of the event that
-    encloses it, or -1.
+def _nested(columns: Mapping[str, Ints], host: Ints, annotation: Flags, op: Flags) -> tuple[Ints, Ints]:
+    """Host events in nesting order (thread, start, longer first), and for each the position of the event that encloses it,
+    or -1. Of two with the same start and end, an annotation encloses an operator, and either a runtime call.
 
     Args:
         columns: of the trace, sorted by start, then longer first.
         host: the host events, ascending.
-        rank: of every event of the trace; of two host events with the same start and end, the lower encloses the other.
+        annotation: which events of the trace are annotations.
+        op: which are operators.
     """
-    thread = thread_numbers(columns["pid"][host], columns["tid"][host])
+    thread = thread_numbers(columns["pid"].take(host), columns["tid"].take(host))
     order = np.argsort(thread, kind="stable")
-    rows, thread = host[order], thread[order]
-    start, duration = columns["ts_ns"][rows], columns["dur_ns"][rows]
-    same = (np.diff(thread) == 0) & (np.diff(start) == 0) & (np.diff(duration) == 0)
+    rows, thread = host.take(order), thread.take(order)
+    start, duration = columns["ts_ns"].take(rows), columns["dur_ns"].take(rows)
+    same = (thread[1:] == thread[:-1]) & (start[1:] == start[:-1]) & (duration[1:] == duration[:-1])
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same)) if len(rows) else rows
-    group = np.cumsum(np.append(True, ~same))[tied] if len(rows) else rows
-    rows[tied] = rows[tied][np.lexsort((rows[tied], rank[rows[tied]], group))]
-    del order, duration, same, group
-    return rows, tree.enclosing(thread, start, start + columns["dur_ns"][rows])
+    equal = rows[tied]
+    level = np.where(annotation[equal], 0, np.where(op[equal], 1, 2))
+    rows[tied] = equal[np.lexsort((equal, level, -duration[tied], start[tied], thread[tied]))]
+    del order, same
+    duration += start
+    return rows, tree.enclosing(thread, start, duration)
 
 
 def _mark_annotations(trace: Trace) -> None:
     """Mark steps, optimizers and loaders as annotations, because PyTorch 1.8 recorded them as operators."""
     columns, vocabulary = trace.columns, trace.vocabulary
-    marks = [name.startswith((STEP_MARKER, OPTIMIZER_PREFIX, LOADER_MARKER)) for name in vocabulary["name"]]
-    wrong = np.array([*marks, False], bool)[columns["name"]] & trace.is_category(Category.OP)
-    if not wrong.any():
+    marked = trace.names_begin_with(STEP_MARKER, OPTIMIZER_PREFIX, LOADER_MARKER)
+    wrong = marked[vocabulary["category"][columns["category"][marked]] == Category.OP]
+    if not len(wrong):
         return
     known = np.flatnonzero(vocabulary["category"] == Category.ANNOTATION)
     if not len(known):
         known = np.array([len(vocabulary["category"])])
         vocabulary["category"] = np.append(vocabulary["category"], str(Category.ANNOTATION)).astype(object)
-    columns["category"] = np.where(wrong, known[0], columns["category"]).astype(columns["category"].dtype)
+    columns["category"] = columns["category"].copy()
+    columns["category"][wrong] = known[0]
 
 
 def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
@@ -117,31 +123,29 @@ def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, 
     trace.process = _main_process(trace, launch[found])
     main = columns["pid"] == trace.process
     marks = np.flatnonzero(annotation & main)
-    busy = np.concatenate([host, device])
-    ends = columns["ts_ns"][busy] + columns["dur_ns"][busy]
-    span = (int(columns["ts_ns"][busy].min()), int(ends.max())) if len(busy) else (0, 0)
     names = trace.vocabulary["name"][columns["name"][marks]]
-    vocabulary = [*trace.vocabulary["name"], ""]
-    learns = np.array([name.startswith((BACKWARD_PREFIX, OPTIMIZER_STEP)) for name in vocabulary], bool)
-    learning = host[main[host] & learns[columns["name"][host]]]
-    trace.marker, trace.opens, trace.closes = windows(
-        names,
-        columns["ts_ns"][marks],
-        columns["ts_ns"][marks] + columns["dur_ns"][marks],
-        span,
-        columns["ts_ns"][learning],
-    )
+    own = host.compress(main.take(host))
+
+    def span() -> tuple[int, int]:
+        busy = np.concatenate([host, device])
+        return int(columns["ts_ns"][busy].min()), int((columns["ts_ns"][busy] + columns["dur_ns"][busy]).max())
+
+    def learning() -> Ints:
+        return columns["ts_ns"].take(np.intersect1d(trace.names_begin_with(BACKWARD_PREFIX, OPTIMIZER_STEP), own))
+
+    trace.opens = trace.closes = np.empty(0, np.int64)
+    if len(host) or len(device):
+        begins = columns["ts_ns"][marks]
+        ends = begins + columns["dur_ns"][marks]
+        trace.marker, trace.opens, trace.closes = windows(names, begins, ends, span, learning)
     if not trace.marker and any(name.startswith(ZERO_GRAD_MARKER) for name in names):
         trace.notes.append(
             f"a single {ZERO_GRAD_MARKER} does not separate steps, so the whole trace counts as one iteration; to "
             "separate them, mark steps with profiler.step()"
         )
-    if not len(busy):
-        trace.opens = trace.closes = np.empty(0, np.int64)
     iteration = np.full(len(trace), -1, np.int64)
-    own = host[main[host]]
-    iteration[own] = iteration_of(columns["ts_ns"][own], trace.opens, trace.closes) if len(trace.opens) else -1
-    iteration[device] = np.where(found, iteration[launch], -1)
+    iteration[own] = iteration_of(columns["ts_ns"].take(own), trace.opens, trace.closes)
+    iteration[device] = np.where(found, iteration.take(launch), -1)
     columns["iteration"] = iteration
 
 
@@ -152,7 +156,7 @@ def _main_process(trace: Trace, launches: Ints) -> int:
     ops = ops if len(ops) else np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
     if not len(ops):
         return 0
-    processes, count = np.unique(columns["pid"][ops], return_counts=True)
+    processes, count = np.unique(columns["pid"].take(ops), return_counts=True)
     launched = np.isin(processes, columns["pid"][launches])
     main = int(processes[np.argmax(np.where(launched, count + len(ops), count))])
     if len(processes) > 1:
@@ -168,7 +172,7 @@ def _label_sections(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Fla
     plain = np.array([":" not in name for name in trace.vocabulary["name"]], bool)
     has_child = np.zeros(len(rows), bool)
     has_child[parent[is_op & (parent >= 0)]] = True
-    return plain[trace.columns["name"][rows]] & has_child & is_op
+    return plain.take(trace.columns["name"].take(rows)) & has_child & is_op
 
 
 def thread_numbers(pid: Ints, tid: Ints) -> Ints:
@@ -176,7 +180,9 @@ def thread_numbers(pid: Ints, tid: Ints) -> Ints:
     if not len(pid):
         return np.empty(0, np.int64)
     threads = _ranks(tid)
-    return _ranks(_ranks(pid) * (int(threads.max()) + 1) + threads)
+    if (pid != pid[0]).any():
+        threads = _ranks(_ranks(pid) * (int(threads.max()) + 1) + threads)
+    return threads.astype(np.int32)
 
 
 def _ranks(values: Ints) -> Ints:
@@ -202,6 +208,9 @@ def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> l
             f"{early} of {len(device)} device events begin before their launch: the clocks of host and GPU disagree, and "
             "latencies and waits learned from this trace are wrong; record it again"
         )
+    ids = np.sort(columns["correlation"].take(runtime))
+    if not ((ids[1:] == ids[:-1]) & (ids[1:] != MISSING)).any():
+        return notes
     order = runtime[np.lexsort((columns["correlation"][runtime], columns["pid"][runtime]))]
     same = np.diff(columns["correlation"][order]) == 0
     same &= (np.diff(columns["pid"][order]) == 0) & (columns["correlation"][order[1:]] != MISSING)
@@ -217,7 +226,7 @@ def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> l
     return notes
 
 
-def _device_name(metadata: dict[str, Any], columns: dict[str, Ints], device: Ints) -> str:
+def _device_name(metadata: dict[str, Any], columns: Mapping[str, Ints], device: Ints) -> str:
     """The GPU on which the device events of the trace ran; `cpu` where there are none."""
     if not len(device):
         return "cpu"

@@ -22,7 +22,7 @@ import orjson
 from pipeline.errors import TraceError
 from pipeline.trace.json_repair import parse_loosely
 
-WINDOW_BYTES = 128 << 10
+WINDOW_BYTES = 256 << 10
 """Most bytes parsed at once. The parsed objects then stay in the cache, also when other processes use the CPU."""
 
 FIRST_WINDOW_BYTES = 64 << 10

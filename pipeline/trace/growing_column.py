@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-FIRST_ROWS = 1 << 15
-"""Rows for which memory is requested at first. The system provides it page by page, when rows are written."""
+FIRST_ROWS = 1 << 17
+"""Rows for which memory is requested at first: 1 MB. The system provides it page by page, when rows are written, and to
+move pages to a larger array takes longer."""
 
 
 class GrowingColumn:

@@ -17,6 +17,8 @@ Several optimizers that are cleared one after the other begin one step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -27,7 +29,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def windows(
-    names: npt.NDArray[np.object_], start: Ints, end: Ints, span: tuple[int, int], learning: Ints
+    names: npt.NDArray[np.object_],
+    start: Ints,
+    end: Ints,
+    span: Callable[[], tuple[int, int]],
+    learning: Callable[[], Ints],
 ) -> tuple[str, Ints, Ints]:
     """Marker and the (start, end) of each iteration, ns.
 
@@ -35,8 +41,8 @@ def windows(
         names: names of the annotations of the trace.
         start: their starts, ns.
         end: their ends, ns.
-        span: start and end of the whole trace, the one iteration of a trace without a marker.
-        learning: starts of backward nodes and optimizer steps, of which every step has one, ns.
+        span: gives start and end of the whole trace, the one iteration of a trace without a marker.
+        learning: gives the starts of backward nodes and optimizer steps, of which every step has one, ns.
     """
     marks = {marker: _rows(names, start, marker) for marker in (STEP_MARKER, ZERO_GRAD_MARKER, LOADER_MARKER)}
     if len(marks[STEP_MARKER]):
@@ -46,12 +52,13 @@ def windows(
         rows = _not_nested(marks[LOADER_MARKER], start, end)
         if len(rows) > 1:
             return LOADER_MARKER, end[rows[:-1]], start[rows[1:]]
-    rows = _first_of_each_step(_not_nested(marks[ZERO_GRAD_MARKER], start, end), start, learning)
+    rows = _not_nested(marks[ZERO_GRAD_MARKER], start, end)
+    rows = _first_of_each_step(rows, start, learning()) if len(rows) > 1 else rows
     if len(rows) > 1:
         return ZERO_GRAD_MARKER, start[rows[:-1]], start[rows[1:]]
     if len(marks[LOADER_MARKER]):
-        return LOADER_MARKER, start[marks[LOADER_MARKER][:1]], np.array([span[1] + 1], np.int64)
-    return "", np.array([span[0]], np.int64), np.array([span[1] + 1], np.int64)
+        return LOADER_MARKER, start[marks[LOADER_MARKER][:1]], np.array([span()[1] + 1], np.int64)
+    return "", np.array([span()[0]], np.int64), np.array([span()[1] + 1], np.int64)
 
 
 def _rows(names: npt.NDArray[np.object_], start: Ints, marker: str) -> Ints:
@@ -71,7 +78,7 @@ def _first_of_each_step(rows: Ints, start: Ints, learning: Ints) -> Ints:
     """Markers without those that follow another marker before any backward or optimizer work: these are further
     optimizers of the same step.
     """
-    if len(rows) < 2 or not len(learning):
+    if not len(learning):
         return rows
     learned = np.searchsorted(np.sort(learning), start[rows])
     return rows[np.concatenate(([True], np.diff(learned) > 0))]
@@ -89,7 +96,15 @@ def step_number(trace: Trace, iteration: int) -> int | None:
 
 
 def iteration_of(stamps: Ints, opens: Ints, closes: Ints) -> Ints:
-    """Iteration of each timestamp; -1 if it is in none."""
-    at = np.searchsorted(opens, stamps, side="right") - 1
-    inside = (at >= 0) & (stamps < closes[np.maximum(at, 0)])
-    return np.where(inside, at, -1)
+    """Iteration of each timestamp; -1 if it is in none. Timestamps and starts are ascending.
+
+    A timestamp belongs to the latest iteration that began before it, if that has not ended.
+    """
+    first = np.searchsorted(stamps, opens)
+    end = np.searchsorted(stamps, closes)
+    bounds = np.empty((len(opens), 2), np.int64)
+    bounds[:, 0], bounds[:, 1] = first, np.maximum(np.minimum(end, np.append(first[1:], len(stamps))), first)
+    number = np.full((len(opens), 2), -1)
+    number[:, 1] = np.arange(len(opens))
+    lengths = np.diff(bounds.ravel(), prepend=0, append=len(stamps))
+    return np.repeat(np.append(number.ravel(), -1), lengths)

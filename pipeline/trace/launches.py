@@ -67,13 +67,12 @@ def _within(device_correlation: Ints, device_start: Ints, host_correlation: Ints
     out = np.full(len(device_correlation), -1, np.int64)
     if not len(rows):
         return out
-    ids = host_correlation[rows]
-    first = np.searchsorted(ids, device_correlation, side="left")
-    last = np.searchsorted(ids, device_correlation, side="right") - 1
-    found = (last >= first) & (device_correlation != MISSING)
-    repeated = np.flatnonzero(found & (last > first))
-    for row in repeated:  # rare: only where an id occurs more than once
-        stamps = host_start[rows[first[row] : last[row] + 1]]
-        last[row] = first[row] + max(int(np.searchsorted(stamps, device_start[row], side="right")) - 1, 0)
-    out[found] = rows[last[found]]
+    ids = np.append(host_correlation[rows], [MISSING, MISSING])
+    first = np.searchsorted(ids[:-2], device_correlation)
+    found = (ids[first] == device_correlation) & (device_correlation != MISSING)
+    for row in np.flatnonzero(found & (ids[first + 1] == device_correlation)):  # rare: an id that occurs more than once
+        last = int(np.searchsorted(ids[:-2], device_correlation[row], side="right"))
+        stamps = host_start[rows[first[row] : last]]
+        first[row] += max(int(np.searchsorted(stamps, device_start[row], side="right")) - 1, 0)
+    out[found] = rows[first[found]]
     return out

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.readable import html_table
+from pipeline.trace.lazy_columns import LazyColumns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,8 @@ class Trace:
         marker: the marker of the iterations; empty if there is none and the trace is one iteration.
         opens: start of each iteration's window, ns.
         closes: end of each iteration's window, ns.
-        columns: int64 arrays, one per column, in event order; text as codes into `vocabulary`.
+        columns: int64 arrays, one per column, in event order; text as int32 codes into `vocabulary`. Those of arguments
+            are made when they are first read.
         vocabulary: per text column an array of its texts.
         metadata: everything in the file outside the event array.
         notes: what was unusual in the file and how it was read, one sentence each.
@@ -46,8 +48,8 @@ class Trace:
     marker: str
     opens: Ints
     closes: Ints
-    columns: dict[str, Ints]
-    vocabulary: dict[str, npt.NDArray[np.object_]]
+    columns: LazyColumns[Ints]
+    vocabulary: LazyColumns[npt.NDArray[np.object_]]
     metadata: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     process: int = 0
@@ -82,8 +84,12 @@ class Trace:
     def texts_in(self, column: str, texts: set[str] | frozenset[str]) -> Flags:
         """Which events have one of the texts in a text column."""
         hits = np.array([text in texts for text in self.vocabulary[column]] + [False], bool)
-        out: Flags = hits[self.columns[column]]
-        return out
+        return hits.take(self.columns[column])
+
+    def names_begin_with(self, *prefixes: str) -> Ints:
+        """Events whose name begins with one of some prefixes, ascending."""
+        hits = np.array([name.startswith(prefixes) for name in self.vocabulary["name"]] + [False], bool)
+        return np.flatnonzero(hits.take(self.columns["name"]))
 
     @cached_property
     def names(self) -> npt.NDArray[np.object_]:

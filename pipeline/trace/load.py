@@ -17,8 +17,9 @@ from pipeline.errors import TraceError
 from pipeline.garbage_collector import collector_paused
 from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
-from pipeline.trace.event_order import sort_events, without_duplicates
+from pipeline.trace.event_order import in_order, without_duplicates
 from pipeline.trace.file_scan import Scanner
+from pipeline.trace.free_memory import keep_freed_memory
 from pipeline.trace.linked_trace import Trace
 from pipeline.trace.typed_events import EventDecoder
 
@@ -32,6 +33,7 @@ def load_trace(path: str | Path) -> Trace:
         TraceError: the file is missing, damaged, cut off or no profiler trace; the message says where.
     """
     path = Path(path)
+    keep_freed_memory()
     decoder = EventDecoder()
     scanner, raw = Scanner(path, decoder.parse), Columns(path, decoder)
     with collector_paused():
@@ -46,15 +48,15 @@ def load_trace(path: str | Path) -> Trace:
     base = _base_ns(path, scanner.metadata)
     columns["ts_ns"] = columns["ts_ns"] + base
     columns["category"] = columns.pop("cat")
-    vocabulary = sort_events(columns, raw)
-    columns, copies = without_duplicates(columns)
+    ordered, vocabulary = in_order(columns, raw)
+    ordered, copies = without_duplicates(ordered)
     trace = Trace(
         path=path,
         device="",
         marker="",
         opens=np.empty(0, np.int64),
         closes=np.empty(0, np.int64),
-        columns=columns,
+        columns=ordered,
         vocabulary=vocabulary,
         metadata=scanner.metadata,
         notes=_notes(raw, scanner, copies),

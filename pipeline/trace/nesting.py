@@ -24,12 +24,15 @@ def enclosing(thread: Ints, start: Ints, end: Ints) -> Ints:
     parent = np.arange(-1, len(start) - 1, dtype=np.int64)  # the first candidate is the row before
     same_thread = thread[1:] == thread[:-1]
     parent[1:][~same_thread] = -1
-    middle = start + (end - start) // 2
+    middle = end - start
+    middle //= 2
+    middle += start
     open_rows = np.flatnonzero(same_thread & (end[:-1] <= middle[1:])) + 1
-    ends = np.append(end, np.iinfo(np.int64).max)  # position -1, no interval, ends the search
+    middle = middle.take(open_rows)
     while len(open_rows):
-        parent[open_rows] = candidate = parent[parent[open_rows]]
-        open_rows = open_rows[ends[candidate] <= middle[open_rows]]
+        parent[open_rows] = candidate = parent.take(parent.take(open_rows))
+        still = (candidate >= 0) & (end.take(candidate) <= middle)
+        open_rows, middle = open_rows.compress(still), middle.compress(still)
     return parent
 
 
@@ -37,32 +40,33 @@ def nearest(parent: Ints, wanted: Flags) -> Ints:
     """Nearest ancestor that is `wanted`, per row; -1 where there is none."""
     found = parent.copy()
     passed = np.append(~wanted, False)  # position -1, no ancestor, ends the search
-    open_rows = np.flatnonzero(passed[found])
+    open_rows = np.flatnonzero(passed.take(found))
     while len(open_rows):
-        found[open_rows] = candidate = found[found[open_rows]]
-        open_rows = open_rows[passed[candidate]]
+        found[open_rows] = candidate = found.take(found.take(open_rows))
+        open_rows = open_rows.compress(passed.take(candidate))
     return found
 
 
 def outermost(parent: Ints, wanted: Flags) -> Ints:
     """Outermost row that is `wanted` among a row and its ancestors; -1 where there is none."""
     above = nearest(parent, wanted)
-    root = np.where(wanted, np.arange(len(parent)), above)
-    open_rows = np.flatnonzero(root >= 0)
-    while len(open_rows):
-        higher = above[root[open_rows]]
-        open_rows, higher = open_rows[higher >= 0], higher[higher >= 0]
-        root[open_rows] = higher
-    return root
+    top = _self_if_none(above)
+    while ((higher := top.take(top)) != top).any():
+        top = higher
+    top[(above < 0) & ~wanted] = -1
+    return top
 
 
 def highest(parent: Ints, level: Levels) -> Levels:
     """Highest level among a row and its ancestors."""
-    out, above = level.copy(), parent.copy()
-    open_rows = np.flatnonzero(above >= 0)
-    while len(open_rows):  # each round doubles the number of ancestors that a row has seen
-        step = above[open_rows]
-        out[open_rows] = np.maximum(out[open_rows], out[step])
-        above[open_rows] = step = above[step]
-        open_rows = open_rows[step >= 0]
-    return out
+    out, above = level, _self_if_none(parent)
+    while True:  # each round doubles the number of ancestors that a row has seen
+        out = np.maximum(out, out.take(above))
+        if ((higher := above.take(above)) == above).all():
+            return out
+        above = higher
+
+
+def _self_if_none(ancestor: Ints) -> Ints:
+    """An ancestor of each row, and the row itself where it has none, so that a further step stays there."""
+    return np.where(ancestor >= 0, ancestor, np.arange(len(ancestor)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,24 @@ Ints = npt.NDArray[np.int64]
 PHASES = ("forward", "loss", "backward", "optimizer", "data", "communication")
 FORWARD, LOSS, BACKWARD, OPTIMIZER, DATA, COMMUNICATION = range(6)
 
-_PHASE_RULES: tuple[tuple[int, Callable[[str], bool]], ...] = (
-    (LOSS, lambda name: "loss" in name.lower() and name.startswith("aten::")),
-    (OPTIMIZER, lambda name: name.startswith(OPTIMIZER_PREFIX) or name.startswith("## optimizer")),
-    (BACKWARD, lambda name: name.startswith(BACKWARD_PREFIX)),
-    (DATA, lambda name: name.startswith(LOADER_MARKER)),
-    (COMMUNICATION, lambda name: name.startswith(("nccl:", "c10d::", "record_param_comms", "gloo:"))),
+_PHASE_RULES: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (LOSS, ("aten::",)),  # if "loss" is in the name, too
+    (OPTIMIZER, (OPTIMIZER_PREFIX, "## optimizer")),
+    (BACKWARD, (BACKWARD_PREFIX,)),
+    (DATA, (LOADER_MARKER,)),
+    (COMMUNICATION, ("nccl:", "c10d::", "record_param_comms", "gloo:")),
 )
-"""Rules from a name to the phase of the event and of everything inside it. Later rules have priority."""
+"""Prefixes of the names of a phase, which is that of the event and of everything inside it. Later rules have
+priority."""
+
+_RULE_OF = {prefix: number for number, (_, prefixes) in enumerate(_PHASE_RULES, 1) for prefix in prefixes}
+_PREFIX = re.compile("|".join(map(re.escape, _RULE_OF)))
+
+
+def _rule(name: str) -> int:
+    """Number of the rule for a name, counted from 1; 0 where none applies."""
+    found = _PREFIX.match(name)
+    return _RULE_OF[found[0]] if found and (found[0] != "aten::" or "loss" in name.lower()) else 0
 
 
 def phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -> Ints:
@@ -38,11 +48,9 @@ def phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -
     """
     name = trace.columns["name"]
     out = np.full(len(trace), -1, np.int64)
-    rule = np.zeros(len(trace.vocabulary["name"]), np.int8)  # of each name, 0 where none applies
-    for number, (_, test) in enumerate(_PHASE_RULES, 1):
-        rule[np.flatnonzero([test(text) for text in trace.vocabulary["name"]])] = number
+    rule = np.array([_rule(text) for text in trace.vocabulary["name"]], np.int8)
     codes = np.array([FORWARD, *(code for code, _ in _PHASE_RULES)])
-    out[rows] = codes[tree.highest(parent, rule[name[rows]])]
+    out[rows] = codes.take(tree.highest(parent, rule.take(name.take(rows))))
     out[device] = np.where(launch >= 0, out[launch], FORWARD)
     collective = np.array(["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], np.bool_)
     out[device[collective[name[device]]]] = COMMUNICATION
