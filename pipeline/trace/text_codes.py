@@ -25,7 +25,10 @@ class _JsonCodes(dict[bytes, int]):
         self.codes = codes
 
     def __missing__(self, text: bytes) -> int:
-        value = orjson.loads(text) if text else None
+        try:
+            value = orjson.loads(text) if text else None
+        except orjson.JSONDecodeError:  # a number that no float can hold
+            value = json.loads(text)
         code = -1 if value is None else self.codes[json_text(value)]
         self[text] = code
         return code

@@ -135,3 +135,12 @@ def test_a_window_of_records_has_as_many_rows_as_complete_events(file: Path) -> 
     file.write_bytes(trace([*flows, *EVENTS, *flows]))
     read = load.load_trace(file)
     assert len(read) == len(EVENTS) and (np.diff(read.columns["ts_ns"]) >= 0).all()
+
+
+def test_a_number_that_no_float_can_hold_is_empty_in_its_argument(file: Path) -> None:
+    events = copy.deepcopy(EVENTS)
+    events[0]["args"] = {"Input Dims": [[4, 77777]]}
+    file.write_bytes(trace(events).replace(b"77777", b"1e999"))
+    read, dictionaries = (_read(file, decoder) for decoder in (typed_events.EventDecoder, _Dictionaries))
+    assert "[[4,null]]" in read["vocabulary"]["input_shapes"]
+    assert (read["columns"], read["vocabulary"]) == (dictionaries["columns"], dictionaries["vocabulary"])
