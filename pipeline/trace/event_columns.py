@@ -188,18 +188,18 @@ class Columns:
         self.rows += len(events)
 
     def finish(self) -> dict[str, Ints]:
-        """One array per column that events are ordered and linked by.
+        """One array per column, without those of `integers` and `texts`.
 
         Raises:
             TraceError: as `add`.
         """
         self.add_held()
         out: dict[str, Ints] = {}
-        for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *LINKING_ARGS):
+        for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
             if name in self.columns:
                 out[name] = self.columns.pop(name).finish(self.rows)
-            else:  # no event has this column: one value represents all
-                out[name] = np.broadcast_to(absent(name), self.rows)
+            elif name not in self.integers and name not in self.texts:  # no event has it: one value represents all
+                out[name] = np.broadcast_to(_absent(name), self.rows)
         return out
 
     def _new_rows(self, column: str, number: int) -> Ints:
@@ -211,7 +211,7 @@ class Columns:
 
     def _column(self, name: str) -> GrowingColumn:
         if name not in self.columns:
-            self.columns[name] = GrowingColumn(absent(name))
+            self.columns[name] = GrowingColumn(_absent(name))
         return self.columns[name]
 
     def _encode(self, column: str, values: Iterable[str | bytes], number: int) -> Ints:
@@ -357,7 +357,7 @@ class Columns:
         return TraceError(f"{self.path}: an event after traceEvents[{batch.first}] {what}")
 
 
-def absent(column: str) -> Ints:
+def _absent(column: str) -> Ints:
     """The value of a column for events that do not have it, as an array of one element of the type of the column."""
     return np.array([-1], np.int32) if column in _TEXTS else np.array([MISSING])
 

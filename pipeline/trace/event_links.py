@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace import nesting as tree
+from pipeline.trace.event_order import tied_rows
 from pipeline.trace.iterations import iteration_of, windows
 from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
@@ -94,7 +95,7 @@ def _nested(columns: Mapping[str, Ints], host: Ints, annotation: Flags, op: Flag
     rows, thread = host.take(order), thread.take(order)
     start, duration = columns["ts_ns"].take(rows), columns["dur_ns"].take(rows)
     same = (thread[1:] == thread[:-1]) & (start[1:] == start[:-1]) & (duration[1:] == duration[:-1])
-    tied = np.flatnonzero(np.append(same, False) | np.append(False, same)) if len(rows) else rows
+    tied = tied_rows(same)
     equal = rows[tied]
     level = np.where(annotation[equal], 0, np.where(op[equal], 1, 2))
     rows[tied] = equal[np.lexsort((equal, level, -duration[tied], start[tied], thread[tied]))]
@@ -114,7 +115,6 @@ def _mark_annotations(trace: Trace) -> None:
     if not len(known):
         known = np.array([len(vocabulary["category"])])
         vocabulary["category"] = np.append(vocabulary["category"], str(Category.ANNOTATION)).astype(object)
-    columns["category"] = columns["category"].copy()
     columns["category"][wrong] = known[0]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.trace.argument_columns import Positions
-from pipeline.trace.event_columns import Columns, absent
-from pipeline.trace.kineto_fields import INTEGER_ARGS, MISSING, TEXT_ARGS, base_api_name
+from pipeline.trace.event_columns import Columns
+from pipeline.trace.kineto_fields import MISSING, TEXT_ARGS, base_api_name
 from pipeline.trace.lazy_columns import LazyColumns
 from pipeline.trace.text_codes import Texts, in_text_order
 
@@ -35,8 +35,6 @@ def in_order(columns: dict[str, Ints], raw: Columns) -> tuple[LazyColumns[Ints],
     place: Positions = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order))
     later = {name: partial(argument.column, place) for name, argument in (raw.integers | raw.texts).items()}
-    columns |= {name: np.broadcast_to(absent(name), len(order)) for name in (*INTEGER_ARGS, *TEXT_ARGS)
-                if name not in columns and name not in later}  # fmt: skip
     later_texts = {name: partial(argument.texts, place) for name, argument in raw.texts.items()}
     return LazyColumns(columns, later), LazyColumns(vocabulary, later_texts)
 
@@ -61,19 +59,19 @@ def _order(columns: dict[str, Ints]) -> Ints:
     """
     order = np.argsort(columns["ts_ns"], kind="stable")
     start = columns["ts_ns"].take(order)
-    tied = _tied(start[1:] == start[:-1])
+    tied = tied_rows(start[1:] == start[:-1])
     rows, start = order[tied], start[tied]
     by_length = np.lexsort((-columns["dur_ns"][rows], start))
     order[tied] = rows = rows[by_length]
     duration = columns["dur_ns"][rows]
-    again = _tied((start[1:] == start[:-1]) & (duration[1:] == duration[:-1]))
+    again = tied_rows((start[1:] == start[:-1]) & (duration[1:] == duration[:-1]))
     rows = rows[again]
     keys = [columns[key][rows] for key in ("correlation", "stream", "name", "external_id", "tid", "pid", "category")]
     order[tied[again]] = rows[np.lexsort((*keys, -duration[again], start[again]))]
     return order
 
 
-def _tied(same: Flags) -> Ints:
+def tied_rows(same: Flags) -> Ints:
     """Rows that are the same as the row before or after them, from a flag of each row but the first."""
     return np.flatnonzero(np.append(same, False) | np.append(False, same)) if len(same) else np.empty(0, np.int64)
 

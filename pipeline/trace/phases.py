@@ -16,24 +16,23 @@ Ints = npt.NDArray[np.int64]
 PHASES = ("forward", "loss", "backward", "optimizer", "data", "communication")
 FORWARD, LOSS, BACKWARD, OPTIMIZER, DATA, COMMUNICATION = range(6)
 
-_PHASE_RULES: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (LOSS, ("aten::",)),  # if "loss" is in the name, too
-    (OPTIMIZER, (OPTIMIZER_PREFIX, "## optimizer")),
-    (BACKWARD, (BACKWARD_PREFIX,)),
-    (DATA, (LOADER_MARKER,)),
-    (COMMUNICATION, ("nccl:", "c10d::", "record_param_comms", "gloo:")),
+_PHASE_RULES = (
+    (LOSS, r"aten::(?ais:.*loss)"),
+    (OPTIMIZER, re.escape(OPTIMIZER_PREFIX) + "|## optimizer"),
+    (BACKWARD, re.escape(BACKWARD_PREFIX)),
+    (DATA, re.escape(LOADER_MARKER)),
+    (COMMUNICATION, "nccl:|c10d::|record_param_comms|gloo:"),
 )
-"""Prefixes of the names of a phase, which is that of the event and of everything inside it. Later rules have
-priority."""
+"""Patterns of how a name begins, and the phase of the event and of everything inside it. Of the phases of several
+enclosing events, the later rule has priority."""
 
-_RULE_OF = {prefix: number for number, (_, prefixes) in enumerate(_PHASE_RULES, 1) for prefix in prefixes}
-_PREFIX = re.compile("|".join(map(re.escape, _RULE_OF)))
+_RULE = re.compile("|".join(f"({pattern})" for _, pattern in _PHASE_RULES))
 
 
 def _rule(name: str) -> int:
     """Number of the rule for a name, counted from 1; 0 where none applies."""
-    found = _PREFIX.match(name)
-    return _RULE_OF[found[0]] if found and (found[0] != "aten::" or "loss" in name.lower()) else 0
+    found = _RULE.match(name)
+    return (found.lastindex or 0) if found else 0
 
 
 def phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -> Ints:

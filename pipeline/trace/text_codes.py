@@ -72,10 +72,10 @@ def json_text(value: Any) -> str | bytes:
     """A text as it is, any other value as JSON text without spaces."""
     if isinstance(value, str):
         return value
-    try:
-        return orjson.dumps(value) if isinstance(value, list) else json.dumps(value, separators=(",", ":")).encode()
-    except TypeError:  # numbers that orjson cannot write
-        return json.dumps(value, separators=(",", ":")).encode()
+    with suppress(TypeError):  # numbers that orjson cannot write
+        if isinstance(value, list):
+            return orjson.dumps(value)
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def in_text_order(texts: Texts) -> tuple[Texts, Ints]:

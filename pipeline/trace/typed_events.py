@@ -119,6 +119,7 @@ class EventDecoder:
     def fields(self, records: Sequence[Any]) -> Fields | None:
         """The fields of the records that are read; None where there is none."""
         number = {each: i for i, each in enumerate(self.types)}
+        # a byte holds every number: each category has at most three types, as each of the two flags changes once
         kind = np.frombuffer(bytearray(map(number.__getitem__, map(type, records))), np.uint8)
         is_read = np.array([each.is_read for each in self.types.values()], bool)[kind]
         if not is_read.any():
