@@ -11,7 +11,7 @@ export PYTHONWARNINGS ?= ignore
 # Prints the rules that refit models of newer GPUs. Without the optional package of their measurements, prints nothing.
 NEWER := from pipeline.datasets.aiconfigurator import data_dir; print("half_pack collective_curves attention_constants" if data_dir() else "")
 
-.PHONY: help setup run local test soak lint paper figures report accuracy measured readme packs ui clean unlock
+.PHONY: help setup run local test nightly soak lint paper figures report accuracy measured readme packs ui clean unlock
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 12
@@ -34,6 +34,10 @@ run: setup unlock ## predict DLRM on a measured GPU (or a V100), then measure an
 # worker, because its tests share what its fixtures made
 test: setup ## the whole test suite, on all cores
 	@$(BIN)/python -m pytest -q -n logical --maxprocesses 16 --dist loadscope
+
+nightly: setup ## the tests that take long, then the damage and kills of `make soak`
+	@$(BIN)/python -m pytest -q -n logical --maxprocesses 16 --dist loadscope -m nightly
+	@$(MAKE) soak
 
 soak: setup ## damage 10,000 inputs and kill 100 runs, as a nightly job (45 minutes together); goes on where it was stopped
 	@$(BIN)/python -m tests.soak
