@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipeline import plotter
+
 if TYPE_CHECKING:
     from pipeline.answers.advice import advise
     from pipeline.answers.plan import plan
@@ -41,3 +43,6 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+plotter.draw_with(lambda prediction: __getattr__("draw_step")(prediction))

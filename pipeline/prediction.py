@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline import plotter
 from pipeline.errors import TableError
 from pipeline.paths import project_dir
 from pipeline.readable import gibibytes, html_table, milliseconds, rate, shares
@@ -157,9 +158,7 @@ class Prediction:
 
     def plot(self) -> Figure:
         """Where the time of the step goes: kernel families, idle time, host time, and the interval. See `draw_step`."""
-        import pipeline  # figures are above this module: the package's facade finds them
-
-        return pipeline.draw_step(self)
+        return plotter.draw(self)
 
     def _step_text(self, gap: str = "   ") -> str:
         return (

@@ -16,8 +16,8 @@ from pipeline.paths import project_dir
 ROOT = project_dir()
 
 ROOMS = (
-    "errors", "garbage_collector", "palette", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "prediction",
-    "model_files",
+    "errors", "garbage_collector", "palette", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "plotter",
+    "prediction", "model_files",
     "packs", "hardware", "prices", "settings", "compose", "config_checks", "config", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "evaluation", "flow", "scripting",
     "report", "completion", "terminal", "commands", "cli", "__main__",
