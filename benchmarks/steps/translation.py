@@ -49,7 +49,7 @@ def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
     families = {
         name: float(shares @ [one.families_us.get(name, 0.0) for one in found]) for name in found[-1].families_us
     }
-    return replace(found[-1], **means, families=families)  # type: ignore[arg-type]
+    return replace(found[-1], **means, families_us=families)  # type: ignore[arg-type]
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:

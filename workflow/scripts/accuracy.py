@@ -8,11 +8,12 @@ with job(snakemake):
     from pipeline.prediction import Prediction
     from pipeline.report import grid_accuracy as accuracy
     from pipeline.report.figures import figure_data as tables
+    from pipeline.report.figures.step_table import steps as step_table
     from pipeline.report.grid_inputs import read_any, with_gpus
     from pipeline.schemas import atomic_path, read_table, write_parquet
 
     summary = read_table(snakemake.input.summary, "summary")
-    steps = tables.steps(Prediction.all_of(summary))
+    steps = step_table(Prediction.all_of(summary))
     by_part = tables.error_parts(summary, read_any(snakemake.input.parts))
     kernels = tables.kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
     parts = accuracy.sections(steps, tables.errors_by_part(by_part), by_part, kernels, snakemake.params.missing)

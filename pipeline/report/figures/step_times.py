@@ -53,7 +53,7 @@ def step_times(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Predicted steps with p10 to p90: a panel per model, a bar per GPU and batch size, whose lighter tail is idle time.
 
     Args:
-        steps: `steps` table of `pipeline.report.figures.figure_data`.
+        steps: `steps` table of `pipeline.report.figures.step_table`.
         page: what the figure is drawn for.
     """
 
