@@ -24,8 +24,8 @@ from pipeline.answers.predict_point import points_of
 from pipeline.config import Point, point
 from pipeline.config_checks import written
 from pipeline.errors import ConfigError
-from pipeline.hardware.dtype_support import has_bf16, has_tf32
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import has_bf16, has_tf32
 from pipeline.prediction import Prediction
 from pipeline.readable import gibibytes, html_table, milliseconds, shares
 from pipeline.settings import NO_EDIT

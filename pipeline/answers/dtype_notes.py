@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pipeline.hardware.dtype_support import has_bf16, has_tf32
-from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 
 UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
 """Kernel families that have no bf16 kernels on GPUs without bf16; PyTorch runs separate operators in their place."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pipeline.errors import SteptimeError
-from pipeline.hardware.spec import GpuSpec, list_gpus
+from pipeline.hardware.find_gpu import list_gpus
+from pipeline.hardware.spec import GpuSpec
 from pipeline.prediction import Prediction
 
 

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.same_chip import same_chip, same_chip_gpu
+from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
 from pipeline.kernels.family_model import FittedModel

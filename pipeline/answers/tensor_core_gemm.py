@@ -22,8 +22,7 @@ import pandas as pd
 
 from pipeline.answers.fallback import with_fallback
 from pipeline.answers.tensor_core_transfer import MISALIGNED_SPREAD, UNSAMPLED_SPREAD, tensor_core_transfer_models
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.same_chip import same_chip_gpu
+from pipeline.hardware.find_gpu import load_gpu, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.family_model import FittedModel

@@ -26,8 +26,8 @@ from pipeline.answers.advice import Advice
 from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace
 from pipeline.errors import InputError, UnknownNameError
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.spec import GpuSpec, list_gpus
+from pipeline.hardware.find_gpu import list_gpus, load_gpu
+from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.min_duration import raised_to_min_duration
 from pipeline.overheads.overhead_model import OverheadModel

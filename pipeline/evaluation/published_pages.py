@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import TableError
-from pipeline.hardware.dtype_support import has_tf32
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.spec import has_tf32
 
 
 def read_page(file: Path, source_page: str = "docs/accuracy.md") -> str:

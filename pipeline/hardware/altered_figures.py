@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import UnknownNameError
-from pipeline.hardware.local_device import LOCAL
-from pipeline.hardware.spec import GpuSpec, check_plausible, load_gpu_file, read_figures
+from pipeline.hardware.find_gpu import LOCAL, load_gpu_file
+from pipeline.hardware.spec import GpuSpec, check_plausible, read_figures
 
 _CLOCKED = ("sms", "boost_clock_mhz")
 

@@ -1,9 +1,34 @@
-"""Look-up of a GPU by name: a file under `config/gpu/`, or the device of this machine."""
+"""Looks up GPUs: the files under `config/gpu/`, the device of this machine, and GPUs with the same chip."""
 
 from __future__ import annotations
 
-from pipeline.hardware.local_device import LOCAL, local_device
-from pipeline.hardware.spec import GpuSpec, load_gpu_file
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from math import log
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware.occupancy import ARCHITECTURE_NAMES, ARCHITECTURES
+from pipeline.hardware.spec import MIB, PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec
+from pipeline.paths import config_dir
+from pipeline.yaml_text import YamlError, load_yaml
+
+LOCAL = "local"
+"""Name of the device of this machine."""
+
+SIBLINGS = {6.0: "P100", 6.1: "P4", 7.0: "V100", 7.5: "T4", 8.0: "A100", 8.6: "A10", 8.9: "L4", 9.0: "H100"}
+"""GPU from which the figures of an unlisted GPU are scaled, by compute capability; B200 for newer ones."""
+
+CPU_FLOP_PER_CLOCK = 32
+"""fp32 operations per core and clock that are assumed for a CPU: one fused multiply-add on two 256-bit vectors."""
+CPU_DRAM_GB_PER_S = 20.0
+"""DRAM bandwidth in GB/s that is assumed for a CPU until `collect` measures it: about one DDR4-2666 channel."""
+CPU_CLOCK_MHZ = 2500.0
+"""Clock in MHz that is assumed for a CPU that does not state its clock."""
 
 
 def load_gpu(name: str) -> GpuSpec:
@@ -14,3 +39,188 @@ def load_gpu(name: str) -> GpuSpec:
         ConfigError: a file is damaged or implausible.
     """
     return local_device() if name == LOCAL else load_gpu_file(name)
+
+
+def load_gpu_file(name: str) -> GpuSpec:
+    """The spec of a GPU by name or alias, ignoring case, from the files under `config/gpu/`.
+
+    Raises:
+        UnknownNameError: no file has that name or alias; the message lists the names.
+        ConfigError: a file is damaged or implausible.
+    """
+    specs, name_by_alias = _load_directory(config_dir() / "gpu")
+    file_name = name_by_alias.get(_comparable_name(name))
+    if file_name is None:
+        raise UnknownNameError("GPU", name, [*specs, LOCAL])
+    return specs[file_name]
+
+
+def list_gpus() -> list[GpuSpec]:
+    """Every GPU that has a file, by name."""
+    return [spec for _, spec in sorted(_load_directory(config_dir() / "gpu")[0].items())]
+
+
+def same_chip(a: GpuSpec, b: GpuSpec) -> bool:
+    """Whether two GPUs have the same chip and number of SMs, so that the same kernels run in the same waves."""
+    return a.architecture == b.architecture and a.compute_capability == b.compute_capability and a.sms == b.sms
+
+
+def same_chip_gpu(gpu: GpuSpec, measured: Iterable[str]) -> GpuSpec | None:
+    """The measured GPU with the same chip and the nearest DRAM bandwidth, except the GPU itself; None without one.
+
+    Example: the A100 with 40 GB for the A100 with 80 GB.
+    """
+    siblings = [spec for spec in map(load_gpu_file, measured) if spec.name != gpu.name and same_chip(spec, gpu)]
+    return min(siblings, key=lambda spec: abs(log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None)
+
+
+@lru_cache(maxsize=1)
+def local_device() -> GpuSpec:
+    """Describe the first CUDA device, or the CPU where there is none.
+
+    A CUDA device is described from its GPU file if its name is known, otherwise from its properties. `sources` states
+    which figures are read from the device and which are assumed. `collect` measures the peaks.
+    """
+    try:
+        import torch
+    except ImportError:
+        return cpu_spec()
+    if not torch.cuda.is_available():
+        return cpu_spec()
+    return cuda_spec(torch.cuda.get_device_properties(0))
+
+
+def cuda_spec(properties: Any) -> GpuSpec:
+    """Spec of a CUDA device from `torch.cuda.get_device_properties`."""
+    device_name = str(properties.name)
+    read = f"read from the device {device_name}"
+    try:
+        listed = load_gpu_file(device_name)
+    except UnknownNameError:
+        return _unlisted_cuda_spec(properties, read)
+    sources = {**listed.sources, "memory_gib": read}
+    aliases, memory = (listed.name, device_name), int(properties.total_memory)
+    return replace(listed, name=LOCAL, aliases=aliases, memory_bytes=memory, sources=sources)
+
+
+def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
+    """Spec of a GPU without a file: SMs, clocks, bus and L2 from the driver; tensor-core rates from a similar GPU, scaled."""
+    capability = float(f"{properties.major}.{properties.minor}")
+    capability = max((c for c in ARCHITECTURE_NAMES if c <= capability), default=min(ARCHITECTURE_NAMES))
+    architecture = ARCHITECTURE_NAMES[capability]
+    like = load_gpu_file(SIBLINGS.get(capability, "B200"))
+    clock_khz = getattr(properties, "clock_rate", None)
+    clock = clock_khz / 1e3 if clock_khz else like.boost_clock_mhz
+    sms = int(properties.multi_processor_count)
+    memory_khz, bus_bits = (getattr(properties, key, None) for key in ("memory_clock_rate", "memory_bus_width"))
+    # memory transfers data twice per clock of the driver's memory clock, on the whole bus
+    dram = 2 * memory_khz * bus_bits / 8 / 1e6 if memory_khz and bus_bits else like.dram_gb_per_s
+    scale = sms * clock / (like.sms * like.boost_clock_mhz)
+    rates = {f"{dtype}_gflop_per_s": getattr(like, f"{dtype}_gflop_per_s") for dtype in ("tf32", "fp16", "bf16")}
+    scaled: dict[str, Any] = {key: None if rate is None else scale * rate for key, rate in rates.items()}
+    return replace(
+        like,
+        name=LOCAL,
+        aliases=(str(properties.name),),
+        architecture=architecture,
+        compute_capability=capability,
+        sms=sms,
+        l2_bytes=int(getattr(properties, "L2_cache_size", like.l2_bytes)),
+        memory_bytes=int(properties.total_memory),
+        boost_clock_mhz=clock,
+        base_clock_mhz=clock,
+        dram_gb_per_s=dram,
+        fp32_gflop_per_s=2 * sms * ARCHITECTURES[architecture, capability].fp32_lanes_per_sm * clock / 1e3,
+        **scaled,
+        measured_fp32_gflop_per_s=None,
+        measured_dram_gb_per_s=None,
+        measured_l2_gb_per_s=None,
+        sources=dict.fromkeys(("sms", "memory_gib", "boost_clock_mhz"), read)
+        | {"fp16_tflop_per_s": f"scaled from {like.name} by SMs and clock"},
+    )
+
+
+def cpu_spec() -> GpuSpec:
+    """The CPU as a device, with one "SM" per core and no separate memory, so that every stage runs without a GPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpu = Path("/sys/devices/system/cpu/cpu0")
+    clock_khz, cache_kib = (_number_in(cpu / name) for name in ("cpufreq/cpuinfo_max_freq", "cache/index3/size"))
+    clock = clock_khz / 1e3 if clock_khz else CPU_CLOCK_MHZ
+    flops = CPU_FLOP_PER_CLOCK * cores * clock / 1e3
+    return GpuSpec(
+        name=LOCAL,
+        aliases=("cpu", platform.processor() or platform.machine()),
+        architecture="cpu",
+        compute_capability=0.0,
+        sms=cores,
+        max_threads_per_sm=1,
+        max_warps_per_sm=1,
+        max_blocks_per_sm=1,
+        registers_per_sm=32,
+        shared_memory_per_sm_bytes=32 * 1024,
+        l2_bytes=int(cache_kib * 1024) if cache_kib else 8 * MIB,
+        memory_bytes=_memory_bytes(),
+        boost_clock_mhz=clock,
+        base_clock_mhz=clock,
+        dram_gb_per_s=CPU_DRAM_GB_PER_S,
+        fp32_gflop_per_s=flops,
+        tf32_gflop_per_s=None,
+        fp16_gflop_per_s=flops,
+        bf16_gflop_per_s=None,
+        pcie_gb_per_s=PCIE_EFFICIENCY * PCIE_LANE_GB_PER_S[3] * 16,
+        nvlink_gb_per_s=None,
+        tdp_w=100.0,
+        sources={
+            "sms": "cores that this process may use",
+            "boost_clock_mhz": "cpufreq" if clock_khz else "assumed",
+            "dram_gb_per_s": "assumed",
+            "fp32_tflop_per_s": "assumed",
+        },
+    )
+
+
+def _number_in(path: Path) -> float | None:
+    """The number in a file of the system, such as `33792K`; None where the system does not state it."""
+    try:
+        return float(path.read_text().strip().removesuffix("K"))
+    except (OSError, ValueError):
+        return None
+
+
+def _memory_bytes() -> int:
+    try:
+        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30
+
+
+@lru_cache(maxsize=4)
+def _load_directory(directory: Path) -> tuple[dict[str, GpuSpec], dict[str, str]]:
+    """The specs of a folder by name, and these names by every name and alias (`_comparable_name`)."""
+    specs: dict[str, GpuSpec] = {}
+    name_by_alias: dict[str, str] = {}
+    for path in sorted(directory.glob("*.yaml")):
+        try:
+            values = load_yaml(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, YamlError) as error:
+            raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: expected a mapping of figures")
+        spec = GpuSpec.from_mapping(values, str(path))
+        if spec.name != path.stem:
+            raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r}, the name of the file")
+        for alias in (spec.name, *spec.aliases):
+            other = name_by_alias.setdefault(_comparable_name(alias), spec.name)
+            if other != spec.name:
+                remedy = "give every GPU its own name and aliases"
+                raise ConfigError(f"{path}: {alias!r} is also a name of {other}; {remedy}")
+        specs[spec.name] = spec
+    return specs, name_by_alias
+
+
+def _comparable_name(name: str) -> str:
+    """Name to compare, without case, vendor prefix, blanks and dashes: `NVIDIA A100-PCIE-40GB` is `a100pcie40gb`."""
+    folded = str(name).lower()
+    for prefix in ("nvidia", "tesla", "geforce", "quadro"):
+        folded = folded.replace(prefix, "")
+    return "".join(character for character in folded if character.isalnum())

@@ -1,23 +1,22 @@
-"""Resident thread blocks per SM, from threads, registers and shared memory per block and the architecture's limits.
+"""Limits of the SMs of each GPU architecture, and how many thread blocks an SM holds at once.
 
-The arithmetic is that of NVIDIA's occupancy calculator (cuda_occupancy.h of the CUDA toolkit), vectorised. Registers
-are allocated to warps, each within one partition of the SM. A block of two warps therefore takes the registers of two
-warps.
+Sources of the limits, by compute capability:
+- NVIDIA: CUDA C Programming Guide, "Technical Specifications per Compute Capability" and "Arithmetic Instructions".
+- Allocation units and partitions: the occupancy calculator of the CUDA toolkit (cuda_occupancy.h).
+- CDNA2: AMD "CDNA 2" whitepaper and the MI200 ISA guide.
 
-Profiler traces hold registers and shared memory. The public kernel tables do not; for them, `TYPICAL_REGISTERS` and no
-shared memory are assumed.
+A GPU file may override any of the first five limits. The arithmetic of resident blocks is that of NVIDIA's occupancy
+calculator, vectorised. Registers are allocated to warps, each within one partition of the SM. A block of two warps
+therefore takes the registers of two warps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-
-from pipeline.hardware.architectures import ARCHITECTURE_NAMES, ARCHITECTURES, Architecture
-from pipeline.hardware.spec import GpuSpec
 
 Array = npt.NDArray[np.float64]
 
@@ -27,19 +26,68 @@ TYPICAL_REGISTERS = 32.0
 Matrix kernels take more (those of 128 x 128 tiles over 100). Their resident blocks, and the blocks per wave, are
 therefore overestimated, on origin and destination alike."""
 
-_DEFAULT_LIMITS = Architecture(2048, 64, 32, 65536, 98304, 64)
+
+@dataclass(frozen=True)
+class Architecture:
+    """Limits of one streaming multiprocessor (or compute unit).
+
+    Attributes:
+        max_threads_per_sm: resident threads.
+        max_warps_per_sm: resident warps of `warp_size` threads.
+        max_blocks_per_sm: resident thread blocks.
+        registers_per_sm: 32-bit registers.
+        shared_memory_per_sm_bytes: largest shared-memory carve-out, bytes.
+        fp32_lanes_per_sm: fp32 fused multiply-adds per clock.
+        schedulers_per_sm: warp instructions issued per clock (one per scheduler).
+        warp_size: threads per warp.
+        register_unit: registers are allocated per warp in multiples of this number.
+        partitions: partitions of the SM with separate registers; a warp takes its registers from one of them.
+        shared_unit_bytes: shared memory is allocated in multiples of this number of bytes.
+        shared_reserved_bytes: shared memory per block that the system reserves, bytes.
+    """
+
+    max_threads_per_sm: int
+    max_warps_per_sm: int
+    max_blocks_per_sm: int
+    registers_per_sm: int
+    shared_memory_per_sm_bytes: int
+    fp32_lanes_per_sm: int
+    schedulers_per_sm: int = 4
+    warp_size: int = 32
+    register_unit: int = 256
+    partitions: int = 4
+    shared_unit_bytes: int = 256
+    shared_reserved_bytes: int = 0
 
 
-def limits_of(gpu: GpuSpec) -> Architecture:
-    """Limits of one SM: those of the architecture, replaced by those that the GPU file states."""
-    return replace(
-        gpu.limits or _DEFAULT_LIMITS,
-        max_threads_per_sm=gpu.max_threads_per_sm,
-        max_warps_per_sm=gpu.max_warps_per_sm,
-        max_blocks_per_sm=gpu.max_blocks_per_sm,
-        registers_per_sm=gpu.registers_per_sm,
-        shared_memory_per_sm_bytes=gpu.shared_memory_per_sm_bytes,
-    )
+def _nvidia(threads: int, blocks: int, shared_kib: int, lanes: int, **units: int) -> Architecture:
+    return Architecture(threads, threads // 32, blocks, 65536, shared_kib * 1024, lanes, **units)
+
+
+_AMPERE_UNITS = {"shared_unit_bytes": 128, "shared_reserved_bytes": 1024}
+
+ARCHITECTURES: dict[tuple[str, float], Architecture] = {
+    ("pascal", 6.0): _nvidia(2048, 32, 64, 64, schedulers_per_sm=2, partitions=2),
+    ("pascal", 6.1): _nvidia(2048, 32, 96, 128),
+    ("volta", 7.0): _nvidia(2048, 32, 96, 64),
+    ("turing", 7.5): _nvidia(1024, 16, 64, 64),
+    ("ampere", 8.0): _nvidia(2048, 32, 164, 64, **_AMPERE_UNITS),
+    ("ampere", 8.6): _nvidia(1536, 16, 100, 128, **_AMPERE_UNITS),
+    ("ada", 8.9): _nvidia(1536, 24, 100, 128, **_AMPERE_UNITS),
+    ("hopper", 9.0): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
+    ("blackwell", 10.0): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
+    ("blackwell", 10.3): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
+    ("blackwell", 12.0): _nvidia(1536, 24, 100, 128, **_AMPERE_UNITS),
+    # gfx90a: 4 SIMDs of 8 wavefronts of 64 threads, 512 KiB of vector registers and 64 KiB of local data share
+    ("cdna2", 9.0): Architecture(2048, 32, 32, 131072, 65536, 64, warp_size=64, register_unit=512),
+}
+"""Limits by (architecture, compute capability)."""
+
+ARCHITECTURE_NAMES = {capability: name for name, capability in ARCHITECTURES if name != "cdna2"}
+"""NVIDIA architecture name by compute capability, for detected devices without a file."""
+
+DEFAULT_LIMITS = Architecture(2048, 64, 32, 65536, 98304, 64)
+"""Limits of a typical SM, for an architecture that is not in the table."""
 
 
 def limits_of_device(properties: Mapping[str, int]) -> Architecture:
@@ -51,7 +99,7 @@ def limits_of_device(properties: Mapping[str, int]) -> Architecture:
     """
     capability = properties.get("computeMajor", 0) + properties.get("computeMinor", 0) / 10
     return replace(
-        ARCHITECTURES.get((ARCHITECTURE_NAMES.get(capability, ""), capability), _DEFAULT_LIMITS),
+        ARCHITECTURES.get((ARCHITECTURE_NAMES.get(capability, ""), capability), DEFAULT_LIMITS),
         max_threads_per_sm=properties["maxThreadsPerMultiprocessor"],
         registers_per_sm=properties["regsPerMultiprocessor"],
         shared_memory_per_sm_bytes=properties["sharedMemPerMultiprocessor"],
@@ -86,17 +134,3 @@ def resident_blocks(
     by_shared = np.where(taken > 0, np.floor(limits.shared_memory_per_sm_bytes / np.maximum(taken, 1.0)), np.inf)
     least = np.minimum.reduce([by_threads, by_warps, by_registers, by_shared])
     return np.asarray(np.clip(least, 1.0, limits.max_blocks_per_sm))
-
-
-def blocks_per_sm(
-    gpu: GpuSpec, threads: Array, registers: Array | None = None, shared_bytes: Array | None = None
-) -> Array:
-    """`resident_blocks` of a GPU."""
-    return resident_blocks(limits_of(gpu), threads, registers, shared_bytes)
-
-
-def blocks_per_wave(
-    gpu: GpuSpec, threads: Array, registers: Array | None = None, shared_bytes: Array | None = None
-) -> Array:
-    """Blocks that the whole GPU holds at once: W in wave scaling."""
-    return gpu.sms * blocks_per_sm(gpu, threads, registers, shared_bytes)

@@ -7,15 +7,11 @@ load, tera becomes giga, MiB becomes bytes, and a PCIe generation becomes an eff
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.errors import ConfigError, UnknownNameError
-from pipeline.hardware.architectures import ARCHITECTURES, Architecture
-from pipeline.paths import config_dir
-from pipeline.yaml_text import YamlError, load_yaml
+from pipeline.errors import ConfigError
+from pipeline.hardware.occupancy import ARCHITECTURES, DEFAULT_LIMITS, Architecture
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -36,6 +32,13 @@ L2_BYTES_PER_SM_CLOCK = 21.8
 """Measured L2 bandwidth over SMs x boost clock, in bytes per SM and clock, median of the same five GPUs.
 
 It is used for GPUs without a measurement, because no datasheet states L2 bandwidth."""
+
+TENSOR_CORE_CAPABILITY = 8.0
+"""Lowest compute capability with TF32 and bf16 arithmetic: Ampere (CUDA C Programming Guide)."""
+EMULATED_CAPABILITY = 7.0
+"""Lowest compute capability for which cuBLAS multiplies matrices in bf16: Volta (pytorch/pytorch#57773)."""
+NO_TF32 = ("cdna2",)
+"""Architectures without TF32 whose compute capability, in another maker's numbering, is above that of Ampere."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,11 @@ class GpuSpec:
     def limits(self) -> Architecture | None:
         """Allocation units and lanes of the architecture; None for an architecture without a table row (a CPU)."""
         return ARCHITECTURES.get((self.architecture, self.compute_capability))
+
+    @property
+    def sm_limits(self) -> Architecture:
+        """Limits of one SM: those of the architecture, replaced by those that the GPU file states."""
+        return replace(self.limits or DEFAULT_LIMITS, **{key: getattr(self, key) for key in _PER_SM})
 
     def peak_gflop_per_s(self, dtype: str = "fp32") -> float:
         """Attainable matrix throughput of a dtype, GFLOP/s: measured, else the datasheet's times `FP32_DERATE`.
@@ -125,6 +133,13 @@ _OPTIONAL = (
     "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s", "measured_l2_gb_per_s",
     *_PER_SM,
 )  # fmt: skip
+_CONVERTED = {
+    "boost_clock_mhz": ("boost_clock_mhz", 1.0), "dram_gb_per_s": ("dram_gb_per_s", 1.0), "tdp_w": ("tdp_w", 1.0),
+    **{f"{dtype}_tflop_per_s": (f"{dtype}_gflop_per_s", 1e3) for dtype in ("fp32", "tf32", "fp16", "bf16")},
+    **{key: (key, 1.0) for key in _OPTIONAL if key.startswith("measured_")},
+    "nvlink_bidirectional_gb_per_s": ("nvlink_gb_per_s", 0.5),
+}  # fmt: skip
+"""Keys of a file with the field of `GpuSpec` and the factor to its unit; a key without a value is None."""
 
 
 def is_known_key(key: str) -> bool:
@@ -146,56 +161,42 @@ def read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
 
 def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     missing = [key for key in _REQUIRED if values.get(key) is None]
-    unknown = [str(key) for key in values if key not in _REQUIRED + _OPTIONAL]
-    if missing or unknown:
-        raise ConfigError(
-            f"{where}: " + (f"{', '.join(missing)} is missing" if missing else f"unknown key {unknown[0]!r}")
-        )
+    if missing:
+        raise ConfigError(f"{where}: {', '.join(missing)} is missing")
+    if unknown := [str(key) for key in values if not is_known_key(key)]:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}")
     architecture, capability = str(values["architecture"]), float(values["compute_capability"])
     limits = ARCHITECTURES.get((architecture, capability))
-    per_sm: dict[str, Any] = {}
-    for key in _PER_SM:
-        if values.get(key) is None and limits is None:
-            raise ConfigError(f"{where}: unknown architecture {architecture} {capability}; add {key} to the file")
-        per_sm[key] = int(values[key]) if values.get(key) is not None else getattr(limits, key)
-    generation = int(values["pcie_generation"])
-    if generation not in PCIE_LANE_GB_PER_S:
-        raise ConfigError(
-            f"{where}: pcie_generation {generation} is unknown: choose one of {sorted(PCIE_LANE_GB_PER_S)}"
-        )
+    per_sm: dict[str, Any] = {key: getattr(limits, key, None) for key in _PER_SM}
+    per_sm |= {key: values[key] for key in _PER_SM if values.get(key) is not None}
+    if without := [key for key, value in per_sm.items() if value is None]:
+        raise ConfigError(f"{where}: unknown architecture {architecture} {capability}; add {without[0]} to the file")
+    generation, generations = int(values["pcie_generation"]), sorted(PCIE_LANE_GB_PER_S)
+    if generation not in generations:
+        raise ConfigError(f"{where}: pcie_generation {generation} is unknown: choose one of {generations}")
     aliases, sources = values.get("aliases") or [], values.get("sources") or {}
     if not isinstance(aliases, (list, tuple)):
         raise ConfigError(f"{where}: aliases must be a list of names")
     if not isinstance(sources, Mapping):
         raise ConfigError(f"{where}: sources must map figures to texts")
-    lanes = int(values.get("pcie_lanes") or 16)
-    measured: dict[str, Any] = {key: _scaled(values.get(key), 1.0) for key in _OPTIONAL if key.startswith("measured_")}
+    figures: dict[str, Any] = {
+        field_name: None if values.get(key) is None else factor * float(values[key])
+        for key, (field_name, factor) in _CONVERTED.items()
+    }
     return GpuSpec(
         name=str(values["name"]),
-        aliases=tuple(str(alias) for alias in aliases),
+        aliases=tuple(map(str, aliases)),
         architecture=architecture,
         compute_capability=capability,
         sms=int(values["sms"]),
         l2_bytes=int(float(values["l2_mib"]) * MIB),
         memory_bytes=int(float(values["memory_gib"]) * GIB),
-        boost_clock_mhz=float(values["boost_clock_mhz"]),
         base_clock_mhz=float(values.get("base_clock_mhz") or values["boost_clock_mhz"]),
-        dram_gb_per_s=float(values["dram_gb_per_s"]),
-        fp32_gflop_per_s=1e3 * float(values["fp32_tflop_per_s"]),
-        tf32_gflop_per_s=_scaled(values.get("tf32_tflop_per_s"), 1e3),
-        fp16_gflop_per_s=1e3 * float(values["fp16_tflop_per_s"]),
-        bf16_gflop_per_s=_scaled(values.get("bf16_tflop_per_s"), 1e3),
-        pcie_gb_per_s=PCIE_EFFICIENCY * PCIE_LANE_GB_PER_S[generation] * lanes,
-        nvlink_gb_per_s=_scaled(values.get("nvlink_bidirectional_gb_per_s"), 0.5),
-        tdp_w=float(values["tdp_w"]),
-        **per_sm,
-        **measured,
+        pcie_gb_per_s=PCIE_EFFICIENCY * PCIE_LANE_GB_PER_S[generation] * int(values.get("pcie_lanes") or 16),
+        **{key: int(value) for key, value in per_sm.items()},
+        **figures,
         sources={str(key): str(text) for key, text in sources.items()},
     )
-
-
-def _scaled(value: Any, factor: float) -> float | None:
-    return None if value is None else factor * float(value)
 
 
 def check_plausible(spec: GpuSpec, where: str) -> None:
@@ -235,53 +236,20 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
             raise ConfigError(f"{where}: {key} = {value:g} is implausible, expected {low:g} to {high:g}")
 
 
-@lru_cache(maxsize=4)
-def _load_directory(directory: Path) -> tuple[dict[str, GpuSpec], dict[str, str]]:
-    """The specs of a folder by name, and these names by every name and alias (`_comparable_name`)."""
-    found: dict[str, GpuSpec] = {}
-    owners: dict[str, str] = {}
-    for path in sorted(directory.glob("*.yaml")):
-        try:
-            values = load_yaml(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, YamlError) as error:
-            raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: expected a mapping of figures")
-        spec = GpuSpec.from_mapping(values, str(path))
-        if spec.name != path.stem:
-            raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r}, the name of the file")
-        for each in (spec.name, *spec.aliases):
-            other = owners.setdefault(_comparable_name(each), spec.name)
-            if other != spec.name:
-                raise ConfigError(
-                    f"{path}: {each!r} is also a name of {other}; give every GPU its own name and aliases"
-                )
-        found[spec.name] = spec
-    return found, owners
+def has_tf32(gpu: GpuSpec) -> bool:
+    """Whether products may run in TF32 on this GPU; otherwise they run in fp32."""
+    return gpu.compute_capability >= TENSOR_CORE_CAPABILITY and gpu.architecture not in NO_TF32
 
 
-def list_gpus() -> list[GpuSpec]:
-    """Every GPU that has a file, by name."""
-    return [spec for _, spec in sorted(_load_directory(config_dir() / "gpu")[0].items())]
+def has_bf16(gpu: GpuSpec) -> bool:
+    """Whether this GPU computes in bf16; a CPU counts as one, because it takes other paths than CUDA.
 
-
-def load_gpu_file(name: str) -> GpuSpec:
-    """The spec of a GPU by name or alias, ignoring case, from the files under `config/gpu/`.
-
-    Raises:
-        UnknownNameError: no file has that name or alias; the message lists the names.
-        ConfigError: a file is damaged or implausible.
+    On other GPUs tensors hold 2 bytes and arithmetic is fp32 (`torch.cuda.is_bf16_supported(including_emulation=True)`).
+    cuDNN is not used for convolutions and recurrent layers there (ATen/cuda/detail/CUDAHooks.cpp).
     """
-    known, owners = _load_directory(config_dir() / "gpu")
-    owner = owners.get(_comparable_name(name))
-    if owner is None:
-        raise UnknownNameError("GPU", name, [*known, "local"])
-    return known[owner]
+    return gpu.limits is None or gpu.compute_capability >= TENSOR_CORE_CAPABILITY
 
 
-def _comparable_name(name: str) -> str:
-    """Name to compare, without case, vendor prefix, blanks and dashes: `NVIDIA A100-PCIE-40GB` is `a100pcie40gb`."""
-    folded = str(name).lower()
-    for prefix in ("nvidia", "tesla", "geforce", "quadro"):
-        folded = folded.replace(prefix, "")
-    return "".join(character for character in folded if character.isalnum())
+def refuses_bf16(gpu: GpuSpec) -> bool:
+    """Whether PyTorch raises an error for matrix products in bf16 on this GPU."""
+    return not has_bf16(gpu) and gpu.compute_capability < EMULATED_CAPABILITY

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import TableError
-from pipeline.hardware.local_device import LOCAL
+from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.work import Dims, matrix_product
 

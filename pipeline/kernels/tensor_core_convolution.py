@@ -26,8 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.hardware.sustained import power_gflop_per_s, throttled_us
-from pipeline.hardware.tensor_cores import DTYPES, peak_gflop_per_s
+from pipeline.hardware.sustained import DTYPES, peak_gflop_per_s, power_gflop_per_s, throttled_us
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.batch_norm_pooling import channels_last
 from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product, values_of

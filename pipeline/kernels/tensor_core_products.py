@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.hardware.tensor_cores import DTYPES, peak_gflop_per_s
+from pipeline.hardware.sustained import DTYPES, peak_gflop_per_s
 from pipeline.kernels.work import ELEMENT_BYTES, Dims, values_of
 
 BYTES = {name: float(ELEMENT_BYTES[name]) for name in DTYPES}

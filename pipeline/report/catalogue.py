@@ -11,7 +11,7 @@ from pipeline.compose import choices
 from pipeline.config import LOCAL_GPU
 from pipeline.config_checks import CHOICES, written
 from pipeline.errors import UnknownNameError
-from pipeline.hardware.spec import list_gpus
+from pipeline.hardware.find_gpu import list_gpus
 from pipeline.paths import config_dir
 from pipeline.yaml_text import load_yaml
 

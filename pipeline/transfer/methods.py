@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
-from pipeline.hardware.same_chip import same_chip
+from pipeline.hardware.find_gpu import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
 from pipeline.kernels.min_duration import raised_to_min_duration

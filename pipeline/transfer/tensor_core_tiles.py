@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.hardware.tensor_cores import DTYPES, sustained_gflop_per_s
+from pipeline.hardware.sustained import DTYPES, sustained_gflop_per_s
 from pipeline.kernels.tensor_core_products import BYTES, misaligned
 from pipeline.kernels.work import Dims, values_of
 

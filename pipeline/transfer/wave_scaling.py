@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.hardware.occupancy import blocks_per_wave
+from pipeline.hardware.occupancy import resident_blocks
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.families import work_of
@@ -125,8 +125,8 @@ def scale(
         exact: count whole waves (the paper's first form); rows without geometry use the simplified form.
     """
     threads = np.where(np.isnan(launches.threads), 256.0, launches.threads)
-    w_o = blocks_per_wave(origin, threads, launches.registers, launches.shared_bytes)
-    w_d = blocks_per_wave(destination, threads, launches.registers, launches.shared_bytes)
+    w_o = origin.sms * resident_blocks(origin.sm_limits, threads, launches.registers, launches.shared_bytes)
+    w_d = destination.sms * resident_blocks(destination.sm_limits, threads, launches.registers, launches.shared_bytes)
     if fixed_gamma is None:
         x = np.full(threads.shape, UNKNOWN_INTENSITY) if intensity is None else intensity
         g = gamma(x, destination)

@@ -16,7 +16,7 @@ from pipeline import compose
 from pipeline.compose import choices
 from pipeline.config import expand, from_snakemake, method_label
 from pipeline.errors import ConfigError, InputError, UnknownNameError
-from pipeline.hardware import spec
+from pipeline.hardware import find_gpu
 from pipeline.paths import config_dir
 
 
@@ -179,11 +179,11 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(config_dir(), tmp_path / "config")
     for folder, name, copy in (("gpu", "V100", "MY_GPU"), ("model", "dlrm_small", "my-Model")):
         shutil.copy(tmp_path / f"config/{folder}/{name}.yaml", tmp_path / f"config/{folder}/{copy}.yaml")
-    for module in ("pipeline.compose", "pipeline.hardware.spec"):
+    for module in ("pipeline.compose", "pipeline.hardware.find_gpu"):
         monkeypatch.setattr(f"{module}.config_dir", lambda: tmp_path / "config")
-    spec._load_directory.cache_clear()
+    find_gpu._load_directory.cache_clear()
     yield tmp_path / "config"
-    spec._load_directory.cache_clear()
+    find_gpu._load_directory.cache_clear()
 
 
 def test_a_copied_file_is_refused_until_it_has_a_name_of_its_own(copied: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_composition_is_kept_until_a_file_changes(
     assert asked() == first
     monkeypatch.undo()
     monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
-    for module in ("pipeline.compose", "pipeline.hardware.spec"):
+    for module in ("pipeline.compose", "pipeline.hardware.find_gpu"):
         monkeypatch.setattr(f"{module}.config_dir", lambda: copied)
     model = copied / "model" / "dlrm_small.yaml"
     model.write_text(model.read_text().replace("batch_size: 1024", "batch_size: 2048"))

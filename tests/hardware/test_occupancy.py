@@ -1,4 +1,4 @@
-"""Tests of resident blocks per SM against values calculated by hand with NVIDIA's rules."""
+"""Resident blocks per SM against values calculated by hand with NVIDIA's rules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.occupancy import blocks_per_sm, blocks_per_wave, limits_of, limits_of_device, resident_blocks
-from pipeline.hardware.spec import list_gpus
+from pipeline.hardware.find_gpu import list_gpus, load_gpu
+from pipeline.hardware.occupancy import limits_of_device, resident_blocks
+
+
+def blocks_per_sm(gpu: str, *resources: int) -> float:
+    """Blocks of one kernel on an SM: threads, registers and shared bytes per block."""
+    return float(resident_blocks(load_gpu(gpu).sm_limits, *(np.array([value], float) for value in resources))[0])
 
 
 @pytest.mark.parametrize(
@@ -29,15 +33,8 @@ from pipeline.hardware.spec import list_gpus
         ("RTX3090", 256, 32, 0, 6),  # 1536 threads / 256.
     ],
 )
-def test_blocks_per_sm_follow_the_tightest_limit(
-    gpu: str, threads: int, registers: int, shared: int, blocks: int
-) -> None:
-    found = blocks_per_sm(load_gpu(gpu), np.array([threads]), np.array([registers]), np.array([shared]))
-    assert found[0] == blocks
-
-
-def test_a_wave_is_the_blocks_of_all_sms() -> None:
-    assert blocks_per_wave(load_gpu("V100"), np.array([256.0]))[0] == 80 * 8
+def test_the_tightest_limit_decides(gpu: str, threads: int, registers: int, shared: int, blocks: int) -> None:
+    assert blocks_per_sm(gpu, threads, registers, shared) == blocks
 
 
 @given(
@@ -47,26 +44,22 @@ def test_a_wave_is_the_blocks_of_all_sms() -> None:
     gpu=st.sampled_from([spec.name for spec in list_gpus()]),
 )
 def test_more_resources_per_block_never_raise_occupancy(threads: int, registers: int, shared: int, gpu: str) -> None:
-    spec = load_gpu(gpu)
-    arguments = np.array([threads]), np.array([registers]), np.array([shared])
-    base = blocks_per_sm(spec, *arguments)
-    assert 1 <= base[0] <= spec.max_blocks_per_sm
-    for position, more in ((0, 32), (1, 8), (2, 1024)):
-        larger = [value + (more if i == position else 0) for i, value in enumerate(arguments)]
-        assert blocks_per_sm(spec, *larger)[0] <= base[0]
-
-
-V100_IN_A_TRACE = {
-    "computeMajor": 7, "computeMinor": 0, "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536,
-    "sharedMemPerMultiprocessor": 98304, "numSms": 80,
-}  # fmt: skip
+    base = blocks_per_sm(gpu, threads, registers, shared)
+    assert 1 <= base <= load_gpu(gpu).max_blocks_per_sm
+    for larger in (
+        (threads + 32, registers, shared),
+        (threads, registers + 8, shared),
+        (threads, registers, shared + 1024),
+    ):
+        assert blocks_per_sm(gpu, *larger) <= base
 
 
 def test_a_device_of_a_trace_has_the_limits_of_its_architecture() -> None:
-    assert limits_of_device(V100_IN_A_TRACE) == limits_of(load_gpu("V100"))
-
-
-def test_a_device_of_an_unknown_architecture_keeps_what_the_trace_says() -> None:
-    properties = {key: value for key, value in V100_IN_A_TRACE.items() if "compute" not in key}
-    limits = limits_of_device(properties | {"maxThreadsPerMultiprocessor": 1024})
+    properties = {
+        "computeMajor": 7, "computeMinor": 0, "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536,
+        "sharedMemPerMultiprocessor": 98304, "numSms": 80,
+    }  # fmt: skip
+    assert limits_of_device(properties) == load_gpu("V100").sm_limits
+    unknown = {key: value for key, value in properties.items() if "compute" not in key}
+    limits = limits_of_device(unknown | {"maxThreadsPerMultiprocessor": 1024})
     assert resident_blocks(limits, np.array([256.0]), np.array([32.0]), np.array([0.0]))[0] == 4

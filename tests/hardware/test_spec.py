@@ -11,45 +11,22 @@ import yaml
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import spec as spec_module
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.local_device import cpu_spec, cuda_spec
-from pipeline.hardware.spec import GpuSpec, list_gpus
+from pipeline.hardware.find_gpu import cpu_spec, cuda_spec, list_gpus, load_gpu
+from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32, refuses_bf16
 from pipeline.paths import config_dir
 
-WANTED = [
-    "V100",
-    "P100",
-    "P4",
-    "T4",
-    "A100-PCIE-40GB",
-    "A100-PCIE-80GB",
-    "A100-SXM4-40GB",
-    "A100-SXM4-80GB",
-    "L4",
-    "H100",
-    "H100-PCIe",
-    "H200",
-    "RTX2080Ti",
-    "RTX3090",
-    "A10",
-    "A40",
-    "L40S",
-    "B200",
-    "B300",
-    "GB200",
-    "GB300",
-    "RTXPRO6000",
-    "Xp",
-    "P4000",
-    "RTX2070",
-    "MI250",
-    "GV100",
-]
+WANTED = {
+    "V100", "P100", "P4", "T4", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-40GB", "A100-SXM4-80GB", "L4", "H100",
+    "H100-PCIe", "H200", "RTX2080Ti", "RTX3090", "A10", "A40", "L40S", "B200", "B300", "GB200", "GB300", "RTXPRO6000", "Xp",
+    "P4000", "RTX2070", "MI250", "GV100",
+}  # fmt: skip
 FILES = sorted((config_dir() / "gpu").glob("*.yaml"))
 
 
-def test_every_promised_gpu_has_a_file() -> None:
-    assert set(WANTED) <= {spec.name for spec in list_gpus()}
+def test_every_promised_gpu_has_a_file_and_names_of_its_own() -> None:
+    assert {spec.name for spec in list_gpus()} >= WANTED
+    for spec in list_gpus():
+        assert all(load_gpu(name) == spec for name in (spec.name, *spec.aliases))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -68,12 +45,6 @@ def test_every_figure_has_a_source(path: Path) -> None:
 )  # fmt: skip
 def test_aliases_and_driver_names_find_their_gpu(alias: str, name: str) -> None:
     assert load_gpu(alias).name == name
-
-
-def test_no_two_gpus_share_a_name_or_alias() -> None:
-    names = [spec_module._comparable_name(name) for spec in list_gpus() for name in {spec.name, *spec.aliases}]
-    per_gpu = [{spec_module._comparable_name(n) for n in (spec.name, *spec.aliases)} for spec in list_gpus()]
-    assert len(set(names)) == sum(map(len, per_gpu))
 
 
 def test_an_unknown_gpu_lists_the_choices() -> None:
@@ -153,3 +124,16 @@ def test_a_wrong_unit_of_any_rate_is_refused(key: str, factor: float) -> None:
     values = yaml.safe_load((config_dir() / "gpu" / "A100-PCIE-40GB.yaml").read_text())
     with pytest.raises(ConfigError, match=f"{key} = .* is implausible"):
         GpuSpec.from_mapping({**values, key: factor * values[key]})
+
+
+def test_the_files_state_a_rate_where_the_gpu_has_the_dtype_and_none_where_it_has_not() -> None:
+    for spec in list_gpus():
+        assert has_tf32(spec) == (spec.tf32_gflop_per_s is not None), spec.name
+        assert has_bf16(spec) == (spec.bf16_gflop_per_s is not None), spec.name
+
+
+@pytest.mark.parametrize("gpu, refused", [("P4", True), ("P100", True), ("V100", False), ("T4", False), ("A100", False),
+                                          ("MI250", False)])  # fmt: skip
+def test_pytorch_refuses_bf16_before_volta(gpu: str, refused: bool) -> None:
+    assert refuses_bf16(load_gpu(gpu)) == refused
+    assert has_bf16(cpu_spec()) and not refuses_bf16(cpu_spec())  # a CPU takes other paths than CUDA

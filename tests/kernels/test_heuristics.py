@@ -97,7 +97,7 @@ def test_more_bytes_never_take_less_time(size, factor):
 
 
 def test_every_known_gpu_predicts_a_product():
-    from pipeline.hardware.spec import list_gpus
+    from pipeline.hardware.find_gpu import list_gpus
 
     work = call("gemm").iloc[0]
     gflop = 2 * work["B"] * work["M"] * work["N"] * work["K"] / 1e9

@@ -9,8 +9,7 @@ import pytest
 from pipeline import predict
 from pipeline.answers.memory_fit import largest_fitting
 from pipeline.errors import InputError
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.spec import list_gpus
+from pipeline.hardware.find_gpu import list_gpus, load_gpu
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.spec import list_gpus
+from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.kernels.families import FAMILIES
 from pipeline.transfer.methods import METHODS, by_auto, residual_share
 from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp

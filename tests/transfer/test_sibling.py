@@ -9,8 +9,7 @@ import pytest
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.same_chip_model import SameChipModel, same_chip_models
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.same_chip import same_chip, same_chip_gpu
+from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.packs import list_packs
 
 pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no pack of the A100")

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.spec import list_gpus
+from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.transfer import wave_scaling as wave
 
 NAMES = [spec.name for spec in list_gpus()]
