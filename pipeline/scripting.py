@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SteptimeError, SteptimeWarning, show_warning
-from pipeline.kernels.saved_families import DESCRIPTION
+from pipeline.kernels.family_model import DESCRIPTION
 from pipeline.packs import file_digest
 from pipeline.schemas import read_provenance
 

@@ -3,7 +3,7 @@
     python benchmarks/kernels/depthwise.py
 
 All are kernels of PyTorch itself, in fp32 and NCHW. `SET_ON` rows gave the constants of
-`pipeline/kernels/grouped_convolution.py`, so their errors show how well four constants describe them. The others were
+`pipeline/kernels/convolutions.py`, so their errors show how well four constants describe them. The others were
 compared afterwards.
 """
 

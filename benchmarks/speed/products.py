@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.cublas_choice import TileNetwork
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.networks import Network
-from pipeline.kernels.tile_network import TileNetwork
 from pipeline.paths import packs_dir
 
 ROWS = 1_000_000

@@ -25,7 +25,7 @@ from pipeline.kernels.estimate import Estimate
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.sample_range import without_phase
-from pipeline.kernels.tensor_core_products import covered as tensor_covered
+from pipeline.kernels.tensor_cores import covered as tensor_covered
 from pipeline.kernels.work import Array, Dims
 from pipeline.transfer.shipped_models import covered, load_models
 from pipeline.transfer.tensor_core_model import time_ratio

@@ -18,9 +18,9 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.effort import DEFAULT_EFFORT, effort_of
 from pipeline.kernels.families import OP_NAMES, family
+from pipeline.kernels.family_model import find_families, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
-from pipeline.kernels.saved_families import find_families, read_description
 from pipeline.packs import list_packs, pack_models
 from pipeline.schemas import DIMS, refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all

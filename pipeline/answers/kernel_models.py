@@ -25,7 +25,7 @@ from pipeline.answers.sources import HAS_MODELS, kernel_source
 from pipeline.errors import InputError
 from pipeline.hardware.altered_figures import catalogue_spec, differing_figures
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.saved_families import DESCRIPTION, find_families
+from pipeline.kernels.family_model import DESCRIPTION, find_families
 from pipeline.packs import MANIFEST, list_packs, pack_models
 from pipeline.paths import Artifacts, packs_dir
 

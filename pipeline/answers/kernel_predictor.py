@@ -24,11 +24,17 @@ from pipeline.kernels.collective_bandwidth import collective_model
 from pipeline.kernels.derived_calls import estimate_by_related_model
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel, merge
 from pipeline.kernels.families import FAMILIES, Law
-from pipeline.kernels.family_model import REFIT_ADVICE, ROWS_IN_BLOCK, FittedModel
+from pipeline.kernels.family_model import (
+    DESCRIPTION,
+    REFIT_ADVICE,
+    ROWS_IN_BLOCK,
+    FittedModel,
+    find_families,
+    read_description,
+)
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
-from pipeline.kernels.saved_families import DESCRIPTION, find_families, read_description
 from pipeline.kernels.work import Dims
 from pipeline.model_files import reading
 from pipeline.schemas import DIMS

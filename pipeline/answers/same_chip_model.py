@@ -17,9 +17,8 @@ import pandas as pd
 from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
-from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.min_duration import raised_to_min_duration
-from pipeline.kernels.saved_families import read_description
+from pipeline.kernels.family_model import FittedModel, read_description
+from pipeline.kernels.physics import raised_to_min_duration
 from pipeline.kernels.work import Dims
 from pipeline.packs import list_packs, pack_models
 from pipeline.transfer.probes import Calibration

@@ -27,7 +27,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_core_products import HALF_DTYPES, covered, misaligned
+from pipeline.kernels.tensor_cores import HALF_DTYPES, covered, misaligned
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import MANIFEST, pack_models
 from pipeline.paths import packs_dir

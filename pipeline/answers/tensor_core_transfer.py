@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, KernelModel
-from pipeline.kernels.tensor_core_products import covered, misaligned
+from pipeline.kernels.tensor_cores import covered, misaligned
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.transfer.tensor_core_model import kernel_us, sampled_architectures, tensor_model
 from pipeline.transfer.utilisation import UtilisationModel

@@ -29,7 +29,7 @@ from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.min_duration import raised_to_min_duration
+from pipeline.kernels.physics import raised_to_min_duration
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.prediction import Prediction, TracedStep

@@ -1,7 +1,7 @@
 """Compares predicted kernels of convolutional networks with public traces: batch norm, pooling, element-wise, convolution.
 
 The traces hold no shapes; shapes come from the models of `rebuilt_models.py`. The V100 trace set two
-constants of `pipeline/kernels/batch_norm_pooling.py`. The RTX 2080 Ti trace is held out.
+constants of `pipeline/kernels/physics.py`. The RTX 2080 Ti trace is held out.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from pipeline.evaluation.operator_map_check import SAME_TEMPLATE_KIND, kind_of_c
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.lookup_time import BLOCK_ROWS
+from pipeline.kernels.embedding_lookups import BLOCK_ROWS
 from pipeline.packs import list_packs, pack_models
 from pipeline.trace.kineto_fields import DEVICE_CATEGORIES
 from pipeline.trace.load import load_trace

@@ -18,7 +18,7 @@ from pipeline.graph.cuda_emulation import name_standins
 from pipeline.graph.opmap import rows
 from pipeline.graph.sparse_optimizers import own_tables, sparse_updates
 from pipeline.graph.table import Argument, Node, Tensor
-from pipeline.kernels.embedding_traffic import Lookup
+from pipeline.kernels.embedding_lookups import Lookup
 
 SAME_CHILDREN = ("aten::_to_copy", "aten::clone")
 """Operators whose children are the same on all devices, although their dispatch keys do not show it."""

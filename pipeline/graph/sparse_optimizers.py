@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.graph.table import Node, Tensor
-from pipeline.kernels.embedding_traffic import Lookup
+from pipeline.kernels.embedding_lookups import Lookup
 
 Line = tuple[str, str]
 """An operator and the code of its inputs.

@@ -14,20 +14,15 @@ import numpy as np
 from pipeline.kernels.work import Array
 
 SMALLEST_KERNEL_US = 2.0
-"""Duration of a kernel with almost no work, us. Element-wise kernels on a few elements take 1.5 to 2.5 us in the public
-V100 trace with sub-microsecond time stamps (`v100_ddp`). They take 2 to 3 us in the A100 trace (whole microseconds)."""
-
+"""Duration of a kernel with almost no work, us: element-wise kernels on a few elements in public V100 and A100 traces."""
 
 MAX_LOG_LOSS = -0.5
 """Upper bound of the log ratio in the fit: the low bandwidth is at least 1 / (1 + e^-0.5) = 62 % of the peak.
 
 Start-up time and event offset already describe small sizes. A lower bandwidth would replace them in the fit."""
 
-
 MIN_OFFSET_US = 8.0
-"""Lower bound of the event offset, us: two event records and one launch take at least this.
-
-Fits without this bound give 10 to 16 us on the public GPUs with small caches, where no cache bends the curve."""
+"""Lower bound of the event offset, us: two event records and one launch take at least this."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ def fit_curve(
     start = np.array([np.log(peak_hint_gb_per_s), -1.0, middle, 0.0, np.log(10.0 if offset else start_us)])
     low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(MIN_OFFSET_US if offset else 0.3)])
     high = np.array([np.log(peak_hint_gb_per_s * 20), max_log_loss, 36.0, 1.5, np.log(60.0)])
-    found = least_squares(residual, np.clip(start, low, high), bounds=(low, high), loss="soft_l1", f_scale=0.02)
-    curve, extra = unpack(found.x)
-    error = float(np.exp(np.mean(np.log(np.maximum(np.abs(np.expm1(residual(found.x))), 1e-6)))))
+    solution = least_squares(residual, np.clip(start, low, high), bounds=(low, high), loss="soft_l1", f_scale=0.02)
+    curve, extra = unpack(solution.x)
+    error = float(np.exp(np.mean(np.log(np.maximum(np.abs(np.expm1(residual(solution.x))), 1e-6)))))
     return CurveFit(curve, extra, error)

@@ -68,7 +68,7 @@ def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
         samples: op, ranks, bytes, kernel_us.
         gpu: its link bandwidth is the start value of the peak in the search.
     """
-    found: Curves = {}
+    curves: Curves = {}
     d = Dims(samples)
     size = samples["bytes"].to_numpy(dtype=np.float64) * bus_factor(d)[1]
     time = samples["kernel_us"].to_numpy(dtype=np.float64)
@@ -83,8 +83,8 @@ def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
             offset=False,
             max_log_loss=MAX_COLLECTIVE_LOG_LOSS,
         )
-        found.setdefault(str(op), {})[int(ranks)] = fitted.curve
-    return found
+        curves.setdefault(str(op), {})[int(ranks)] = fitted.curve
+    return curves
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ class CollectiveModel(KernelModel):
         size = np.maximum(work.read, work.written) * factor * link_gb_per_s(self.measured) / link_gb_per_s(self.gpu)
         kinds, time = self._kinds(d), np.full(len(calls), np.nan)
         for op, by_ranks in self.curves.items():
-            known = np.array(sorted(by_ranks))
-            nearest = known[np.abs(np.log(ranks[:, None] / known)).argmin(axis=1)]
-            for count in known:
+            measured_ranks = np.array(sorted(by_ranks))
+            nearest = measured_ranks[np.abs(np.log(ranks[:, None] / measured_ranks)).argmin(axis=1)]
+            for count in measured_ranks:
                 rows = (kinds == op) & (nearest == count)
                 time[rows] = by_ranks[int(count)].time_us(size[rows])
         spread = SPREAD if self.gpu.name == self.measured.name else TRANSFERRED_SPREAD
@@ -133,8 +133,8 @@ class CollectiveModel(KernelModel):
 def write_curves(path: Path, curves: Mapping[str, Curves], provenance: Mapping[str, Any]) -> None:
     """Write the curves of several GPUs as JSON, atomically."""
     plain = {
-        gpu: {op: {str(n): curve.to_json() for n, curve in by.items()} for op, by in found.items()}
-        for gpu, found in curves.items()
+        gpu: {op: {str(n): curve.to_json() for n, curve in by.items()} for op, by in by_op.items()}
+        for gpu, by_op in curves.items()
     }
     write_by_gpu(path, plain, provenance)
     record_file(path)
@@ -149,8 +149,8 @@ def read_curves(path: Path) -> dict[str, Curves]:
     """
     return read_by_gpu(
         path,
-        lambda found: {
-            op: {int(n): BandwidthCurve.from_json(curve) for n, curve in by.items()} for op, by in found.items()
+        lambda by_op: {
+            op: {int(n): BandwidthCurve.from_json(curve) for n, curve in by.items()} for op, by in by_op.items()
         },
     )
 

@@ -5,19 +5,21 @@ may split the reduction over blocks (split-K). A few more rows can select anothe
 Most of the error of a model that sees only sizes comes from these jumps.
 
 Samples with kernel name and grid show each choice. `cublas_choice_fit` learns from them which kernel runs and how long it
-takes. `tile_network` makes one small network of both.
+takes, and makes one small network of both: `TileNetwork`. Its inputs include the blocks and waves that each tile on the
+menu would make, so it knows where times jump.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.kernels.networks import Float32, Floats
+from pipeline.errors import PackError
+from pipeline.kernels.networks import Float32, Floats, Network
 from pipeline.kernels.work import Array
 
 DIMS = ("log B", "log M", "log N", "log K")
@@ -83,19 +85,19 @@ class Menu:
         whole, steps, area = np.ceil(waves), n / split, tile_k * tile_m
         log_whole, log_steps, log_split = np.log2(whole), np.log2(steps), np.log2(split)
         log_tiles = np.log2(tiles)
-        found = np.empty((*tiles.shape, MOVING_COLUMNS), dtype=np.float32)
-        found[..., 0] = log_tiles
-        found[..., 1] = log_tiles + log_split
-        found[..., 2] = log_whole
-        found[..., 3] = waves / whole
+        columns = np.empty((*tiles.shape, MOVING_COLUMNS), dtype=np.float32)
+        columns[..., 0] = log_tiles
+        columns[..., 1] = log_tiles + log_split
+        columns[..., 2] = log_whole
+        columns[..., 3] = waves / whole
         for i, resident in enumerate((2.0, 3.0, 4.0)):
             wide = waves / np.float32(resident)
-            found[..., 4 + i] = wide / np.ceil(wide)
-        found[..., 7] = batch * k * m / (tiles * area)
-        found[..., 8] = log_steps
-        found[..., 9] = log_whole + log_steps
-        found[..., 10] = log_whole + log_steps + np.log2(area)
-        return found
+            columns[..., 4 + i] = wide / np.ceil(wide)
+        columns[..., 7] = batch * k * m / (tiles * area)
+        columns[..., 8] = log_steps
+        columns[..., 9] = log_whole + log_steps
+        columns[..., 10] = log_whole + log_steps + np.log2(area)
+        return columns
 
     def inputs(self, features: Array, choice: Labels) -> Array:
         """Inputs of a model of the time of a choice, shape (rows, columns): the features, and columns of the choice."""
@@ -111,12 +113,12 @@ class Menu:
         """
         batch, m, n, k = product_sizes(features, self.at, self.batched).T
         rows, columns = features.shape
-        found = np.empty((columns + self.tile_columns, rows))  # each column in contiguous memory
-        found[:columns] = features.T
+        inputs = np.empty((columns + self.tile_columns, rows))  # each column in contiguous memory
+        inputs[:columns] = features.T
         for i, size in enumerate((m, n, k)):
-            np.remainder(size, 4, out=found[columns + i])
+            np.remainder(size, 4, out=inputs[columns + i])
         for i, (tile_k, tile_m) in enumerate(self._tiles()):
-            log_blocks, whole, occupancy, used_k, used_m = found[columns + 3 + 5 * i :][:5]
+            log_blocks, whole, occupancy, used_k, used_m = inputs[columns + 3 + 5 * i :][:5]
             along_k, along_m = np.ceil(k / tile_k), np.ceil(m / tile_m)
             blocks = batch * along_k * along_m
             waves = blocks / self.sms
@@ -125,7 +127,7 @@ class Menu:
             np.divide(waves, whole, out=occupancy)
             np.divide(k, along_k * tile_k, out=used_k)
             np.divide(m, along_m * tile_m, out=used_m)
-        return found.T
+        return inputs.T
 
     @property
     def tile_columns(self) -> int:
@@ -138,11 +140,11 @@ class Menu:
 
     def names(self) -> list[str]:
         """Names of the choices, such as `64x32 sliced 1x4, split 3`."""
-        found = []
+        names = []
         for tile_k, tile_m, slices, split in self.choices.astype(int).tolist():
             sliced = f" sliced 1x{slices}" if slices > 1 else ""
-            found.append(f"{tile_k}x{tile_m}{sliced}" + (f", split {split}" if split > 1 else ""))
-        return found
+            names.append(f"{tile_k}x{tile_m}{sliced}" + (f", split {split}" if split > 1 else ""))
+        return names
 
 
 def _side_by_side(parts: Sequence[Floats]) -> Array:
@@ -200,12 +202,60 @@ def read_choices(samples: pd.DataFrame, features: Array, columns: list[str], sms
         readable = (x == np.ceil(k / tile_k)) & (y == np.ceil(m / tile_m)) & (split >= 1) & (split == np.floor(split))
     if readable.mean() < MIN_READABLE_SHARE:
         return None
-    made = np.column_stack([tile_k, tile_m, slices, split])[readable]
-    choices, index, counts = np.unique(made, axis=0, return_inverse=True, return_counts=True)
+    readable_choices = np.column_stack([tile_k, tile_m, slices, split])[readable]
+    choices, index, counts = np.unique(readable_choices, axis=0, return_inverse=True, return_counts=True)
     kept = counts >= MIN_CHOICE_SAMPLES
-    if kept.sum() < 2 or counts.max() > MAX_CHOICE_SHARE * len(made):
+    if kept.sum() < 2 or counts.max() > MAX_CHOICE_SHARE * len(readable_choices):
         return None
-    number = np.where(kept, np.cumsum(kept) - 1, -1)
-    found = np.full(len(samples), -1, dtype=np.int64)
-    found[readable] = number[index.ravel()]
-    return ObservedChoices(Menu(choices[kept].astype(np.float32), sms, batched, at), found)
+    position = np.where(kept, np.cumsum(kept) - 1, -1)
+    labels = np.full(len(samples), -1, dtype=np.int64)
+    labels[readable] = position[index.ravel()]
+    return ObservedChoices(Menu(choices[kept].astype(np.float32), sms, batched, at), labels)
+
+
+MENU_CHOICES, MENU_FACTS = "menu_choices", "menu_facts"
+
+
+@dataclass(frozen=True)
+class TileNetwork:
+    """A network of the features and of the columns that each tile of a menu makes of the sizes (`Menu.sizes`)."""
+
+    menu: Menu
+    network: Network
+
+    def predict(self, features: Array, table_rows: int = 0) -> Array:
+        """Log times of shape (rows,) from features of shape (rows, columns); `table_rows` as in `Network.scores`."""
+        return self.network.predict(self.menu.sizes(features), table_rows)
+
+    def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
+        """The arrays to save."""
+        facts = np.array([self.menu.sms, int(self.menu.batched), *self.menu.at], dtype=np.int64)
+        menu: dict[str, npt.NDArray[np.generic]] = {
+            f"{prefix}{MENU_CHOICES}": self.menu.choices, f"{prefix}{MENU_FACTS}": facts,
+        }  # fmt: skip
+        return menu | self.network.tensors(prefix)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> TileNetwork:
+        """Read the arrays that `tensors` returns.
+
+        Raises:
+            PackError: an array is missing or has the wrong shape.
+        """
+        try:
+            choices = tensors[f"{prefix}{MENU_CHOICES}"].astype(np.float32)
+            sms, batched, *at = (int(value) for value in tensors[f"{prefix}{MENU_FACTS}"])
+        except KeyError as error:
+            raise PackError(f"array {error.args[0]!r} of the menu of kernels is missing; rebuild the model") from None
+        except ValueError:
+            raise PackError(DAMAGED_ARRAYS) from None
+        if choices.ndim != 2 or choices.shape[1] != 4 or len(choices) == 0 or len(at) != len(DIMS):
+            raise PackError(DAMAGED_ARRAYS)
+        menu, network = Menu(choices, sms, bool(batched), tuple(at)), Network.from_tensors(tensors, prefix, relu=True)
+        columns = len(network.mean) - menu.tile_columns
+        if min(at) < 0 or max(at) >= columns or network.weights[-1].shape[1] != 1:
+            raise PackError(DAMAGED_ARRAYS)
+        return cls(menu, network)
+
+
+DAMAGED_ARRAYS = "arrays of the menu of kernels have sizes that contradict each other; rebuild the model"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.kernels.cublas_choice import Labels, Menu, ObservedChoices
+from pipeline.kernels.cublas_choice import Labels, Menu, ObservedChoices, TileNetwork
 from pipeline.kernels.cublas_choice_teachers import train_teacher
 from pipeline.kernels.distillation import (
     LABEL_REPEATS,
@@ -28,7 +28,6 @@ from pipeline.kernels.learned_variants import INPUT_FREQUENCIES, Outcome, Proble
 from pipeline.kernels.network_training import train_network
 from pipeline.kernels.networks import Float32, Network, Recipe
 from pipeline.kernels.samples import assign_folds
-from pipeline.kernels.tile_network import TileNetwork
 from pipeline.kernels.tile_network_fit import RECIPE, SIZES, KnownTimes, train_tile_network
 from pipeline.kernels.trees import Trees, train_fewer_trees
 from pipeline.kernels.work import Array

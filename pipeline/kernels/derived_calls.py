@@ -7,8 +7,8 @@ The model of the related call predicts its time. The ratio of the two calls' tim
 - A convolution whose window the samples lack is computed as its matrix product (implicit GEMM), where products of such
   sizes were sampled.
 - A convolution's data gradient is a convolution with the channels swapped. Its weight gradient takes as long as the
-  forward pass. Where no such convolution was sampled, both are implicit products. `conv_gradients` adds their extra
-  time.
+  forward pass. Where no such convolution was sampled, both are implicit products. `convolutions.gradient_us` adds
+  their extra time.
 - A batched product with a single batch is a plain product, and the other way round.
 
 Intervals widen by `SPREAD`.
@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from pipeline.kernels.convolutions import grouped
 from pipeline.kernels.estimate import ESTIMATE_COLUMNS, Estimate, KernelModel, merge
 from pipeline.kernels.families import Law
-from pipeline.kernels.grouped_convolution import grouped
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
-from pipeline.kernels.tensor_core_convolution import on_tensor_cores
+from pipeline.kernels.tensor_cores import on_tensor_cores
 from pipeline.kernels.work import Array, Dims, implicit_product
 
 SPREAD = 1.7
@@ -89,43 +89,43 @@ def _convolution(
     single = ~grouped(Dims(calls))
     if (tensor.all() and not tf32.any()) or not single.any():
         return None, ""
-    found, evidence = _on_fp32_cores(name, calls, models, physics)
-    if found is not None and not single.all():
-        found = found.scale(np.where(single, 1.0, np.nan))
-    if found is None or not tensor.any():
-        return found, evidence
-    quicker = tf32 & (found.kernel < physics.kernel_us(name, calls))
-    return found.scale(np.where(tensor & ~quicker, np.nan, 1.0)), evidence
+    estimate, evidence = _on_fp32_cores(name, calls, models, physics)
+    if estimate is not None and not single.all():
+        estimate = estimate.scale(np.where(single, 1.0, np.nan))
+    if estimate is None or not tensor.any():
+        return estimate, evidence
+    quicker = tf32 & (estimate.kernel < physics.kernel_us(name, calls))
+    return estimate.scale(np.where(tensor & ~quicker, np.nan, 1.0)), evidence
 
 
 def _on_fp32_cores(
     name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel], physics: Physics
 ) -> tuple[Estimate | None, str]:
     """Estimates of all rows as fp32 convolutions, with the extra time of gradients over a forward pass."""
-    found: Estimate | None = None
+    estimate: Estimate | None = None
     evidence = ""
     if "gemm" in models:
         larger = [_larger(calls, factors) for factors in LARGER]
         product, *bounds = _products(name, [calls, *larger], models["gemm"])
-        found, evidence = product.scale(np.where(product.inside, 1.0, np.nan)), models["gemm"].evidence
-        found = found.scale(np.fmin(1.0, _longest(name, larger, bounds, physics) / found.kernel))
+        estimate, evidence = product.scale(np.where(product.inside, 1.0, np.nan)), models["gemm"].evidence
+        estimate = estimate.scale(np.fmin(1.0, _longest(name, larger, bounds, physics) / estimate.kernel))
     forward = models.get("conv2d_forward")
     if forward is not None:
-        alike = calls.assign(family="conv2d_forward", op="conv", phase="forward", dtype="fp32")
+        forward_calls = calls.assign(family="conv2d_forward", op="conv", phase="forward", dtype="fp32")
         if name == "conv2d_backward_data":
-            alike = alike.assign(in_channels=calls["out_channels"], out_channels=calls["in_channels"])
-        sampled = forward.covers(alike)
+            forward_calls = forward_calls.assign(in_channels=calls["out_channels"], out_channels=calls["in_channels"])
+        sampled = forward.covers(forward_calls)
         if sampled.any():
-            if found is None:
-                found = forward.predict(alike).scale(np.where(sampled, 1.0, np.nan))
+            if estimate is None:
+                estimate = forward.predict(forward_calls).scale(np.where(sampled, 1.0, np.nan))
             else:
-                found = merge(found, forward.predict(alike[sampled]), sampled)
+                estimate = merge(estimate, forward.predict(forward_calls[sampled]), sampled)
             evidence = forward.evidence
-    if found is None:
+    if estimate is None:
         return None, ""
     if name != "conv2d_forward" and physics.gpu.limits is not None:
-        found = found.scale(physics.gradient_us(name, calls, found.kernel) / found.kernel)
-    return found.widen(SPREAD), evidence
+        estimate = estimate.scale(physics.gradient_us(name, calls, estimate.kernel) / estimate.kernel)
+    return estimate.widen(SPREAD), evidence
 
 
 def _larger(calls: pd.DataFrame, factors: Mapping[str, float]) -> pd.DataFrame:

@@ -37,7 +37,7 @@ def metrics(test: pd.DataFrame) -> dict[str, float]:
     measured, predicted = (test[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us"))
     inside = (test["p10_us"] <= test["latency_us"]) & (test["latency_us"] <= test["p90_us"])
     above = measured > 2.0 * test["floor_us"].to_numpy(dtype=np.float64)
-    found = {
+    figures = {
         "gmae": gmae(predicted, measured),
         "mape": mape(predicted, measured),
         "bias": float(np.exp(np.mean(np.log(predicted / measured))) - 1.0),
@@ -46,8 +46,8 @@ def metrics(test: pd.DataFrame) -> dict[str, float]:
         "above_floor_rows": float(above.sum()),
     }
     if above.any():
-        found["above_floor_gmae"] = gmae(predicted[above], measured[above])
-    return found
+        figures["above_floor_gmae"] = gmae(predicted[above], measured[above])
+    return figures
 
 
 def gmae_by_size(test: pd.DataFrame, size: Array) -> dict[str, float]:

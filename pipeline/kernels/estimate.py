@@ -123,8 +123,8 @@ class Floor:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Floor:
         """From the values of `family.json`."""
-        each = {str(op): float(floor) for op, floor in values["by_op"].items()}
-        return cls(float(values["offset_us"]), float(values["default_us"]), each)
+        by_op = {str(op): float(floor) for op, floor in values["by_op"].items()}
+        return cls(float(values["offset_us"]), float(values["default_us"]), by_op)
 
     def of(self, ops: npt.NDArray[np.object_]) -> Array:
         """Floor of each row's op, shape (rows,)."""

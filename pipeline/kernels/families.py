@@ -16,7 +16,7 @@ import pandas as pd
 
 from pipeline.errors import UnknownNameError
 from pipeline.kernels import work
-from pipeline.kernels.embedding_traffic import embedding_backward, embedding_forward
+from pipeline.kernels.embedding_lookups import embedding_backward, embedding_forward
 from pipeline.kernels.work import Dims, Work
 
 
@@ -119,9 +119,9 @@ NEUSIGHT_OPS: Mapping[str, str] = {
 def _op_names() -> dict[str, str]:
     """Ops that only one family has, families under their own names, and NeuSight's ops with their meaning there."""
     owners = Counter(op for entry in _REGISTERED for op in entry.ops)
-    known = [entry for entry in _REGISTERED if entry.required]
-    alone = {op: entry.name for entry in known for op in entry.ops if owners[op] == 1 and op != "other"}
-    return {**alone, **{entry.name: entry.name for entry in known}, **NEUSIGHT_OPS}
+    with_dims = [entry for entry in _REGISTERED if entry.required]
+    of_one_family = {op: entry.name for entry in with_dims for op in entry.ops if owners[op] == 1 and op != "other"}
+    return {**of_one_family, **{entry.name: entry.name for entry in with_dims}, **NEUSIGHT_OPS}
 
 
 OP_NAMES: Mapping[str, str] = _op_names()
@@ -150,9 +150,9 @@ def work_of(name: str, calls: pd.DataFrame, own_columns: bool = True) -> Work:
     if not own_columns or "bytes_read" not in calls.columns:
         return formula
     flops, read, written = d("flops", np.nan), d("bytes_read", np.nan), d("bytes_written", np.nan)
-    known = (read + written) > 0
+    bytes_known = (read + written) > 0
     return Work(
         np.where(flops > 0, flops, formula.flops),
-        np.where(known, read, formula.read),
-        np.where(known, written, formula.written),
+        np.where(bytes_known, read, formula.read),
+        np.where(bytes_known, written, formula.written),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pipeline.errors import PackError, shown
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.cublas_choice import TileNetwork
 from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel, joined
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.gaussian_process import GaussianProcess
@@ -22,12 +23,49 @@ from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.networks import Network
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.sample_range import Scope
-from pipeline.kernels.saved_families import DESCRIPTION, read_description
-from pipeline.kernels.tile_network import TileNetwork
 from pipeline.kernels.trees import Trees
 from pipeline.kernels.work import Array, Dims
-from pipeline.model_files import read_arrays, reading, write_arrays, write_json
+from pipeline.model_files import read_arrays, read_json, reading, write_arrays, write_json
 from pipeline.schemas import atomic_path
+
+DESCRIPTION = "family.json"
+
+
+def find_families(model_dirs: Sequence[str | Path], variant: str = "auto") -> dict[str, Path]:
+    """The folder of each family: the first of `model_dirs` that holds `<family>/` or `<family>/<variant>/`."""
+    folders: dict[str, Path] = {}
+    for directory in map(Path, model_dirs):
+        for name in FAMILIES:
+            for folder in (directory / name, directory / name / variant):
+                if name not in folders and (folder / DESCRIPTION).is_file():
+                    folders[name] = folder
+    return folders
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """Read a family's `family.json`.
+
+    Raises:
+        PackError: the file is missing, is not JSON, or lacks required keys.
+    """
+    remedy = "rebuild it with `steptime kernels fit`"
+    return read_json(Path(folder) / DESCRIPTION, remedy, ("family", "evidence", "variant"))
+
+
+def write_physics(
+    out_dir: str | Path, gpu: GpuSpec, memory: BandwidthCurve, floor: Floor, error: float, evidence: str,
+    samples: pd.DataFrame,
+) -> None:  # fmt: skip
+    """Write the bandwidth curve that all families without samples use, into the folder of family `copy`."""
+    sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
+    values = {
+        "family": "copy", "gpu": gpu.name, "variant": "curve", "evidence": evidence, "source": sources,
+        "physics": {"memory": memory.to_json()},
+        "floor": {**vars(floor), "by_op": dict(floor.by_op)},
+        "fitted_on": "element-wise ops, whose traffic is known", "fit_error": round(error, 6),
+    }  # fmt: skip
+    write_json(Path(out_dir) / "copy" / DESCRIPTION, values, sealed=True)
+
 
 ARRAYS_FILE = "networks.safetensors"
 """File of the arrays of all members but trees."""

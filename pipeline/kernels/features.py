@@ -48,10 +48,10 @@ class Columns:
 
     def stack(self) -> Array:
         """Matrix of shape (rows, columns), with each column in contiguous memory; NaN become 0, infinities 60 or -60."""
-        found = np.stack(self.arrays)
-        if not np.isfinite(found).all():
-            np.nan_to_num(found, copy=False, nan=0.0, posinf=60.0, neginf=-60.0)
-        return np.asarray(found.T)
+        matrix = np.stack(self.arrays)
+        if not np.isfinite(matrix).all():
+            np.nan_to_num(matrix, copy=False, nan=0.0, posinf=60.0, neginf=-60.0)
+        return np.asarray(matrix.T)
 
 
 def raw_features(name: str, calls: pd.DataFrame) -> tuple[Array, list[str]]:
@@ -79,8 +79,8 @@ def derived_features(
         and `ops`.
     """
     columns, d = Columns(), Dims(calls)
-    found = work_of(name, calls)
-    _work_columns(columns, found, name, calls, gpu)
+    work = work_of(name, calls)
+    _work_columns(columns, work, name, calls, gpu)
     if name in ("gemm", "bmm"):
         _product_columns(columns, d, gpu)
     elif name.startswith("conv2d"):
@@ -94,12 +94,12 @@ def derived_features(
     return columns.stack(), columns.names
 
 
-def _work_columns(columns: Columns, found: Work, name: str, calls: pd.DataFrame, gpu: GpuSpec) -> None:
-    columns.log("bytes", found.bytes)
+def _work_columns(columns: Columns, work: Work, name: str, calls: pd.DataFrame, gpu: GpuSpec) -> None:
+    columns.log("bytes", work.bytes)
     columns.log("physics", Physics.of(gpu).reference_us(name, calls))
     if family(name).law is Law.COMPUTE:
-        columns.log("flops", found.flops)
-        columns.log("intensity", (found.flops + 1.0) / np.maximum(found.bytes, 1.0))
+        columns.log("flops", work.flops)
+        columns.log("intensity", (work.flops + 1.0) / np.maximum(work.bytes, 1.0))
 
 
 def alignment(values: Array, largest: int = 5) -> Array:

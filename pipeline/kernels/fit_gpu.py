@@ -26,12 +26,10 @@ from pipeline.kernels.effort import DEFAULT_EFFORT, effort_of
 from pipeline.kernels.error_metrics import gmae_by_size, metrics
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family, work_of
-from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.family_model import FittedModel, write_physics
 from pipeline.kernels.fit_family import Fitter, typical_error, with_predictions
 from pipeline.kernels.fit_workers import TrainingPool, run_jobs
-from pipeline.kernels.sample_sanity import check_rates
-from pipeline.kernels.samples import clean_samples, families_of, split_by_shape
-from pipeline.kernels.saved_families import write_physics
+from pipeline.kernels.samples import check_rates, clean_samples, families_of, split_by_shape
 
 VARIANTS = ("auto", "process", "choice", "average", "trees", "mlp", "mlp_paper", "roofline")
 """Variants of kernel models:
@@ -119,7 +117,7 @@ def fit_family(
 
     Raises:
         UnknownNameError: no such family, variant or effort.
-        TableError: no usable sample, or samples faster than the GPU (`sample_sanity.check_rates`).
+        TableError: no usable sample, or samples faster than the GPU (`samples.check_rates`).
         InputError: no training shape is left, or there are too many samples for the variant `process`.
     """
     family(name)

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.embedding_traffic import attributes_of
+from pipeline.kernels.embedding_lookups import attributes_of
 from pipeline.kernels.estimate import Estimate, KernelModel, merge
 from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_core_products import HALF_DTYPES as DTYPES
+from pipeline.kernels.tensor_cores import HALF_DTYPES as DTYPES
 from pipeline.kernels.work import Array, Dims, is_one_of
 
 FAMILY = "attention"
@@ -140,7 +140,7 @@ class Shape:
         """Read `B`, `M`, `N`, `K`, and from `attributes` `causal`, `mask` (bytes) and `cached` (samples of serving)."""
         d = Dims(calls)
         queries = d("M")
-        mask = np.array([float(said.get("mask", 0.0)) for said in attributes_of(d)], dtype=np.float64)
+        mask = np.array([float(attributes.get("mask", 0.0)) for attributes in attributes_of(d)], dtype=np.float64)
         return cls(d("B"), queries, d("N", queries), d("K"), d.element_bytes(), d.flag("causal"), d.backward(),
                    d.flag("cached"), mask)  # fmt: skip
 
@@ -249,15 +249,15 @@ class AttentionModel(KernelModel):
         peak = Physics.of(self.gpu).peak_flop_per_us(Dims(calls))
         time = attention_us(self.fitted.constants, self.fitted.tiles, self.gpu, peak, shape)
         low, high = (np.exp(ends) for ends in self.fitted.quantiles.at(np.log(time)))
-        found = Estimate(time, time, time * low, time * high, self._inside(shape), time * low, time * high)
+        estimate = Estimate(time, time, time * low, time * high, self._inside(shape), time * low, time * high)
         if self.gpu.name != self.measured.name:
-            found = found.widen(TRANSFERRED_SPREAD)
+            estimate = estimate.widen(TRANSFERRED_SPREAD)
         masked = Dims(calls).op_in((MASKED,))
         for rows, spread in (
-            (shape.backward, BACKWARD_SPREAD), (~found.inside, OUTSIDE_SPREAD), (masked, MASKED_SPREAD)
+            (shape.backward, BACKWARD_SPREAD), (~estimate.inside, OUTSIDE_SPREAD), (masked, MASKED_SPREAD)
         ):  # fmt: skip
-            found = merge(found, found.widen(spread).rows(rows), rows)
-        return found
+            estimate = merge(estimate, estimate.widen(spread).rows(rows), rows)
+        return estimate
 
     def _inside(self, shape: Shape) -> npt.NDArray[np.bool_]:
         low, high = self.fitted.widths

@@ -8,8 +8,7 @@ With a few hundred samples the fit takes a second, and the error is smaller than
 grows with the square of the number of samples, and time with the cube.
 
 The model is the mean of several processes. All use the same samples, but each takes its hyperparameters from a
-different subset. The error of the mean is 3 to 4 % smaller than that of a single process (development shapes of V100
-and T4, 60 to 150 samples).
+different subset, so that the error of the mean is 3 to 4 % smaller.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ MAX_HYPERPARAMETER_SAMPLES = 300
 """Maximum number of samples used to find hyperparameters. The processes themselves are conditioned on all samples."""
 
 LENGTH_SPREAD = 2.0
-"""Standard deviation of the prior of log length scales; the prior's mean is log(number of features) / 2. A narrow prior
-over-regularises informative features: the error is 2 % larger with 1, and 7 % larger with 0.5 (V100 and T4, 30 to 150
-samples)."""
+"""Standard deviation of the prior of log length scales; the prior's mean is log(number of features) / 2. A narrower prior
+over-regularises informative features."""
 
 MIN_NOISE = 1e-4
 """Variance added to the noise variance, as a share of the samples' variance. With it the covariance matrix can always
@@ -91,14 +89,14 @@ class GaussianProcess:
     def predict(self, features: Array, table_rows: int = 0) -> Array:
         """Log times of shape (rows,) from features of shape (rows, columns); float64, however many rows the table has."""
         x = _standardise(features, self.mean, self.scale)
-        found = np.full(len(x), self.centre)
+        times = np.full(len(x), self.centre)
         block = max(1, MAX_COVARIANCE_CELLS // len(self.rows))
         for lengths, weights in zip(self.lengths, self.weights, strict=True):
             covariance = _matern(lengths)
             for start in range(0, len(x), block):
                 part = slice(start, start + block)
-                found[part] += covariance(x[part], self.rows) @ weights / len(self.weights)
-        return found
+                times[part] += covariance(x[part], self.rows) @ weights / len(self.weights)
+        return times
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save, in full precision: weights of neighbouring samples nearly cancel.
@@ -106,13 +104,13 @@ class GaussianProcess:
         Files hold finite numbers only, so the infinite scale and length of a constant feature are saved as 0.
         """
         names = ("mean", "scale", "rows", "lengths", "weights")
-        found: dict[str, npt.NDArray[np.generic]] = {}
+        arrays: dict[str, npt.NDArray[np.generic]] = {}
         for name in names:
             values = getattr(self, name)
-            found[f"{prefix}process_{name}"] = (
+            arrays[f"{prefix}process_{name}"] = (
                 np.where(np.isinf(values), 0.0, values) if name in MAY_BE_INFINITE else values
             )
-        return found | {f"{prefix}process_centre": np.array([self.centre])}
+        return arrays | {f"{prefix}process_centre": np.array([self.centre])}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> GaussianProcess:
@@ -145,12 +143,12 @@ def train_gaussian_process(features: Array, target: Array, settings: Sequence[Hy
     mean, scale = _mean_and_deviation(features)
     rows, centre = _standardise(features, mean, scale), float(np.median(target))
     fitted = [
-        GaussianProcessRegressor(_matern(found.lengths), alpha=found.noise, optimizer=None).fit(rows, target - centre)
-        for found in settings
+        GaussianProcessRegressor(_matern(chosen.lengths), alpha=chosen.noise, optimizer=None).fit(rows, target - centre)
+        for chosen in settings
     ]
     weights = [regressor.alpha_ for regressor in fitted]
     return GaussianProcess(
-        mean, scale, centre, rows, np.array([found.lengths for found in settings]), np.array(weights)
+        mean, scale, centre, rows, np.array([chosen.lengths for chosen in settings]), np.array(weights)
     )
 
 
@@ -162,13 +160,13 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     from scipy.optimize import minimize
 
     if len(target) > MAX_HYPERPARAMETER_SAMPLES:
-        kept = np.sort(np.random.default_rng(seed).permutation(len(target))[:MAX_HYPERPARAMETER_SAMPLES])
-        features, target = features[kept], target[kept]
-    moves = features.std(axis=0) > MIN_FEATURE_DEVIATION
+        drawn = np.sort(np.random.default_rng(seed).permutation(len(target))[:MAX_HYPERPARAMETER_SAMPLES])
+        features, target = features[drawn], target[drawn]
+    varies = features.std(axis=0) > MIN_FEATURE_DEVIATION
     lengths = np.full(features.shape[1], np.inf)
-    if not moves.any():
+    if not varies.any():
         return Hyperparameters(lengths, TYPICAL_NOISE)
-    rows = _standardise(features[:, moves], *_mean_and_deviation(features[:, moves]))
+    rows = _standardise(features[:, varies], *_mean_and_deviation(features[:, varies]))
     target = (target - np.median(target)) / max(float(target.std()), 1e-6)
     count = rows.shape[1]
     start = np.log([1.0, *[np.sqrt(count)] * count, TYPICAL_NOISE])
@@ -178,9 +176,9 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
         partial(_penalised, rows, target, start, spread), start, jac=True, method="L-BFGS-B",
         bounds=[BOUNDS] * len(start), options={"maxiter": MAX_ITERATIONS, "ftol": 1e-6},
     )  # fmt: skip
-    found = np.exp(best.x)
-    lengths[moves] = found[1:-1]
-    return Hyperparameters(lengths, float((found[-1] + MIN_NOISE) / found[0]))
+    values = np.exp(best.x)
+    lengths[varies] = values[1:-1]
+    return Hyperparameters(lengths, float((values[-1] + MIN_NOISE) / values[0]))
 
 
 def _penalised(rows: Array, target: Array, centre: Array, spread: Array, theta: Array) -> tuple[float, Array]:
@@ -193,8 +191,7 @@ def _penalised(rows: Array, target: Array, centre: Array, spread: Array, theta: 
 def negative_log_likelihood(rows: Array, target: Array, theta: Array) -> tuple[float, Array]:
     """Negative log marginal likelihood up to a constant, and its gradient (Rasmussen and Williams, section 5.4.1).
 
-    scikit-learn computes the same, but makes a matrix of all pairs of samples for each feature. Here the gradient needs
-    only products of matrices. A search over 30 features takes a sixth of the time and ends at the same lengths.
+    scikit-learn computes the same with a matrix of all pairs of samples for each feature, in six times the time.
 
     Args:
         rows: standardised features, shape (samples, columns).

@@ -37,8 +37,7 @@ HIDDEN_KERNEL_RATIO = 4.0
 """Ratio of latency to physical prediction above which the latency is taken to be the floor, not the kernel's time."""
 
 MAX_UNSEEN_FLOOR_US = 32.0
-"""Upper bound of an op's floor where no sample is at the floor, microseconds: the median floor over ops and GPUs of the
-public samples."""
+"""Upper bound of an op's floor where no sample is at the floor, microseconds: the median of the public samples."""
 
 
 def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.kernels.cublas_choice import TileNetwork
 from pipeline.kernels.effort import LONG, Effort
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.families import Law
@@ -28,7 +29,6 @@ from pipeline.kernels.gaussian_process import (
 )
 from pipeline.kernels.network_training import train_network
 from pipeline.kernels.networks import Network, Recipe
-from pipeline.kernels.tile_network import TileNetwork
 from pipeline.kernels.trees import Trees
 from pipeline.kernels.work import Array
 

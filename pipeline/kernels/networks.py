@@ -183,11 +183,11 @@ class Network:
                 `ROWS_IN_DOUBLE` rows are evaluated in float64, larger ones in float32.
         """
         layers = self._in_double if max(len(features), table_rows) <= ROWS_IN_DOUBLE else self._layers
-        found = np.empty((len(features), self.weights[-1].shape[1]), dtype=layers.weights[-1].dtype)
+        outputs = np.empty((len(features), self.weights[-1].shape[1]), dtype=layers.weights[-1].dtype)
         for start in range(0, len(features), ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
-            found[rows] = layers.outputs(standardise(features[rows], self.mean, self.scale, found.dtype))
-        return found
+            outputs[rows] = layers.outputs(standardise(features[rows], self.mean, self.scale, outputs.dtype))
+        return outputs
 
     @property
     def _layers(self) -> _Layers:
@@ -200,19 +200,19 @@ class Network:
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save. Weights are saved in half precision, which changes log times by about 1e-4."""
-        found: dict[str, npt.NDArray[np.generic]] = {
+        arrays: dict[str, npt.NDArray[np.generic]] = {
             f"{prefix}mean": self.mean,
             f"{prefix}scale": self.scale,
             f"{prefix}target": np.array([self.target_mean, self.target_scale, float(self.residual)]),
         }
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            found[f"{prefix}weight{i}"] = weight.astype(np.float16)
-            found[f"{prefix}bias{i}"] = bias
+            arrays[f"{prefix}weight{i}"] = weight.astype(np.float16)
+            arrays[f"{prefix}bias{i}"] = bias
         if self.periodic is not None:
-            found[f"{prefix}periodic_frequency"] = self.periodic.frequency
-            found[f"{prefix}periodic_units"] = self.periodic.weight
-            found[f"{prefix}periodic_offset"] = self.periodic.bias
-        return found
+            arrays[f"{prefix}periodic_frequency"] = self.periodic.frequency
+            arrays[f"{prefix}periodic_units"] = self.periodic.weight
+            arrays[f"{prefix}periodic_offset"] = self.periodic.bias
+        return arrays
 
     @classmethod
     def from_tensors(
@@ -223,21 +223,21 @@ class Network:
         Raises:
             PackError: an array is missing or has the wrong shape.
         """
-        own = {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
-        layers = max(2, sum(name.startswith("weight") for name in own))
+        arrays = {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
+        layers = max(2, sum(name.startswith("weight") for name in arrays))
         shapes: Shapes = {"mean": ("inputs",), "scale": ("inputs",), "target": (3,)}
         shapes |= layer_shapes([f"width{i}" for i in range(layers + 1)])
-        if "periodic_frequency" in own:
+        if "periodic_frequency" in arrays:
             shapes |= {
                 "periodic_frequency": ("inputs", "frequencies"), "periodic_units": ("inputs", "waves", "units"),
                 "periodic_offset": ("inputs", "units"),
             }  # fmt: skip
-        sizes = check_shapes("network", own, shapes)
+        sizes = check_shapes("network", arrays, shapes)
         first, waves = sizes["inputs"] * (1 + sizes.get("units", 0)), 2 * sizes.get("frequencies", 0)
         if (sizes["width0"], sizes.get("waves", 0)) != (first, waves):
             raise PackError("the first layer of the network has a wrong number of inputs; rebuild the model")
-        target_mean, target_scale, residual = own["target"].astype(np.float64)
-        single = {name: own[name].astype(np.float32) for name in shapes}
+        target_mean, target_scale, residual = arrays["target"].astype(np.float64)
+        single = {name: arrays[name].astype(np.float32) for name in shapes}
         periodic = [single[name] for name in shapes if name.startswith("periodic")]
         return cls(
             single["mean"], single["scale"], float(target_mean), float(target_scale),

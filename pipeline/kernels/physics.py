@@ -14,38 +14,33 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.batch_norm_pooling import FAMILIES as IMAGES
-from pipeline.kernels.batch_norm_pooling import image_us
-from pipeline.kernels.conv_gradients import gradient_us
-from pipeline.kernels.embedding_traffic import (
+from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread
+from pipeline.kernels.embedding_lookups import (
     ROW_LATENCY_US,
     distinct_weight_bytes,
     forward_traffic,
+    lookup_us,
     small_width_factor,
 )
 from pipeline.kernels.families import Law, family, work_of
-from pipeline.kernels.grouped_convolution import grouped, grouped_us, spread
-from pipeline.kernels.lookup_time import lookup_us
-from pipeline.kernels.tensor_core_convolution import on_tensor_cores, tensor_us
+from pipeline.kernels.tensor_cores import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
 
 TILE = 64.0
-"""Edge of a thread block's output tile in the physical model of matrix products, in elements. 64 is the smallest common
-edge in the public kernel names (64x64, 128x64, 32x128). It suits small products, where waves matter."""
+"""Edge of a thread block's output tile in the physical model of matrix products, in elements: the smallest common edge
+in the public kernel names. It suits small products, where waves matter."""
 
 MIN_REDUCTION = 256.0
 """Minimum reduction length of one block when the library splits a long reduction over blocks (split-K)."""
 
 MIN_PRODUCT_REDUCTION = 128.0
-"""The same minimum for matrix products, from the V100 DLRM trace. It is smaller, because the blocks of small matrix
-products are sliced as well."""
+"""The same minimum for matrix products, whose blocks are sliced as well (V100 DLRM trace)."""
 
 LINK_START_US = {"pinned": 1.5, "pageable": 1.5}
 """Duration of a tiny host copy on the stream, microseconds. The V100 and A100 DLRM traces show 1 to 2 us."""
 
 PAGEABLE_SHARE = 0.5
-"""Bandwidth of a pageable copy relative to a pinned one. It is lower, because the driver stages the copy through a
-pinned buffer."""
+"""Bandwidth of a pageable copy relative to a pinned one: the driver stages it through a pinned buffer."""
 
 COLLECTIVE_START_US = 20.0
 """Latency of a small NCCL collective, microseconds. The V100 and A100 DLRM traces show 17 us and more."""
@@ -66,15 +61,30 @@ START_US = {
     "tril_index_backward": 8.0, "index": 5.0, "sort": 15.0, "memset": 1.5, "memcpy_d2d": 1.5, "attention": 6.0,
     "rnn": 6.0, "optimizer": 3.0,
 }  # fmt: skip
-"""Duration of each family's kernels at negligible sizes, microseconds. It covers, for example, chains of dependent
-loads, the last step of a reduction, and the prologue of a tile. The values lie between the minimum and the typical
-duration of the smallest calls in the V100 and A100 DLRM traces (`benchmarks/kernels/public_traces.py`). Families that
-are not listed take the start time of the bandwidth curve."""
+"""Duration of each family's kernels at negligible sizes, microseconds: dependent loads, the last step of a reduction, the
+prologue of a tile. From the smallest calls of the V100 and A100 DLRM traces (`benchmarks/kernels/public_traces.py`).
+Other families take the start time of the bandwidth curve."""
 
 PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
                   Law.SORT: 2.0}  # fmt: skip
-"""Factor between a formula's time and the ends of its p10-p90 interval. The factors come from comparisons with kernels
-of public traces (docs/kernels.md), where about 80 % of the kernels lie inside the interval."""
+"""Factor between a formula's time and the ends of its p10-p90 interval, which holds about 80 % of the kernels of public
+traces (docs/kernels.md)."""
+
+
+IMAGE_FAMILIES = ("batch_norm", "pooling")
+
+BATCH_NORM_SHARE = 0.86
+"""Bandwidth of batch norm over that of element-wise kernels, from the sum of all 106 kernels of the V100 trace.
+
+A block works on one channel: it sums the channel, waits, and reads it again. If the channel fits the block's registers
+(`singleread`), it is read once. But then loads and stores do not overlap, so these kernels take as long as three
+passes."""
+
+POOL_CLOCKS = 5.3
+"""SM clock cycles per pixel of the larger image in the gradient of a max pooling (NCHW layout).
+
+For each pixel, the kernel checks every window over it for the position of the maximum, with 8-byte indices. The V100
+trace has 1,113 us for 25.7 million pixels on 80 SMs at 1.53 GHz."""
 
 
 @dataclass(frozen=True)
@@ -114,25 +124,25 @@ class Physics:
         """Kernel times of calls of one family, us, shape (rows,); NaN where neither dims nor bytes are known."""
         entry = family(name)
         d = Dims(calls)
-        found = work_of(name, calls)
+        work = work_of(name, calls)
         if entry.law is Law.COMPUTE:
             shortest = MIN_PRODUCT_REDUCTION if name in ("gemm", "bmm") else MIN_REDUCTION
-            return self._convolution(name, calls, self._compute(name, self._computed(name, d), found, shortest), found)
+            return self._convolution(name, calls, self._compute(name, self._computed(name, d), work, shortest), work)
         if entry.law is Law.EMBEDDING:
-            return self._lookups(name, d, found)
+            return self._lookups(name, d, work)
         if entry.law is Law.LINK:
             pageable = d.op_in(("pageable",))
-            pinned = self.link.time_us(np.maximum(found.read, found.written))  # each byte crosses the link once
+            pinned = self.link.time_us(np.maximum(work.read, work.written))  # each byte crosses the link once
             return np.where(pageable, self.link.start_us + (pinned - self.link.start_us) / PAGEABLE_SHARE, pinned)
         if entry.law is Law.COLLECTIVE:
-            return self._collective(d, found)
+            return self._collective(d, work)
         if entry.law is Law.SORT:
             whole = d.op_in(WHOLE_SORTS)
             start = np.where(whole | d.op_in(BLOCK_SORTS), self.start_us(name), self.memory.start_us)
-            return start + self.memory.moving_us(np.where(whole, SORT_PASSES, 1.0) * found.bytes)
-        if name in IMAGES and self.gpu.limits is not None:
-            return self.start_us(name) + image_us(name, d, self.memory.moving_us(entry.passes * found.bytes), self.gpu)
-        return self._movement(name, entry.passes, found)
+            return start + self.memory.moving_us(np.where(whole, SORT_PASSES, 1.0) * work.bytes)
+        if name in IMAGE_FAMILIES and self.gpu.limits is not None:
+            return self.start_us(name) + image_us(name, d, self.memory.moving_us(entry.passes * work.bytes), self.gpu)
+        return self._movement(name, entry.passes, work)
 
     def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Reference times that learned models correct, us, shape (rows,).
@@ -141,25 +151,25 @@ class Physics:
         them. A change of these times needs a new `features.VERSION`.
         """
         if family(name).law is Law.COMPUTE:
-            found = self._compute(name, Dims(calls), work_of(name, calls), MIN_REDUCTION)
-        elif name in IMAGES:
-            found = self._movement(name, family(name).passes, work_of(name, calls))
+            times = self._compute(name, Dims(calls), work_of(name, calls), MIN_REDUCTION)
+        elif name in IMAGE_FAMILIES:
+            times = self._movement(name, family(name).passes, work_of(name, calls))
         elif family(name).law is Law.EMBEDDING:
-            found = self._embedding(name, Dims(calls), work_of(name, calls))
+            times = self._embedding(name, Dims(calls), work_of(name, calls))
         else:
-            found = self.kernel_us(name, calls)
-        return found - self.start_us(name) + self.memory.start_us
+            times = self.kernel_us(name, calls)
+        return times - self.start_us(name) + self.memory.start_us
 
     def start_us(self, name: str) -> float:
         """Duration of a family's kernel at negligible size, us; for a CPU, the start time of the memory curve."""
         return START_US.get(name, self.memory.start_us) if self.gpu.limits is not None else self.memory.start_us
 
-    def _movement(self, name: str, passes: float, found: Work) -> Array:
+    def _movement(self, name: str, passes: float, work: Work) -> Array:
         """Time of memory traffic, or of arithmetic where that takes longer."""
-        arithmetic = found.flops / self.gpu.peak_gflop_per_s() / 1e3
-        return np.asarray(self.start_us(name) + np.maximum(self.memory.moving_us(passes * found.bytes), arithmetic))
+        arithmetic = work.flops / self.gpu.peak_gflop_per_s() / 1e3
+        return np.asarray(self.start_us(name) + np.maximum(self.memory.moving_us(passes * work.bytes), arithmetic))
 
-    def _compute(self, name: str, d: Dims, found: Work, shortest: float) -> Array:
+    def _compute(self, name: str, d: Dims, work: Work, shortest: float) -> Array:
         """Roofline time whose compute part counts whole waves of tiles, or FLOPs over peak without tile counts.
 
         A long reduction is split over idle SMs, but no part is shorter than `shortest`.
@@ -170,8 +180,8 @@ class Physics:
         split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / shortest, 1.0))
         waves = np.ceil(tiles * split / sms)
         compute = waves * 2.0 * TILE * TILE * depth / split / (peak / sms)
-        compute = np.where(np.isfinite(compute), np.maximum(compute, found.flops / peak), found.flops / peak)
-        return np.asarray(self.start_us(name) + np.maximum(compute, self.memory.moving_us(found.bytes)))
+        compute = np.where(np.isfinite(compute), np.maximum(compute, work.flops / peak), work.flops / peak)
+        return np.asarray(self.start_us(name) + np.maximum(compute, self.memory.moving_us(work.bytes)))
 
     def spread(self, name: str, calls: pd.DataFrame) -> Array | float:
         """Factor between a formula's time and the ends of its p10-p90 interval, of the family or shape (rows,)."""
@@ -180,7 +190,7 @@ class Physics:
             return usual
         return spread(Dims(calls), self.gpu, usual)
 
-    def _convolution(self, name: str, calls: pd.DataFrame, plain: Array, found: Work) -> Array:
+    def _convolution(self, name: str, calls: pd.DataFrame, plain: Array, work: Work) -> Array:
         """Convolution times, from `plain`: the times of matrix products with the same arithmetic.
 
         Gradients on a GPU, convolutions on tensor cores and those with several groups have formulas of their own.
@@ -190,25 +200,25 @@ class Physics:
         d = Dims(calls)
         if self.gpu.limits is not None:
             plain = self.gradient_us(name, calls, plain, plain)
-        rows, several = on_tensor_cores(d, self.gpu), grouped(d)
+        rows, in_groups = on_tensor_cores(d, self.gpu), grouped(d)
         tensor = np.full(d.rows, np.inf)
         if rows.any():
             tensor[rows] = tensor_us(name, Dims(calls[rows]), self.gpu, self.memory, self.l2_gb_per_s)
-            known = rows & np.isfinite(tensor)
-            plain = np.where(known, self.start_us(name) + tensor, plain)
-        if several.any() and self.gpu.limits is not None:
-            part = Dims(calls[several])
+            has_dims = rows & np.isfinite(tensor)
+            plain = np.where(has_dims, self.start_us(name) + tensor, plain)
+        if in_groups.any() and self.gpu.limits is not None:
+            part = Dims(calls[in_groups])
             fp32 = np.full(part.rows, 1e3 * self.gpu.peak_gflop_per_s())
-            moving = self.memory.moving_us(found.bytes[several])
-            times = grouped_us(name, part, self.gpu, moving, fp32, tensor[several])
-            known = np.isfinite(times)
-            plain[np.flatnonzero(several)[known]] = self.start_us(name) + times[known]
+            moving = self.memory.moving_us(work.bytes[in_groups])
+            times = grouped_us(name, part, self.gpu, moving, fp32, tensor[in_groups])
+            has_dims = np.isfinite(times)
+            plain[np.flatnonzero(in_groups)[has_dims]] = self.start_us(name) + times[has_dims]
         return plain
 
     def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
         """Times of fp32 gradients, from the times of forward convolutions or products with the same arithmetic.
 
-        See `conv_gradients`.
+        See `convolutions.gradient_us`.
         """
         d = Dims(calls)
         if product_us is None:
@@ -229,14 +239,14 @@ class Physics:
         peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
         return values_of(d.text("computed") if "computed" in d.table else d.text("dtype", "fp32"), peaks, peaks["fp32"])
 
-    def _lookups(self, name: str, d: Dims, found: Work) -> Array:
+    def _lookups(self, name: str, d: Dims, work: Work) -> Array:
         """Times of lookups and their gradients: `lookup_us` on a GPU, and the model of Lin et al. on a CPU."""
         if self.gpu.limits is None:
-            return self._embedding(name, d, found)
+            return self._embedding(name, d, work)
         time = lookup_us(name, d, self.gpu, self.memory, self.l2_gb_per_s)
-        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
+        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(work.bytes))
 
-    def _embedding(self, name: str, d: Dims, found: Work) -> Array:
+    def _embedding(self, name: str, d: Dims, work: Work) -> Array:
         """Enhanced model of Lin et al.: the larger of DRAM time (cold traffic) and L2 time (hits).
 
         Narrow rows are slower.
@@ -250,7 +260,7 @@ class Physics:
         time = np.maximum(dram, warm / (1e3 * self.l2_gb_per_s)) * small_width_factor(traffic.width)
         if name == "embedding_forward" and self.gpu.limits is not None:
             time = np.maximum(time, ROW_LATENCY_US * traffic.longest)
-        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(found.bytes))
+        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(work.bytes))
 
     def _backward_traffic(self, d: Dims, fixed: Array, weights: Array) -> tuple[Array, Array]:
         """(DRAM, L2) bytes of a backward. If the indices are sorted, each distinct row is read and written once.
@@ -265,11 +275,11 @@ class Physics:
         warm = np.where(sparse, weights, weights + repeated)
         return cold, warm
 
-    def _collective(self, d: Dims, found: Work) -> Array:
+    def _collective(self, d: Dims, work: Work) -> Array:
         """Times of collectives: start plus size x bus factor / bandwidth of NVLink, or of PCIe without NVLink."""
         ranks, factor = bus_factor(d)
         bus = self.gpu.nvlink_gb_per_s or self.gpu.pcie_gb_per_s
-        size = np.maximum(found.read, found.written)
+        size = np.maximum(work.read, work.written)
         time = COLLECTIVE_START_US + size * factor / (1e3 * max(bus, 1.0))
         # with one rank, the library copies within the device or does nothing
         return np.where(ranks <= 1.0, self.memory.time_us(2.0 * size), time)
@@ -298,3 +308,31 @@ def tile_counts(name: str, d: Dims) -> tuple[Array, Array]:
         return groups * np.ceil(rows / TILE) * np.ceil(columns / TILE), depth
     nothing = np.full(d.rows, np.nan)
     return nothing, nothing
+
+
+def image_us(name: str, d: Dims, moving_us: Array, gpu: GpuSpec) -> Array:
+    """Time of batch norm and pooling without the start, us, shape (rows,); `moving_us` is the time of the bytes."""
+    if name == "batch_norm":
+        return moving_us / BATCH_NORM_SHARE
+    scanned = d.backward() & pd.Series(d.text("op")).str.startswith("max").to_numpy(dtype=bool) & ~d.channels_last()
+    pixels = np.nan_to_num(d("B", 1.0) * d("C") * d("HW", 1.0))
+    clocks_us = POOL_CLOCKS * pixels / (max(gpu.sms, 1) * max(gpu.boost_clock_mhz, 1.0))
+    return np.where(scanned, np.maximum(moving_us, clocks_us), moving_us)
+
+
+def raised_to_min_duration(kernel_us: Array, family: str, gpu: GpuSpec, measured_us: Array | None = None) -> Array:
+    """Kernel times raised to the duration of a family's kernel at negligible size (`physics.START_US`).
+
+    Latencies above a host's floor do not show how long the shortest kernels take, and scaling has no lower limit. All
+    transfer methods raise shorter predictions here.
+
+    Args:
+        kernel_us: predicted times, shape (rows,).
+        family: a kernel family.
+        gpu: the GPU of the prediction; a CPU starts no kernels, so its times are returned unchanged.
+        measured_us: times of the same calls on another GPU; a call that was shorter there may be as short here.
+    """
+    if gpu.limits is None:
+        return kernel_us
+    start = np.full(len(kernel_us), Physics.of(gpu).start_us(family))
+    return np.asarray(np.maximum(kernel_us, start if measured_us is None else np.minimum(start, measured_us)))

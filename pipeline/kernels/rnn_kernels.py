@@ -1,6 +1,5 @@
 """Times of recurrent layers from cuDNN's kernels: products, element-wise cells, and the chain of time steps.
 
-
 A recurrent layer of G gates multiplies the inputs of all T steps in one product, (T·B) x I times I x G·H. The rest is a
 chain: each step runs a product B x H times H x G·H, then one element-wise kernel. The backward pass runs the same chain
 with the transposed weights. It ends with two long products, the gradients of both matrices (Appleyard, Kocisky, Blunsom
@@ -26,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.kernels.embedding_traffic import attributes_of
+from pipeline.kernels.embedding_lookups import attributes_of
 from pipeline.kernels.estimate import Estimate, Floor
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array, Dims
@@ -62,10 +61,10 @@ class Layers:
         Where `attributes` does not name them, there are one direction, four gates and no projection.
         """
         d = Dims(calls)
-        said = attributes_of(d)
+        attributes = attributes_of(d)
         directions, gates, output = (
-            np.array([float(one.get(key, usual)) for one in said], dtype=np.float64)
-            for key, usual in (("directions", 1.0), ("gates", 4.0), ("projected", 0.0))
+            np.array([float(values.get(key, default)) for values in attributes], dtype=np.float64)
+            for key, default in (("directions", 1.0), ("gates", 4.0), ("projected", 0.0))
         )
         sizes = (d("B"), d("T"), d("I"), d("H"), d("layers", 1.0))
         width = np.where(output > 0, output, sizes[3])
@@ -77,8 +76,7 @@ LAUNCH_US = 3.2
 launches (four layers of 40 to 152 units, batches of 1 to 8, in the table of `RESIDENT_US`)."""
 
 STEP_LAUNCHES, BACKWARD_STEP_LAUNCHES = 2.0, 3.0
-"""Kernels of a step, forward and backward. Forward there are two: product and cell. Backward, the measured 9.0 to 9.5
-us per step show one more, because the product's sum is split."""
+"""Kernels of a step, forward and backward: product and cell, and backward one more, because the product's sum is split."""
 
 GAP_US = 1.0
 """Time from the end of one kernel to the start of the next in the stream, microseconds. The algorithm of Lin et al.
@@ -95,9 +93,7 @@ RESIDENT_US, RESIDENT_WORK_US, RESIDENT_BATCH = 0.5, 1.4, 32.0
 - the time for `RESIDENT_WEIGHTS` weights, in microseconds;
 - the batch size that doubles that time.
 
-The source is the table in pull request 62143 of PyTorch (its author's repository `xwang233/code-snippet`,
-cudnn-rnn-bench-62143). It has 80 layers in fp32 and fp16, before and after the change, on one GPU that it does not
-name; see docs/notes/recurrent.md."""
+The source is the table in pull request 62143 of PyTorch, on one GPU that it does not name (docs/notes/recurrent.md)."""
 
 SPILLED_US, SPILLED_BATCH = 3.9, 8.0
 """Time of a step for `RESIDENT_WEIGHTS` weights, microseconds, if the weights exceed the registers; and a batch size.
@@ -115,8 +111,8 @@ PERSISTENT_SMS = 98
 
 PERSISTENT_US, PERSISTENT_SHARE = 5.0, 0.5
 """A step of the large persistent kernel: the time of one synchronisation of the whole GPU, microseconds, and the share
-of peak FLOP/s of its products. Both are assumed, not measured. A comment in PyTorch says that this kernel is at least
-as fast as the plain one, so no prediction is longer than that of the plain one."""
+of peak FLOP/s of its products. Both are assumed. PyTorch takes this kernel to be at least as fast as the plain one, so no
+prediction is longer than that of the plain one."""
 
 NO_FLOOR = Floor(0.0, 0.0, {})
 """No latency floor: latencies equal kernel times."""
@@ -142,10 +138,10 @@ def recurrent_us(
     """
     sizes = Layers.of(calls)
     table, at, times, chained = _products(sizes, Dims(calls).text("dtype", "fp32"))
-    found, kinds = products(table)
+    estimates, kinds = products(table)
     cells = _cell_us(sizes, physics)
     total = []
-    for ends in (found.kernel, found.p10, found.p90):
+    for ends in (estimates.kernel, estimates.p10, estimates.p90):
         bulk, chain = (
             np.bincount(at[rows], (times * ends)[rows], minlength=len(calls)) for rows in (~chained, chained)
         )
@@ -154,10 +150,10 @@ def recurrent_us(
         )
     kernel, low, high = total
     evidence = np.full(len(calls), "roofline", dtype=object)
-    longest = np.argsort(times * found.kernel, kind="stable")
+    longest = np.argsort(times * estimates.kernel, kind="stable")
     evidence[at[longest]] = kinds[longest]  # evidence of the longest product, which is sorted last
-    known = np.isfinite(sizes.batch + sizes.steps + sizes.inputs + sizes.hidden)
-    kernel = np.where(known, kernel, np.nan)
+    has_sizes = np.isfinite(sizes.batch + sizes.steps + sizes.inputs + sizes.hidden)
+    kernel = np.where(has_sizes, kernel, np.nan)
     latency = floor.latency(kernel, Dims(calls).text("op"))
     rest = latency - kernel
     inside = np.ones(len(calls), dtype=bool)
@@ -238,9 +234,11 @@ def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics)
     peak = physics.peak_flop_per_us(d)
     multiplied = 2.0 * sizes.batch * sizes.gates * sizes.hidden**2
     large = sizes.steps * (PERSISTENT_US + multiplied / (PERSISTENT_SHARE * peak))
-    found = np.where(_uses_large_persistent(sizes, d.text("dtype", "fp32"), physics), np.minimum(plain, large), plain)
+    without_small = np.where(
+        _uses_large_persistent(sizes, d.text("dtype", "fp32"), physics), np.minimum(plain, large), plain
+    )
     small = sizes.steps * sizes.layers * sizes.directions * _small_persistent_us(sizes, physics)
-    return np.where(_uses_small_persistent(sizes, d.text("dtype", "fp32"), physics), small, found)
+    return np.where(_uses_small_persistent(sizes, d.text("dtype", "fp32"), physics), small, without_small)
 
 
 def _uses_small_persistent(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:

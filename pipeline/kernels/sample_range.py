@@ -53,24 +53,26 @@ class Scope:
         present = [dim for dim in dims if dim in samples.columns and samples[dim].notna().any()]
         ranges = {dim: (float(np.nanmin(d(dim))), float(np.nanmax(d(dim)))) for dim in present}
         kinds = [tuple(sorted(map(str, samples[key].dropna().unique()))) for key in ("op", "dtype", "phase")]
-        found = tuple(map(tuple, np.unique(windows(samples), axis=0).tolist())) if name.startswith("conv2d") else ()
-        return cls(kinds[0], kinds[1], kinds[2], ranges, found, name)
+        found_windows = (
+            tuple(map(tuple, np.unique(windows(samples), axis=0).tolist())) if name.startswith("conv2d") else ()
+        )
+        return cls(kinds[0], kinds[1], kinds[2], ranges, found_windows, name)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Whether each call has an op, dtype, phase and window of the samples, and all dims of the samples."""
         d = Dims(calls)
-        fine = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
-        fine &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
+        covered = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
+        covered &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
         if self.name not in PHASE_INDEPENDENT_FAMILIES:
-            fine &= is_one_of(d.text("phase", "forward"), self.phases)
+            covered &= is_one_of(d.text("phase", "forward"), self.phases)
         for dim in self.ranges:
             if dim not in WINDOW_DEFAULTS and dim != "B":
-                fine &= np.isfinite(d(dim))
+                covered &= np.isfinite(d(dim))
         if self.windows:
-            known = {tuple(window) for window in self.windows}
+            sampled_windows = {tuple(window) for window in self.windows}
             square = _square(d)
-            fine &= square & np.array([tuple(row) in known for row in windows(calls).tolist()], dtype=bool)
-        return np.asarray(fine, dtype=bool)
+            covered &= square & np.array([tuple(row) in sampled_windows for row in windows(calls).tolist()], dtype=bool)
+        return np.asarray(covered, dtype=bool)
 
     def clamp(self, calls: pd.DataFrame, cache_bytes: float = 0.0) -> tuple[pd.DataFrame, Array]:
         """Calls with every dim moved into its range, and the largest distance from a range, octaves, (rows,).
@@ -121,9 +123,9 @@ class Scope:
     def from_json(cls, values: dict[str, Any]) -> Scope:
         """Rebuild from the values of `to_json`."""
         ranges = {str(key): (float(low), float(high)) for key, (low, high) in values["ranges"].items()}
-        found = tuple(tuple(float(v) for v in window) for window in values["windows"])
+        sampled_windows = tuple(tuple(float(v) for v in window) for window in values["windows"])
         ops, dtypes, phases = (tuple(map(str, values[key])) for key in ("ops", "dtypes", "phases"))
-        return cls(ops, dtypes, phases, ranges, found, str(values["name"]))
+        return cls(ops, dtypes, phases, ranges, sampled_windows, str(values["name"]))
 
 
 def windows(calls: pd.DataFrame) -> Array:
@@ -134,7 +136,7 @@ def windows(calls: pd.DataFrame) -> Array:
 
 def _square(d: Dims) -> npt.NDArray[np.bool_]:
     pairs = (("kernel_size", np.nan), ("input_size", np.nan), ("stride", 1.0), ("padding", 0.0))
-    fine = np.ones(d.rows, dtype=bool)
+    square = np.ones(d.rows, dtype=bool)
     for dim, default in pairs:
-        fine &= d(f"{dim}_w", d(dim, default)) == d(dim, default)
-    return fine
+        square &= d(f"{dim}_w", d(dim, default)) == d(dim, default)
+    return square

@@ -13,8 +13,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean, shown
+from pipeline.hardware.find_gpu import LOCAL
+from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
-from pipeline.kernels.work import ELEMENT_BYTES, Dims
+from pipeline.kernels.work import ELEMENT_BYTES, Dims, matrix_product
 from pipeline.schemas import DIMS, read_frame
 
 MAX_LATENCY_US = 1e8
@@ -77,42 +79,42 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
         raise TableError(f"{where}: column op is missing; in each row {_op_choices()}")
     nothing = pd.Series(None, index=table.index, dtype=object)
     op = table["op"].astype("string").astype(object) if "op" in table.columns else nothing
-    found = op.map(OP_NAMES).astype(object)
+    families = op.map(OP_NAMES).astype(object)
     if "family" in table.columns:
-        given = table["family"].astype(object)
-        found = given.where(given.notna(), found)
-    bad = found.isna() | ~found.isin(list(FAMILIES))
+        named = table["family"].astype(object)
+        families = named.where(named.notna(), families)
+    bad = families.isna() | ~families.isin(list(FAMILIES))
     if bad.any():
         row = int(np.flatnonzero(bad.to_numpy())[0])
-        column = "family" if pd.notna(found.iloc[row]) else "op"
-        name = str(found.iloc[row] if column == "family" else op.iloc[row])
+        column = "family" if pd.notna(families.iloc[row]) else "op"
+        name = str(families.iloc[row] if column == "family" else op.iloc[row])
         close = did_you_mean(name, OP_NAMES if column == "op" else FAMILIES)
         raise TableError(f"{where}: row {row}: unknown {column} {shown(name)}: {close}{_op_choices()}")
     first = {name: entry.ops[0] for name, entry in FAMILIES.items() if entry.ops}
-    op = op.where(op.notna() & (op != found), found.map(first))
-    full = table.assign(op=op, family=found)
-    phases = found.map({name: entry.phase for name, entry in FAMILIES.items()})
+    op = op.where(op.notna() & (op != families), families.map(first))
+    full = table.assign(op=op, family=families)
+    phases = families.map({name: entry.phase for name, entry in FAMILIES.items()})
     for column, value in (("phase", phases), ("dtype", "fp32")):
         full[column] = full[column].fillna(value) if column in full.columns else value
     full["dtype"] = named_dtypes(full["dtype"], where)
     return full
 
 
-def named_dtypes(given: pd.Series, where: str) -> pd.Series:
+def named_dtypes(names: pd.Series, where: str) -> pd.Series:
     """Our names of dtypes, from ours or PyTorch's (`torch.float16`); missing values stay missing.
 
     Raises:
         TableError: a dtype is unknown; models would treat it as fp32.
     """
-    plain = {each: str(each).lower().removeprefix("torch.") for each in given.dropna().unique()}
-    ours = {each: TORCH_DTYPES.get(name, name) for each, name in plain.items()}
-    strange = [each for each, name in ours.items() if name not in ELEMENT_BYTES]
+    lower = {name: str(name).lower().removeprefix("torch.") for name in names.dropna().unique()}
+    ours = {name: TORCH_DTYPES.get(text, text) for name, text in lower.items()}
+    strange = [name for name, text in ours.items() if text not in ELEMENT_BYTES]
     if strange:
-        row = int(np.flatnonzero((given == strange[0]).to_numpy(dtype=bool, na_value=False))[0])
+        row = int(np.flatnonzero((names == strange[0]).to_numpy(dtype=bool, na_value=False))[0])
         close = did_you_mean(strange[0], ELEMENT_BYTES)
         choices = ", ".join(ELEMENT_BYTES)
         raise TableError(f"{where}: row {row}: unknown dtype {shown(str(strange[0]))}: {close}choose one of {choices}")
-    return given.astype(object).map(ours).astype(object)
+    return names.astype(object).map(ours).astype(object)
 
 
 def _op_choices() -> str:
@@ -147,12 +149,12 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
                     problem[at] = f"column {dim} is missing"
                 continue
             values = pd.to_numeric(group[dim], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-            given = group[dim].notna().to_numpy()
+            present = group[dim].notna().to_numpy()
             least = 0.0 if dim in ("padding", "padding_w", "trans_a", "trans_b", "inputs", "outputs") else 1.0
             limit = MAX_DIM if dim in ("bytes", "inputs", "outputs") else MAX_SIDE
             with np.errstate(invalid="ignore"):
-                wrong = given & ~((values >= least) & (values <= limit) & (values == np.floor(values)))
-            wrong |= required & ~given
+                wrong = present & ~((values >= least) & (values <= limit) & (values == np.floor(values)))
+            wrong |= required & ~present
             problem[at[wrong]] = [f"{dim} = {value}" for value in group[dim].to_numpy(dtype=object)[wrong]]
         fine = problem[at] == ""
         if fine.any():
@@ -255,3 +257,42 @@ def families_of(samples: pd.DataFrame, wanted: Sequence[str] | None) -> list[str
         if name not in counts:
             raise TableError(f"no samples of family {name}: the table has {', '.join(map(str, counts.index))}")
     return list(wanted)
+
+
+PRODUCTS = ("gemm", "bmm")
+"""Families whose kernels need at least the counted FLOPs. Convolutions are excluded: Winograd kernels need fewer."""
+
+MAX_PEAK_MULTIPLE = 4.0
+"""Multiple of the GPU's peak FLOP/s that no correct sample reaches. Boost clocks and peaks that were measured too low
+give ratios below 2. TF32 on an A100 is 8 times as fast as its fp32, and milliseconds give a factor of 1000."""
+
+MAX_FAULTY_SHARE = 0.05
+"""Share of a family's samples up to which such rows are accepted as errors of single measurements."""
+
+
+def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
+    """Reject a family's samples (one row per call) if more than `MAX_FAULTY_SHARE` exceed `MAX_PEAK_MULTIPLE` peaks.
+
+    Raises:
+        TableError: the samples are rejected; the message names the first such row.
+    """
+    if name not in PRODUCTS or samples.empty or gpu.name == LOCAL:  # some figures of the local machine are assumed
+        return
+    if samples["latency_us"].nunique() == 1:  # the model learns a constant from such samples, in any unit
+        return
+    dtype = (
+        samples["dtype"].fillna("fp32").astype(str) if "dtype" in samples.columns else pd.Series("fp32", samples.index)
+    )
+    peaks = {key: gpu.peak_gflop_per_s(key) for key in dtype.unique() if getattr(gpu, f"{key}_gflop_per_s", None)}
+    peak = dtype.map(peaks).to_numpy(dtype=np.float64, na_value=np.nan)
+    latency = samples["latency_us"].to_numpy(dtype=np.float64)
+    times_peak = matrix_product(Dims(samples)).flops / 1e3 / latency / peak
+    beyond = np.flatnonzero(times_peak > MAX_PEAK_MULTIPLE)
+    if len(beyond) <= MAX_FAULTY_SHARE * len(samples):
+        return
+    row = int(beyond[0])
+    raise TableError(
+        f"samples of {name}: {len(beyond)} of {len(samples)} are faster than {gpu.name} can compute (row {row}: "
+        f"{times_peak[row]:,.0f} times its {dtype.iloc[row]} peak): latency_us must be microseconds, and dtype what was "
+        "computed in (tf32 where PyTorch was allowed to use it)"
+    )

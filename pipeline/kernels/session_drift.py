@@ -1,12 +1,11 @@
 """Drift of a measuring session: an extra time per call that grows while samples are taken.
 
 The public convolution latencies were measured in random order of sizes. The latency of the smallest ones grows steadily
-with the row number: from 68 to 300 us on V100, from 108 to 760 us on P100. The growth is the same for small and large
-kernels, so it belongs to the session and not to the kernel. With the row number as an input, the error of any model is
-halved.
+with the row number: from 68 to 300 us on V100. The growth is the same for small and large kernels, so it belongs to the
+session and not to the kernel.
 
-The drift is therefore estimated as a function of the row's position and subtracted before fitting. Only its typical
-size is added to a predicted *latency*. Kernel times do not contain it. Samples without drift are not changed.
+The drift is estimated as a function of the row's position and subtracted before fitting, which halves the error. Only
+its typical size is added to a predicted *latency*. Samples without drift are not changed.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ MIN_ERROR_REDUCTION = 0.2
 """Minimum relative reduction of the median error with which a drift is accepted."""
 
 MIN_FIRST_REDUCTION = 0.1
-"""Minimum relative reduction of the median error by the first round's drift. Below it, no further round runs. The
-reduction is 30 to 53 % for convolutions of the five public GPUs, and at most 4 % for other families. Other families
-thus skip three of four rounds."""
+"""Minimum relative reduction of the median error by the first round's drift; below it, no further round runs. It is at
+least 30 % for the public convolutions, and at most 4 % for other families."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from pipeline.kernels.cublas_choice import Menu
+from pipeline.kernels.cublas_choice import Menu, TileNetwork
 from pipeline.kernels.distillation import synthetic_calls
 from pipeline.kernels.network_training import train_network
 from pipeline.kernels.networks import Float32, Recipe
-from pipeline.kernels.tile_network import TileNetwork
 from pipeline.kernels.work import Array, Dims
 
 RECIPE = Recipe(width=128, layers=3, steps=12_500, batch=1024, learning_rate=2e-3, muon_rate=2e-2, relu=True)

@@ -96,8 +96,12 @@ class Dims:
     def flag(self, name: str) -> npt.NDArray[np.bool_]:
         """Whether `name` is true in `attributes` (JSON), shape (rows,)."""
         codes, texts = pd.factorize(self.text("attributes"))
-        said = [f'"{name}":true' in str(text).replace(" ", "") for text in texts]
-        return np.asarray(np.array(said, dtype=bool)[codes])
+        flags = [f'"{name}":true' in str(text).replace(" ", "") for text in texts]
+        return np.asarray(np.array(flags, dtype=bool)[codes])
+
+    def channels_last(self) -> npt.NDArray[np.bool_]:
+        """Whether images have the channels innermost (`layout` in `attributes`), shape (rows,)."""
+        return pd.Series(self.text("attributes")).str.contains('"layout":"nhwc"', regex=False).to_numpy(dtype=bool)
 
     def op_in(self, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
         """Whether the op of each call is one of `names`, shape (rows,)."""

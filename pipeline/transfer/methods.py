@@ -24,10 +24,9 @@ from pipeline.errors import UnknownNameError
 from pipeline.hardware.find_gpu import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import work_of
-from pipeline.kernels.min_duration import raised_to_min_duration
-from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_core_convolution import on_tensor_cores as convolved
-from pipeline.kernels.tensor_core_products import covered as tensor_covered
+from pipeline.kernels.physics import Physics, raised_to_min_duration
+from pipeline.kernels.tensor_cores import covered as tensor_covered
+from pipeline.kernels.tensor_cores import on_tensor_cores as convolved
 from pipeline.kernels.work import Dims
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer import wave_scaling as wave

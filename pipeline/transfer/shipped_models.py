@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.convolutions import grouped
 from pipeline.kernels.families import FAMILIES
-from pipeline.kernels.grouped_convolution import grouped
-from pipeline.kernels.min_duration import raised_to_min_duration
+from pipeline.kernels.physics import raised_to_min_duration
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES

@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.min_duration import raised_to_min_duration
+from pipeline.kernels.physics import raised_to_min_duration
 from pipeline.kernels.work import Array
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.tensor_core_tiles import FAMILY

@@ -19,7 +19,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_gflop_per_s
-from pipeline.kernels.tensor_core_products import BYTES, misaligned
+from pipeline.kernels.tensor_cores import BYTES, misaligned
 from pipeline.kernels.work import Dims, values_of
 
 Array = npt.NDArray[np.float64]

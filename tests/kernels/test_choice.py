@@ -15,12 +15,12 @@ from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import tile_network_fit as tile_fit
 from pipeline.kernels import trees
+from pipeline.kernels.cublas_choice import TileNetwork
 from pipeline.kernels.family_model import AT_FLOOR_LOG_RANGE, FittedModel
 from pipeline.kernels.features import derived_features
 from pipeline.kernels.fit_gpu import fit_family
 from pipeline.kernels.network_training import train_network
 from pipeline.kernels.samples import with_launches
-from pipeline.kernels.tile_network import TileNetwork
 
 
 def named(table, tile_k, tile_m, split=1, slices=1):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.kernels.embedding_traffic import Lookup
+from pipeline.kernels.embedding_lookups import Lookup
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Dims
 

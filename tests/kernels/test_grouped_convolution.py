@@ -11,7 +11,7 @@ import pytest
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.graph.sizes.library_launches import convolution_extra
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.grouped_convolution import NATIVE_SPREAD, native
+from pipeline.kernels.convolutions import NATIVE_SPREAD, native
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import ConvShape, Dims
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.embedding_traffic import ROW_LATENCY_US
+from pipeline.kernels.embedding_lookups import ROW_LATENCY_US
 from pipeline.kernels.physics import Physics
 
 

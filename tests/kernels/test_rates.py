@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import TableError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.fit_gpu import fit_family
-from pipeline.kernels.sample_sanity import check_rates
+from pipeline.kernels.samples import check_rates
 
 
 def products(tflop_per_s, dtype="fp32", count=40):

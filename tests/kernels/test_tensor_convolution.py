@@ -14,7 +14,7 @@ from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_core_convolution import LAYOUT_CONVERSION_SHARE, NCHW_LOADS, on_tensor_cores
+from pipeline.kernels.tensor_cores import LAYOUT_CONVERSION_SHARE, NCHW_LOADS, on_tensor_cores
 from pipeline.kernels.work import Array, ConvShape, Dims
 
 FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")

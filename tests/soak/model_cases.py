@@ -12,7 +12,7 @@ from random import Random
 import pandas as pd
 
 from pipeline.answers.kernel_commands import predict_command
-from pipeline.kernels.saved_families import DESCRIPTION
+from pipeline.kernels.family_model import DESCRIPTION
 from pipeline.model_files import read_arrays, write_arrays
 from pipeline.paths import packs_dir
 from tests.soak.damage import damaged, json_bytes, reordered, strange_json

@@ -9,8 +9,7 @@ import pytest
 from pipeline.answers.same_chip_model import same_chip_models
 from pipeline.answers.tracker import _transfer
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.min_duration import raised_to_min_duration
-from pipeline.kernels.physics import Physics
+from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.packs import list_packs
 from pipeline.transfer.methods import by_auto
 from pipeline.transfer.shipped_models import load_models, predict_calls

@@ -76,7 +76,7 @@ def _bias(out: Tensor, bias: Tensor) -> Work:
 
 
 def _attributes(node: Node, w: Tensor, dims: dict[str, int], transposed: bool) -> dict[str, Any]:
-    """Layout of the images. With several groups, also what `pipeline.kernels.grouped_convolution` cannot see in dims."""
+    """Layout of the images. With several groups, also what `pipeline.kernels.convolutions` cannot see in dims."""
     volume = len(w.shape) == 5 and w.shape[1] == 1
     said = {"transposed": transposed, "volume": volume} if dims["groups"] > 1 else {}
     return image_attributes(node) | {key: True for key, value in said.items() if value}

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.graph.sizes.vocabulary import Work
-from pipeline.kernels.grouped_convolution import native
+from pipeline.kernels.convolutions import native
 from pipeline.kernels.work import Dims
 
 TILE = 128

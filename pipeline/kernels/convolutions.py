@@ -1,21 +1,27 @@
-"""Times of depthwise and grouped convolutions: which library computes them, and from what their time is made.
+"""Times of fp32 convolution gradients, and of depthwise and grouped convolutions.
+
+Gradients take the time of a forward pass of the same arithmetic, and extra time by rules from the V100 trace
+(`benchmarks/kernels/image_kernels.py --convolutions`). The data gradient at stride 1 takes as long as a forward
+convolution. Other gradients differ:
+
+- A data gradient with a larger stride runs in `dgrad_engine`, where cuDNN has no Winograd and no modern implicit
+  product.
+- The weight gradient of a 1 x 1 window is a product with a long reduction and few outputs. It is split over blocks.
+  They read both images once and add up partial sums, so traffic does not overlap with arithmetic.
+- The weight gradient of a 3 x 3 window at stride 1 never runs the fused Winograd kernel, which the forward pass uses on
+  large images with few channels. It runs the unfused one, which stores transformed tiles in DRAM.
 
 PyTorch computes a depthwise convolution (one input channel per group) with kernels of its own, unless
 `use_cudnn_depthwise` in aten/src/ATen/native/Convolution.cpp chooses cuDNN. Other grouped convolutions run in cuDNN:
 
-- `_native_us`: PyTorch's kernels. They compute depthwise convolutions in NCHW, except those in fp16 that the rule
-  gives to cuDNN.
-- `_library_us`: cuDNN's kernels. They compute depthwise convolutions in NHWC, and all grouped and transposed ones.
-
-PyTorch's kernels use no tensor cores, so TF32 and fp32 take the same time:
-
-- Forward pass and data gradient: a thread computes one element. Integer divisions give its position, and every tap of
-  the window costs address arithmetic, bounds checks and two loads. Instruction issue limits it, or DRAM.
-- Weight gradient: a block sums one weight over all images. A warp takes one image at a time and 32 pixels per pass.
-  A pass is one chain of dependent instructions, so its latency and the number of resident blocks limit the kernel.
-
-cuDNN's kernels for few channels per group are direct or implicit products, whose tiles hold at least `NARROWEST`
-columns of a group. On tensor cores `tensor_core_convolution` gives another time, and the library takes the shorter.
+- `_native_us`: PyTorch's kernels. They use no tensor cores, so TF32 and fp32 take the same time. In the forward pass and
+  the data gradient, a thread computes one element. Integer divisions give its position, and every tap of the window
+  costs address arithmetic, bounds checks and two loads. Instruction issue limits it, or DRAM. In the weight gradient, a
+  block sums one weight over all images. A warp takes one image at a time and 32 pixels per pass. A pass is one chain of
+  dependent instructions, so its latency and the number of resident blocks limit the kernel.
+- `_library_us`: cuDNN's kernels, direct or implicit products whose tiles hold at least `NARROWEST` columns of a group.
+  They compute depthwise convolutions in NHWC, and all grouped and transposed ones. On tensor cores `tensor_cores` gives
+  another time, and the library takes the shorter.
 
 The constants come from published times of single kernels (docs/notes/kernels.md lists them), and one from steps.
 """
@@ -26,9 +32,46 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.batch_norm_pooling import channels_last
-from pipeline.kernels.tensor_core_convolution import evenly_grouped, on_tensor_cores
+from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product
+
+STRIDED_GRADIENT = 1.5
+"""Time of a data gradient with a stride above 1, over the time of its arithmetic at the attainable peak.
+
+Five of six such gradients in the V100 trace reach 8.2 to 9.2 of 14 TFLOP/s, with 1 x 1 and with 3 x 3 windows."""
+
+WINOGRAD_POINTS, WINOGRAD_OUTPUTS = 36.0, 4.0
+"""Winograd F(4x4, 3x3): products per tile, and outputs along a tile's edge."""
+
+
+def gradient_us(name: str, d: Dims, kernel_us: Array, product_us: Array, peak: Array, memory: BandwidthCurve) -> Array:
+    """Times of gradients, from times of forward convolutions or products of the same arithmetic; us, shape (rows,).
+
+    Args:
+        name: family; times of other families and of forward passes do not change.
+        d: dims of the calls.
+        kernel_us: time as a forward convolution or plain product.
+        product_us: time as an implicit product by physics; the library has such a kernel for every gradient.
+        peak: attainable FLOP per us by the rows' dtypes.
+        memory: bandwidth of DRAM.
+    """
+    shape, size, stride = ConvShape.of(d), d.element_bytes(), d("stride", 1.0)
+    if name == "conv2d_backward_data":
+        strided = np.maximum(stride, d("stride_w", stride)) > 1.0
+        return np.where(strided, np.fmax(kernel_us, STRIDED_GRADIENT * shape.flops / peak), kernel_us)
+    if name != "conv2d_backward_weight":
+        return kernel_us
+    # with a stride, rows of pixels between the visited ones are not read
+    images = memory.moving_us(size * (shape.inputs / stride + shape.outputs))
+    tiles = shape.batch * np.ceil(shape.out_height / WINOGRAD_OUTPUTS) * np.ceil(shape.out_width / WINOGRAD_OUTPUTS)
+    transformed_bytes = size * WINOGRAD_POINTS * tiles * (shape.in_channels + shape.out_channels)
+    products = 2.0 * WINOGRAD_POINTS * tiles * shape.in_channels * shape.out_channels / peak
+    transformed = memory.moving_us(size * (shape.inputs + shape.outputs) + 2.0 * transformed_bytes) + products
+    winograd = (d("kernel_size") == 3.0) & (shape.window == 9.0) & (stride == 1.0) & (shape.groups == 1.0)
+    times = np.where(winograd, np.fmax(kernel_us, np.fmin(transformed, product_us)), kernel_us)
+    return np.where(shape.window == 1.0, kernel_us + np.nan_to_num(images), times)
+
 
 Flags = npt.NDArray[np.bool_]
 
@@ -84,9 +127,9 @@ def depthwise(d: Dims) -> Flags:
     channels.
     """
     groups = d("groups", 1.0)
-    own = (d("in_channels") == groups) | d.flag("volume")
+    single_channel = (d("in_channels") == groups) | d.flag("volume")
     multiple = np.mod(d("out_channels"), np.maximum(groups, 1.0)) == 0.0
-    return np.asarray((groups > 1.0) & own & multiple & ~d.flag("transposed"))
+    return np.asarray((groups > 1.0) & single_channel & multiple & ~d.flag("transposed"))
 
 
 def cudnn_depthwise(d: Dims, capability: float) -> Flags:
@@ -107,7 +150,7 @@ def cudnn_depthwise(d: Dims, capability: float) -> Flags:
     fits = line | (square & ((across == 1.0) | ((across == 2.0) & halved)))
     half = (d.text("dtype", "fp32") == "fp16") & (capability >= 7.0) & ~d.flag("volume")
     plain = (d("dilation", 1.0) == 1.0) & ((stride == across) | (height == 1.0))
-    return np.asarray(channels_last(d) | (half & plain & fits & (channels >= MIN_DEPTHWISE_CHANNELS)))
+    return np.asarray(d.channels_last() | (half & plain & fits & (channels >= MIN_DEPTHWISE_CHANNELS)))
 
 
 def native(d: Dims, capability: float) -> Flags:
@@ -135,8 +178,8 @@ def spread(d: Dims, gpu: GpuSpec, usual: float) -> Array:
 
     `usual` holds for rows with one group, and for those of which steps were published (ResNeXt).
     """
-    known = ~grouped(d) | (evenly_grouped(d) & on_tensor_cores(d, gpu))
-    return np.where(native(d, gpu.compute_capability), NATIVE_SPREAD, np.where(known, usual, LIBRARY_SPREAD))
+    published = ~grouped(d) | (evenly_grouped(d) & on_tensor_cores(d, gpu))
+    return np.where(native(d, gpu.compute_capability), NATIVE_SPREAD, np.where(published, usual, LIBRARY_SPREAD))
 
 
 def _instructions_per_us(gpu: GpuSpec) -> float:
@@ -168,7 +211,7 @@ def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: Array) -> Array:
     """Arithmetic times of cuDNN's kernels outside tensor cores, the shorter of direct and implicit product, us."""
     shape = ConvShape.of(d)
     elements = shape.inputs if name == "conv2d_backward_data" else shape.outputs
-    fixed = np.where(channels_last(d) & depthwise(d), LIBRARY_THREAD_INSTRUCTIONS * elements, 0.0)
+    fixed = np.where(d.channels_last() & depthwise(d), LIBRARY_THREAD_INSTRUCTIONS * elements, 0.0)
     direct = (fixed + LIBRARY_INSTRUCTIONS[name] * shape.flops / 2.0) / _instructions_per_us(gpu)
     rows, depth, columns, groups = implicit_product(name, d)
     tiles = np.ceil(rows / NARROWEST) * np.ceil(columns / NARROWEST)
