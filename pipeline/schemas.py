@@ -111,6 +111,8 @@ SCHEMAS: dict[str, pa.Schema] = {
          "count": _I, "source": _S},
         {"device_us": _F, "host_us": _F, "memory_bytes": _I, "config": _S},
     ),
+    # one row per measured peak or cost of a device: `value` in `unit`, at `size` (bytes, or the side of a matrix)
+    "peaks": _schema({"unit_name": _S, "name": _S, "value": _F, "unit": _S}, {"size": _I, "note": _S}),
     # one row per grid point
     "summary": _schema(
         {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "predicted_us": _F, "active_us": _F, "idle_us": _F,

@@ -59,7 +59,7 @@ def traced() -> Numbers:
     """Trace three CPU steps with this PyTorch, and read the trace."""
     import torch
 
-    from pipeline.collect.tracing import profile_steps
+    from pipeline.collect.profiling import profile_steps
     from pipeline.config import point
     from pipeline.trace.load import load_trace
     from pipeline.workloads import make_step

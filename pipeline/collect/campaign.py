@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,18 +33,20 @@ from pipeline.collect.campaign_supervisor import (
     EXIT_NO_KERNELS,
     EXIT_UNEXPECTED,
     end_with_parent,
+    report,
     supervise,
 )
 from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
-from pipeline.collect.lost_kernels import SESSIONS
+from pipeline.collect.measured_steps import steadiness
 from pipeline.collect.peaks import PLAIN_UNIT, run_peaks
-from pipeline.collect.preflight import ProfilerError, preflight, steadiness
+from pipeline.collect.profiling import SESSIONS, ProfilerError, preflight
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
 from pipeline.errors import InputError, SteptimeError
 
 START_TIME = time.monotonic()  # the time limit counts from here
 
-PARTS = ("peaks", "steps", "kernels")
+PARTS: dict[str, Callable[[Campaign], None]] = {"peaks": run_peaks, "steps": run_steps, "kernels": run_kernels}
+"""Parts of a campaign, in the order of a run."""
 TIME_SHARES = {"times": 0.25, "peaks": 0.37, "steps": 0.65, "kernels": 1.0}
 """Share of the time limit by which each part must stop. The shares are cumulative: unused time goes to the later parts.
 `times` is the unprofiled timing of the steps on CUDA, which runs before anything is profiled."""
@@ -82,7 +86,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="the workloads' calls, as `python -m pipeline.collect.campaign_calls FILE` writes them on any machine: "
         "the campaign then spends no time on finding them",
     )
-    parser.add_argument("--parts", type=_parts, default=PARTS, help="parts in order (default peaks,steps,kernels)")
+    parser.add_argument(
+        "--parts", type=_parts, default=tuple(PARTS), help="parts in order (default peaks,steps,kernels)"
+    )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--tiny", action="store_true", help="very small sizes: a trial, not a measurement")
     return parser.parse_args(argv)
@@ -118,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with watchdog(begin + 60 * args.minutes, args.out):
             return _run(args, begin)
     except SteptimeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        report(f"error: {error}")
         return error.exit_code
 
 
@@ -144,16 +150,16 @@ def _run(args: argparse.Namespace, begin: float) -> int:
         run["status"] = "complete" if campaign.left() > 0 else "out of time"
     except ProfilerError as error:
         code, run["status"] = EXIT_NO_KERNELS, f"preflight failed: {error}"
-        print(f"error: {error}", file=sys.stderr)
+        report(f"error: {error}")
     except DeviceLostError as error:
         code, run["status"] = EXIT_DEVICE_LOST, f"device lost: {error}"[:500]
-        print(f"error: {run['status']}", file=sys.stderr)
+        report(f"error: {run['status']}")
     run["profiler"] = asdict(SESSIONS)
     run["seconds"] = round(time.monotonic() - begin, 1)
     folder.save()
     problems = check(args.out)
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        report(f"error: {problem}")
     print(_summary(folder.manifest, args.out, run["seconds"]))
     return EXIT_DAMAGED if problems and code == EXIT_DONE else code
 
@@ -166,17 +172,20 @@ def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: di
         DeviceLostError: the device no longer answers.
     """
     device, several = campaign.device, len(args.parts) > 1
-    run["preflight"] = seen = _check_result(lambda: steadiness(device))
-    for warning in seen["warnings"]:
-        print(f"warning: {warning}", file=sys.stderr)
-    if device.type == "cuda":
+    run["preflight"] = _check_result(lambda: steadiness(device))
+    for warning in run["preflight"]["warnings"]:
+        report(f"warning: {warning}")
+    if device.type == "cuda":  # what must run before the first profile
         campaign.part_deadline = begin + 60 * args.minutes * (TIME_SHARES["times"] if several else 0.5)
-        _measure_unprofiled(campaign, args.parts)
+        if "peaks" in args.parts:
+            run_peaks(campaign, (PLAIN_UNIT,))
+        if "steps" in args.parts:
+            run_times(campaign)
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-        seen |= _check_result(lambda: preflight(device, Path(scratch)))
+        run["preflight"] |= _check_result(lambda: preflight(device, Path(scratch)))
     for part in args.parts:
         campaign.part_deadline = begin + 60 * args.minutes * (TIME_SHARES[part] if several else 1.0)
-        _part(part)(campaign)
+        PARTS[part](campaign)
 
 
 def _check_result(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -193,16 +202,12 @@ def _check_result(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _published_options(args: argparse.Namespace) -> str:
     """The command-line options without folder names, because measurements are published without local paths."""
-    told: str = (
-        f"--parts {','.join(args.parts)}" + (f" --only {args.only}" if args.only else "") + " --tiny" * args.tiny
-    )
-    return told
+    only = f" --only {args.only}" if args.only else ""
+    return f"--parts {','.join(args.parts)}{only}{' --tiny' if args.tiny else ''}"
 
 
 def _copy_earlier_campaign(args: argparse.Namespace) -> None:
     """Copy an earlier campaign into a new --out folder."""
-    import shutil
-
     if args.resume is None or args.resume.resolve() == args.out.resolve():
         return
     read_manifest(args.resume)  # raises an error if this is not a campaign's folder
@@ -215,25 +220,13 @@ def _copy_earlier_campaign(args: argparse.Namespace) -> None:
             shutil.copyfile(file, args.out / file.name)
 
 
-def _measure_unprofiled(campaign: Campaign, parts: Sequence[str]) -> None:
-    """Measure everything that must run before the first profile."""
-    if "peaks" in parts:
-        run_peaks(campaign, (PLAIN_UNIT,))
-    if "steps" in parts:
-        run_times(campaign)
-
-
-def _part(name: str) -> Callable[[Campaign], None]:
-    return {"peaks": run_peaks, "steps": run_steps, "kernels": run_kernels}[name]
-
-
 def _summary(manifest: dict[str, Any], folder: Path, seconds: float) -> str:
-    counts: dict[str, int] = {}
-    for unit in manifest["units"].values():
-        counts[unit["status"]] = counts.get(unit["status"], 0) + 1
+    counts = Counter(unit["status"] for unit in manifest["units"].values())
     size = sum(file.stat().st_size for file in folder.iterdir())
-    told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) or "none"
-    return f"{folder}: units {told}; {size / 1e6:.1f} MB after {seconds:.0f} s. Run the same command again to continue."
+    units = ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) or "none"
+    return (
+        f"{folder}: units {units}; {size / 1e6:.1f} MB after {seconds:.0f} s. Run the same command again to continue."
+    )
 
 
 def _minutes(text: str) -> float:

@@ -3,21 +3,27 @@
 Files:
     manifest.json: What ran, on which device, with which result. It is the last file written after each unit.
     step_times.parquet: Unprofiled step times (schema `step_times`).
-    peaks.parquet: Bandwidths, throughputs and host costs.
+    peaks.parquet: Bandwidths, throughputs and host costs (schema `peaks`).
     samples.parquet: Kernel microbenchmarks (schema `samples`).
     traces_a.tar, ...: Per unit a folder with `kineto.json.gz` and `execution_trace.json.gz`.
 
 Tables are written before the manifest that refers to them. If a run is killed between the two writes, a table holds
 rows of a unit that is not done. These rows are dropped when the folder is opened again.
+
+Folders also come from other machines, so sizes are checked before anything is read. Files in an archive are read, never
+extracted under their own names.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import shutil
 import tarfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +31,27 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.collect.limits import check_manifest, check_table, member_names
-from pipeline.errors import InputError, SteptimeError, TableError
+from pipeline.errors import InputError, SteptimeError, TableError, TraceError
 from pipeline.paths import CAMPAIGN
-from pipeline.schemas import PROVENANCE_KEY, WRITTEN_AS, atomic_path, read_arrow, read_table, write_table
+from pipeline.schemas import atomic_path, read_table, write_table
 
 STEP_TIMES, SAMPLES, PEAKS = "step_times.parquet", "samples.parquet", "peaks.parquet"
 SCHEMA_VERSION = 2
 """Version of the folder's layout; version 1 is the layout of the stand-alone script (`pipeline.collect.standalone`)."""
 
 MAX_FOLDER_BYTES, MAX_FILE_BYTES, MAX_NEW_ARCHIVES = 19_000_000, 3_900_000, 4
-"""Limits: bytes of a folder, bytes of one file, number of archives. A folder may have 20 MB in 8 files, each
-under 4 MB; the values leave a margin for the manifest."""
+"""Limits of what is written: bytes of a folder, bytes of one file, number of archives. A folder may have 20 MB in 8
+files, each under 4 MB; the values leave a margin for the manifest."""
+
+MAX_ARCHIVES, MAX_MEMBERS = 100, 1_000
+"""Largest number of archives in a folder, and of files in an archive; a campaign traces about 80 steps, two files each."""
+MAX_MEMBER_BYTES, MAX_TRACE_BYTES = 64 << 20, 1 << 30
+"""Largest size in bytes of a trace as stored, and after decompression (the largest of a campaign has about 100 MB)."""
+MAX_MANIFEST_BYTES, MAX_TABLE_BYTES = 64 << 20, 1 << 30
+"""Largest size in bytes of a manifest (a whole campaign's has about 100 kB), and of a table after decompression."""
 
 MAX_PEAK = 1e9
 """Largest plausible value of a peak or cost in any of its units (GB/s, TFLOP/s, µs)."""
-
-PEAK_SCHEMA = pa.schema(
-    [pa.field(name, kind, nullable=name in ("size", "note"))
-     for name, kind in (("unit_name", pa.string()), ("name", pa.string()), ("size", pa.int64()),
-                        ("value", pa.float64()), ("unit", pa.string()), ("note", pa.string()))]
-)  # fmt: skip
-"""One row per measured peak or cost: `value` in `unit`, at `size` (bytes, or the side of a matrix)."""
 
 
 class CampaignFolder:
@@ -69,17 +74,15 @@ class CampaignFolder:
         if (path / CAMPAIGN).exists():
             self._open(device)
         elif any(not entry.name.startswith(".") for entry in path.iterdir()):
-            raise InputError(
-                f"--out {path}: has files but no {CAMPAIGN}; give a new folder or the folder of a campaign"
-            )
-        for part in path.glob(".*.part"):  # left by a killed run
-            part.unlink(missing_ok=True)
+            remedy = "give a new folder or the folder of a campaign"
+            raise InputError(f"--out {path}: has files but no {CAMPAIGN}; {remedy}")
+        remove_parts(path)
 
     @property
     def units(self) -> dict[str, dict[str, Any]]:
         """Units by name: status, seconds, error."""
-        found: dict[str, dict[str, Any]] = self.manifest["units"]
-        return found
+        units: dict[str, dict[str, Any]] = self.manifest["units"]
+        return units
 
     def room(self) -> int:
         """Bytes that may still be written."""
@@ -91,38 +94,34 @@ class CampaignFolder:
 
     def add_samples(self, rows: pd.DataFrame) -> None:
         """Append microbenchmark rows and write the table."""
-        joined = _concatenated(self.samples, rows)
-        write_table(joined, self.path / SAMPLES, "samples", {"device": self.manifest["device"]})
-        self.samples = joined  # set only after the write: rows that do not fit the schema must not block later rows
+        self.samples = self._written(joined_tables([self.samples, rows]), SAMPLES)
 
     def add_step_times(self, row: Mapping[str, Any]) -> None:
         """Append one step-times row and write the table."""
-        joined = _concatenated(self.step_times, pd.DataFrame([dict(row)]))
-        write_table(joined, self.path / STEP_TIMES, "step_times", {"device": self.manifest["device"]})
-        self.step_times = joined
-
-    def step_facts(self, unit: str) -> dict[str, Any] | None:
-        """The facts in the `config` column of a unit's step-times row; None if the unit has no row."""
-        found = [facts for facts in map(json.loads, self._configs()) if facts.get("unit") == unit]
-        return found[-1] if found else None
-
-    def add_step_facts(self, unit: str, facts: Mapping[str, Any]) -> None:
-        """Add facts to the `config` column of a unit's step-times row, and write the table."""
-        told = [json.loads(text) for text in self._configs()]
-        merged = [{**one, **facts} if one.get("unit") == unit else one for one in told]
-        texts = [json.dumps(one, default=str, sort_keys=True) for one in merged]
-        changed = self.step_times.assign(config=texts)
-        write_table(changed, self.path / STEP_TIMES, "step_times", {"device": self.manifest["device"]})
-        self.step_times = changed
-
-    def _configs(self) -> list[str]:
-        return list(self.step_times["config"]) if len(self.step_times) else []
+        self.step_times = self._written(joined_tables([self.step_times, pd.DataFrame([dict(row)])]), STEP_TIMES)
 
     def add_peaks(self, rows: pd.DataFrame) -> None:
         """Append peaks and write the table."""
-        joined = _concatenated(self.peaks, rows)
-        write_peaks(joined, self.path / PEAKS, self.manifest["device"])
-        self.peaks = joined
+        self.peaks = self._written(joined_tables([self.peaks, rows]), PEAKS)
+
+    def step_facts(self, unit: str) -> dict[str, Any] | None:
+        """The facts in the `config` column of a unit's step-times row; None if the unit has no row."""
+        facts = [step for step in self._steps() if step.get("unit") == unit]
+        return facts[-1] if facts else None
+
+    def add_step_facts(self, unit: str, facts: Mapping[str, Any]) -> None:
+        """Add facts to the `config` column of a unit's step-times row, and write the table."""
+        steps = [{**step, **facts} if step.get("unit") == unit else step for step in self._steps()]
+        texts = [json.dumps(step, default=str, sort_keys=True) for step in steps]
+        self.step_times = self._written(self.step_times.assign(config=texts), STEP_TIMES)
+
+    def _steps(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in self.step_times["config"]] if len(self.step_times) else []
+
+    def _written(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
+        """The table after it was written. Callers set it only then: rows that do not fit must not block later rows."""
+        write_table(table, self.path / name, Path(name).stem, {"device": self.manifest["device"]})
+        return table
 
     def samples_full(self) -> bool:
         """Whether the table of samples has reached its size limit."""
@@ -144,9 +143,7 @@ class CampaignFolder:
             with atomic_path(target) as part:
                 if size:
                     shutil.copyfile(target, part)
-                else:
-                    part.unlink()
-                with tarfile.open(part, "a", format=tarfile.USTAR_FORMAT) as tar:
+                with tarfile.open(part, "a" if size else "w", format=tarfile.USTAR_FORMAT) as tar:
                     for name, data in members.items():
                         info = tarfile.TarInfo(name)
                         info.size = len(data)
@@ -163,22 +160,20 @@ class CampaignFolder:
         self.manifest = read_manifest(self.path)
         if self.manifest.get("schema") != SCHEMA_VERSION:
             raise InputError(f"--out {self.path}: has a run of another kind; give a new folder")
-        was = self.manifest["device"].get("gpu")
-        if was != device.get("gpu"):
-            raise InputError(
-                f"--out {self.path}: has a campaign of {was}, but this GPU is {device.get('gpu')}; give a new folder"
-            )
+        before, now = self.manifest["device"].get("gpu"), device.get("gpu")
+        if before != now:
+            raise InputError(f"--out {self.path}: has a campaign of {before}, but this GPU is {now}; give a new folder")
         done = {name for name, unit in self.units.items() if unit.get("status") == "done"}
         if (self.path / SAMPLES).exists():
-            found = read_table(self.path / SAMPLES, "samples")
-            self.samples = found[[text.partition(":")[2] in done for text in found["campaign_id"]]]
+            samples = read_table(self.path / SAMPLES, "samples")
+            self.samples = samples[[text.partition(":")[2] in done for text in samples["campaign_id"]]]
         if (self.path / STEP_TIMES).exists():
-            found = read_table(self.path / STEP_TIMES, "step_times")
-            units = [json.loads(text)["unit"] for text in found["config"]]
-            self.step_times = found[[bool(done & {unit, times_unit(unit)}) for unit in units]]
+            steps = read_table(self.path / STEP_TIMES, "step_times")
+            units = [json.loads(text)["unit"] for text in steps["config"]]
+            self.step_times = steps[[bool(done & {unit, times_unit(unit)}) for unit in units]]
         if (self.path / PEAKS).exists():
-            found = read_peaks(self.path / PEAKS)
-            self.peaks = found[found["unit_name"].isin(done)]
+            peaks = read_peaks(self.path / PEAKS)
+            self.peaks = peaks[peaks["unit_name"].isin(done)]
 
 
 def times_unit(unit: str) -> str:
@@ -186,27 +181,42 @@ def times_unit(unit: str) -> str:
     return f"{unit}/times"
 
 
+def joined_tables(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of all tables; empty tables are left out, because their column types would apply to the result."""
+    parts = [table.astype(object) for table in tables if len(table)]
+    joined = pd.concat(parts, ignore_index=True) if parts else tables[-1]
+    return joined.where(joined.notna(), None)
+
+
+def remove_parts(folder: Path) -> None:
+    """Delete half-written files that a killed run left."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a campaign.
 
     Raises:
-        InputError: the folder has no manifest, or the manifest is damaged.
+        InputError: the folder has no manifest, or the manifest is damaged or too large.
     """
-    check_manifest(folder / CAMPAIGN)
+    path = folder / CAMPAIGN
     try:
-        found = json.loads((folder / CAMPAIGN).read_text())
+        if (size := path.stat().st_size) > MAX_MANIFEST_BYTES:
+            raise InputError(f"{path}: {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed")
+        manifest = json.loads(path.read_text())
     except FileNotFoundError:
         raise InputError(f"{folder}: {CAMPAIGN} is missing; give the folder of a campaign") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{folder / CAMPAIGN}: damaged ({error}); measure again") from None
-    if not isinstance(found, dict) or not isinstance(found.get("units"), dict) or "device" not in found:
-        raise InputError(f"{folder / CAMPAIGN}: not the manifest of a campaign; measure again")
-    if not isinstance(found["device"], dict) or not all(isinstance(unit, dict) for unit in found["units"].values()):
-        raise InputError(f"{folder / CAMPAIGN}: its device or units are damaged; measure again")
-    if type(found.get("schema")) is not int or found["schema"] not in (1, SCHEMA_VERSION):
-        told = f"layout {found.get('schema')!r}, but this Steptime reads 1 and {SCHEMA_VERSION}"
-        raise InputError(f"{folder / CAMPAIGN}: {told}; measure again")
-    return found
+        raise InputError(f"{path}: damaged ({error}); measure again") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("units"), dict) or "device" not in manifest:
+        raise InputError(f"{path}: not the manifest of a campaign; measure again")
+    if not all(isinstance(part, dict) for part in (manifest["device"], *manifest["units"].values())):
+        raise InputError(f"{path}: its device or units are damaged; measure again")
+    if type(manifest.get("schema")) is not int or manifest["schema"] not in (1, SCHEMA_VERSION):
+        layout = f"layout {manifest.get('schema')!r}, but this Steptime reads 1 and {SCHEMA_VERSION}"
+        raise InputError(f"{path}: {layout}; measure again")
+    return manifest
 
 
 def write_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
@@ -216,47 +226,117 @@ def write_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
         part.write_text(text)
 
 
-def write_peaks(frame: pd.DataFrame, path: Path, device: Mapping[str, Any]) -> None:
-    """Write peaks completely or not at all.
-
-    Raises:
-        TableError: the table does not fit its schema.
-    """
-    try:
-        table = pa.Table.from_pandas(frame, schema=PEAK_SCHEMA, preserve_index=False)
-    except (pa.ArrowException, KeyError, TypeError) as error:
-        raise TableError(f"{path}: {str(error).splitlines()[0]}") from None
-    text = json.dumps({"schema": "peaks", "device": dict(device)}, default=str)
-    with atomic_path(path) as part:
-        pq.write_table(table.replace_schema_metadata({PROVENANCE_KEY: text.encode()}), part, **WRITTEN_AS)
-
-
 def read_peaks(path: Path) -> pd.DataFrame:
     """Read and check a table of peaks.
 
     Raises:
-        TableError: the file is missing, damaged, or of another kind.
+        TableError: the file is missing, damaged, or of another kind, or a value is implausible.
     """
     check_table(path)
-    table = read_arrow(path, "run the campaign's peaks", "measure again")
-    try:
-        found: pd.DataFrame = table.select(PEAK_SCHEMA.names).cast(PEAK_SCHEMA).to_pandas()
-    except (pa.ArrowException, KeyError, ValueError) as error:
-        raise TableError(f"{path}: not a table of peaks ({str(error).splitlines()[0]}); measure again") from None
-    wrong = ~((found["value"] >= 0) & (found["value"] <= MAX_PEAK))
+    peaks = read_table(path, "peaks")
+    wrong = ~((peaks["value"] >= 0) & (peaks["value"] <= MAX_PEAK))
     if wrong.any():
-        row = found[wrong].iloc[0]
+        row = peaks[wrong].iloc[0]
         raise TableError(f"{path}: {row['name']} is {row['value']:g} {row['unit']}, which no device has; measure again")
-    return found
+    return peaks
+
+
+def check_table(path: Path) -> None:
+    """Refuse a table that unpacks to more than `MAX_TABLE_BYTES`; the table's reader reports damaged ones.
+
+    Raises:
+        TableError: the table is too large.
+    """
+    try:
+        metadata = pq.read_metadata(path)
+    except (pa.ArrowException, OSError):
+        return
+    size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    if size > MAX_TABLE_BYTES:
+        raise TableError(f"{path}: {size} bytes after decompression; at most {MAX_TABLE_BYTES} are allowed")
+
+
+@contextmanager
+def _open_archive(path: Path) -> Iterator[tarfile.TarFile]:
+    """Open an archive of traces that is not compressed as a whole.
+
+    Raises:
+        TraceError: the archive is damaged or compressed.
+    """
+    try:
+        with tarfile.open(path, "r:") as tar:
+            yield tar
+    except (tarfile.TarError, OSError, KeyError) as error:
+        raise TraceError(f"{path}: damaged archive ({error}); measure again") from None
+
+
+def archives(folder: Path) -> list[Path]:
+    """The archives of a campaign's folder, in order.
+
+    Raises:
+        TraceError: there are more archives than `MAX_ARCHIVES`.
+    """
+    paths = sorted(path for path in folder.glob("traces_*.tar") if path.is_file())
+    if len(paths) > MAX_ARCHIVES:
+        raise TraceError(f"{folder}: {len(paths)} archives; at most {MAX_ARCHIVES} are allowed")
+    return paths
+
+
+def member_names(path: Path) -> list[str]:
+    """Names of the regular files in an archive; unsafe names (absolute, or with `.` or `..`) are left out.
+
+    Raises:
+        TraceError: the archive is damaged, or has more or larger files than a campaign writes.
+    """
+    names: list[str] = []
+    with _open_archive(path) as tar, path.open("rb") as file:
+        for number, info in enumerate(tar, 1):
+            if number > MAX_MEMBERS:
+                raise TraceError(f"{path}: more than {MAX_MEMBERS} files; this is not the archive of a campaign")
+            if info.size > MAX_MEMBER_BYTES:
+                raise TraceError(f"{path}: {info.name} has {info.size} bytes; at most {MAX_MEMBER_BYTES} are allowed")
+            if info.isreg() and not any(part in ("", ".", "..") for part in info.name.split("/")):
+                names.append(info.name)
+        file.seek(tar.offset)
+        end = file.read(tarfile.RECORDSIZE)
+    # tarfile takes a damaged header for the end of the archive, and would lose all files behind it
+    if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
+        raise TraceError(f"{path}: damaged or cut archive (after {len(names)} files); measure again")
+    return names
+
+
+def read_member(path: Path, name: str) -> bytes:
+    """The stored bytes of a file that `member_names` lists.
+
+    Raises:
+        TraceError: the archive is damaged, or the file unpacks to more than a campaign's trace.
+    """
+    with _open_archive(path) as tar:
+        stream = tar.extractfile(name)
+        data = stream.read(MAX_MEMBER_BYTES) if stream is not None else b""
+    if _unpacks_beyond(data, MAX_TRACE_BYTES):
+        limit = f"more than {MAX_TRACE_BYTES} bytes"
+        raise TraceError(f"{path}: {name} unpacks to {limit}; this is not the trace of a campaign")
+    return data
+
+
+def _unpacks_beyond(data: bytes, size: int) -> bool:
+    """Whether gzip data unpacks to more bytes than `size`; the code that reads damaged data reports the damage."""
+    try:
+        with gzip.open(io.BytesIO(data)) as stream:
+            stream.seek(size)
+            return bool(stream.read(1))
+    except (OSError, EOFError, zlib.error):
+        return False
 
 
 def check(folder: Path) -> list[str]:
     """The problems of a campaign's folder; empty if every file fits its schema and the size limits hold."""
-    found: list[str] = []
+    problems: list[str] = []
     files = [entry for entry in folder.iterdir() if entry.is_file()]
     total = sum(file.stat().st_size for file in files)
     if len(files) > 8 or total > 20_000_000:
-        found.append(f"{folder}: {len(files)} files with {total} bytes; at most 8 files and 20 MB are allowed")
+        problems.append(f"{folder}: {len(files)} files with {total} bytes; at most 8 files and 20 MB are allowed")
     readers: dict[str, Any] = {
         CAMPAIGN: lambda path: read_manifest(path.parent), PEAKS: read_peaks,
         STEP_TIMES: lambda path: read_table(path, "step_times"), SAMPLES: lambda path: read_table(path, "samples"),
@@ -268,14 +348,7 @@ def check(folder: Path) -> list[str]:
             elif file.name in readers:
                 readers[file.name](file)
             else:
-                found.append(f"{file}: not a file of a campaign")
+                problems.append(f"{file}: not a file of a campaign")
         except (SteptimeError, OSError) as error:
-            found.append(str(error))
-    return found
-
-
-def _concatenated(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Both tables together; empty tables are left out, because their column types would apply to the result."""
-    parts = [part.astype(object) for part in (old, new) if len(part)]
-    joined = pd.concat(parts, ignore_index=True) if parts else new
-    return joined.where(joined.notna(), None)
+            problems.append(str(error))
+    return problems

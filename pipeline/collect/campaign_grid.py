@@ -1,12 +1,21 @@
-"""The training steps that a campaign measures, the most valuable first."""
+"""The training steps that a campaign measures, the most valuable first, and the configurations of their models.
+
+Model files are flat: `key: value` with numbers, words and lists in brackets. The parser here reads only this format, so
+that a campaign needs only torch, numpy, pandas and pyarrow.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
-from pipeline.collect.model_config import load_model
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.paths import config_dir
 
 FIRST_TRACE_BYTES, OTHER_TRACE_BYTES = 1_100_000, 350_000
 """Space limit in bytes for the compressed traces of a unit: a workload's first unit, and any other unit. With these
@@ -62,6 +71,9 @@ TINY_BATCHES = {"dlrm": (16, 32), "other": (2,)}
 TINY_SECONDS = 1.0
 """Estimated seconds of a unit in a trial."""
 
+_WORDS = {"null": None, "~": None, "": None, "true": True, "false": False, "???": "???"}
+"""Values of words; `???` marks a value that must be given, as in Hydra."""
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -100,36 +112,81 @@ class StepPlan:
         Raises:
             UnknownNameError: the model does not exist.
         """
-        known = load_model(self.model)
+        config = load_model(self.model)
         # drop tiny overrides of keys that the model does not have
-        return known | {key: value for key, value in self.overrides.items() if key in known}
+        return config | {key: value for key, value in self.overrides.items() if key in config}
 
 
 def plans(tiny: bool = False) -> list[StepPlan]:
     """All steps, the most valuable first: every workload once, then more batch sizes, variants and dtypes."""
-    found = []
+    steps = []
     for model, grid in GRIDS.items():
-        for o, option in enumerate(grid.options):
-            for d, dtype in enumerate(grid.dtypes):
-                for b, batch in enumerate(grid.batches):
-                    rank = b + 1.5 * o + (2.5 if d else 0.0) + d
-                    overrides = dict(option) | ({"dtype": dtype} if d else {})
-                    first = not d and not b
-                    found.append(StepPlan(model, batch, overrides, rank, grid.seconds, grid.iterations, first))
-    found = _tiny(found) if tiny else found
-    return sorted(found, key=lambda plan: plan.rank)
+        for o, d, b in product(*(range(len(axis)) for axis in (grid.options, grid.dtypes, grid.batches))):
+            rank = b + 1.5 * o + (2.5 if d else 0.0) + d
+            overrides = dict(grid.options[o]) | ({"dtype": grid.dtypes[d]} if d else {})
+            first = not d and not b
+            steps.append(StepPlan(model, grid.batches[b], overrides, rank, grid.seconds, grid.iterations, first))
+    return sorted(filter(None, map(_tiny, steps)) if tiny else steps, key=lambda plan: plan.rank)
 
 
-def _tiny(found: list[StepPlan]) -> list[StepPlan]:
-    """The first variant of each workload, with the batch sizes of `TINY_BATCHES` and sizes that are fast on a CPU."""
-    kept = []
-    for plan in found:
-        batches = TINY_BATCHES["dlrm" if plan.model.startswith("dlrm") else "other"]
-        first = plan.overrides == dict(GRIDS[plan.model].options[0])  # then its rank is the index of its batch size
-        small = GRIDS[plan.model].tiny
-        if small is None or not first or plan.rank >= len(batches):
-            continue
-        overrides = {**small, **plan.overrides}
-        size = batches[round(plan.rank)]
-        kept.append(replace(plan, batch_size=size, overrides=overrides, seconds=TINY_SECONDS, iterations=2))
-    return kept
+def _tiny(plan: StepPlan) -> StepPlan | None:
+    """The plan in a trial, at a size that is fast on a CPU; None if trials leave it out.
+
+    A trial has the first variant of each workload, with the batch sizes of `TINY_BATCHES`.
+    """
+    batches = TINY_BATCHES["dlrm" if plan.model.startswith("dlrm") else "other"]
+    grid = GRIDS[plan.model]
+    # the rank of the first variant is the index of its batch size
+    if grid.tiny is None or plan.overrides != dict(grid.options[0]) or plan.rank >= len(batches):
+        return None
+    overrides = {**grid.tiny, **plan.overrides}
+    size = batches[round(plan.rank)]
+    return replace(plan, batch_size=size, overrides=overrides, seconds=TINY_SECONDS, iterations=2)
+
+
+def load_model(name: str) -> dict[str, Any]:
+    """The configuration of a model.
+
+    Raises:
+        UnknownNameError: the model does not exist; the message lists the names.
+        ConfigError: the file is not flat YAML.
+    """
+    folder = config_dir() / "model"
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        raise UnknownNameError("model", name, [file.stem for file in folder.glob("*.yaml")])
+    try:
+        import yaml
+    except ImportError:
+        return parse(path.read_text(), path)
+    loaded: dict[str, Any] = yaml.safe_load(path.read_text())
+    return loaded
+
+
+def parse(text: str, where: Path | str = "config") -> dict[str, Any]:
+    """Parse flat YAML: keys, scalars, lists and empty maps in brackets, comments; lists may span several lines.
+
+    Raises:
+        ConfigError: a line is neither a comment nor `key: value`.
+    """
+    plain = "\n".join(re.sub(r"(^|\s)#.*", "", line) for line in text.splitlines())
+    joined = re.sub(r"\[[^\]]*\]", lambda bracket: " ".join(bracket.group().split()), plain)
+    result: dict[str, Any] = {}
+    for line in filter(None, map(str.rstrip, joined.splitlines())):
+        match = re.fullmatch(r"(\w+):\s*(.*)", line)
+        if match is None:
+            raise ConfigError(f"{where}: cannot read {line!r} without PyYAML; install PyYAML")
+        result[match.group(1)] = _value(match.group(2))
+    return result
+
+
+def _value(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    if re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", text):
+        return float(text) if re.search(r"[.eE]", text) else int(text)
+    if text.startswith("[") and text.endswith("]"):
+        return [_value(part.strip()) for part in text[1:-1].split(",") if part.strip()]
+    if text == "{}":
+        return {}
+    return json.loads(text) if text.startswith('"') else text.strip("'")

@@ -6,26 +6,30 @@ Both layouts give the same tables. The `schema` in the manifest is the version o
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.collect import standalone
 from pipeline.collect.campaign_folder import (
-    PEAK_SCHEMA,
     PEAKS,
     SAMPLES,
     SCHEMA_VERSION,
     STEP_TIMES,
+    archives,
+    check_table,
+    member_names,
     read_manifest,
+    read_member,
     read_peaks,
 )
-from pipeline.collect.limits import archives, check_table, member_names, read_member
-from pipeline.errors import InputError, SteptimeWarning, TableError, TraceError
+from pipeline.errors import InputError, SteptimeWarning, TableError
 from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
 from pipeline.schemas import SCHEMAS, read_provenance, read_table
 
@@ -60,15 +64,13 @@ class TraceMember:
             TraceError: the archive is damaged, or a trace is larger than a campaign's.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        written: list[Path | None] = []
-        for member, name in ((self.kineto, KINETO), (self.execution_trace, EXECUTION_TRACE)):
-            data = read_member(self.archive, member) if member else None
-            if data is not None:
-                (folder / name).write_bytes(data)
-            written.append(None if data is None else folder / name)
-        if written[0] is None:
-            raise TraceError(f"{self.archive}: {self.kineto} is missing; measure again")
-        return written[0], written[1]
+        kineto = read_member(self.archive, self.kineto)
+        execution = read_member(self.archive, self.execution_trace) if self.execution_trace else None
+        (folder / KINETO).write_bytes(kineto)
+        if execution is None:
+            return folder / KINETO, None
+        (folder / EXECUTION_TRACE).write_bytes(execution)
+        return folder / KINETO, folder / EXECUTION_TRACE
 
 
 def read_samples(folder: str | Path) -> pd.DataFrame:
@@ -79,22 +81,21 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    if manifest.get("schema") == standalone.SCHEMA_VERSION:
-        found = standalone.read_samples(folder, manifest)
+    if manifest["schema"] == standalone.SCHEMA_VERSION:
+        samples = standalone.read_samples(folder, manifest)
     elif (folder / SAMPLES).exists():
         check_table(folder / SAMPLES)
-        found = read_table(folder / SAMPLES, "samples")
+        samples = read_table(folder / SAMPLES, "samples")
     else:
-        found = pd.DataFrame(columns=SCHEMAS["samples"].names)
-    kernel = found["kernel_us"].fillna(found["latency_us"]).astype(float)
-    each = (kernel, found["latency_us"].astype(float))
-    shortest, longest = pd.concat(each, axis=1).min(axis=1), pd.concat(each, axis=1).max(axis=1)
-    timed = (shortest > MAX_IMPLAUSIBLE_US) & (longest <= MAX_TIME_US)
+        samples = pd.DataFrame(columns=SCHEMAS["samples"].names)
+    latency = samples["latency_us"].astype(float)
+    times = pd.concat([latency, samples["kernel_us"].astype(float).fillna(latency)], axis=1)
+    timed = (times.min(axis=1) > MAX_IMPLAUSIBLE_US) & (times.max(axis=1) <= MAX_TIME_US)
     if not timed.all():
-        dropped = f"{(~timed).sum()} of {len(found)} samples dropped"
-        lost = f"{dropped}: no time above {MAX_IMPLAUSIBLE_US} µs, or one above {MAX_TIME_US:g} µs"
-        warnings.warn(f"{folder}: {lost}", SteptimeWarning, stacklevel=2)
-    return found[timed].reset_index(drop=True)
+        dropped = f"{(~timed).sum()} of {len(samples)} samples dropped"
+        reason = f"no time above {MAX_IMPLAUSIBLE_US} µs, or one above {MAX_TIME_US:g} µs"
+        warnings.warn(f"{folder}: {dropped}: {reason}", SteptimeWarning, stacklevel=2)
+    return samples[timed].reset_index(drop=True)
 
 
 def read_step_times(folder: str | Path) -> pd.DataFrame:
@@ -105,7 +106,7 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    if manifest.get("schema") == standalone.SCHEMA_VERSION:
+    if manifest["schema"] == standalone.SCHEMA_VERSION:
         return standalone.read_step_times(folder, manifest)
     if not (folder / STEP_TIMES).exists():
         return pd.DataFrame(columns=SCHEMAS["step_times"].names)
@@ -113,20 +114,17 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
     return _plausible(read_table(folder / STEP_TIMES, "step_times"), folder / STEP_TIMES)
 
 
-def _plausible(found: pd.DataFrame, path: Path) -> pd.DataFrame:
+def _plausible(steps: pd.DataFrame, path: Path) -> pd.DataFrame:
     """The table, if every step has taken a time.
 
     Raises:
         TableError: a time is 0, negative or longer than `MAX_TIME_US`.
     """
     for name in ("step_us", "p10_us", "p90_us"):
-        wrong = ~((found[name] > 0) & (found[name] <= MAX_TIME_US))
-        if wrong.any():
-            row = int(wrong.to_numpy().argmax())
-            raise TableError(
-                f"{path}: {name} of row {row} is {found[name].iloc[row]:g}, no time of a step; measure again"
-            )
-    return found
+        for row, us in enumerate(steps[name]):
+            if not 0 < us <= MAX_TIME_US:
+                raise TableError(f"{path}: {name} of row {row} is {us:g}, no time of a step; measure again")
+    return steps
 
 
 def read_step_time(path: str | Path) -> float:
@@ -159,8 +157,8 @@ def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) ->
     path = Path(path)
     if path.name != CAMPAIGN:
         return read_step_time(path)
-    found = [us for us, facts in _steps_of(path.parent, workload) if _same_config(facts["config"], config)]
-    return found[-1] if found else None
+    matching = [us for us, facts in _steps_of(path.parent, workload) if _same_config(facts["config"], config)]
+    return matching[-1] if matching else None
 
 
 def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
@@ -173,21 +171,24 @@ def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
         folder: folder of the campaign.
         workload: `model/variant/b<batch>`.
     """
-    every = [facts for _, facts in _steps_of(folder, workload)]
-    whole = [facts for facts in every if facts.get("profiled_kernel_us") and not facts.get("kernels_lost")]
-    return float(whole[-1]["profiled_kernel_us"]) if whole else None
+    times = [
+        facts.get("profiled_kernel_us") for _, facts in _steps_of(folder, workload) if not facts.get("kernels_lost")
+    ]
+    profiled = [float(us) for us in times if us]
+    return profiled[-1] if profiled else None
 
 
 def _steps_of(folder: str | Path, workload: str) -> list[tuple[float, dict[str, Any]]]:
     """Step time (µs) and the facts in `config` of every row of a workload, in the order of the table."""
-    place, rows = _place_of(workload), read_step_times(folder)
-    identity = zip(rows["model"], rows["variant"], rows["batch_size"], strict=True)
-    stated = zip(identity, rows["step_us"], rows["config"].fillna("{}"), strict=True)
+    steps = read_step_times(folder)
+    model, variant, batch_size = _identity_of(workload) or ("", "", 0)
+    rows = steps[(steps["model"] == model) & (steps["variant"] == variant) & (steps["batch_size"] == batch_size)]
     try:
-        steps = [(float(us), dict(json.loads(text))) for found, us, text in stated if found == place]
-        return [(us, facts | {"config": dict(facts.get("config") or {})}) for us, facts in steps]
+        facts = [dict(json.loads(text)) for text in rows["config"].fillna("{}")]
+        whole = [known | {"config": dict(known.get("config") or {})} for known in facts]
     except (ValueError, TypeError):
         raise TableError(f"{folder}: the `config` of {workload} in {STEP_TIMES} is damaged; measure again") from None
+    return list(zip(map(float, rows["step_us"]), whole, strict=True))
 
 
 def _same_config(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -211,23 +212,23 @@ def read_traces(folder: str | Path) -> Iterator[TraceMember]:
         TraceError: an archive is damaged, or it has more or larger files than a campaign writes.
     """
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    place = standalone.place_of if manifest.get("schema") == standalone.SCHEMA_VERSION else _place_of
-    found: dict[tuple[str, str, int], TraceMember] = {}
+    by_script = read_manifest(folder)["schema"] == standalone.SCHEMA_VERSION
+    members: dict[tuple[str, str, int], TraceMember] = {}
     for archive in archives(folder):
         names = member_names(archive)
         for name in names:
-            prefix, _, last = name.rpartition("/")
-            if last == KINETO and (where := place(prefix)) is not None:
+            prefix, _, file = name.rpartition("/")
+            identity = standalone.identity_of(prefix) if by_script else _identity_of(prefix)
+            if file == KINETO and identity is not None:
                 pair = f"{prefix}/{EXECUTION_TRACE}"
-                found[where] = TraceMember(*where, archive, name, pair if pair in names else None)
-    yield from found.values()
+                members[identity] = TraceMember(*identity, archive, name, pair if pair in names else None)
+    yield from members.values()
 
 
 def read_peaks_of(folder: str | Path) -> pd.DataFrame:
-    """Peaks and host costs of a campaign: columns of `campaign_folder.PEAK_SCHEMA`; empty if none were measured."""
+    """Peaks and host costs of a campaign (`peaks` schema); empty if none were measured."""
     path = Path(folder) / PEAKS
-    return read_peaks(path) if path.exists() else pd.DataFrame(columns=PEAK_SCHEMA.names)
+    return read_peaks(path) if path.exists() else pd.DataFrame(columns=SCHEMAS["peaks"].names)
 
 
 def measured_peaks(folder: str | Path) -> dict[str, float]:
@@ -241,20 +242,20 @@ def measured_peaks(folder: str | Path) -> dict[str, float]:
     """
     peaks = read_peaks_of(folder)
     device = read_manifest(Path(folder))["device"]
-    cache = device.get("cache_bytes") or device.get("l2_bytes")
-    found = {}
-    for dtype in ("fp32", "tf32", "bf16", "fp16"):
-        values = peaks.loc[peaks["name"] == f"gemm_{dtype}", "value"]
-        if len(values):
-            found[f"{dtype}_gflop_per_s"] = 1e3 * float(values.max())
-    if cache:
-        dram = peaks.loc[(peaks["name"] == "warm_triad") & (peaks["size"] >= 4 * cache), "value"]
-        near = peaks.loc[(peaks["name"] == "warm_scale") & (2 * peaks["size"] <= cache / 2), "value"]
-        found |= {name: float(v.max()) for name, v in (("dram_gb_per_s", dram), ("l2_gb_per_s", near)) if len(v)}
-    ways = [peaks.loc[peaks["name"] == f"copy_{way}_pinned", "value"] for way in ("h2d", "d2h")]
-    if all(len(way) for way in ways):
-        found["pcie_gb_per_s"] = min(float(way.max()) for way in ways)
-    return found
+    cache = device.get("cache_bytes") or device.get("l2_bytes") or math.nan
+    size = peaks["size"].astype(float)
+
+    def best(name: str, where: pd.Series | bool = True) -> float:
+        """The largest value of a peak; NaN without one."""
+        return float(peaks.loc[(peaks["name"] == name) & where, "value"].max())
+
+    figures = {f"{dtype}_gflop_per_s": 1e3 * best(f"gemm_{dtype}") for dtype in ("fp32", "tf32", "bf16", "fp16")}
+    figures |= {
+        "dram_gb_per_s": best("warm_triad", size >= 4 * cache),
+        "l2_gb_per_s": best("warm_scale", 2 * size <= cache / 2),
+        "pcie_gb_per_s": float(np.minimum(best("copy_h2d_pinned"), best("copy_d2h_pinned"))),
+    }
+    return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
 def profiler_event_us(folder: str | Path) -> float | None:
@@ -266,15 +267,15 @@ def profiler_event_us(folder: str | Path) -> float | None:
 
 def provenance(folder: str | Path) -> dict[str, Any]:
     """The origin of a campaign's figures: device, versions, campaign, runs."""
-    manifest = read_manifest(Path(folder))
-    samples = Path(folder) / SAMPLES
-    kept = ("schema", "device", "campaign_id", "runs", "command", "started_unix", "gpu_before")
-    return {key: manifest[key] for key in kept if key in manifest} | (
-        {"tables": read_provenance(samples)} if manifest.get("schema") == SCHEMA_VERSION and samples.exists() else {}
-    )
+    manifest, samples = read_manifest(Path(folder)), Path(folder) / SAMPLES
+    keys = ("schema", "device", "campaign_id", "runs", "command", "started_unix", "gpu_before")
+    origin = {key: manifest[key] for key in keys if key in manifest}
+    if manifest["schema"] == SCHEMA_VERSION and samples.exists():
+        origin["tables"] = read_provenance(samples)
+    return origin
 
 
-def _place_of(prefix: str) -> tuple[str, str, int] | None:
+def _identity_of(prefix: str) -> tuple[str, str, int] | None:
     """(model, variant, batch size) of a folder `model/variant/b<batch>`."""
     parts = prefix.split("/")
     if len(parts) != 3 or not parts[2].removeprefix("b").isdigit():

@@ -5,16 +5,16 @@ from __future__ import annotations
 import gzip
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.campaign_folder import times_unit
 from pipeline.collect.campaign_grid import StepPlan, plans
-from pipeline.collect.device import free_bytes, gpu_state, set_tf32, still_computes
-from pipeline.collect.step_timing import Step, StepTimes, step_times_row, time_steps, warm_up
-from pipeline.collect.tracing import Profile, execution_trace, profile_steps
+from pipeline.collect.device import free_bytes, gpu_state, reporting_unsupported, set_tf32, still_computes
+from pipeline.collect.measured_steps import StepTimes, time_steps, warm_up
+from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps
 from pipeline.collect.unit_runner import Campaign, Outcome
-from pipeline.collect.unsupported import reporting_unsupported
 from pipeline.errors import SteptimeError
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.workloads import make_step
@@ -47,7 +47,7 @@ def run_times(campaign: Campaign) -> None:
         unit = times_unit(plan.unit)
         if not campaign.wants(plan.unit):
             continue
-        ran = campaign.run(unit, TIMES_SHARE * plan.seconds, lambda plan=plan: time_step(campaign, plan))  # type: ignore[misc]
+        ran = campaign.run(unit, TIMES_SHARE * plan.seconds, partial(time_step, campaign, plan))
         if ran and units[unit]["status"] != "done":  # profiling the step would fail too
             units[plan.unit] = units.pop(unit)
             campaign.folder.save()
@@ -61,8 +61,8 @@ def run_steps(campaign: Campaign) -> None:
         if campaign.device.type == "cuda" and not timed:
             continue  # the next run of the campaign times it, in a process that has not run a profiler
         seconds = plan.seconds * (1 - TIMES_SHARE if timed else 1)
-        done = campaign.run(plan.unit, seconds, lambda plan=plan: measure_step(campaign, plan))  # type: ignore[misc]
-        if done and campaign.folder.units[plan.unit]["status"] == "done":
+        ran = campaign.run(plan.unit, seconds, partial(measure_step, campaign, plan))
+        if ran and campaign.folder.units[plan.unit]["status"] == "done":
             campaign.folder.units.pop(times_unit(plan.unit), None)
             campaign.folder.save()
     set_tf32(False)
@@ -77,8 +77,8 @@ def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         RuntimeError: the step fails, for example because memory runs out.
     """
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
-    step, facts, took = _warmed_up(campaign, plan, 4 * seconds)
-    times = time_steps(step.run, campaign.device, 2 * seconds, took)
+    step, facts, step_seconds = _warmed_up(campaign, plan, 4 * seconds)
+    times = time_steps(step.run, campaign.device, 2 * seconds, step_seconds)
     _add_row(campaign, plan, times, {**facts, "state": gpu_state()})  # now, to get the clocks during the steps
     return {"note": f"{times.median_us:.0f} us"}
 
@@ -92,27 +92,25 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         RuntimeError: the step fails, for example because memory runs out.
     """
     device, folder = campaign.device, campaign.folder
-    timed = folder.step_facts(plan.unit)
+    timed = folder.step_facts(plan.unit) is not None
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
-    step, facts, took = _warmed_up(campaign, plan, 4 * seconds)
+    step, facts, step_seconds = _warmed_up(campaign, plan, 4 * seconds)
     times = StepTimes()
-    if timed is None:
-        times.add(time_steps(step.run, device, seconds, took))
+    if not timed:
+        times.add(time_steps(step.run, device, seconds, step_seconds))
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         members, traced = _traces(step.run, device, plan, Path(scratch))
-    if timed is None:
-        times.add(time_steps(step.run, device, seconds, took))
     prefix = plan.unit.removeprefix("steps/")
     kept = {f"{prefix}/{name}": data for name, data in members.items()} if has_room(campaign, plan) else {}
-    archive = folder.archive(kept) if kept else None
-    traced |= {"trace": archive}
-    if timed is None:
-        _add_row(campaign, plan, times, facts | traced)
-    else:
+    traced["trace"] = folder.archive(kept) if kept else None
+    if timed:
         folder.add_step_facts(plan.unit, traced)
+    else:
+        times.add(time_steps(step.run, device, seconds, step_seconds))
+        _add_row(campaign, plan, times, facts | traced)
     profiled = "{profiled_step_us:.0f} us, kernels {profiled_kernel_us:.0f} us".format(**traced) if members else ""
-    told = f"{times.median_us:.0f} us, " if timed is None else ""
-    return {"trace": archive, "note": f"{told}profiled {profiled or traced['note']}"}
+    unprofiled = "" if timed else f"{times.median_us:.0f} us, "
+    return {"trace": traced["trace"], "note": f"{unprofiled}profiled {profiled or traced['note']}"}
 
 
 def _warmed_up(campaign: Campaign, plan: StepPlan, limit_s: float) -> tuple[Any, dict[str, Any], float]:
@@ -127,12 +125,12 @@ def _warmed_up(campaign: Campaign, plan: StepPlan, limit_s: float) -> tuple[Any,
         torch.cuda.reset_peak_memory_stats(device)
     with reporting_unsupported(plan.unit.removeprefix("steps/"), str(config.get("dtype", "fp32")), device):
         step = make_step(config, plan.batch_size, device.type)
-        took = warm_up(step.run, device, limit_s=limit_s)
-    return step, {"unit": plan.unit, "config": config, "rows_capped": capped}, took
+        step_seconds = warm_up(step.run, device, limit_s=limit_s)
+    return step, {"unit": plan.unit, "config": config, "rows_capped": capped}, step_seconds
 
 
 def _add_row(campaign: Campaign, plan: StepPlan, times: StepTimes, facts: Mapping[str, Any]) -> None:
-    row = step_times_row(times, facts, campaign.device)
+    row = times.row(facts, campaign.device)
     identity = {"gpu": campaign.gpu, "model": plan.model, "variant": plan.variant, "batch_size": plan.batch_size}
     campaign.folder.add_step_times({**row, **identity, "source": campaign.identity})
 
@@ -145,8 +143,9 @@ def has_room(campaign: Campaign, plan: StepPlan) -> bool:
     if plan.overrides.get("dtype") is None:
         return True
     closed = {name for name, unit in campaign.folder.units.items() if unit.get("status") not in ("started", "partial")}
-    waiting = [one for one in plans(campaign.tiny) if one.overrides.get("dtype") is None and one.unit not in closed]
-    return campaign.folder.archive_room() > sum(one.trace_bytes for one in [*waiting, plan])
+    in_fp32 = [step for step in plans(campaign.tiny) if step.overrides.get("dtype") is None]
+    waiting = [step for step in in_fp32 if step.unit not in closed]
+    return campaign.folder.archive_room() > sum(step.trace_bytes for step in [*waiting, plan])
 
 
 def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> tuple[dict[str, bytes], dict[str, Any]]:

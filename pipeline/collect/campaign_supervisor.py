@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.collect.campaign_folder import read_manifest, write_manifest
+from pipeline.collect.campaign_folder import read_manifest, remove_parts, write_manifest
 from pipeline.paths import CAMPAIGN
 
 EXIT_DONE, EXIT_DAMAGED, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 1, 3, 4, 5
@@ -75,20 +75,12 @@ def supervise(
         late = deadline - time.monotonic() < MIN_RESTART_SECONDS or number == MAX_PROCESSES
         if not lost or late or not (out / CAMPAIGN).exists():
             break
-        print(
-            f"warning: the process was lost ({_exit_reason(code)}); continuing in a new process",
-            file=sys.stderr,
-            flush=True,
-        )
-    for part in out.glob(".*.part"):  # incomplete files must not count among the results of a rented machine
-        part.unlink(missing_ok=True)
-    if code < 0:
-        print(
-            f"error: the process was lost ({_exit_reason(code)}). Run the same command again to continue",
-            file=sys.stderr,
-            flush=True,
-        )
-    return code if code >= 0 else 128 - code
+        report(f"warning: the process was lost ({_exit_reason(code)}); continuing in a new process")
+    remove_parts(out)  # incomplete files must not count among the results of a rented machine
+    if code >= 0:
+        return code
+    report(f"error: the process was lost ({_exit_reason(code)}). Run the same command again to continue")
+    return 128 - code
 
 
 def end_with_parent(parent: int) -> None:
@@ -113,10 +105,8 @@ def _wait(process: subprocess.Popen[bytes], manifest: Path, deadline: float, sta
             if now - changed > stall and now < deadline:
                 return _kill(process, manifest, f"no progress for {now - changed:.0f} s")
             if now > deadline + LAST_WAIT_SECONDS:
-                print(
-                    "error: the process exceeded the time limit and was ended. Run the same command again to continue",
-                    file=sys.stderr,
-                    flush=True,
+                report(
+                    "error: the process exceeded the time limit and was ended. Run the same command again to continue"
                 )
                 return _kill(process, manifest, "")
             time.sleep(POLL_SECONDS)
@@ -134,13 +124,13 @@ def _kill(process: subprocess.Popen[bytes], manifest: Path, reason: str) -> int:
     with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may block the kill; then the GPU is lost too
         process.wait(20)
     if reason and manifest.exists():
-        found = read_manifest(manifest.parent)
-        found["runs"][-1]["status"] = f"hung: {reason}"
-        for name, unit in found["units"].items():
+        values = read_manifest(manifest.parent)
+        values["runs"][-1]["status"] = f"hung: {reason}"
+        for name, unit in values["units"].items():
             if unit.get("status") == "started":
                 unit.update(status="error", error=f"hung: {reason}")
-                print(f"warning: {name}: skipped, because it hung ({reason})", file=sys.stderr, flush=True)
-        write_manifest(found, manifest.parent)
+                report(f"warning: {name}: skipped, because it hung ({reason})")
+        write_manifest(values, manifest.parent)
     return EXIT_HUNG
 
 
@@ -155,3 +145,8 @@ def _exit_reason(code: int) -> str:
     if code < 0:
         return f"signal {-code}"
     return {EXIT_DEVICE_LOST: "device lost", EXIT_HUNG: "hung"}.get(code, f"exit code {code}")
+
+
+def report(line: str) -> None:
+    """Write a line to the terminal at once."""
+    print(line, file=sys.stderr, flush=True)

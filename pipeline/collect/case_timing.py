@@ -22,19 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases import Case
 from pipeline.collect.device import between_us, cache_bytes, mark, set_tf32, synchronise, undisturbed
-from pipeline.collect.kernel_filter import counted_kernels
-from pipeline.collect.lost_kernels import SESSIONS
-from pipeline.collect.trace_windows import Window, activities, attribute, load_events
+from pipeline.collect.profiling import SESSIONS, profiled
+from pipeline.collect.trace_windows import REPETITION_LABEL, Window, attribute, counted_kernels, load_events
 
 if TYPE_CHECKING:
     import torch
 
-LABEL = r"s\d+r\d+"
-"""Label of one repetition in a trace: number of the case (s) and of the repetition (r)."""
 EVENT_REPETITIONS = 5
 """Unprofiled repetitions of a call on CUDA; the first two warm it up."""
-
-
 FIRST_RUN_FACTOR = 10.0
 """A first run may take this many times the limit, because libraries load their kernels at first use."""
 
@@ -70,7 +65,7 @@ class Timing:
         return Timing(self.case, self.cache)
 
     def row(self) -> dict[str, Any]:
-        """The measured columns of a `samples` row; empty if the call did nothing on the device."""
+        """The columns of the call and of its times in a `samples` row; empty if the call did nothing on the device."""
         latencies, kernels = self.latencies, self.kernels
         if self.core:
             latencies = kernels = undisturbed(self.latencies, self.core)
@@ -79,8 +74,14 @@ class Timing:
         launched = self.window.kernels if self.window else []
         longest = max(launched, key=lambda k: float(k["dur"]), default={})
         arguments = longest.get("args", {})
-        note = {**self.case.spec.attributes, **self.case.note, "cache": self.cache.value, "repetitions": len(kernels)}
+        spec = self.case.spec
+        note = {**spec.attributes, **self.case.note, "cache": self.cache.value, "repetitions": len(kernels)}
         return {
+            "family": spec.family,
+            "op": spec.op,
+            "phase": spec.phase,
+            "dtype": spec.dtype,
+            **spec.dims,
             "latency_us": statistics.median(latencies or kernels),
             "kernel_us": statistics.median(kernels),
             "cold": self.cache is Cache.COLD,
@@ -108,7 +109,6 @@ class Bench:
         self._folder = tempfile.TemporaryDirectory(prefix="steptime_bench_")  # deleted together with the bench
         self.scratch = Path(self._folder.name)
         self._flush = torch.zeros(cache_bytes(device), device=device)  # 4 bytes per element: four times the cache
-        self.without_launch = 0
 
     def measure(self, timings: Sequence[Timing], repetitions: int) -> None:
         """Add repetitions to timings. The cases take turns, so that each one finds the others' data in the cache.
@@ -130,17 +130,16 @@ class Bench:
         """Run a case twice without measuring it, or once if it is far above the limit; returns its time (µs)."""
         import torch
 
-        took = 0.0
         with torch.no_grad():
             for _ in range(2):
                 self._ready(timing)
                 start = time.perf_counter()
                 timing.case.run()
                 synchronise(self.device)
-                took = (time.perf_counter() - start) * 1e6
-                if took > FIRST_RUN_FACTOR * limit_us:
+                host_us = (time.perf_counter() - start) * 1e6
+                if host_us > FIRST_RUN_FACTOR * limit_us:
                     break
-        return took
+        return host_us
 
     def _ready(self, timing: Timing) -> None:
         """Prepare a repetition: inputs, cache state, an idle device."""
@@ -163,11 +162,10 @@ class Bench:
                 self._ready(timing)
                 run = timing.case.run
                 core, start = time.thread_time_ns(), time.perf_counter_ns()
-                kept = run()
-                took, used = (time.perf_counter_ns() - start) / 1e3, (time.thread_time_ns() - core) / 1e3
-                timing.latencies.append(took)
-                timing.core.append(used)
-                del kept
+                result = run()
+                timing.latencies.append((time.perf_counter_ns() - start) / 1e3)
+                timing.core.append((time.thread_time_ns() - core) / 1e3)
+                del result
 
     def _measure_cuda(self, timings: Sequence[Timing], repetitions: int) -> None:
         for timing in timings:
@@ -182,28 +180,23 @@ class Bench:
         self._profile(timings, repetitions)
 
     def _profile(self, timings: Sequence[Timing], repetitions: int) -> None:
-        from torch.profiler import profile, record_function
+        from torch.profiler import record_function
 
-        with profile(activities=activities(self.device)) as profiler:
-            SESSIONS.start_session(self.device)
+        path = self.scratch / "kernels.json"
+        with profiled(self.device, path):
             for index, timing in enumerate(timings):
                 for repetition in range(repetitions):
                     self._ready(timing)
                     with record_function(f"s{index}r{repetition}"):
                         timing.case.run()
                     synchronise(self.device)
-        path = self.scratch / "kernels.json"
-        profiler.export_chrome_trace(str(path))
-        found = attribute(load_events(path), LABEL)
+        by_label = attribute(load_events(path), REPETITION_LABEL).windows
         path.unlink()
-        self.without_launch += found.without_launch
-        SESSIONS.record_lost(sum(window.lost for window in found.windows.values()))
+        SESSIONS.record_lost(sum(window.lost for window in by_label.values()))
         for index, timing in enumerate(timings):
-            labels = (f"s{index}r{repetition}" for repetition in range(repetitions))
-            known = [window for window in (found.windows.get(label) for label in labels) if window is not None]
-            launched = [window for window in known if window.kernels and not window.lost]
-            spec = timing.case.spec
-            windows = [window.only(counted_kernels(spec.family, spec.name)) for window in launched]
+            repeated = [by_label.get(f"s{index}r{repetition}") for repetition in range(repetitions)]
+            pattern = counted_kernels(timing.case.spec.family, timing.case.spec.name)
+            windows = [window.only(pattern) for window in repeated if window and window.kernels and not window.lost]
             timing.kernels += [window.device_us for window in windows]
             if windows:  # launch geometry and names come from the repetition closest to the median
                 middle = statistics.median(window.device_us for window in windows)

@@ -1,4 +1,4 @@
-"""The measured device: synchronisation, time marks, number formats and description.
+"""The measured device: synchronisation, time marks, number formats, what it cannot run, and its description.
 
 Device settings (clocks, power limits, MIG) are read but never changed.
 """
@@ -12,12 +12,12 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, MeasurementError
 from pipeline.hardware.find_gpu import load_gpu
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 FLOAT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 """Bytes of one element per floating-point dtype string."""
+TORCH_NAMES = {
+    "fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64",
+    **{name: name for name in ("int64", "int32", "int8", "uint8", "bool")},
+}  # fmt: skip
+"""PyTorch's name of the tensor dtype per dtype string; TF32 is a mode of fp32 tensors."""
 
 DEFAULT_CPU_CACHE_BYTES = 32 << 20
 """Bytes of last-level cache that are assumed if the system does not report a size."""
@@ -47,6 +52,19 @@ MAX_DISTURBANCE, MIN_KEPT = 1.04, 3
 """Criteria for undisturbed repetitions: wall time is at most `MAX_DISTURBANCE` times the CPU time. If fewer than
 `MIN_KEPT` repetitions meet this, CPU times are used instead."""
 
+UNSUPPORTED_MESSAGES = re.compile(
+    r"not implemented for|could not create a primitive|could not run '|not supported|unsupported|"
+    r"does(n't| not) support|only supports|no kernel image is available",
+    re.IGNORECASE,
+)
+"""Messages of PyTorch and its libraries about an operator that the device does not have in this dtype. For example,
+`not implemented for` comes from PyTorch's own kernels, `could not create a primitive` from oneDNN, and
+`could not run '` from the dispatcher."""
+
+CUDA_STATUS = re.compile(r"CUDA error|CU[A-Z]+_STATUS")
+"""Error states of CUDA and its libraries. Their cause can be the dtype, the sizes or the device, so they are not taken
+as an unsupported dtype."""
+
 
 def select_device(name: str | None) -> torch.device:
     """The device with a name: `cuda` or `cpu`. `auto`, `local` and None select CUDA if available, else the CPU.
@@ -66,19 +84,17 @@ def select_device(name: str | None) -> torch.device:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The tensor dtype of a dtype string; TF32 is a mode of fp32 tensors.
+    """The tensor dtype of a dtype string.
 
     Raises:
         InputError: no tensor dtype has that name.
     """
     import torch
 
-    found = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-             "fp64": torch.float64, "int64": torch.int64, "int32": torch.int32, "int8": torch.int8,
-             "uint8": torch.uint8, "bool": torch.bool}.get(name)  # fmt: skip
-    if found is None:
-        raise InputError(f"unknown dtype {name!r}: choose one of fp32, tf32, bf16, fp16, fp64, int64, int32")
-    return found
+    if name not in TORCH_NAMES:
+        raise InputError(f"unknown dtype {name!r}: choose one of {', '.join(TORCH_NAMES)}")
+    dtype: torch.dtype = getattr(torch, TORCH_NAMES[name])
+    return dtype
 
 
 def set_tf32(on: bool) -> None:
@@ -98,9 +114,9 @@ def set_tf32(on: bool) -> None:
         cudnn.allow_tf32 = on
     if hasattr(matmul, "fp32_precision"):
         precision = "tf32" if on else "ieee"
-        for place in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)):
-            if place is not None:
-                place.fp32_precision = precision
+        for settings in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)):
+            if settings is not None:
+                settings.fp32_precision = precision
 
 
 def synchronise(device: torch.device) -> None:
@@ -174,22 +190,12 @@ def cache_bytes(device: torch.device) -> int:
         import torch
 
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20))
-    sizes = [DEFAULT_CPU_CACHE_BYTES]
+    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     try:
-        found = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-        sizes = [int(text.removesuffix("K")) << 10 for text in found if text.endswith("K")] or sizes
+        sizes = [int(path.read_text().strip().removesuffix("K")) << 10 for path in files]
     except (OSError, ValueError):
-        pass
-    return max(sizes)
-
-
-def gpu_name(device: torch.device) -> str:
-    """The project's name of this device; `cpu` for a CPU."""
-    if device.type != "cuda":
-        return "cpu"
-    import torch
-
-    return name_of_gpu(str(torch.cuda.get_device_properties(device).name))
+        sizes = []
+    return max(sizes, default=DEFAULT_CPU_CACHE_BYTES)
 
 
 def name_of_gpu(driver_name: str) -> str:
@@ -215,38 +221,36 @@ def gpu_state() -> dict[str, str]:
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
     core = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,power.draw,temperature.gpu,pstate"
     more = "utilization.gpu,memory.total,memory.used,pcie.link.gen.current,pcie.link.width.current,mig.mode.current"
-    found: dict[str, str] = {}
+    state: dict[str, str] = {}
     for keys in (f"{core},{more}", core):  # some drivers refuse some fields
         command = ["nvidia-smi", f"--query-gpu={keys}", "--format=csv,noheader,nounits", f"--id={gpu}"]
         try:
-            line = subprocess.run(
-                command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True
-            ).stdout.strip()
-            return dict(zip(keys.split(","), (field.strip() for field in line.split(",")), strict=False))
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True).stdout
+            return dict(zip(keys.split(","), (field.strip() for field in answer.split(",")), strict=False))
         except subprocess.TimeoutExpired:
             _SILENT.append(f"nvidia-smi did not answer in {SMI_SECONDS} s")
             return {"error": _SILENT[0]}
         except (OSError, subprocess.SubprocessError) as error:
-            found = {"error": str(error)[:200]}
-    return found
+            state = {"error": str(error)[:200]}
+    return state
 
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Hardware and versions, for provenance."""
     import torch
 
-    found: dict[str, Any] = {
-        "gpu": gpu_name(device), "device": device.type, "python": platform.python_version(), "torch": torch.__version__,
+    facts: dict[str, Any] = {
+        "gpu": "cpu", "device": device.type, "python": platform.python_version(), "torch": torch.__version__,
         "cuda": torch.version.cuda, "kernel": platform.release(), "cpus": os.cpu_count(), "cpu": _cpu_model(),
         "torch_threads": torch.get_num_threads(), "cache_bytes": cache_bytes(device),
     }  # fmt: skip
-    found |= {name: _version(name) for name in VERSIONED_PACKAGES}
+    facts |= {name: _version(name) for name in VERSIONED_PACKAGES}
     if device.type == "cuda":
         p = torch.cuda.get_device_properties(device)
-        found |= {"driver_name": p.name, "sms": p.multi_processor_count, "memory_bytes": p.total_memory,
-                  "capability": f"{p.major}.{p.minor}"}  # fmt: skip
-        found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return found
+        facts |= {"gpu": name_of_gpu(str(p.name)), "driver_name": p.name, "sms": p.multi_processor_count,
+                  "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"}  # fmt: skip
+        facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return facts
 
 
 def _version(name: str) -> str | None:
@@ -257,11 +261,10 @@ def _version(name: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    try:
-        match = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
-        return match.group(1) if match else platform.processor()
-    except OSError:
-        return platform.processor()
+    with suppress(OSError):
+        if match := re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()):
+            return match.group(1)
+    return platform.processor()
 
 
 def keep_memory_mapped() -> bool:
@@ -303,3 +306,65 @@ def undisturbed(wall: Sequence[float], core: Sequence[float]) -> list[float]:
     """
     kept = [w for w, c in zip(wall, core, strict=True) if w <= MAX_DISTURBANCE * max(c, 1e-9)]
     return kept if len(kept) >= min(MIN_KEPT, len(wall)) else list(core)
+
+
+class UnsupportedByDeviceError(MeasurementError):
+    """The device lacks an operator that the step or the kernel needs in its dtype.
+
+    Such operators are recognised by PyTorch's error message. The dtypes of an operator depend on the processor and on the
+    build of PyTorch: a fused LSTM in bf16 needs AVX-512, for example. PyTorch has no function to check this before, so
+    the first run of a step or of a kernel shows it.
+    """
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Whether an error of PyTorch says that the device cannot run an operator in this dtype at all."""
+    text = first_line(error)
+    return isinstance(error, RuntimeError) and not CUDA_STATUS.search(text) and (
+        isinstance(error, NotImplementedError) or UNSUPPORTED_MESSAGES.search(text) is not None
+    )  # fmt: skip
+
+
+def unsupported(what: str, dtype: str, device: torch.device, error: BaseException) -> UnsupportedByDeviceError:
+    """The error in one line, with a remedy.
+
+    Args:
+        what: workload or kernel that did not run.
+        dtype: requested number format.
+        device: device on which it did not run.
+        error: error that PyTorch raised.
+    """
+    remedy = "use another model or device" if dtype == "fp32" else "use model.dtype=fp32, another model or device"
+    return UnsupportedByDeviceError(
+        f"{what}: {device_name(device)} cannot run it in {dtype} ({first_line(error)}); {remedy}"
+    )
+
+
+@contextmanager
+def reporting_unsupported(what: str, dtype: str, device: torch.device) -> Iterator[None]:
+    """While the body runs `what`, report an operator that the device lacks in one line.
+
+    Raises:
+        UnsupportedByDeviceError: PyTorch says that the device cannot run an operator in this dtype.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if is_unsupported(error):
+            raise unsupported(what, dtype, device, error) from error
+        raise
+
+
+def device_name(device: torch.device) -> str:
+    """The device for a message: `this CPU (x86_64, AVX2)`, or the name of the GPU."""
+    import torch
+
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"this CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+
+
+def first_line(error: BaseException) -> str:
+    """The first sentence of an error's first line, without PyTorch's advice on debugging."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.split(r"\.\s+(?=[A-Z])", line.strip(), maxsplit=1)[0].rstrip(".")

@@ -9,14 +9,11 @@ has the kernel samples and peaks of all folders. If several folders timed or tra
 from __future__ import annotations
 
 import argparse
-import gzip
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from pipeline.collect import standalone
 from pipeline.collect.campaign_folder import (
@@ -25,6 +22,7 @@ from pipeline.collect.campaign_folder import (
     SCHEMA_VERSION,
     STEP_TIMES,
     CampaignFolder,
+    joined_tables,
     read_manifest,
     write_manifest,
 )
@@ -47,77 +45,58 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
         TableError, TraceError: a file is damaged.
     """
     manifests = [read_manifest(folder) for folder in folders]
-    names = [_gpu(manifest) for manifest in manifests]
-    if other := [(folder, name) for folder, name in zip(folders, names, strict=True) if name != names[0]]:
-        raise InputError(
-            f"{other[0][0]}: measured on {other[0][1]}, but {folders[0]} on {names[0]}; join campaigns of one GPU"
-        )
+    gpus = [_gpu(manifest) for manifest in manifests]
+    for folder, gpu in zip(folders, gpus, strict=True):
+        if gpu != gpus[0]:
+            raise InputError(f"{folder}: measured on {gpu}, but {folders[0]} on {gpus[0]}; join campaigns of one GPU")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"--out {out}: the folder is not empty; give a new folder")
     traces = {member.workload: member for folder in folders for member in read_traces(folder)}
-    device = {**manifests[-1]["device"], "gpu": names[0]}
+    device = {**manifests[-1]["device"], "gpu": gpus[0]}
     target = CampaignFolder(out, device)
-    for table, read, name in ((SAMPLES, read_samples, "samples"), (STEP_TIMES, read_step_times, "step_times")):
-        found = _joined_table([read(folder) for folder in folders])
-        if name == "step_times" and len(found):
-            found = found.drop_duplicates(STEP_COLUMNS, keep="last")
-        if len(found):
-            write_table(found.assign(gpu=names[0]), out / table, name, {"device": device})
-    if len(peaks := _joined_table([read_peaks_of(folder) for folder in folders])):
+    samples = joined_tables([read_samples(folder) for folder in folders])
+    steps = joined_tables([read_step_times(folder) for folder in folders]).drop_duplicates(STEP_COLUMNS, keep="last")
+    for table, file, schema in ((samples, SAMPLES, "samples"), (steps, STEP_TIMES, "step_times")):
+        if len(table):
+            write_table(table.assign(gpu=gpus[0]), out / file, schema, {"device": device})
+    if len(peaks := joined_tables([read_peaks_of(folder) for folder in folders])):
         target.add_peaks(peaks)
-    order = sorted(
-        traces.values(), key=lambda member: "dtype-" in member.variant
-    )  # fp32 first: accuracy is measured on these traces
-    left_out = [member.workload for member in order if not _archived(target, member)]
+    # fp32 first: accuracy is measured on these traces
+    in_order = sorted(traces.values(), key=lambda member: "dtype-" in member.variant)
+    left_out = [member.workload for member in in_order if not _archived(target, member)]
+    identity = "+".join(str(manifest.get("campaign_id") or manifest.get("started_unix")) for manifest in manifests)
+    joined = {"schema": SCHEMA_VERSION, "device": device, "units": _units(manifests), "campaign_id": identity}
     # the manifest last: without it, the folder is not a campaign's
-    write_manifest(
-        {
-            "schema": SCHEMA_VERSION, "device": device, "units": _units(manifests),
-            "campaign_id": "+".join(str(manifest.get("campaign_id") or manifest.get("started_unix")) for manifest in manifests),
-            "runs": [run for manifest in manifests for run in _runs(manifest)],
-        },
-        out,
-    )  # fmt: skip
+    write_manifest(joined | {"runs": [run for manifest in manifests for run in _runs(manifest)]}, out)
     return left_out
 
 
 def _gpu(manifest: Mapping[str, Any]) -> str:
-    old = manifest.get("schema") == standalone.SCHEMA_VERSION
-    return standalone.gpu_of(manifest) if old else str(manifest["device"].get("gpu"))
+    by_script = manifest["schema"] == standalone.SCHEMA_VERSION
+    return standalone.gpu_of(manifest) if by_script else str(manifest["device"].get("gpu"))
 
 
 def _units(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All units by name; a unit is done if any campaign finished it."""
-    found: dict[str, Any] = {}
+    units: dict[str, Any] = {}
     for manifest in manifests:
-        done = {name for name, unit in found.items() if unit.get("status") == "done"}
-        found |= {name: unit for name, unit in manifest["units"].items()
-                  if name not in done or unit.get("status") == "done"}  # fmt: skip
-    return found
+        for name, unit in manifest["units"].items():
+            if unit.get("status") == "done" or units.get(name, {}).get("status") != "done":
+                units[name] = unit
+    return units
 
 
 def _runs(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The runs of a campaign; the stand-alone script states its single run in the manifest itself."""
-    kept = ("started_unix", "status", "seconds")
-    return list(manifest["runs"] if "runs" in manifest else [{key: manifest[key] for key in kept if key in manifest}])
-
-
-def _joined_table(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    full = [table.astype(object) for table in tables if len(table)]
-    joined = pd.concat(full, ignore_index=True) if full else pd.DataFrame()
-    return joined.where(joined.notna(), None)
+    single = {key: manifest[key] for key in ("started_unix", "status", "seconds") if key in manifest}
+    return list(manifest.get("runs", [single]))
 
 
 def _archived(target: CampaignFolder, member: TraceMember) -> bool:
     """Put a step's traces into the archives; False if these are full."""
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         files = [path for path in member.extract(Path(scratch)) if path is not None]
-        return target.archive({f"{member.workload}/{path.name}": _compressed(path) for path in files}) is not None
-
-
-def _compressed(path: Path) -> bytes:
-    data = path.read_bytes()
-    return data if data[:2] == b"\x1f\x8b" else gzip.compress(data, mtime=0)
+        return target.archive({f"{member.workload}/{path.name}": path.read_bytes() for path in files}) is not None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
     samples = measure_calls(calls, device="auto", seconds=60, graph=graph)
 
 Each distinct call of the table is measured. The rest of the time is used for calls of the same families with sampled
-sizes (`pipeline.collect.size_sampler`). The rounds over the exact calls are spread over the whole time, so that a
+sizes (`pipeline.collect.benchmark_calls`). The rounds over the exact calls are spread over the whole time, so that a
 temporary load on the machine does not determine any median.
 """
 
@@ -17,23 +17,26 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from pipeline.collect.benchmark_calls import sizes_around
 from pipeline.collect.case_timing import EVENT_REPETITIONS, Bench, Cache, Timing
-from pipeline.collect.cases import Spec
+from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError, build_case
 from pipeline.collect.cases.case import spec_from_row
-from pipeline.collect.device import fix_threads, keep_memory_mapped, release, select_device, still_computes
-from pipeline.collect.operator_runs import Replayer
-from pipeline.collect.size_sampler import sizes_around
-from pipeline.collect.workbench import (
-    MAX_CASES_IN_MEMORY,
-    REPETITIONS,
-    GraphNode,
-    Workbench,
-    budget_bytes,
-    measured_row,
-    samples_frame,
-    table_bytes,
+from pipeline.collect.device import (
+    FLOAT_BYTES,
+    device_name,
+    first_line,
+    fix_threads,
+    free_bytes,
+    is_unsupported,
+    keep_memory_mapped,
+    out_of_memory,
+    release,
+    select_device,
+    still_computes,
 )
+from pipeline.collect.operator_runs import Replayer
 from pipeline.errors import MeasurementError, SteptimeWarning, TraceError
+from pipeline.schemas import DIMS, SCHEMAS
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +47,16 @@ GROUP_SECONDS = 4.0
 """A group of calls is measured as soon as its expected time exceeds this many seconds."""
 FIRST_ROUNDS = 3
 """Rounds over the exact calls that always run, regardless of the time limit."""
+MAX_CASES_IN_MEMORY = 16
+"""Largest number of sampled cases in memory at the same time."""
+REPETITIONS = {"cpu": 7, "cuda": 4}
+"""Repetitions of a sampled case, per device type; on CUDA also of an exact case per round."""
+MAX_CASE_US = 400_000.0
+"""Time limit in µs of a sampled case. Slower cases are dropped after the warm-up, because they would take the time of
+many others."""
+
+GraphNode = tuple[Replayer, int]
+"""Location of a call's operator: its graph, and its `node_id` in it."""
 
 
 def measure_calls(
@@ -73,23 +86,19 @@ def measure_calls(
         InputError: the device does not exist.
         MeasurementError: the device was lost.
     """
-    place = select_device(device)
-    fix_threads(place)
-    keep_memory_mapped()
-    begin = time.monotonic()
+    begin, measured_on = time.monotonic(), select_device(device)
+    work = Workbench(measured_on, begin + seconds, seed=0)
     tables = [calls] if isinstance(calls, pd.DataFrame) else list(calls)
     graphs = [graph] if isinstance(graph, pd.DataFrame) else list(graph or [])
-    replayers = [Replayer(one) for one in graphs] if place.type == "cpu" and len(graphs) == len(tables) else []
-    work = Workbench(Bench(place), place, begin + seconds, budget_bytes(place), seed=0)
-    exact = _distinct(tables, replayers)
+    replayed = measured_on.type == "cpu" and len(graphs) == len(tables)
+    exact = _distinct(tables, [Replayer(table) for table in graphs] if replayed else [])
     variants = sizes_around([spec for spec, _ in exact], seed=0) if sampled else iter(())
     rows: list[dict[str, Any]] = []
     for timings, share in _chunks(work, exact):
-        end = time.monotonic() + share * max(work.left(), 0.0)
-        rows += _measure_exact(work, timings, variants, end)
+        rows += _measure_exact(work, timings, variants, time.monotonic() + share * max(work.left(), 0.0))
     frame = samples_frame(rows, gpu="local", source="collect", campaign_id="local")
-    frame.attrs["unmeasured"] = work.unmeasured.reasons
-    for reason in dict.fromkeys(work.unmeasured.unsupported):
+    frame.attrs["unmeasured"] = work.unmeasured
+    for reason in dict.fromkeys(work.unsupported):
         warnings.warn(f"{reason}; skipped", SteptimeWarning, stacklevel=2)
     return frame
 
@@ -113,17 +122,15 @@ def measure_specs(
     Raises:
         MeasurementError: the device was lost.
     """
-    fix_threads(device)
-    keep_memory_mapped()
-    work = Workbench(Bench(device), device, time.monotonic() + seconds, budget_bytes(device), seed)
+    work = Workbench(device, time.monotonic() + seconds, seed)
     waiting, rest, rows = 0, list(specs), []
     runs = EVENT_REPETITIONS + REPETITIONS[device.type]
     group: list[Timing] = []
     while (rest or group) and work.left() > 0:
-        crowded = not rest or len(group) >= MAX_CASES_IN_MEMORY or waiting + table_bytes(rest[0]) > work.budget_bytes
+        full = not rest or len(group) >= MAX_CASES_IN_MEMORY or waiting + table_bytes(rest[0]) > work.budget_bytes
         # slow calls form small groups, so that no group runs far past the deadline
-        crowded |= runs * sum(timing.took_us for timing in group) > 1e6 * min(GROUP_SECONDS, work.left())
-        if group and (crowded or work.left() < 1):
+        full |= runs * sum(timing.took_us for timing in group) > 1e6 * min(GROUP_SECONDS, work.left())
+        if group and (full or work.left() < 1):
             rows += _measured_together(work, group)
             group, waiting = [], 0
             release(device)
@@ -134,8 +141,79 @@ def measure_specs(
             waiting += built[1]
         del built  # otherwise the last case would keep its memory while the next group is built
     frame = samples_frame(rows, gpu, source, campaign_id)
-    frame.attrs |= {"unmeasured": work.unmeasured.reasons, "cut": bool(rest or group)}
+    frame.attrs |= {"unmeasured": work.unmeasured, "cut": bool(rest or group)}
     return frame
+
+
+class Workbench:
+    """Builds and warms up cases within the limits of time and memory of one measurement run.
+
+    Attributes:
+        unmeasured: number of distinct calls without a benchmark, by reason.
+        unsupported: calls that the device cannot run in their dtype.
+    """
+
+    def __init__(self, device: torch.device, deadline: float, seed: int) -> None:
+        fix_threads(device)
+        keep_memory_mapped()
+        self.device, self.deadline, self.seed = device, deadline, seed
+        self.bench = Bench(device)
+        # bytes that all cases together may hold: a part of the free memory, so that a shared machine stays usable
+        cuda = device.type == "cuda"
+        self.budget_bytes = int(0.5 * free_bytes(device)) if cuda else min(int(0.3 * free_bytes(device)), 4 << 30)
+        self.unmeasured: dict[str, int] = {}
+        self.unsupported: list[str] = []
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    def build(self, spec: Spec, cache: Cache, node: GraphNode | None) -> tuple[Timing, int] | None:
+        """A warmed-up case and the bytes that it holds; None if the call has no benchmark."""
+        self.seed += 1
+        make = Maker(self.device, self.seed)
+        try:
+            timing = Timing(self._case(spec, node, make), cache)
+            timing.took_us = self.bench.warm_up(timing, MAX_CASE_US)
+            if node is None and timing.took_us > MAX_CASE_US:
+                raise UnsupportedCallError(f"{spec.family} {spec.op}: one call takes more than {MAX_CASE_US / 1e6:g} s")
+            return timing, make.bytes
+        except UnsupportedCallError as error:
+            self.count(str(error))
+        except Exception as error:  # a failing call must not stop the other calls
+            self.failed(spec, error)
+        return None
+
+    def _case(self, spec: Spec, node: GraphNode | None, make: Maker) -> Case:
+        """The case of a call: on a CPU the operator of the graph if it can be replayed, else the case of a builder."""
+        import torch
+
+        with torch.no_grad():
+            if node is not None:
+                try:
+                    return node[0].build(spec, node[1], make)
+                except UnsupportedCallError:
+                    pass
+            return build_case(spec, make)
+
+    def failed(self, spec: Spec, error: Exception) -> None:
+        """Count a call that failed.
+
+        Raises:
+            MeasurementError: the device was lost in the call.
+        """
+        if not still_computes(self.device):
+            raise MeasurementError(f"the device was lost in {spec.family} {spec.op}: {error}") from error
+        reason = "out of memory" if out_of_memory(error) else str(error)
+        if is_unsupported(error):
+            reason = f"{device_name(self.device)} cannot run it in {spec.dtype} ({first_line(error)})"
+            self.unsupported.append(f"{spec.family} {spec.op}: {reason}")
+        self.count(f"{spec.family} {spec.op}: {reason}")
+
+    def count(self, reason: str) -> None:
+        """Count one call without a benchmark, by the first line of the reason."""
+        line = reason.partition("\n")[0][:200]
+        self.unmeasured[line] = self.unmeasured.get(line, 0) + 1
 
 
 def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, Any]]:
@@ -152,76 +230,85 @@ def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, A
             return []
         release(work.device)
         return [row for timing in group for row in _measured_together(work, [timing.again()])]
-    rows = [measured_row(timing) for timing in group]
+    rows = [timing.row() for timing in group]
     for timing, row in zip(group, rows, strict=True):
         if not row:
-            work.unmeasured.add(MeasurementError(f"{timing.case.spec.family}: the profiler saw no device work"))
+            work.count(f"{timing.case.spec.family}: the profiler saw no device work")
     return [row for row in rows if row]
 
 
 def _distinct(tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]) -> list[tuple[Spec, GraphNode | None]]:
     """Each call once, in order of first use, with the operator that makes it if a graph was given."""
-    found: dict[Any, tuple[Spec, GraphNode | None]] = {}
+    calls: dict[Any, tuple[Spec, GraphNode | None]] = {}
     for number, table in enumerate(tables):
         for row in table.to_dict("records"):
             spec = spec_from_row(row)
             node = (replayers[number], int(row["node_id"])) if replayers else None
-            found.setdefault(spec.key, (spec, node))
-    return list(found.values())
+            calls.setdefault(spec.key, (spec, node))
+    return list(calls.values())
 
 
-def _chunks(work: Workbench, wanted: Sequence[tuple[Spec, GraphNode | None]]) -> Iterator[tuple[list[Timing], float]]:
+def _chunks(work: Workbench, exact: Sequence[tuple[Spec, GraphNode | None]]) -> Iterator[tuple[list[Timing], float]]:
     """Exact cases in groups that fit the memory, each with its share of the remaining time."""
     index = 0
-    while index < len(wanted):
+    while index < len(exact):
         timings: list[Timing] = []
-        start, held = index, 0
-        while index < len(wanted) and (held < work.budget_bytes or not timings):
-            spec, node = wanted[index]
+        start, used_bytes = index, 0
+        while index < len(exact) and (used_bytes < work.budget_bytes or not timings):
+            spec, node = exact[index]
             built = work.build(spec, Cache.STEP, node)
             if built is not None:
                 timings.append(built[0])
-                held += built[1]
+                used_bytes += built[1]
             index += 1
-        yield timings, (index - start) / (len(wanted) - start)
+        yield timings, (index - start) / (len(exact) - start)
         del timings
         release(work.device)
 
 
 def _measure_exact(work: Workbench, exact: list[Timing], variants: Iterator[Spec], end: float) -> list[dict[str, Any]]:
     """Run rounds over the exact cases until `end`, with chunks of sampled cases between them."""
-    cuda = work.device.type == "cuda"
-    begin = time.monotonic()
+    cuda, begin = work.device.type == "cuda", time.monotonic()
     work.bench.measure(exact, REPETITIONS["cuda"] if cuda else FIRST_ROUNDS)
-    spent_exact, rows = time.monotonic() - begin, []
+    exact_seconds, rows = time.monotonic() - begin, []
     while time.monotonic() < end:
         group = list(_sampled(work, variants))
         work.bench.measure(group, REPETITIONS[work.device.type])
-        rows += [measured_row(timing) for timing in group]
-        if not group and cuda:
+        rows += [timing.row() for timing in group]
+        if not group and (cuda or not exact):
             break
-        while not cuda and time.monotonic() < end:
-            if group and spent_exact > EXACT_SHARE * (time.monotonic() - begin):
-                break
+        while not cuda and exact and time.monotonic() < end:
             start = time.monotonic()
-            work.bench.measure(exact, 1)
-            spent_exact += time.monotonic() - start
-            if not exact:
+            if group and exact_seconds > EXACT_SHARE * (start - begin):
                 break
-        if not group and not exact:
-            break
+            work.bench.measure(exact, 1)
+            exact_seconds += time.monotonic() - start
         del group
-    return [row for row in [*(measured_row(timing) for timing in exact), *rows] if "kernel_us" in row]
+    return [row for row in [*(timing.row() for timing in exact), *rows] if row]
 
 
 def _sampled(work: Workbench, variants: Iterator[Spec]) -> Iterator[Timing]:
     """The next sampled cases; fewer if they are large."""
-    held = 0
+    used_bytes = 0
     for spec in islice(variants, MAX_CASES_IN_MEMORY):
         built = work.build(spec, Cache.STEP, None)
         if built is None:
             continue
         yield built[0]
-        held += built[1]
-        if held > work.budget_bytes // 2:
+        used_bytes += built[1]
+        if used_bytes > work.budget_bytes // 2:
             return
+
+
+def samples_frame(rows: Sequence[dict[str, Any]], gpu: str, source: str, campaign_id: str) -> pd.DataFrame:
+    """Measured rows as a table of the `samples` schema."""
+    frame = pd.DataFrame(rows).assign(gpu=gpu, source=source, campaign_id=campaign_id)
+    return frame.reindex(columns=SCHEMAS["samples"].names).astype(dict.fromkeys(DIMS, "Int64"))
+
+
+def table_bytes(spec: Spec) -> int:
+    """Bytes of the embedding tables that a call needs, known before it is built; 0 without tables."""
+    if not spec.family.startswith("embedding"):
+        return 0
+    rows = sum(int(n) for n in spec.attributes.get("rows", [])) or spec.get("E", 0) * spec.get("T", 1)
+    return rows * spec.get("D", 1) * FLOAT_BYTES.get(spec.dtype, 4)

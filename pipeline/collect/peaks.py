@@ -1,20 +1,33 @@
-"""Measured peaks of a device: copy and cache bandwidths over sizes, throughput of products per dtype."""
+"""Campaign part `peaks`: bandwidths over sizes, throughput of products per dtype, costs of the host and the profiler."""
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from pipeline.collect.case_timing import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec
-from pipeline.collect.device import free_bytes, release, set_tf32, still_computes
-from pipeline.collect.host_costs import PLAIN_STEP, Cost, host_costs, plain_costs, profiler_costs
+from pipeline.collect.device import (
+    free_bytes,
+    is_unsupported,
+    release,
+    set_tf32,
+    still_computes,
+    synchronise,
+    unsupported,
+)
+from pipeline.collect.profiling import activities, profiled
+from pipeline.collect.trace_windows import REPETITION_LABEL, Window, attribute, load_events
 from pipeline.collect.unit_runner import Campaign, Outcome
-from pipeline.collect.unsupported import is_unsupported, unsupported
+from pipeline.trace.kineto_fields import API_CATEGORIES
 
 if TYPE_CHECKING:
     import torch
@@ -25,19 +38,33 @@ REPETITIONS = 4
 PLAIN_UNIT = "plain"
 """Name of the unit that must run before the first profile."""
 
+BATCHES, CALLS, STEPS = 9, 400, 15
+"""Number of batches, calls per batch, and steps per batch of a host cost. A batch is timed as a whole: it fits the
+launch queue, and it is long compared with the clock's resolution."""
+PLAIN_STEP = "mlp_step_plain"
+"""Name of the small step's unprofiled time."""
+SLEEP_CYCLES = 20_000
+"""Clock cycles of a kernel that only waits, about 10 µs."""
+LAUNCHES, FIRST_LAUNCH = 200, 20
+"""Number of launches of each pattern, and the first one that counts."""
+LAUNCH_PATTERNS = {"s0r0": (SLEEP_CYCLES, False), "s1r0": (SLEEP_CYCLES, True), "s2r0": (0, False)}
+"""Cycles of the kernels, and whether the host waits for each one. The patterns are: queued kernels, kernels launched to
+an idle device, and host-bound kernels."""
+
 
 @dataclass(frozen=True)
 class Peak:
     """One figure: `value` in `unit`, at `size` (bytes, or the side of a matrix) if it has one."""
 
     name: str
-    size: int | None
     value: float
     unit: str
     note: str = ""
+    size: int | None = None
 
 
 Measurement = Callable[[Bench, bool], Iterator[Peak]]
+"""Measures figures on a bench; the second argument is whether this is a trial."""
 
 
 def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
@@ -46,17 +73,16 @@ def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
     The unit without a profiler comes first, then the others from most to least valuable.
     """
     units: tuple[tuple[str, Measurement, float], ...] = (
-        (PLAIN_UNIT, lambda bench, tiny: _costs(plain_costs(bench.device, tiny)), 4),
+        (PLAIN_UNIT, plain_costs, 4),
         ("products", products, 10),
-        ("host", lambda bench, tiny: _costs(host_costs(bench.device, bench.scratch, tiny)), 5),
-        ("profiler", lambda bench, tiny: _costs(
-            profiler_costs(bench.device, bench.scratch, tiny, _plain_step_us(campaign))), 6),
-        ("cache", cache_curves, 15), ("copies", copies, 20),
-    )  # fmt: skip
+        ("host", host_costs, 5),
+        ("profiler", lambda bench, tiny: profiler_costs(bench, tiny, _plain_step_us(campaign)), 6),
+        ("cache", cache_curves, 15),
+        ("copies", copies, 20),
+    )
     for name, measurement, seconds in [unit for unit in units if not only or unit[0] in only]:
         unit = f"peaks/{name}"
-        need = 0.5 if campaign.tiny else seconds
-        campaign.run(unit, need, lambda u=unit, m=measurement: measure_peaks(campaign, u, m))  # type: ignore[misc]
+        campaign.run(unit, 0.5 if campaign.tiny else seconds, partial(measure_peaks, campaign, unit, measurement))
 
 
 def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Outcome:
@@ -87,15 +113,15 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
         for dtype in ("bf16", "fp16", "tf32", "fp32") if cuda else ("fp32",):
             a, b = make.tensor(n, n, dtype=dtype), make.tensor(n, n, dtype=dtype)
             try:
-                taken = _measured(bench, {n: _product(a, b)}, dtype)
+                times_us = _measured(bench, {n: partial(a.matmul, b)}, dtype)
             except RuntimeError as error:
                 if not is_unsupported(error):
                     raise
-                told = unsupported(f"peaks/products gemm_{dtype}", dtype, bench.device, error)
-                print(f"warning: {told}; skipped", file=sys.stderr)
+                reason = unsupported(f"peaks/products gemm_{dtype}", dtype, bench.device, error)
+                print(f"warning: {reason}; skipped", file=sys.stderr)
                 continue
-            for us in taken.values():  # empty if the profiler recorded no kernel
-                yield Peak(f"gemm_{dtype}", n, 2 * n**3 / us / 1e6, "TFLOP/s", "median kernel time, random data")
+            for us in times_us.values():  # empty if the profiler recorded no kernel
+                yield Peak(f"gemm_{dtype}", 2 * n**3 / us / 1e6, "TFLOP/s", "median kernel time, random data", n)
     set_tf32(False)
 
 
@@ -115,10 +141,9 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
         "scale": (2, lambda a, b: lambda: torch.mul(a, 2.0, out=b)), "sum": (1, lambda a, b: a.sum),
         "triad": (3, lambda a, b: lambda: torch.add(a, b, out=b)),
     }  # fmt: skip
-    for name, (factor, maker) in kinds.items():
-        taken = _measured(bench, {size: maker(*views[size]) for size in sizes})
-        for size, us in taken.items():
-            yield Peak(f"warm_{name}", size, factor * size / us / 1e3, "GB/s", "read and written; size of one buffer")
+    for name, (factor, call_on) in kinds.items():
+        for size, us in _measured(bench, {size: call_on(*views[size]) for size in sizes}).items():
+            yield Peak(f"warm_{name}", factor * size / us / 1e3, "GB/s", "read and written; size of one buffer", size)
 
 
 def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
@@ -126,25 +151,190 @@ def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
     import torch
 
     device = bench.device
-    cuda = device.type == "cuda"
-    kinds = (
-        {"d2d": 31, "h2d_pinned": 30, "d2h_pinned": 30, "h2d_pageable": 28, "d2h_pageable": 28} if cuda else {"d2d": 27}
-    )
-    for kind, top in kinds.items():
+    kinds = {"d2d": 31, "h2d_pinned": 30, "d2h_pinned": 30, "h2d_pageable": 28, "d2h_pageable": 28}
+    for kind, top in kinds.items() if device.type == "cuda" else [("d2d", 27)]:
         top = 14 if tiny else _limit_exponent(device, top)
         here = torch.ones(1 << top, dtype=torch.uint8, device=device)
         there = torch.ones(1 << top, dtype=torch.uint8, device=device if kind == "d2d" else "cpu")
         there = there.pin_memory() if "pinned" in kind else there
         source, target = (here, there) if kind.startswith("d2h") else (there, here)
-        runs = {1 << e: _copy(source, target, 1 << e, "pageable" not in kind) for e in range(10, top + 1)}
+        sizes = [1 << e for e in range(10, top + 1)]
+        asynchronous = "pageable" not in kind
+        runs = {size: partial(target[:size].copy_, source[:size], non_blocking=asynchronous) for size in sizes}
+        factor, note = (2, "read and written") if kind == "d2d" else (1, "")
         for size, us in _measured(bench, runs).items():
-            factor = 2 if kind == "d2d" else 1
-            yield Peak(
-                f"copy_{kind}", size, factor * size / us / 1e3, "GB/s", "read and written" if factor == 2 else ""
-            )
-            yield Peak(f"copy_{kind}_time", size, us, "us", "device time")
+            yield Peak(f"copy_{kind}", factor * size / us / 1e3, "GB/s", note, size)
+            yield Peak(f"copy_{kind}_time", us, "us", "device time", size)
         del here, there, source, target, runs
         release(device)
+
+
+def plain_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
+    """Host cost per call of the basic operations of a step, and of a small training step; runs before any profile."""
+    import torch
+
+    device, count = bench.device, 50 if tiny else CALLS
+    x, other = torch.ones(1, device=device), torch.ones(1)
+    other = other.pin_memory() if device.type == "cuda" else other
+    costs = _simple_calls(x) | {"copy_pinned": lambda: x.copy_(other, non_blocking=True), "item": x.item}
+    if device.type == "cuda":
+        stream, event = torch.cuda.current_stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        costs |= {
+            "empty_kernel": partial(_sleep, 0),
+            "stream_synchronize_idle": stream.synchronize,
+            "device_synchronize_idle": torch.cuda.synchronize,
+            "event_record": event.record,
+            "event_query": event.query,
+            "event_synchronize_done": event.synchronize,
+            "stream_wait_event": partial(stream.wait_event, event),
+        }
+    for name, function in costs.items():
+        yield Peak(f"host_{name}", call_us(device, function, count), "us", "per call from Python")
+    if device.type == "cuda":
+
+        def launch_and_wait() -> None:
+            x.add_(1)
+            stream.synchronize()
+
+        yield Peak("sync_round_trip", call_us(device, launch_and_wait, count), "us", "per call from Python")
+    step, count = _small_step(device), 3 if tiny else STEPS
+    call_us(device, step, count)
+    yield Peak(PLAIN_STEP, call_us(device, step, count), "us", "host time of a step, unprofiled")
+
+
+def host_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
+    """Host cost per call while it is profiled; on CUDA also launch latency and kernel gaps."""
+    import torch
+    from torch.profiler import profile
+
+    device, count = bench.device, 50 if tiny else CALLS
+    with profile(activities=activities(device)):
+        for name, function in _simple_calls(torch.ones(1, device=device)).items():
+            us = call_us(device, function, count)
+            yield Peak(f"host_{name}_profiled", us, "us", "per call from Python, profiled")
+    if device.type == "cuda":
+        yield from launch_costs(bench)
+
+
+def launch_costs(bench: Bench) -> Iterator[Peak]:
+    """Launch times from a profile: duration of the call, delay until the kernel starts, gaps between kernels."""
+    from torch.profiler import record_function
+
+    path = bench.scratch / "launches.json"
+    with profiled(bench.device, path):
+        for label, (cycles, wait) in LAUNCH_PATTERNS.items():
+            synchronise(bench.device)
+            with record_function(label):
+                for _ in range(LAUNCHES):
+                    _sleep(cycles)
+                    if wait:
+                        synchronise(bench.device)
+            synchronise(bench.device)
+    events = load_events(path)
+    windows = attribute(events, REPETITION_LABEL).windows
+    if len(windows) < len(LAUNCH_PATTERNS) or any(len(window.kernels) < 40 for window in windows.values()):
+        return
+    calls = [event for event in events if event.get("cat") in API_CATEGORIES and "correlation" in event.get("args", {})]
+    launches = {event["args"]["correlation"]: event for event in calls}
+
+    def gap(window: Window) -> float:
+        pairs = itertools.pairwise(window.kernels[FIRST_LAUNCH:])
+        return statistics.median(float(b["ts"]) - float(a["ts"]) - float(a["dur"]) for a, b in pairs)
+
+    def with_launch(window: Window) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        kernels = window.kernels[FIRST_LAUNCH:]
+        return [(k, launches[c]) for k in kernels if (c := k["args"].get("correlation")) in launches]
+
+    waits = [float(kernel["ts"]) - float(launch["ts"]) for kernel, launch in with_launch(windows["s1r0"])]
+    durations = [float(launch["dur"]) for _, launch in with_launch(windows["s0r0"])]
+    yield Peak("kernel_gap_queued", gap(windows["s0r0"]), "us", "between queued kernels of about 10 us, profiled")
+    yield Peak("kernel_gap_host_bound", gap(windows["s2r0"]), "us", "between empty kernels, profiled")
+    if waits and durations:
+        from_begin = "from the launch call's begin to the kernel's, idle device"
+        yield Peak("launch_to_start", statistics.median(waits), "us", from_begin)
+        yield Peak("launch_call_duration", statistics.median(durations), "us", "T4 of a kernel launch, profiled")
+
+
+def profiler_costs(bench: Bench, tiny: bool, plain_us: float | None = None) -> Iterator[Peak]:
+    """Host cost of a profiler event, from the same small training step with and without the profiler.
+
+    `profiler_event_us` is the extra host time per recorded op, the input of `ProfilerCost` in the overheads package.
+
+    Args:
+        bench: where the step runs.
+        tiny: whether this is a trial.
+        plain_us: unprofiled time of the step (µs) from `plain_costs`; measured here if None.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    device, path = bench.device, bench.scratch / "profiler.json"
+    step, count = _small_step(device), 3 if tiny else STEPS
+    call_us(device, step, count)
+    plain = call_us(device, step, count) if plain_us is None else plain_us
+    both = activities(device)
+    for name, recorded, shapes in (
+        ("cpu", [ProfilerActivity.CPU], False),
+        ("all", both, False),
+        ("all_shapes", both, True),
+    ):
+        with profile(activities=recorded, record_shapes=shapes) as profiler:
+            profiled_us = call_us(device, step, count)
+        yield Peak(f"mlp_step_profiled_{name}", profiled_us, "us", "host time of a step while profiled")
+    profiler.export_chrome_trace(str(path))  # of the last mode
+    categories = [event.get("cat") for event in load_events(path)]
+    per_step = {
+        kind: categories.count(kind) / (BATCHES * count) for kind in ("cpu_op", "cuda_runtime", "cuda_driver", "kernel")
+    }
+    for category, events in per_step.items():
+        yield Peak(f"mlp_step_events_{category}", events, "events/step")
+    if ops := per_step["cpu_op"]:
+        extra_us = max(profiled_us - plain, 0.0) / ops
+        yield Peak("profiler_event_us", extra_us, "us", "extra host time per recorded op, launches included")
+
+
+def call_us(device: torch.device, function: Callable[[], Any], count: int) -> float:
+    """Host time of one call (µs): the median over batches without the first one."""
+    batches_us = []
+    for _ in range(BATCHES):
+        synchronise(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            function()
+        batches_us.append((time.perf_counter() - start) / count * 1e6)
+    return statistics.median(batches_us[1:])
+
+
+def _simple_calls(x: Tensor) -> dict[str, Callable[[], Any]]:
+    """An operator with a kernel launch, an operator without one, and an allocation."""
+    import torch
+
+    return {"add_": partial(x.add_, 1), "view": partial(x.view, 1), "empty": partial(torch.empty, 1, device=x.device)}
+
+
+def _sleep(cycles: int) -> None:
+    """Launch a kernel that waits for a number of clock cycles."""
+    import torch
+
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def _small_step(device: torch.device) -> Callable[[], None]:
+    """A training step of eight small layers."""
+    import torch
+    from torch import nn
+
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    model = nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.rand(32, 64, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
 
 
 def _plain_step_us(campaign: Campaign) -> float | None:
@@ -154,12 +344,7 @@ def _plain_step_us(campaign: Campaign) -> float | None:
     return float(values[-1]) if values else None
 
 
-def _costs(costs: Iterator[Cost]) -> Iterator[Peak]:
-    """Costs as peaks without a size."""
-    return (Peak(name, None, value, unit, note) for name, value, unit, note in costs)
-
-
-def _measured(bench: Bench, runs: dict[int, Callable[[], object]], dtype: str = "fp32") -> dict[int, float]:
+def _measured(bench: Bench, runs: Mapping[int, Callable[[], object]], dtype: str = "fp32") -> dict[int, float]:
     """Warm device time (µs) of each call by its size; calls without a device time are left out."""
     timings = {
         size: Timing(Case(Spec("peak", "peak", "forward", dtype, {"bytes": size}), run), Cache.WARM)
@@ -175,11 +360,3 @@ def _measured(bench: Bench, runs: dict[int, Callable[[], object]], dtype: str = 
 def _limit_exponent(device: torch.device, exponent: int) -> int:
     """The exponent, limited so that a buffer of 2**exponent bytes takes at most an eighth of the free memory."""
     return min(exponent, free_bytes(device).bit_length() - 4)
-
-
-def _product(a: Tensor, b: Tensor) -> Callable[[], object]:
-    return lambda: a @ b
-
-
-def _copy(source: Tensor, target: Tensor, size: int, non_blocking: bool) -> Callable[[], object]:
-    return lambda: target[:size].copy_(source[:size], non_blocking=non_blocking)

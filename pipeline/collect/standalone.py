@@ -16,9 +16,9 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.collect.campaign_folder import check_table
 from pipeline.collect.device import name_of_gpu
-from pipeline.collect.kernel_filter import counted_kernels
-from pipeline.collect.limits import check_table
+from pipeline.collect.trace_windows import counted_kernels
 from pipeline.schemas import DIMS, SCHEMAS, read_frame
 
 SCHEMA_VERSION = 1
@@ -77,29 +77,29 @@ def read_samples(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     backward = raw["phase"].eq("backward")
     family = family.mask((family == "tril_index_forward") & backward, "tril_index_backward")
     family = family.mask((family == "embedding_backward") & raw["op"].eq("sgd_sparse_update"), "index")
-    found = pd.DataFrame(
+    samples = pd.DataFrame(
         {"family": family, "op": raw["op"], "phase": raw["phase"].replace(PHASES), "dtype": raw["dtype"]}
     )
-    pairs = pd.Series(list(zip(found["family"], found["op"], strict=True)), index=found.index)
+    family_op = pd.Series(list(zip(samples["family"], samples["op"], strict=True)), index=samples.index)
     pinned = raw["attrs"].fillna("").str.contains('"pinned": true')
-    link = found["family"].isin(["memcpy_h2d", "memcpy_d2h"])
-    found["op"] = pairs.map(OPS).fillna(found["op"]).mask(link, pinned.map({True: "pinned", False: "pageable"}))
-    found["op"] = found["op"].mask(raw["op"].eq("sgd_sparse_update"), "index_add")
-    found = found.join(raw.reindex(columns=list(DIMS)).astype("Int64"))
-    _attention_dims(found)
-    found["latency_us"], found["cold"] = raw["event_us"], raw["cold"].astype(bool)
+    link = samples["family"].isin(["memcpy_h2d", "memcpy_d2h"])
+    samples["op"] = family_op.map(OPS).fillna(samples["op"]).mask(link, pinned.map({True: "pinned", False: "pageable"}))
+    samples["op"] = samples["op"].mask(raw["op"].eq("sgd_sparse_update"), "index_add")
+    samples = samples.join(raw.reindex(columns=list(DIMS)).astype("Int64"))
+    _attention_dims(samples)
+    samples["latency_us"], samples["cold"] = raw["event_us"], raw["cold"].astype(bool)
     kernels = [_pairs(*row) for row in zip(raw["kernel_names"], raw["kernel_durations_us"], strict=True)]
-    shares = [_counted_share(*row) for row in zip(found["family"], found["op"], kernels, strict=True)]
-    found["kernel_us"] = raw["kernel_us"] * shares
-    found["attributes"] = [_attributes(text, reps) for text, reps in zip(raw["attrs"], raw["reps"], strict=True)]
-    found["kernel_name"] = [max(own, key=lambda pair: pair[1])[0][:200] if own else None for own in kernels]
+    shares = [_counted_share(*row) for row in zip(samples["family"], samples["op"], kernels, strict=True)]
+    samples["kernel_us"] = raw["kernel_us"] * shares
+    samples["attributes"] = [_attributes(text, reps) for text, reps in zip(raw["attrs"], raw["reps"], strict=True)]
+    samples["kernel_name"] = [max(pairs, key=lambda pair: pair[1])[0][:200] if pairs else None for pairs in kernels]
     for name in ("grid", "block"):
-        found[name] = [None if value is None else json.dumps([int(v) for v in value]) for value in raw[name]]
+        samples[name] = [None if value is None else json.dumps([int(v) for v in value]) for value in raw[name]]
     for name, column in (("kernels", "n_kernels"), ("registers", "registers"), ("shared_memory", "shared_memory")):
-        found[name] = raw[column].astype("Int64")
+        samples[name] = raw[column].astype("Int64")
     identity = f"standalone-{int(float(manifest.get('started_unix', 0)))}"
-    found = found.assign(gpu=gpu_of(manifest), source="measure.py", campaign_id=identity + ":" + raw["unit"])
-    return found.reindex(columns=SCHEMAS["samples"].names)
+    samples = samples.assign(gpu=gpu_of(manifest), source="measure.py", campaign_id=identity + ":" + raw["unit"])
+    return samples.reindex(columns=SCHEMAS["samples"].names)
 
 
 def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
@@ -112,7 +112,7 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame(columns=SCHEMAS["step_times"].names)
     raw = _raw(path)
-    each = raw["free_event_each_us"]
+    steps_us = raw["free_event_each_us"]
     rows = raw.assign(variant=raw["variant"].fillna("")).to_dict("records")
     facts = [
         {"config": json.loads(row["config"]), "unit": row["unit"], "trace": row["trace_file"],
@@ -127,14 +127,14 @@ def read_step_times(folder: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
             "variant": [_variant(row["variant"], row["dtype"], row["optimizer"], row["workload"]) for row in rows],
             "batch_size": raw["batch"],
             "step_us": raw["free_step_us"],
-            "p10_us": [pd.Series(v).quantile(0.1) for v in each],
-            "p90_us": [pd.Series(v).quantile(0.9) for v in each],
+            "p10_us": [pd.Series(v).quantile(0.1) for v in steps_us],
+            "p90_us": [pd.Series(v).quantile(0.9) for v in steps_us],
             "count": raw["steps"],
             "source": "measure.py",
             "device_us": raw["sync_event_median_us"],
             "host_us": raw["sync_enqueue_median_us"],
             "memory_bytes": raw["max_memory_bytes"].astype("Int64"),
-            "config": [json.dumps(each) for each in facts],
+            "config": [json.dumps(row) for row in facts],
         }
     )
 
@@ -144,7 +144,7 @@ def _raw(path: Path) -> pd.DataFrame:
     return read_frame(path, REMEASURE_ADVICE, REMEASURE_ADVICE)
 
 
-def place_of(prefix: str) -> tuple[str, str, int] | None:
+def identity_of(prefix: str) -> tuple[str, str, int] | None:
     """(model, variant, batch size) of the script's trace folder `workload[-variant]-b<batch>-dtype-optimizer`."""
     match = re.fullmatch(r"(\w+?)(?:-(fused|sparse|dense))?-b(\d+)-(\w+)-(\w+)", prefix)
     if match is None:
@@ -157,24 +157,23 @@ def _variant(embedding: str, dtype: str, optimizer: str, workload: str) -> str:
     """This project's name of the script's variant; the optimizer is named if it is not the workload's default."""
     parts = [] if not embedding else [VARIANTS[embedding]]
     parts += [f"dtype-{dtype}"] if dtype != "fp32" else []
-    own = {"bert_large": "adam", "gpt2_large": "adam"}.get(workload)
-    parts += [f"optimizer-{optimizer}"] if own is not None and optimizer != own else []
+    parts += [f"optimizer-{optimizer}"] if workload in ("bert_large", "gpt2_large") and optimizer != "adam" else []
     return "_".join(sorted(parts)) or "default"
 
 
-def _attention_dims(found: pd.DataFrame) -> None:
+def _attention_dims(samples: pd.DataFrame) -> None:
     """Convert the dims of attention, in place.
 
     The script writes B samples, H heads, T tokens and width D. This project writes B = samples x heads, M = N = tokens
     and K = width.
     """
-    rows = found["family"].eq("attention")
+    rows = samples["family"].eq("attention")
     if not rows.any():
         return
-    part = found.loc[rows]
-    found.loc[rows, "B"], found.loc[rows, "M"] = part["B"] * part["H"], part["T"]
-    found.loc[rows, "N"], found.loc[rows, "K"] = part["T"], part["D"]
-    found.loc[rows, ["H", "T", "D"]] = pd.NA
+    part = samples.loc[rows]
+    samples.loc[rows, "B"], samples.loc[rows, "M"] = part["B"] * part["H"], part["T"]
+    samples.loc[rows, "N"], samples.loc[rows, "K"] = part["T"], part["D"]
+    samples.loc[rows, ["H", "T", "D"]] = pd.NA
 
 
 def _attributes(text: object, repetitions: int) -> str:
@@ -197,7 +196,7 @@ def _pairs(names: Any, durations: Any) -> list[tuple[str, float]]:
 def _counted_share(family: str, op: str, kernels: Sequence[tuple[str, float]]) -> float:
     """Share of a call's device time that belongs to the call in the graph; 1 if no kernel matches.
 
-    See `pipeline.collect.kernel_filter`.
+    See `trace_windows.counted_kernels`.
     """
     pattern = re.compile(counted_kernels(family, op), re.IGNORECASE)
     matching = sum(us for name, us in kernels if pattern.search(name))

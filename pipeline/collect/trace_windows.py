@@ -4,6 +4,10 @@ Terms:
 
 - label: the `record_function` annotation around one repetition of a call, or a `ProfilerStep#k`.
 - window: the interval of host time that a label covers, with the device events that were launched in it.
+
+An operator often launches more kernels than its main one. The graph (`pipeline.graph.sizes`) counts some of these as
+separate calls: a fill, a sort, the mean of a loss. `counted_kernels` keeps them out of the sample of the main kernel.
+Launches that the graph calls `auxiliary` are counted with the main kernel, here and in the graph.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import TraceError
 from pipeline.trace.json_repair import parse_loosely
@@ -29,18 +33,40 @@ from pipeline.trace.kineto_fields import (
     api_name,
 )
 
-if TYPE_CHECKING:
-    import torch
-    from torch.profiler import ProfilerActivity
-
 STEP_LABEL = r"ProfilerStep#\d+"
+REPETITION_LABEL = r"s\d+r\d+"
+"""Label of one repetition of a microbenchmark: number of the case (s) and of the repetition (r)."""
+
+ROW_KERNELS = r"embedding|grad_weight|sum_and_scatter|index_?(add|func|select)|gather|scatter"
+"""Kernels that move rows of a table or of its gradient, in contrast to fills, sorts and scans.
+Source: ATen/native/cuda/EmbeddingBag.cu, EmbeddingBackwardKernel.cu, Indexing.cu (`indexFuncLargeIndex` adds rows)."""
+
+ALL_BUT_MEMORY_OPS = r"^(?!mem(set|cpy))"
+"""All kernels except memory operations; sums over several blocks clear their semaphores first."""
+
+ELEMENTWISE_KERNELS = r"^(?!mem(set|cpy)|.*(FillFunctor|reduce_kernel))"
+"""All kernels except memory operations, fills, and the reduction after an elementwise loss."""
+
+ADDITION_KERNEL = r"indexing_backward"
+"""The addition kernel of `index_put`; it runs after index arithmetic and a sort of the indices."""
+
+BY_FAMILY: Mapping[str, str] = {
+    "embedding_backward": ROW_KERNELS,
+    "softmax": r"softmax",  # its gradient multiplies two tensors first
+    "reduction": ALL_BUT_MEMORY_OPS,
+    "loss": ELEMENTWISE_KERNELS,
+    "pooling": ELEMENTWISE_KERNELS,
+}
+"""Pattern of the counted kernels per family; all kernels count in families that are not listed."""
+ADDING_OPS = ("index_put", "_index_put_impl")
+"""Ops of the families `tril_index_backward` and `index` of which only the addition kernel (`ADDITION_KERNEL`) counts."""
 
 
 @dataclass
 class Window:
     """One labelled interval of host time (µs) and the device events launched in it, sorted by start.
 
-    `lost` counts its launches without a kernel in the trace (see `pipeline.collect.lost_kernels`). If it is not 0, the
+    `lost` counts its launches without a kernel in the trace (see `pipeline.collect.profiling`). If it is not 0, the
     device times are too short.
     """
 
@@ -75,13 +101,6 @@ class Attribution:
     outside: int
 
 
-def activities(device: torch.device) -> list[ProfilerActivity]:
-    """The activities that the profiler records on this device."""
-    from torch.profiler import ProfilerActivity
-
-    return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-
-
 def load_events(path: Path) -> list[dict[str, Any]]:
     """Complete (`X`) events of a Kineto trace; names may contain invalid UTF-8.
 
@@ -112,10 +131,10 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text, strict=False)
     except ValueError:
-        found, problem = parse_loosely(text.encode(), wrap=False)
+        trace, problem = parse_loosely(text.encode(), wrap=False)
         if problem:
             raise
-        return found
+        return trace
 
 
 def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
@@ -135,30 +154,38 @@ def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:
     }
     order = sorted(windows.values(), key=lambda window: window.start)
     starts = [window.start for window in order]
-    launches = {
-        event["args"]["correlation"]: float(event["ts"])
+
+    def window_at(time: float) -> Window | None:
+        """The last window that starts before a time."""
+        index = bisect.bisect_right(starts, time) - 1
+        return order[index] if index >= 0 else None
+
+    launch_times = {
+        _correlation(event): float(event["ts"])
         for event in events
-        if event.get("cat") in API_CATEGORIES and "correlation" in event.get("args", {})
+        if event.get("cat") in API_CATEGORIES and _correlation(event) is not None
     }
-    total = without_launch = outside = 0
-    for event in events:
-        if event.get("cat") not in DEVICE_CATEGORIES:
-            continue
-        total += 1
-        launch = launches.get(event.get("args", {}).get("correlation"))
+    work = [event for event in events if event.get("cat") in DEVICE_CATEGORIES]
+    without_launch = outside = 0
+    for event in work:
+        launch = launch_times.get(_correlation(event))
         without_launch += launch is None
-        index = bisect.bisect_right(starts, float(event["ts"]) if launch is None else launch) - 1
-        if index < 0 or (launch is not None and launch > order[index].end):
+        window = window_at(float(event["ts"]) if launch is None else launch)
+        if window is None or (launch is not None and launch > window.end):
             outside += 1
-            continue
-        order[index].kernels.append(event)
+        else:
+            window.kernels.append(event)
     for launch in _launches_without_kernel(events):
-        index = bisect.bisect_right(starts, launch) - 1
-        if index >= 0 and launch <= order[index].end:
-            order[index].lost += 1
+        if (window := window_at(launch)) is not None and launch <= window.end:
+            window.lost += 1
     for window in order:
         window.kernels.sort(key=lambda event: float(event["ts"]))
-    return Attribution(windows, total, without_launch, outside)
+    return Attribution(windows, len(work), without_launch, outside)
+
+
+def _correlation(event: dict[str, Any]) -> Any:
+    """The id that joins a launch and its device work; None for an event without one."""
+    return event.get("args", {}).get("correlation")
 
 
 def _launches_without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
@@ -168,29 +195,42 @@ def _launches_without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
     a launch, ids do not show reliably which kernels are missing. Then a launch counts only if the kernels of at least
     half of the launches with the same API name are in the trace.
     """
-    launching = [e for e in events if e.get("cat") in API_CATEGORIES]
-    calls = [e for e in launching if KERNEL_LAUNCHES.match(str(e["name"]))]
-    ids = {e.get("args", {}).get("correlation") for e in launching}
-    shown = [e.get("args", {}).get("correlation") for e in events if e.get("cat") in DEVICE_CATEGORIES]
-    kernels = [e.get("args", {}).get("correlation") for e in events if e.get("cat") == Category.KERNEL]
-    seen, linked = set(shown), ids.issuperset(kernels)
-    missing = [call for call in calls if call.get("args", {}).get("correlation") not in seen]
-    total, absent = (Counter(str(call["name"]) for call in some) for some in (calls, missing))
-    inner = _nested_calls(calls) if missing else set()
+    api_calls = [event for event in events if event.get("cat") in API_CATEGORIES]
+    launches = [event for event in api_calls if KERNEL_LAUNCHES.match(str(event["name"]))]
+    on_device = {_correlation(event) for event in events if event.get("cat") in DEVICE_CATEGORIES}
+    missing = [launch for launch in launches if _correlation(launch) not in on_device]
+    if not missing:
+        return []
+    kernels = {_correlation(event) for event in events if event.get("cat") == Category.KERNEL}
+    linked = kernels <= {_correlation(event) for event in api_calls}
+    total, absent = (Counter(str(launch["name"]) for launch in group) for group in (launches, missing))
+    inner = _nested_calls(launches)
     return [
-        float(call["ts"])
-        for call in missing
-        if id(call) not in inner and (linked or 2 * absent[str(call["name"])] <= total[str(call["name"])])
+        float(launch["ts"])
+        for launch in missing
+        if id(launch) not in inner and (linked or 2 * absent[str(launch["name"])] <= total[str(launch["name"])])
     ]
 
 
 def _nested_calls(calls: Sequence[dict[str, Any]]) -> set[int]:
     """Identities (`id`) of the calls that lie inside another call of the same thread."""
-    found: set[int] = set()
+    nested: set[int] = set()
     thread, end = None, 0.0
     for call in sorted(calls, key=lambda e: (str(e.get("tid")), float(e["ts"]), -float(e["dur"]))):
         if call.get("tid") == thread and float(call["ts"]) + float(call["dur"]) <= end:
-            found.add(id(call))
+            nested.add(id(call))
         else:
             thread, end = call.get("tid"), float(call["ts"]) + float(call["dur"])
-    return found
+    return nested
+
+
+def counted_kernels(family: str, op: str) -> str:
+    """Case-insensitive regular expression of the kernels that belong to the call; empty if all do.
+
+    Args:
+        family: family of the call.
+        op: op of the call, without namespace and in-place mark.
+    """
+    if family in ("tril_index_backward", "index") and op in ADDING_OPS:
+        return ADDITION_KERNEL
+    return BY_FAMILY.get(family, "")

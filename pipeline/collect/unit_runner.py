@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.campaign_folder import CampaignFolder
-from pipeline.collect.campaign_supervisor import EXIT_HUNG
+from pipeline.collect.campaign_folder import CampaignFolder, remove_parts
+from pipeline.collect.campaign_supervisor import EXIT_HUNG, report
 from pipeline.collect.cases import Spec
-from pipeline.collect.device import out_of_memory, release, still_computes
-from pipeline.collect.unsupported import UnsupportedByDeviceError
+from pipeline.collect.device import UnsupportedByDeviceError, out_of_memory, release, still_computes
 from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
 if TYPE_CHECKING:
@@ -89,19 +88,33 @@ class Campaign:
         attempts = int(self.folder.units.get(unit, {}).get("attempts", 0)) + 1
         entry: dict[str, Any] = {"status": "started", "attempts": attempts}
         if attempts > 2:  # it ended the process twice, so it would probably do so again
-            self.folder.units[unit] = {"status": "error", "attempts": attempts - 1, "error": "ended the process twice"}
-            self.folder.save()
-            return False
+            entry = {"status": "error", "attempts": attempts - 1, "error": "ended the process twice"}
         self.folder.units[unit] = entry
         self.folder.save()
-        start, lost = time.monotonic(), ""
+        if entry["status"] == "error":
+            return False
+        start, lost = time.monotonic(), self._run(entry, work)
+        entry["seconds"] = round(time.monotonic() - start, 2)
+        if seconds and entry["status"] == "done":
+            entry["estimate"] = seconds
+        self.folder.save()
+        # CUDA's errors end in four lines of advice
+        note = _first_line(str(entry.get("error") or entry.get("note") or ""))[:140]
+        begun = time.monotonic() - self.begin
+        print(f"{begun:7.1f} s  {unit}: {entry['status']} in {entry['seconds']} s  {note}", flush=True)
+        if lost:
+            raise DeviceLostError(f"{unit}: {_first_line(lost)}")
+        return True
+
+    def _run(self, entry: dict[str, Any], work: Callable[[], Outcome]) -> str:
+        """Run the work of a unit and record its result; returns the error with which the device was lost, or nothing."""
+        lost = ""
         try:
             entry.update({"status": "done", **work()})
-        except (InputError, ImportError, UnsupportedByDeviceError) as error:
-            damaged = isinstance(
-                error, TraceError | TableError
-            )  # a fault of the measured data, not of installed packages or device support
-            entry.update(status="error" if damaged else "skipped", error=str(error)[:300])
+        except (TraceError, TableError) as error:  # a fault of the measured data
+            entry.update(status="error", error=str(error)[:300])
+        except (InputError, ImportError, UnsupportedByDeviceError) as error:  # of installed packages or device support
+            entry.update(status="skipped", error=str(error)[:300])
         except Exception as error:  # one failing unit must not end the run
             status = "out_of_memory" if out_of_memory(error) else "error"
             entry.update(status=status, error=f"{type(error).__name__}: {error}"[:500])
@@ -111,20 +124,7 @@ class Campaign:
             release(self.device)
         except RuntimeError as error:
             lost = lost or str(error)
-        entry["seconds"] = round(time.monotonic() - start, 2)
-        if seconds and entry["status"] == "done":
-            entry["estimate"] = seconds
-        self.folder.save()
-        note = _first_line(
-            str(entry.get("error") or entry.get("note") or "")
-        )  # CUDA's errors end in four lines of advice
-        print(
-            f"{time.monotonic() - self.begin:7.1f} s  {unit}: {entry['status']} in {entry['seconds']} s  {note[:140]}",
-            flush=True,
-        )
-        if lost:
-            raise DeviceLostError(f"{unit}: {_first_line(lost)}")
-        return True
+        return lost
 
 
 def _first_line(text: str) -> str:
@@ -141,13 +141,8 @@ def watchdog(deadline: float, out: Path) -> Iterator[None]:
     """
 
     def give_up() -> None:
-        print(
-            "error: a unit exceeded the time limit and was ended. Run the same command again to continue",
-            file=sys.stderr,
-            flush=True,
-        )
-        for part in out.glob(".*.part"):
-            part.unlink(missing_ok=True)
+        report("error: a unit exceeded the time limit and was ended. Run the same command again to continue")
+        remove_parts(out)
         os._exit(EXIT_HUNG)
 
     left = max(1.0, deadline + WATCHDOG_DELAY_S - time.monotonic())

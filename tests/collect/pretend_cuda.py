@@ -14,6 +14,7 @@ Times are derived from those of the CPU's operators: they are plausible but have
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -34,9 +35,8 @@ import torch.utils._device
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
 
-from pipeline.collect import campaign, preflight
-from pipeline.collect.campaign_kernels import ignoring_old_objects
-from pipeline.collect.lost_kernels import SESSIONS
+from pipeline.collect import campaign, measured_steps
+from pipeline.collect.profiling import SESSIONS
 
 NOT_ON_THE_DEVICE = re.compile(
     r"aten::(empty|empty_like|empty_strided|view|_unsafe_view|_reshape_alias|reshape|flatten|as_strided|t|transpose|permute"
@@ -210,10 +210,11 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         stack.enter_context(mock.patch.object(SESSIONS, "lost", 0))
         stack.enter_context(mock.patch.object(SESSIONS, "scale", 1))
         stack.enter_context(
-            mock.patch.dict(preflight.MATRIX_SIDES, {"cuda": 64})
+            mock.patch.dict(measured_steps.MATRIX_SIDES, {"cuda": 64})
         )  # a size that a CPU multiplies quickly
         stack.enter_context(mock.patch.dict(os.environ, {"PATH": _path_with(place, smi, busy)}))
-        stack.enter_context(ignoring_old_objects())  # a campaign's garbage collection does not search pytest's objects
+        gc.freeze()  # a campaign's garbage collection does not search pytest's objects
+        stack.callback(gc.unfreeze)
         stack.enter_context(_OnCpu(gpu))
         yield gpu
 

@@ -17,7 +17,6 @@ import pytest
 from pipeline.collect import campaign
 from pipeline.collect import campaign_reader as reader
 from pipeline.collect.campaign_folder import check
-from pipeline.collect.campaign_kernels import ignoring_old_objects
 from pipeline.schemas import SCHEMAS, read_table, to_arrow
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +39,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     process.wait()
     before = json.loads(manifest.read_text())
     assert "running" in [run["status"] for run in before["runs"]]
-    with ignoring_old_objects():
-        assert campaign.main(arguments) == 0
+    assert campaign.main(arguments) == 0
     return out
 
 
@@ -192,7 +190,7 @@ sys.exit(code)
 """
 CAPTURE = """
 from pipeline.collect.campaign_grid import plans
-from pipeline.collect.campaign_kernels import calls_of_plan
+from pipeline.collect.campaign_calls import calls_of_plan
 assert all(calls_of_plan(plan) for plan in plans() if plan.model == "dlrm_ddp" and plan.batch_size == 512)
 """
 TOOLS = {
@@ -275,7 +273,7 @@ def test_a_row_that_fits_no_schema_does_not_spoil_those_after_it(tmp_path: Path)
 def test_a_round_without_a_row_does_not_end_all_later_runs(tmp_path: Path) -> None:
     """Regression: a first round without any time left wrote an empty table, at which every later run failed."""
     from pipeline.collect.campaign_folder import CampaignFolder
-    from pipeline.collect.workbench import samples_frame
+    from pipeline.collect.microbenchmarks import samples_frame
 
     folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
     folder.add_samples(samples_frame([], gpu="x", source="s", campaign_id="id:kernels/r0000"))
@@ -315,12 +313,12 @@ def test_a_trace_keeps_to_its_share_of_the_archives(tmp_path: Path) -> None:
 
 
 def test_steps_of_the_stand_alone_script_find_their_prediction() -> None:
-    from pipeline.collect.standalone import place_of
+    from pipeline.collect.standalone import identity_of
     from pipeline.config import expand
 
-    place = place_of("dlrm_default-fused-b2048-fp32-sgd")
+    identity = identity_of("dlrm_default-fused-b2048-fp32-sgd")
     point = expand(["gpu=H200", "model=dlrm_default", "model.embedding=joint_sparse"])[0]
-    assert place == (point.model, point.variant, point.batch_size)
+    assert identity == (point.model, point.variant, point.batch_size)
     ran = {"bottom": [512, 512, 64], "rows": [1000000] * 8, "rows_capped": False}
     assert reader._same_config(ran, point.settings.model.plain())
     assert not reader._same_config(ran | {"rows_capped": True}, point.settings.model.plain())

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
+from pipeline.collect.benchmark_calls import distinct, interleaved, seeds, sizes_around, vary
 from pipeline.collect.campaign_kernels import shrink_for_trial
 from pipeline.collect.cases import BUILDERS, Maker, Spec, UnsupportedCallError, build_case
 from pipeline.collect.cases.case import spec_from_row
-from pipeline.collect.seed_calls import seeds
-from pipeline.collect.size_sampler import distinct, interleaved, sizes_around, vary
 from pipeline.kernels.families import FAMILIES
 
 SEEDS = list({(s.family, s.op, s.phase, s.dtype): shrink_for_trial(s) for s in seeds()}.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import time
@@ -13,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.collect import campaign, campaign_kernels, campaign_steps, device, workbench
+from pipeline.collect import campaign, campaign_calls, campaign_steps, device
 from pipeline.collect import campaign_reader as reader
 from pipeline.collect import case_timing as bench
 from pipeline.collect import microbenchmarks as kernels
@@ -21,8 +20,7 @@ from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_grid import plans
 from pipeline.collect.case_timing import Cache, Timing
 from pipeline.collect.cases import Case, Spec
-from pipeline.collect.lost_kernels import SESSIONS
-from pipeline.collect.preflight import ProfilerError, preflight
+from pipeline.collect.profiling import SESSIONS, ProfilerError, preflight
 from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import InputError, TraceError
 from tests.collect.pretend_cuda import PretendedGpu, pretend
@@ -165,10 +163,10 @@ def test_a_workload_that_cannot_be_captured_costs_only_its_own_calls(
             raise error
         return [known]
 
-    monkeypatch.setattr(campaign_kernels, "calls_of_plan", capture)
+    monkeypatch.setattr(campaign_calls, "calls_of_plan", capture)
     work, _ = small_campaign(tmp_path / "run")
     work.tiny = False
-    assert campaign_kernels.workload_calls(work) == [known]
+    assert campaign_calls.workload_calls(work) == [known]
     missing = work.folder.manifest["calls_not_known"]
     assert missing
     assert all("gnmt" in unit and type(error).__name__ in said for unit, said in missing.items())
@@ -176,8 +174,6 @@ def test_a_workload_that_cannot_be_captured_costs_only_its_own_calls(
 
 def test_calls_in_a_file_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
-
-    from pipeline.collect import campaign_calls
 
     def capture(plan: Any) -> list[Spec]:
         if plan.model == "gnmt":
@@ -190,9 +186,9 @@ def test_calls_in_a_file_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.M
     calls = campaign_calls.read_calls(file)
     assert len(calls) == sum(p.overrides.get("dtype") is None and p.model != "gnmt" for p in plans())
     looked_up: list[str] = []
-    monkeypatch.setattr(campaign_kernels, "calls_of_plan", lambda plan: looked_up.append(plan.model) or [])
+    monkeypatch.setattr(campaign_calls, "calls_of_plan", lambda plan: looked_up.append(plan.model) or [])
     work, _ = small_campaign(tmp_path / "run")
-    found = campaign_kernels.workload_calls(replace(work, tiny=False, calls=calls))
+    found = campaign_calls.workload_calls(replace(work, tiny=False, calls=calls))
     assert set(looked_up) == {"gnmt"}
     assert [spec.dims["M"] for spec in found[:2]] == [2048, 32]
     assert {spec.key for spec in found} == {spec.key for specs in calls.values() for spec in specs}
@@ -217,38 +213,18 @@ def test_a_file_without_calls_is_said_in_one_line(
     "error", [KeyError("hidden"), TypeError("takes 2 positional arguments"), ZeroDivisionError("x")]
 )
 def test_a_call_that_cannot_be_made_costs_no_other(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = workbench.build_case
+    real = kernels.build_case
 
     def build(spec: Spec, make: Any) -> Case:
         if spec.op == "softmax":
             raise error
         return real(spec, make)
 
-    monkeypatch.setattr(workbench, "build_case", build)
+    monkeypatch.setattr(kernels, "build_case", build)
     with pretend():
         found = measured(products(2))
     assert list(found["family"]) == ["gemm", "gemm"]
     assert list(found.attrs["unmeasured"].values()) == [2]
-
-
-def test_old_objects_are_not_searched_for_garbage_between_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frozen: list[int] = []
-
-    def look(*_: Any) -> dict[str, Any]:
-        frozen.append(gc.get_freeze_count())
-        return {}
-
-    monkeypatch.setattr(campaign_kernels, "workload_calls", lambda campaign: [])
-    monkeypatch.setattr(campaign_kernels, "measure_round", look)
-    work, _ = small_campaign(tmp_path / "run")
-    with pretend():
-        gc.unfreeze()
-        campaign_kernels.run_kernels(work)
-    assert len(frozen) == 2
-    assert min(frozen) > 10_000
-    assert gc.get_freeze_count() == 0
 
 
 def test_slow_calls_are_measured_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

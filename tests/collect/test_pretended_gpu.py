@@ -206,8 +206,8 @@ def test_copies_keep_to_the_memory_that_is_free(gpu: PretendedGpu) -> None:
 
 
 def test_tables_lose_rows_on_a_small_gpu(gpu: PretendedGpu) -> None:
+    from pipeline.collect.campaign_grid import load_model
     from pipeline.collect.campaign_steps import cap_tables
-    from pipeline.collect.model_config import load_model
 
     whole = load_model("dlrm_mlperf")
     assert cap_tables(whole, CUDA) == (whole, None)

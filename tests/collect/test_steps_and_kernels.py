@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pipeline.collect.campaign_grid import load_model, parse
 from pipeline.collect.campaign_reader import read_step_time
 from pipeline.collect.device import select_device, undisturbed
 from pipeline.collect.measured_steps import collect_step
 from pipeline.collect.microbenchmarks import measure_calls
-from pipeline.collect.model_config import load_model, parse
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.schemas import read_provenance, read_table, write_table
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from pipeline.collect import campaign
+from pipeline.collect.device import UnsupportedByDeviceError, is_unsupported, reporting_unsupported
 from pipeline.collect.measured_steps import collect_step
 from pipeline.collect.microbenchmarks import measure_calls
-from pipeline.collect.unsupported import UnsupportedByDeviceError, is_unsupported, reporting_unsupported
 from pipeline.config import expand
 from pipeline.errors import MeasurementError, SteptimeWarning
 from tests.collect.pretend_cuda import pretend

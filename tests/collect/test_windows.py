@@ -142,14 +142,14 @@ SORTED = "void at_cuda_detail::cub::DeviceRadixSortSingleTileKernel<at_cuda_deta
     ],
 )  # fmt: skip
 def test_a_sample_holds_the_kernel_that_the_graph_means(family: str, op: str, kernels: list[str], own: int) -> None:
-    from pipeline.collect.kernel_filter import counted_kernels
+    from pipeline.collect.trace_windows import counted_kernels
 
     events = [{"name": name, "dur": 1 + i} for i, name in enumerate(kernels)]
     assert Window(0, 1, events).only(counted_kernels(family, op)).kernels == [events[own]]
 
 
 def test_a_products_reduction_over_its_splits_counts_with_it() -> None:
-    from pipeline.collect.kernel_filter import counted_kernels
+    from pipeline.collect.trace_windows import counted_kernels
 
     events = [{"name": "cutlass_80_simt_sgemm", "dur": 9}, {"name": "void cublasLt::splitKreduce_kernel<32>", "dur": 2}]
     assert Window(0, 1, events).only(counted_kernels("gemm", "mm")).device_us == 11

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 
-from pipeline.collect import campaign_reader, limits
+from pipeline.collect import campaign_folder, campaign_reader
 from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.join_campaigns import join
 from pipeline.graph.execution_trace import import_execution_trace
@@ -82,7 +82,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         AssertionError: a time is none, or a file was written outside the folders that were named.
     """
     before = sorted(path.name for path in folder.parent.parent.iterdir())
-    with patch.object(limits, "MAX_TRACE_BYTES", BOMB_BYTES):
+    with patch.object(campaign_folder, "MAX_TRACE_BYTES", BOMB_BYTES):
         found = _read(folder)
         joined = folder.parent / "joined"
         join([folder], joined)

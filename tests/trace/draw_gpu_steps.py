@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.collect.tracing import write_gzip
+from pipeline.collect.profiling import write_gzip
 from tests.trace.trace_drawing import AUTOGRAD, MAIN, annotation, api, kernel, memcpy, op, trace, wait
 
 PATH = Path(__file__).parent / "golden" / "drawn_gpu" / "input" / "kineto.json.gz"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.collect.tracing import execution_trace, profile_steps, write_gzip
+from pipeline.collect.profiling import execution_trace, profile_steps, write_gzip
 from pipeline.workloads import make_step
 from tests.workloads.small import config_of
 

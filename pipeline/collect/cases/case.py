@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipeline.collect.device import torch_dtype
+import pandas as pd
+
+from pipeline.collect.device import FLOAT_BYTES, torch_dtype
 from pipeline.errors import MeasurementError
 from pipeline.schemas import DIMS
 
@@ -56,21 +58,27 @@ class Spec:
         """Whether the call computes a gradient of what `name` computes forward."""
         return self.name.endswith("_backward") or (self.phase == "backward" and not self.attributes.get("forward_op"))
 
-    def scaled(self, **dims: int) -> Spec:
-        """The same call with other sizes."""
-        return replace(self, dims={**self.dims, **dims})
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element; integers of calls are 64-bit row numbers."""
+        return FLOAT_BYTES.get(self.dtype, 8)
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Key that is equal for calls with the same measurement."""
-        return (
-            self.family,
-            self.op,
-            self.phase,
-            self.dtype,
-            tuple(self.dims.items()),
-            json.dumps(self.attributes, sort_keys=True),
-        )
+        attributes = json.dumps(self.attributes, sort_keys=True)
+        return (self.family, self.op, self.phase, self.dtype, tuple(self.dims.items()), attributes)
+
+    def chosen(self, operations: Mapping[str, Any], name: str | None = None) -> Any:
+        """The entry of a table of operations for this call's op, or for another name.
+
+        Raises:
+            UnsupportedCallError: the table does not have it; the message lists the names.
+        """
+        name = self.name if name is None else name
+        if name not in operations:
+            raise UnsupportedCallError(f"{self.family} {self.op}: known are {', '.join(map(str, operations))}")
+        return operations[name]
 
 
 @dataclass
@@ -108,11 +116,11 @@ class Maker:
 
         kind = torch_dtype(dtype)
         if kind.is_floating_point:
-            made = torch.empty(shape, device=self.device, dtype=kind).uniform_(-1, 1, generator=self._generator)
+            values = torch.empty(shape, device=self.device, dtype=kind).uniform_(-1, 1, generator=self._generator)
         else:
             high = 2 if kind is torch.bool else 100
-            made = torch.randint(high, shape, device=self.device, generator=self._generator).to(kind)
-        return self.counted(made)
+            values = torch.randint(high, shape, device=self.device, generator=self._generator).to(kind)
+        return self.counted(values)
 
     def indices(self, rows: int, count: int, distribution: str = "uniform") -> Tensor:
         """Row numbers, `uniform` or `zipf:ALPHA`; frequent rows are scattered over the table.
@@ -124,12 +132,12 @@ class Maker:
 
         kind, _, parameter = distribution.partition(":")
         if kind == "uniform":
-            made = torch.randint(rows, (count,), device=self.device, generator=self._generator)
+            numbers = torch.randint(rows, (count,), device=self.device, generator=self._generator)
         elif kind == "zipf":
-            made = self._zipf(rows, count, float(parameter or 1.05))
+            numbers = self._zipf(rows, count, float(parameter or 1.05))
         else:
             raise UnsupportedCallError(f"unknown index distribution {distribution!r}: choose uniform or zipf:ALPHA")
-        return self.counted(made)
+        return self.counted(numbers)
 
     def counted(self, tensor: Tensor) -> Tensor:
         """Count the bytes of a tensor that was made elsewhere."""
@@ -149,11 +157,7 @@ class Maker:
 
 def spec_from_row(row: Mapping[Any, Any]) -> Spec:
     """The specification in a row (as a dict) of a calls or samples table; missing dims are left out."""
-    dims = {name: int(row[name]) for name in DIMS if name in row and _present(row[name])}
+    dims = {name: int(row[name]) for name in DIMS if name in row and pd.notna(row[name])}
     text = row.get("attributes")
     attributes = json.loads(text) if isinstance(text, str) and text else {}
     return Spec(str(row["family"]), str(row["op"]), str(row["phase"]), str(row["dtype"]), dims, attributes)
-
-
-def _present(value: Any) -> bool:
-    return value is not None and bool(value == value) if type(value).__name__ != "NAType" else False

@@ -1,12 +1,11 @@
-"""Elementwise operations, reductions and losses, forward and backward."""
+"""Elementwise operations, reductions, losses, normalisations and pooling, forward and backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
-from pipeline.collect.device import FLOAT_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,20 +18,12 @@ def _unary() -> dict[str, Operation]:
     import torch
     import torch.nn.functional as F
 
+    same_name = ("relu", "sigmoid", "tanh", "sqrt", "rsqrt", "exp", "log", "neg", "abs", "clone", "tril", "triu",
+                 "ones_like", "zeros_like")  # fmt: skip
     return {
-        "relu": torch.relu,
+        **{name: getattr(torch, name) for name in same_name},
+        **{name: getattr(F, name) for name in ("gelu", "silu", "leaky_relu")},
         "clamp_min": lambda x: x.clamp_min(0),
-        "sigmoid": torch.sigmoid,
-        "gelu": F.gelu,
-        "tanh": torch.tanh,
-        "silu": F.silu,
-        "leaky_relu": F.leaky_relu,
-        "sqrt": torch.sqrt,
-        "rsqrt": torch.rsqrt,
-        "exp": torch.exp,
-        "log": torch.log,
-        "neg": torch.neg,
-        "abs": torch.abs,
         "addu": lambda x: x + 0.5,
         "subu": lambda x: x - 0.5,
         "mulu": lambda x: x * 0.5,
@@ -41,11 +32,6 @@ def _unary() -> dict[str, Operation]:
         "pow": lambda x: x.pow(3),
         "fill": lambda x: x.fill_(1.0),
         "zero": lambda x: x.zero_(),
-        "ones_like": torch.ones_like,
-        "zeros_like": torch.zeros_like,
-        "clone": torch.clone,
-        "tril": torch.tril,
-        "triu": torch.triu,
         "arange": lambda x: torch.arange(x.numel(), device=x.device),
         "cast": lambda x: x.bfloat16() if x.dtype == torch.float32 else x.float(),
         "other": lambda x: x * 0.5,
@@ -57,25 +43,16 @@ def _binary() -> dict[str, Operation]:
     import torch
 
     aten = torch.ops.aten
+    gradients = ("sigmoid_backward", "tanh_backward", "gelu_backward", "silu_backward")
     return {
-        "add": torch.add,
-        "sub": torch.sub,
-        "mul": torch.mul,
-        "div": torch.div,
-        "pow": torch.pow,
-        "maximum": torch.maximum,
-        "minimum": torch.minimum,
+        **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "pow", "maximum", "minimum")},
+        **{name: getattr(aten, name) for name in gradients},
+        **dict.fromkeys(("relu_backward", "threshold_backward"), lambda x, y: aten.threshold_backward(x, y, 0)),
+        "leaky_relu_backward": lambda x, y: aten.leaky_relu_backward(x, y, 0.01, False),
         "where": lambda x, y: torch.where(x > 0, x, y),
         "lerp": lambda x, y: torch.lerp(x, y, 0.5),
         "addcmul": lambda x, y: torch.addcmul(x, x, y),
         "addcdiv": lambda x, y: torch.addcdiv(x, x, y),
-        "relu_backward": lambda x, y: aten.threshold_backward(x, y, 0),
-        "threshold_backward": lambda x, y: aten.threshold_backward(x, y, 0),
-        "sigmoid_backward": aten.sigmoid_backward,
-        "tanh_backward": aten.tanh_backward,
-        "gelu_backward": aten.gelu_backward,
-        "silu_backward": aten.silu_backward,
-        "leaky_relu_backward": lambda x, y: aten.leaky_relu_backward(x, y, 0.01, False),
     }
 
 
@@ -91,7 +68,7 @@ def elementwise(spec: Spec, make: Maker) -> Case:
         name = f"{name}_backward"
     x = make.tensor(b, h, dtype=spec.dtype)
     in_place = spec.op.endswith("_") or bool(spec.attributes.get("in_place"))
-    full = b * h * FLOAT_BYTES.get(spec.dtype, 8)
+    full = b * h * spec.element_bytes
     if name in binary:
         second = max(spec.get("inputs", 2 * full) - full, 0)
         if second >= full:
@@ -125,22 +102,16 @@ def reduction(spec: Spec, make: Maker) -> Case:
     b, h = spec.get("B", 1), spec["H"]
     x = make.tensor(b, h, dtype=spec.dtype)
     operations: dict[str, Callable[..., Any]] = {
-        "sum": torch.sum,
-        "mean": torch.mean,
+        **{name: getattr(torch, name) for name in ("sum", "mean", "amax", "var", "argmax")},
         "max": torch.amax,
-        "amax": torch.amax,
         "min": torch.amin,
-        "norm": lambda x, **k: torch.linalg.vector_norm(x, **k),
-        "var": torch.var,
-        "argmax": torch.argmax,
+        "norm": torch.linalg.vector_norm,
         "any": lambda x, **k: torch.any(x > 2, **k),
         "all": lambda x, **k: torch.all(x > 2, **k),
     }
     name, _, side = spec.name.partition("_")
-    if name not in operations:
-        raise UnsupportedCallError(f"reduction {spec.op}: known are {', '.join(operations)}")
-    operation, element = operations[name], FLOAT_BYTES.get(spec.dtype, 8)
-    size = spec.get("outputs", b * element) // element
+    operation = spec.chosen(operations, name)
+    size = spec.get("outputs", b * spec.element_bytes) // spec.element_bytes
     inferred = None if size <= 1 < b * h else 0 if size == h != b else 1
     dim = {"all": None, "rows": 0, "columns": 1}.get(side, inferred)
     return Case(spec, (lambda: operation(x)) if dim is None else (lambda: operation(x, dim=dim)), (x,))
@@ -175,3 +146,90 @@ def loss(spec: Spec, make: Maker) -> Case:
     with torch.enable_grad():
         value = forward(logits.requires_grad_(), label)
     return Case(spec, lambda: torch.autograd.grad(value, logits, retain_graph=True))
+
+
+def softmax(spec: Spec, make: Maker) -> Case:
+    """`softmax` or `log_softmax` over rows of width H."""
+    import torch
+
+    aten, x = torch.ops.aten, make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
+    log = "log" in spec.name
+    forward = torch.log_softmax if log else torch.softmax
+    if not spec.backward:
+        return Case(spec, lambda: forward(x, 1), (x,))
+    out, grad = forward(x, 1), make.tensor(*x.shape, dtype=spec.dtype)
+    backward = aten._log_softmax_backward_data.default if log else aten._softmax_backward_data.default
+    return Case(spec, lambda: backward(grad, out, 1, x.dtype), (grad,))
+
+
+def layer_norm(spec: Spec, make: Maker) -> Case:
+    """Layer norm with scale and shift; `..._weight...` is the gradient of only these two, `..._input` that of x."""
+    import torch
+
+    aten, h = torch.ops.aten, spec["H"]
+    x = make.tensor(spec.get("B", 1), h, dtype=spec.dtype)
+    w, v = make.tensor(h, dtype=spec.dtype), make.tensor(h, dtype=spec.dtype)
+    if not spec.backward and "weight" not in spec.name:
+        return Case(spec, lambda: aten.native_layer_norm.default(x, [h], w, v, 1e-5), (x,))
+    _, mean, deviation = aten.native_layer_norm.default(x, [h], w, v, 1e-5)
+    grad = make.tensor(*x.shape, dtype=spec.dtype)
+    weights, inputs = "weight" in spec.name, "input" in spec.name
+    mask = [not weights, not inputs, not inputs]
+    backward = aten.native_layer_norm_backward.default
+    return Case(spec, lambda: backward(grad, x, [h], mean, deviation, w, v, mask), (grad,))
+
+
+def batch_norm(spec: Spec, make: Maker) -> Case:
+    """Batch norm in training over B images of C channels and HW pixels."""
+    import torch.nn.functional as F
+
+    b, c, hw = spec["B"], spec["C"], spec["HW"]
+    x, w, v = make.tensor(b, c, hw, 1, dtype=spec.dtype), make.tensor(c), make.tensor(c)
+    mean, variance = make.tensor(c), make.tensor(c).abs_()
+    return _differentiable(spec, make, lambda: F.batch_norm(x, mean, variance, w, v, True), [x, w, v])
+
+
+def dropout(spec: Spec, make: Maker) -> Case:
+    """Dropout of 10 % of B x H elements."""
+    import torch
+
+    aten, x = torch.ops.aten, make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
+    if not spec.backward:
+        return Case(spec, lambda: aten.native_dropout.default(x, 0.1, True), (x,))
+    _, kept = aten.native_dropout.default(x, 0.1, True)
+    return Case(spec, lambda: aten.native_dropout_backward.default(x, kept, 1 / 0.9), (x,))
+
+
+def pooling(spec: Spec, make: Maker) -> Case:
+    """`max`, `average` or `adaptive` (to one pixel) pooling of square images."""
+    import torch.nn.functional as F
+
+    side = max(round(spec["HW"] ** 0.5), 1)
+    x = make.tensor(spec["B"], spec["C"], side, side, dtype=spec.dtype)
+    kernel = min(spec.get("kernel_size", 3), side)
+    stride, padding = spec.get("stride", 2), min(spec.get("padding", kernel // 2), kernel // 2)
+    forward: dict[str, Callable[[], Tensor]] = {
+        "max": lambda: F.max_pool2d(x, kernel, stride, padding),
+        "average": lambda: F.avg_pool2d(x, kernel, stride, padding),
+        "adaptive": lambda: F.adaptive_avg_pool2d(x, 1),
+    }
+    name = spec.name.removesuffix("_backward")
+    name = {"max_pool2d": "max", "avg_pool2d": "average", "adaptive_avg_pool2d": "adaptive"}.get(name, name)
+    return _differentiable(spec, make, spec.chosen(forward, name), [x])
+
+
+def _differentiable(spec: Spec, make: Maker, forward: Callable[[], Tensor], wrt: Sequence[Tensor]) -> Case:
+    """The forward call, or its backward by autograd.
+
+    Direct calls of the backward operators are fragile, because they need cuDNN's reserve and saved indices.
+    """
+    import torch
+
+    if not spec.backward:
+        return Case(spec, forward, (wrt[0],))
+    for tensor in wrt:
+        tensor.requires_grad_()
+    with torch.enable_grad():
+        out = forward()
+    grad = make.tensor(*out.shape, dtype=spec.dtype)
+    return Case(spec, lambda: torch.autograd.grad(out, wrt, grad, retain_graph=True), (grad,))

@@ -63,13 +63,8 @@ def conv2d(spec: Spec, make: Maker) -> Case:
         return Case(spec, forward, (x,))
     g = make.tensor(*forward().shape, dtype=spec.dtype)
     wanted = [spec.family == "conv2d_backward_data", spec.family == "conv2d_backward_weight", False]
-    return Case(
-        spec,
-        lambda: aten.convolution_backward.default(
-            g, x, w, None, stride, padding, dilation, transposed, extra, groups, wanted
-        ),
-        (g,),
-    )
+    arguments = (g, x, w, None, stride, padding, dilation, transposed, extra, groups, wanted)
+    return Case(spec, lambda: aten.convolution_backward.default(*arguments), (g,))
 
 
 def rnn(spec: Spec, make: Maker) -> Case:
